@@ -14,7 +14,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.models.parts.mixer_choice import MixerChoice
+from mlx_mmfree.models.parts.mixers import MixerChoice
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.callbacks import Callback
 from mlx_mmfree.training.corpus.documents import read_documents

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import MeasurementError
 from ..hub import open_checkpoint, save_model
-from ..models.parts.architectures import find_described, known_variants
+from ..models.parts.architecture import find_described, known_variants
 from .benchmark_process import check_ending, child_environment
 
 OWN, TIMM = "mlx_mmfree", "timm"

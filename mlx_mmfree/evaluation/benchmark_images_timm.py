@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from ..files.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE
 from ..files.reading import read_json_object
-from ..models.parts.architectures import find_described
+from ..models.parts.architecture import find_described
 from .benchmark_images import WARM_UP, ImageSettings, Run, images
 from .benchmark_rounds import elapsed
 

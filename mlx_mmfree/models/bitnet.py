@@ -12,10 +12,10 @@ from .parts.fields import key, meant_activation
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
 from .parts.transformer import (
     TINY,
+    TransformerConfig,
     build_transformer,
     weight_names,
 )
-from .parts.transformer_config import TransformerConfig
 
 SUB_NORMS = ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")
 WEIGHT_NAMES = weight_names(SUB_NORMS)

@@ -18,13 +18,9 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm, LayerNorm
 from ..ops import activate
 from ..spatial_mixers.convolutional_modulation import ConvolutionalModulation
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture, draw_weights, sample_images
 from .parts.fields import integer, integers, key
-from .parts.image_block import ImageBlock
-from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.initialization import draw_weights
-from .parts.stage import Stage, drop_rates
+from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
 
 _NORM = partial(LayerNorm, eps=1e-6)
 _GELU = partial(activate, activation="gelu")

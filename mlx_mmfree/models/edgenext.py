@@ -18,12 +18,9 @@ from ..layers.maps import Convolution, DepthwiseBlock, DepthwiseConvolution, Dro
 from ..layers.matrix import StoredLayout
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.cross_covariance_attention import CrossCovarianceAttention
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture, draw_weights, sample_images
 from .parts.fields import integers, key
-from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.initialization import draw_weights
-from .parts.stage import Stage, drop_rates
+from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_rates
 
 
 class FourierPositions(nn.Module):

@@ -19,9 +19,7 @@ from ..ops.activations import hardswish
 from ..spatial_mixers.multi_scale_attention import MultiScaleAttention
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import integer, integers, key
-from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.stage import Stage, drop_rates
+from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_rates
 
 
 class InvertedBottleneck(nn.Module):

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from ..token_mixers import GLA
 from .parts.architecture import Architecture
 from .parts.decoder import Decoder
-from .parts.recurrent import build_recurrent, weight_names
-from .parts.recurrent_config import ExpandedConfig
+from .parts.recurrent import ExpandedConfig, build_recurrent, weight_names
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from ..layers.matrix import StoredLayout
 from ..token_mixers.gmlp import GMLP
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import key, number
-from .parts.image_block import ImageBlock
-from .parts.image_classifier import ImageClassifier
+from .parts.image_classifier import ImageBlock, ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
 
 

@@ -6,9 +6,7 @@ from typing import ClassVar
 from ..token_mixers import HGRN
 from .parts.architecture import Architecture
 from .parts.fields import boolean, key, number
-from .parts.lower_bounds import BoundedDecoder
-from .parts.recurrent import build_recurrent, weight_names
-from .parts.recurrent_config import RecurrentConfig
+from .parts.recurrent import BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from ..errors import CheckpointError
 from ..token_mixers import HGRN2
 from .parts.architecture import Architecture
 from .parts.fields import boolean, integer, key
-from .parts.lower_bounds import BoundedDecoder
-from .parts.recurrent import build_recurrent, weight_names
-from .parts.recurrent_config import RecurrentConfig
+from .parts.recurrent import BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
 
 _OUTPUT_NORM_EPS = 1e-5
 

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
 from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, draw_weights
 from .parts.block import Block
 from .parts.fields import (
     HubConfig,
@@ -30,8 +30,7 @@ from .parts.fields import (
     standard_deviation,
     word,
 )
-from .parts.initialization import draw_weights
-from .parts.lower_bounds import BoundedDecoder
+from .parts.recurrent import BoundedDecoder
 
 WEIGHT_NAMES: dict[str, str | None] = {
     "model.embeddings": "embed",

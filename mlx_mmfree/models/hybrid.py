@@ -7,12 +7,10 @@ base, and each layer has a mixer by name.
 from collections.abc import Sequence
 
 from ..layers.mixer import LinearFactory
-from .parts.architecture import Architecture
-from .parts.architectures import find
+from .parts.architecture import Architecture, draw_weights, find
 from .parts.decoder import Decoder
 from .parts.hybrid_config import ATTENTION, Config
-from .parts.initialization import draw_weights
-from .parts.mixer_choice import MixerChoice, MixerPositions
+from .parts.mixers import MixerChoice, MixerPositions
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears, linear_of
 from .parts.transformer import TINY
 

@@ -9,17 +9,16 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
 from ..errors import UnsupportedModelError
-from .parts.architecture import Architecture, GGUFForm
-from .parts.architectures import find
+from .parts.architecture import Architecture, GGUFForm, find
 from .parts.decoder import Decoder
 from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
     TINY,
+    TransformerConfig,
     build_transformer,
     mlx_lm_file,
     weight_names,
 )
-from .parts.transformer_config import TransformerConfig
 
 SUB_NORMS = ("self_attn.inner_attn_ln", "mlp.ffn_layernorm")
 WEIGHT_NAMES = weight_names(SUB_NORMS)

@@ -15,7 +15,7 @@ from ..channel_mixers import FeedForward
 from ..errors import UnsupportedModelError
 from ..layers.attention.positions import AddedPositions, SinusoidalPositions
 from ..token_mixers import MultiHeadAttention
-from .parts.architecture import Architecture, Copy
+from .parts.architecture import Architecture, Copy, draw_weights
 from .parts.block import Block
 from .parts.encoder_decoder import EncoderDecoder
 from .parts.fields import (
@@ -29,7 +29,6 @@ from .parts.fields import (
     standard_deviation,
     token_id,
 )
-from .parts.initialization import draw_weights
 from .parts.stack import Stack
 
 _NORM_EPS = 1e-5

@@ -8,8 +8,7 @@ from ..channel_mixers.feed_forward import FeedForward
 from ..token_mixers.mlp_mixer import MLPMixer
 from .parts.architecture import Architecture, sample_images
 from .parts.fields import key, numbers
-from .parts.image_block import ImageBlock
-from .parts.image_classifier import ImageClassifier
+from .parts.image_classifier import ImageBlock, ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
 
 

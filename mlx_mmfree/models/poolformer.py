@@ -15,13 +15,9 @@ from ..layers.maps import Convolution, pointwise
 from ..layers.norms import LayerNorm
 from ..ops import long_sum
 from ..spatial_mixers.spatial_pooling import SpatialPooling
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture, draw_weights, sample_images
 from .parts.fields import integers, key
-from .parts.image_block import ImageBlock
-from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.initialization import draw_weights
-from .parts.stage import Stage, drop_rates
+from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
 
 
 class MapNorm(nn.Module):

@@ -12,11 +12,11 @@ from .parts.decoder import Decoder
 from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
     TINY,
+    TransformerConfig,
     build_transformer,
     mlx_lm_file,
     weight_names,
 )
-from .parts.transformer_config import TransformerConfig
 
 WEIGHT_NAMES = weight_names() | {
     "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",

@@ -6,8 +6,7 @@ from typing import ClassVar
 from ..token_mixers import RetNet
 from .parts.architecture import Architecture
 from .parts.decoder import Decoder
-from .parts.recurrent import build_recurrent, weight_names
-from .parts.recurrent_config import ExpandedConfig
+from .parts.recurrent import ExpandedConfig, build_recurrent, weight_names
 
 
 @dataclass(frozen=True)

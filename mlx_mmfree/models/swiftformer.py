@@ -26,12 +26,9 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm
 from ..ops.activations import relu
 from ..spatial_mixers.additive_attention import AdditiveAttention
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture, draw_weights, sample_images
 from .parts.fields import integer, integers, key
-from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.initialization import draw_weights
-from .parts.stage import Stage, drop_rates
+from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_rates
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,9 @@ from ..layers.maps import Convolution
 from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.window_attention import WindowAttention
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture, draw_weights, sample_images
 from .parts.fields import boolean, integer, integers, key, number
-from .parts.image_block import ImageBlock
-from .parts.image_classifier import ImageClassifier
-from .parts.image_config import ImageConfig
-from .parts.initialization import draw_weights
-from .parts.stage import Stage, drop_rates
+from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
 
 
 class PatchMerging(nn.Module):

@@ -11,8 +11,8 @@ import pytest
 from mlx_mmfree.evaluation.class_maps import class_maps
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.models import ImageClassifier, architectures, find
+from mlx_mmfree.models.parts.image_classifier import Stage
 from mlx_mmfree.models.parts.stack import Stack
-from mlx_mmfree.models.parts.stage import Stage
 from tests.hub.timm_models import TINY, images, timm_model, write_folder
 from tests.tolerances import GRADIENT_TOLERANCE
 

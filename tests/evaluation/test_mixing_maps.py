@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.evaluation.mixing_maps import CHANNEL_GROUPS, pair_maps, text_maps
 from mlx_mmfree.models import EncoderDecoder, TokenModel, find
-from mlx_mmfree.models.parts.architectures import known_model_types
+from mlx_mmfree.models.parts.architecture import known_model_types
 from mlx_mmfree.models.parts.stack import run_block
 from tests.tolerances import TOLERANCE, relative_error
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_mmfree.generation.predictions import class_names, classify_images
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.models import ImageClassifier
-from mlx_mmfree.models.parts.stage import Stage
+from mlx_mmfree.models.parts.image_classifier import Stage
 
 PROCESSOR = ImageProcessor((2, 2), mean=(0.0,) * 3, std=(1.0,) * 3)
 COLOURS = [np.full((2, 2, 3), colour, np.uint8) for colour in ((200, 9, 90), (1, 2, 3), (9, 90, 0))]

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_mmfree.models.parts.patch_tokens import resized
+from mlx_mmfree.models.parts.patch_model import resized
 
 
 @pytest.mark.parametrize(

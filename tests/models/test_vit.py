@@ -11,8 +11,7 @@ import pytest
 from mlx_mmfree import load_model, save_model
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.models import ImageClassifier, find
-from mlx_mmfree.models.parts.selecting_stage import SelectingStage, chosen_first
-from mlx_mmfree.models.vit import with_token_selection
+from mlx_mmfree.models.vit import SelectingStage, chosen_first, with_token_selection
 
 VIT = find("vit")
 IMAGES = mx.random.normal((2, 32, 32, 3), key=mx.random.key(0))

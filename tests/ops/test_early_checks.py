@@ -15,7 +15,7 @@ from mlx_mmfree.hub.checkpoint import load as opened_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import find
-from mlx_mmfree.models.parts.architectures import known_model_types
+from mlx_mmfree.models.parts.architecture import known_model_types
 from mlx_mmfree.ops import ternary_matmul, use_backend
 from mlx_mmfree.ops.backend import dispatch, early_checks, self_check
 from tests.emulator.emulator import Emulator

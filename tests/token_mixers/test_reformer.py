@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlx_mmfree.models.parts.mixer_choice import MixerChoice
+from mlx_mmfree.models.parts.mixers import MixerChoice
 from mlx_mmfree.token_mixers import Reformer
 from mlx_mmfree.token_mixers.reformer import factors_of, hash_buckets
 from tests.tolerances import TOLERANCE, relative_error

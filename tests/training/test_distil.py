@@ -22,7 +22,7 @@ from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.hybrid_config import ATTENTION
-from mlx_mmfree.models.parts.mixer_choice import MixerChoice
+from mlx_mmfree.models.parts.mixers import MixerChoice
 from mlx_mmfree.training import loop
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.distil.alignment import hidden_loss, mixer_loss

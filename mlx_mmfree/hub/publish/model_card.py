@@ -14,8 +14,7 @@ from ...files.checkpoint_files import CONFIG_FILE
 from ...files.reading import read_json_object, read_member
 from ...files.writing import new_file, writing
 from ...files.yaml_text import parse_yaml
-from ...models.parts.architecture import Pipeline
-from ...models.parts.architectures import find_described
+from ...models.parts.architecture import Pipeline, find_described
 from ...models.parts.fields import section
 from ...version import __version__
 from ..checkpoint.forms.five_trits import BITS, TRITS_PER_BYTE

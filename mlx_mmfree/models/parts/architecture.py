@@ -1,12 +1,18 @@
-"""What the rest of the library asks of an architecture: one record in the file of each."""
+"""What the library asks of an architecture: one record in the file of each, found by name."""
 
+import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from functools import cache
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
 
+from ...errors import UnsupportedModelError
+from ...layers.matrix import matrix_of
 from .ternary_linears import PACKED_FORMS
 
 Pipeline = Literal[
@@ -114,7 +120,7 @@ class Architecture:
             compared. Default: token ids.
         does: From a description, what the model does. Default: it continues texts.
         variants: Of a family of images, its models by the names that stand under `architecture` in
-            timm's files, and the sizes of each. See `image_config`.
+            timm's files, and the sizes of each. See `ImageConfig`.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
 
@@ -158,3 +164,133 @@ class Architecture:
     def pipeline(self, config: Any) -> Pipeline:
         """What a model of this description does: all models of images classify them."""
         return "image-classification" if self.variants else self.does(config)
+
+
+_PACKAGE = "mlx_mmfree.models"
+"""Each file in it, or on its search path, is an architecture."""
+
+
+def architectures() -> dict[str, Architecture]:
+    """Lists the architectures that can be loaded.
+
+    Returns:
+        All of them by name.
+
+    Example:
+        >>> "bitnet" in architectures()
+        True
+    """
+    return _architectures(tuple(importlib.import_module(_PACKAGE).__path__))
+
+
+@cache
+def _architectures(search: tuple[str, ...]) -> dict[str, Architecture]:
+    files = (entry.name for entry in pkgutil.iter_modules(search) if not entry.ispkg)
+    modules = (importlib.import_module(f"{_PACKAGE}.{name}") for name in files)
+    return {module.ARCHITECTURE.name: module.ARCHITECTURE for module in modules}
+
+
+def known_model_types() -> list[str]:
+    """Lists the names of the architectures that can be loaded.
+
+    Returns:
+        The values of `model_type`, sorted.
+
+    Example:
+        >>> "hgrn_bit" in known_model_types()
+        True
+    """
+    return sorted(architectures())
+
+
+def find(model_type: object) -> Architecture:
+    """Finds an architecture by its name.
+
+    Args:
+        model_type: The name, as `config.json` has it.
+
+    Returns:
+        The architecture.
+
+    Raises:
+        UnsupportedModelError: None has this name.
+
+    Example:
+        >>> find("bitnet").name
+        'bitnet'
+    """
+    if isinstance(model_type, str) and model_type in architectures():
+        return architectures()[model_type]
+    raise UnsupportedModelError(
+        f"[load] 'model_type' must be one of {', '.join(known_model_types())} but got "
+        f"{model_type!r:.100}. This architecture is not implemented."
+    )
+
+
+def find_described(config: Mapping[str, Any]) -> Architecture:
+    """Finds the architecture of a `config.json`: by its `model_type`, or by timm's `architecture`.
+
+    Args:
+        config: What the file says.
+
+    Returns:
+        The architecture.
+
+    Raises:
+        UnsupportedModelError: There is none.
+
+    Example:
+        >>> find_described({"model_type": "bitnet"}).name
+        'bitnet'
+    """
+    name = config.get("architecture")
+    if "model_type" in config or not isinstance(name, str):
+        return find(config.get("model_type"))
+    for architecture in architectures().values():
+        if name in architecture.variants:
+            return architecture
+    raise UnsupportedModelError(
+        f"[load] 'architecture' must be one of {', '.join(known_variants())} but got {name!r:.100}. "
+        "This architecture is not implemented."
+    )
+
+
+def known_variants() -> list[str]:
+    """The `architecture` values of models of images that can be loaded, sorted."""
+    return sorted(name for each in architectures().values() for name in each.variants)
+
+
+def architecture_of(config: Config) -> Architecture:
+    """Finds the architecture that a model's description belongs to.
+
+    Args:
+        config: The description, the attribute `config` of a model.
+
+    Returns:
+        The architecture.
+
+    Raises:
+        UnsupportedModelError: There is none.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> architecture_of(model.config).name
+        'hgrn_bit'
+    """
+    return find_described(config.to_hub())
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def draw_weights(model: Model, standard_deviation: float) -> Model:
+    """Draws the weights of embeddings and linears from a normal distribution; returns the model."""
+
+    def draw(_: str, module: nn.Module) -> None:
+        matrix = matrix_of(module)
+        if matrix is not None and matrix.storage == "floats":
+            module.weight = mx.random.normal(module.weight.shape, scale=standard_deviation)
+
+    model.apply_to_modules(draw)
+    return model

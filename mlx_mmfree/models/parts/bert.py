@@ -14,11 +14,10 @@ from ...layers import apply_head
 from ...layers.attention.positions import LearnedPositions
 from ...layers.context import Context, count_on
 from ...layers.mixer import TokenMixer
-from .architecture import Copy
+from .architecture import Copy, draw_weights
 from .block import Block
+from .encoders import MaskedLM
 from .fields import ACTIVATIONS, HubConfig, activation, integer, key, number, standard_deviation
-from .initialization import draw_weights
-from .masked_lm import MaskedLM
 from .tokens import known_rows
 
 TINY: Mapping[str, Any] = {

@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
-from .architectures import find
-from .mixer_choice import MixerChoice, MixerPositions, read_choices
+from .architecture import find
+from .mixers import MixerChoice, MixerPositions, read_choices
 from .rotation import Rotation
 from .ternary_linears import TernaryLinears
-from .transformer import LINEARS
-from .transformer_config import TransformerConfig
+from .transformer import LINEARS, TransformerConfig
 
 ATTENTION = "attention"
 """Names the attention of the base, which stays as it is."""

@@ -1,21 +1,323 @@
-"""A model that sorts images into classes."""
+"""Models of images: their description in the form of timm's `config.json`, blocks, stages and head.
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol, get_args
+A family subclasses `ImageConfig` with fields for its sizes, named as timm's keyword arguments are, and
+lists its published models in `variants` of its record. Everything else here is common to all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...errors import UnsupportedModelError
+from ...errors import CheckpointError, UnsupportedModelError
+from ...files.declared import declare
+from ...layers.maps import DropPath, LayerScale
+from ...layers.mixer import LinearFactory, SpatialMixer, TokenMixer
 from ...ops.long_sums import long_sum
 from ...ops.ternary import ROUNDING_VERSION
-from .stage import Stage as ImageStage
+from .fields import HubConfig, integer, number, refuse_unless, section
+from .ternary_linears import TernaryLinears, linear_of
+
+_COMMON = ("img_size", "in_chans", "num_classes", "global_pool", "drop_path_rate")
+"""Keys of `model_args` that every family has, beside its own sizes."""
+
+_MOST_PIXELS = 2**13
+
+
+@dataclass(frozen=True)
+class ImageConfig(HubConfig):
+    """What all models of images have in common.
+
+    A `config.json` names a variant under `architecture`; `model_args` has what differs from it, as the
+    keyword arguments of `timm.create_model`, which reads the same file.
+    """
+
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    pool: ClassVar[str] = "avg"
+    has_fixed_size: ClassVar[bool] = True
+    """Whether timm makes the models for one size of images, `img_size`; others read any size."""
+
+    architecture: str = declare("The name of the variant.")
+    num_classes: int = declare(
+        "Classes `K`; 0: the model gives the vector of an image, as in timm."
+    )
+    image_size: tuple[int, int] = declare("Height and width for which the model was made.")
+    input_channels: int = declare("Channels of an image, 3 or 1.")
+    drop_path_rate: float = declare(
+        "Stochastic depth of the last block in training; it grows from 0 at the first.", 0.0
+    )
+    linears: TernaryLinears | None = declare(
+        "What ternary linears of the blocks compute; `None`: all are dense.", None
+    )
+    pretrained_cfg: Mapping[str, Any] = declare(
+        "How images are prepared, as the file has it; `images.ImageProcessor` reads it.",
+        factory=dict,
+    )
+    label_names: tuple[str, ...] = declare(
+        "The classes' names: for ImageNet, those of synsets.", ()
+    )
+    label_descriptions: Mapping[str, str] = declare("What these names mean.", factory=dict)
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        """Reads the keys of a `config.json`.
+
+        Raises:
+            CheckpointError: A value is missing, of the wrong type or out of bounds.
+            UnsupportedModelError: A key asks for a model that is not implemented.
+        """
+        name = config.get("architecture")
+        if name not in cls.variants:
+            raise UnsupportedModelError(
+                f"[config.json] 'architecture' must be one of {', '.join(sorted(cls.variants))} but "
+                f"got {name!r:.100}."
+            )
+        prepared = section(config, "pretrained_cfg")
+        given = section(config, "model_args")
+        own = [each.name for each in fields(cls) if "read" in each.metadata]
+        unknown = [key for key in given if key not in (*own, *_COMMON)]
+        if unknown:
+            raise UnsupportedModelError(
+                f"[config.json] 'model_args' must have keys among {', '.join((*own, *_COMMON))} but "
+                f"got {unknown[0]!r:.100}. Others are not implemented."
+            )
+        for part in (config, given):
+            refuse_unless(part, {"global_pool": cls.pool})
+        channels, *size = _input_size(prepared)
+        count = integer({"num_classes": 1000, **prepared, **config, **given}, "num_classes", low=0)
+        return cls(
+            architecture=str(name),
+            num_classes=count,
+            image_size=_pair("img_size", given.get("img_size", size)),
+            input_channels=integer(given, "in_chans", channels, high=1024),
+            drop_path_rate=number(given, "drop_path_rate", 0.0, low=0.0, high=0.99),
+            linears=TernaryLinears.from_hub(config),
+            pretrained_cfg=dict(prepared),
+            label_names=_label_names(config.get("label_names"), count),
+            label_descriptions=_descriptions(section(config, "label_descriptions")),
+            **cls.read_keys({**cls.variants[str(name)], **given}),
+            **cls.read_own(config),
+        )
+
+    @classmethod
+    def read_own(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields that are keys of `config.json` itself, which timm does not know, as `from_hub`."""
+        return {}
+
+    @property
+    def num_features(self) -> int:
+        """Dims of the vector that the head reads, for `config.json`."""
+        raise NotImplementedError
+
+    def to_hub(self) -> dict[str, Any]:
+        """The `config.json` that `from_hub` and timm read back."""
+        written = type(self).read_keys(self.variants[self.architecture])
+        arguments = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self.write_keys().items()
+            if value != written[name]
+        }
+        prepared = dict(self.pretrained_cfg)
+        channels, *size = _input_size(prepared)
+        if self.image_size != tuple(size):
+            if self.has_fixed_size:
+                arguments["img_size"] = list(self.image_size)
+            else:
+                prepared["input_size"] = [channels, *self.image_size]
+        if self.input_channels != channels:
+            arguments["in_chans"] = self.input_channels
+        if self.drop_path_rate:
+            arguments["drop_path_rate"] = self.drop_path_rate
+        config: dict[str, Any] = {
+            "architecture": self.architecture,
+            "num_classes": self.num_classes,
+            "num_features": self.num_features,
+            "global_pool": self.pool,
+        }
+        if self.label_names:
+            config["label_names"] = list(self.label_names)
+        if self.label_descriptions:
+            config["label_descriptions"] = dict(self.label_descriptions)
+        if arguments:
+            config["model_args"] = arguments
+        if prepared:
+            config["pretrained_cfg"] = prepared
+        if self.linears is not None:
+            config["quantization_config"] = self.linears.to_hub()
+        return config
+
+    def linear(self, name: str) -> LinearFactory:
+        """Makes the linear of a block with this name on the Hub, dense or ternary."""
+        return linear_of(self.linears, name)
+
+    def class_head(self, dims: int) -> nn.Module:
+        """Makes the linear of the logits; without classes it leaves vectors of `dims` as they are."""
+        return nn.Linear(dims, self.num_classes) if self.num_classes else nn.Identity()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What each class is called; empty where the file does not say."""
+        return tuple(self.label_descriptions.get(name, name) for name in self.label_names)
+
+
+def _input_size(prepared: Mapping[str, Any]) -> list[int]:
+    """Channels, height and width that the file says, or those of most models."""
+    size = prepared.get("input_size", [3, 224, 224])
+    if not isinstance(size, list | tuple) or len(size) != 3:
+        raise CheckpointError(
+            "[config.json] 'input_size' must be a list of channels, height and width but got "
+            f"{size!r:.100}."
+        )
+    names = ("channels", "height", "width")
+    sizes = dict(zip(names, size, strict=True))
+    return [integer(sizes, name, high=_MOST_PIXELS) for name in names]
+
+
+def _pair(key: str, value: object) -> tuple[int, int]:
+    sides = list(value) if isinstance(value, list | tuple) else [value, value]
+    if len(sides) != 2:
+        raise CheckpointError(
+            f"[config.json] '{key}' must be a number, or a list of height and width, but got "
+            f"{value!r:.100}."
+        )
+    height, width = (integer({key: side}, key, high=_MOST_PIXELS) for side in sides)
+    return height, width
+
+
+def _label_names(value: object, count: int) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if (
+        not isinstance(value, list)
+        or len(value) != count
+        or not all(isinstance(name, str) for name in value)
+    ):
+        raise CheckpointError(
+            f"[config.json] 'label_names' must be a list of {count} names but got {value!r:.100}."
+        )
+    return tuple(value)
+
+
+def _descriptions(value: Mapping[str, Any]) -> dict[str, str]:
+    if not all(isinstance(text, str) for text in value.values()):
+        raise CheckpointError(
+            "[config.json] 'label_descriptions' must have a text for each name but has others."
+        )
+    return dict(value)
+
+
+class ImageBlock(nn.Module):
+    r"""Two residual branches, each behind a norm (MetaFormer, arXiv 2111.11418).
+
+    .. math::
+        u = x + \mathrm{drop}\big(\gamma_1 \odot \mathrm{Mixer}(\mathrm{norm}(x))\big), \quad
+        y = u + \mathrm{drop}\big(\gamma_2 \odot \mathrm{ChannelMixer}(\mathrm{norm}(u))\big)
+
+    Args:
+        dims: Dims `D`.
+        mixer: A spatial mixer, of maps; or a bidirectional token mixer, of sequences.
+        channel_mixer: Mixes within a place; `None`: there is no second branch, as where the mixer has
+            an expansion of the channels of its own.
+        norm: Makes a norm, called as `norm(dims)`.
+        layer_scale: What the factors :math:`\gamma` are at first; `None`: there are none.
+        drop_path: Probability that training leaves a branch out for a sample.
+
+    Shape:
+        `x` and `y`: maps `(B, H, W, D)` with a spatial mixer, sequences `(B, N, D)` with a token mixer.
+
+    Parameters:
+        Of the parts `mixer_norm`, `mixer`, `mixer_scale`, and `channel_norm`, `channel_mixer`,
+        `channel_scale`.
+    """
+
+    def __init__(
+        self,
+        dims: int,
+        mixer: SpatialMixer | TokenMixer,
+        channel_mixer: nn.Module | None,
+        *,
+        norm: Callable[[int], nn.Module],
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+    ):
+        super().__init__()
+        for name, branch in (("mixer", mixer), ("channel_mixer", channel_mixer)):
+            if branch is not None:
+                kind = name.partition("_")[0]
+                self[f"{kind}_norm"] = norm(dims)
+                self[name] = branch
+                if layer_scale is not None:
+                    self[f"{kind}_scale"] = LayerScale(dims, layer_scale)
+        self.drop_path = DropPath(drop_path)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.mixer(self.mixer_norm(x))
+        # a token mixer gives its state too
+        return self.completed(x, y[0] if isinstance(y, tuple) else y)
+
+    def completed(self, x: mx.array, branch: mx.array) -> mx.array:
+        """The result for `x` where this is what the mixer gives."""
+        x = self._added(x, branch, "mixer_scale")
+        if "channel_mixer" not in self:
+            return x
+        return self._added(x, self.channel_mixer(self.channel_norm(x)), "channel_scale")
+
+    def _added(self, x: mx.array, branch: mx.array, scale: str) -> mx.array:
+        if scale in self:
+            branch = self[scale](branch)
+        return x + self.drop_path(branch).astype(x.dtype)
+
+
+class Stage(nn.Module):
+    """Blocks and what stands behind the last.
+
+    Args:
+        blocks: The blocks, first to last. Each maps an array to one of the same shape, as `ImageBlock`
+            does, or the first to one of fewer places and other dims. A family whose blocks differ writes
+            its own in its file.
+        norm: What stands between the last block and the next stage or the pooling: a norm, or any
+            other module that maps places to places; `None`: nothing.
+
+    Shape:
+        `x` and `y`: maps `(B, H, W, D)`, or sequences `(B, N, D)`.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], norm: nn.Module | None = None):
+        super().__init__()
+        self.blocks = list(blocks)
+        self.norm = nn.Identity() if norm is None else norm
+
+    def transform(self, x: mx.array) -> mx.array:
+        return self.from_last(self.until_last(x))
+
+    def until_last(self, x: mx.array) -> mx.array:
+        """What enters the last block."""
+        for block in self.blocks[:-1]:
+            x = block(x)
+        return x
+
+    def from_last(self, x: mx.array) -> mx.array:
+        """What the last block and the norm make of `until_last`."""
+        for block in self.blocks[-1:]:
+            x = block(x)
+        y: mx.array = self.norm(x)
+        return y
+
+
+def drop_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
+    """The rates of `DropPath` for the blocks of each stage: 0 for the first, growing up to `last`."""
+    count = sum(depths)
+    rates = iter([last * n / max(1, count - 1) for n in range(count)])
+    return [[next(rates) for _ in range(depth)] for depth in depths]
+
 
 Pool = Literal["mean", "first"]
 
 
-class Stage(Protocol):
-    """What `ImageClassifier` asks of a stage, such as a `parts.stage.Stage` or a `Stack`."""
+class AnyStage(Protocol):
+    """What `ImageClassifier` asks of a stage, such as a `Stage` or a `Stack`."""
 
     def transform(self, x: mx.array) -> mx.array:
         """Vectors of the same shape."""
@@ -68,7 +370,7 @@ class ImageClassifier(nn.Module):
     def __init__(
         self,
         embed: nn.Module,
-        stages: Sequence[Stage],
+        stages: Sequence[AnyStage],
         head: nn.Module,
         *,
         merges: Sequence[nn.Module | None] | None = None,
@@ -157,9 +459,9 @@ class ImageClassifier(nn.Module):
         return x
 
     @property
-    def _last_stage(self) -> ImageStage:
+    def _last_stage(self) -> Stage:
         stage = self.stages[-1]
-        if not isinstance(stage, ImageStage):
+        if not isinstance(stage, Stage):
             raise ValueError(
                 "[ImageClassifier] the last of 'stages' must be a 'Stage' of blocks of images but is a "
                 f"{type(stage).__name__}."

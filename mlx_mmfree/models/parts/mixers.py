@@ -1,14 +1,19 @@
-"""Finds mixers by the names that descriptions of models use: those of their files."""
+"""Mixers by their names, and one as a description of a model names it, with its options."""
 
 import importlib
 import inspect
 import pkgutil
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, TypeVar, get_args
 
-from ...errors import UnsupportedModelError
-from ...layers import ChannelMixer
-from ...layers.mixer import SpatialMixer, TokenMixer
+import mlx.nn as nn
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...layers import ChannelMixer, RoPE
+from ...layers.attention.positions import ALiBi, RelativeBias
+from ...layers.mixer import Linears, SpatialMixer, TokenMixer
 
 _CAPABILITIES = {
     "causal": "causal",
@@ -97,3 +102,206 @@ def find_channel_mixer(name: object) -> type[ChannelMixer]:
     raise UnsupportedModelError(
         f"[model] a channel mixer must be one of {', '.join(known)} but got {name!r:.100}."
     )
+
+
+_MOST = 2**20
+"""No option of a real model is a larger number, and sizes follow from options."""
+
+_OF_THE_MODEL = ("dims", "linear", "is_causal", "max_length", "usual_length", "rope")
+"""Arguments that the model decides for all its mixers, besides those that it gives some."""
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class MixerPositions:
+    """What tells positions apart within mixers.
+
+    Attributes:
+        kind: `rope`, `alibi`, `relative_bias`, or another word for nothing.
+        rope_base: Base of the rotation.
+        rope: Makes the rotation of heads of a size, instead of the plain one with that base.
+    """
+
+    kind: str
+    rope_base: float = 10000.0
+    rope: Callable[[int], RoPE] | None = None
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is a term of scores."""
+        return self.kind in ("alibi", "relative_bias")
+
+    @property
+    def argument(self) -> str | None:
+        """The argument of mixers that takes it."""
+        return "rope" if self.kind == "rope" else "position_bias" if self.is_bias else None
+
+    def refusal(self, mixer: str) -> UnsupportedModelError:
+        """What is said of a mixer that has no place for it."""
+        return UnsupportedModelError(
+            f"[config.json] 'positions' must not be {self.kind} for {mixer}, which has no scores to add "
+            "it to. mmfree mixers describes those that have."
+        )
+
+    def made(self, heads: int, head_dim: int, *, is_causal: bool) -> nn.Module:
+        """It, for a mixer with these heads."""
+        if self.kind == "rope":
+            make = self.rope or partial(RoPE, base=self.rope_base)
+            return make(head_dim)
+        return ALiBi(heads) if self.kind == "alibi" else RelativeBias(heads, is_causal=is_causal)
+
+
+@dataclass(frozen=True)
+class MixerChoice:
+    """One mixer.
+
+    Attributes:
+        name: That of its file.
+        options: Arguments of its class, plain values.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, key: str, value: object) -> "MixerChoice":
+        """Reads a name, or an object with `name` and options beside it.
+
+        Raises:
+            CheckpointError: It is neither, or an option is no plain value.
+        """
+        if isinstance(value, str):
+            return cls(value)
+        if not (isinstance(value, Mapping) and isinstance(value.get("name"), str)):
+            raise CheckpointError(
+                f"[config.json] '{key}' must be the name of a mixer, or an object with 'name' and its "
+                f"options, but got {value!r:.100}."
+            )
+        options = {str(name): option for name, option in value.items() if name != "name"}
+        for name, option in options.items():
+            is_plain = option is None or isinstance(option, bool | int | float | str)
+            if not is_plain or (isinstance(option, int | float) and not abs(option) <= _MOST):
+                raise CheckpointError(
+                    f"[config.json] '{name}' of '{key}' must be a word, or a number of at most {_MOST}, "
+                    f"but got {option!r:.100}."
+                )
+        return cls(value["name"], options)
+
+    def plain(self) -> str | dict[str, Any]:
+        """What `read` reads back."""
+        return {"name": self.name, **self.options} if self.options else self.name
+
+    def token_mixer(
+        self,
+        dims: int,
+        *,
+        linear: Linears,
+        is_causal: bool,
+        max_length: int,
+        positions: "MixerPositions | None" = None,
+    ) -> TokenMixer:
+        """Makes it.
+
+        Args:
+            dims: Model dims.
+            linear: Makes its projections.
+            is_causal: Whether it must not see what comes after a position.
+            max_length: Positions of the longest sequence, for a mixer that must know.
+            positions: What tells positions apart within a mixer that can; `None`: nothing does.
+
+        Raises:
+            UnsupportedModelError: There is no such mixer, or it cannot do what is asked.
+            CheckpointError: An option does not fit.
+        """
+        mixer = find_token_mixer(self.name)
+        can = mixer.causal if is_causal else mixer.bidirectional
+        if not can:
+            kind = "causal" if is_causal else "bidirectional"
+            raise UnsupportedModelError(
+                f"[config.json] the token mixers must be {kind} but {self.name} cannot be. mmfree "
+                "mixers lists those that can."
+            )
+        known = inspect.signature(mixer.__init__).parameters
+        arguments: dict[str, Any] = {
+            "linear": linear,
+            "max_length": max_length,
+            "usual_length": max_length,
+        }
+        if mixer.causal and mixer.bidirectional:
+            arguments["is_causal"] = is_causal
+        if positions is not None:
+            arguments |= self._with_positions(positions, dims, mixer, known, is_causal)
+        return self._made(mixer, dims, arguments)
+
+    def _with_positions(
+        self,
+        positions: "MixerPositions",
+        dims: int,
+        mixer: type[TokenMixer],
+        known: Mapping[str, inspect.Parameter],
+        is_causal: bool,
+    ) -> dict[str, Any]:
+        """The arguments of a mixer that take positions into it."""
+        name = positions.argument
+        if name is None or name not in known:
+            if positions.is_bias and not mixer.recurrent:
+                raise positions.refusal(self.name)
+            return {}
+        heads = self.options.get("num_heads") or known["num_heads"].default
+        head_dim = self.options.get("head_dim") or dims // heads
+        return {
+            name: _checked(self.name, lambda: positions.made(heads, head_dim, is_causal=is_causal))
+        }
+
+    def takes(self, positions: "MixerPositions") -> bool:
+        """Whether the mixer has a place for them."""
+        mixer = find_token_mixer(self.name)
+        return positions.argument in inspect.signature(mixer.__init__).parameters
+
+    def channel_mixer(self, dims: int, *, linear: Linears, hidden_dims: int | None) -> ChannelMixer:
+        """Makes it, with so many channels between its projections; raises as `token_mixer` does."""
+        mixer = find_channel_mixer(self.name)
+        return self._made(mixer, dims, {"linear": linear, "hidden_dims": hidden_dims})
+
+    def _made(self, mixer: Callable[..., Made], dims: int, of_the_model: Mapping[str, Any]) -> Made:
+        known = inspect.signature(mixer).parameters
+        own = [
+            name
+            for name, parameter in known.items()
+            if name not in (*_OF_THE_MODEL, *of_the_model) and _is_plain(parameter.annotation)
+        ]
+        unknown = [name for name in self.options if name not in own]
+        if unknown:
+            raise UnsupportedModelError(
+                f"[config.json] the options of {self.name} must be among {', '.join(own)} but got "
+                f"{', '.join(unknown)}."
+            )
+        given = {name: value for name, value in of_the_model.items() if name in known}
+        return _checked(self.name, lambda: mixer(dims, **given, **self.options))
+
+
+def _is_plain(annotation: object) -> bool:
+    """Whether an argument takes numbers or words, which a description can hold."""
+    kinds = get_args(annotation) or (annotation,)
+    return any(isinstance(kind, str) or kind in (bool, int, float, str) for kind in kinds)
+
+
+def _checked(name: str, make: Callable[[], Made]) -> Made:
+    """What is made, with what a mixer says against its options as an error of the description."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"[config.json] the options of {name} do not fit: {error}") from error
+
+
+def read_choices(key: str, value: object) -> tuple[MixerChoice, ...]:
+    """One mixer for all layers, or a list that is repeated from layer to layer.
+
+    Raises:
+        CheckpointError: The list is empty, or an entry is wrong.
+    """
+    values: Sequence[object] = value if isinstance(value, list) else [value]
+    if not values:
+        raise CheckpointError(f"[config.json] '{key}' must name at least one mixer but is empty.")
+    return tuple(MixerChoice.read(key, each) for each in values)

@@ -10,7 +10,7 @@ from ...hub.checkpoint.load import MASTERS_FOLDER
 from ...hub.checkpoint.parameter_reader import ParameterReader
 from ...hub.publish.model_card import ModelCard, table, write_model_card
 from ...hub.publish.runtimes import openings
-from ...models.parts.mixer_choice import MixerChoice
+from ...models.parts.mixers import MixerChoice
 from .settings import MEASURED, STAGES, DistilSettings
 
 Figures = Mapping[str, Mapping[str, float]]

@@ -18,7 +18,7 @@ from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard
 from ...layers.matrix import kept_names
 from ...models import Decoder, architecture_of
-from ...models.parts.mixer_choice import MixerChoice
+from ...models.parts.mixers import MixerChoice
 from ..batches import Batch
 from ..callbacks import BestWeights, Callback
 from ..checkpoint import load_learned

@@ -12,10 +12,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ...errors import TrainingError
 from ...models import Decoder, architecture_of
 from ...models.parts.hybrid_config import ATTENTION, Config
-from ...models.parts.mixer_choice import MixerChoice
-from ...models.parts.mixers import find_token_mixer
+from ...models.parts.mixers import MixerChoice, find_token_mixer
 from ...models.parts.ternary_linears import TernaryLinears
-from ...models.parts.transformer_config import TransformerConfig
+from ...models.parts.transformer import TransformerConfig
 
 _SAME_NAMES = ("query_proj", "key_proj", "value_proj", "output_proj")
 _ROLES = {name: name for name in _SAME_NAMES} | {"input_proj": "value_proj"}

@@ -13,7 +13,7 @@ from mlx_mmfree.models import find
 from mlx_mmfree.models.conv2former import conv2former_block
 from mlx_mmfree.models.edgenext import SplitTransposeBlock
 from mlx_mmfree.models.efficientvit import EfficientViTBlock
-from mlx_mmfree.models.parts.image_block import ImageBlock
+from mlx_mmfree.models.parts.image_classifier import ImageBlock
 from mlx_mmfree.models.poolformer import MapNorm
 from mlx_mmfree.models.swiftformer import SwiftFormerBlock
 from mlx_mmfree.spatial_mixers import CrossCovarianceAttention, SpatialPooling

@@ -7,15 +7,14 @@ import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import FeedForward
 from mlx_mmfree.models import ImageClassifier
-from mlx_mmfree.models.parts.image_block import ImageBlock
-from mlx_mmfree.models.parts.patch_tokens import PatchTokens
-from mlx_mmfree.models.parts.selecting_stage import (
+from mlx_mmfree.models.parts.image_classifier import ImageBlock, Stage
+from mlx_mmfree.models.parts.patch_model import PatchTokens
+from mlx_mmfree.models.vit import (
     SelectingStage,
     TokenSelector,
     chosen_first,
     with_scores,
 )
-from mlx_mmfree.models.parts.stage import Stage
 from mlx_mmfree.token_mixers import MLPMixer, MultiHeadAttention
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden
 

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .parts.columns import aligned
-from .parts.command import command
+from .parts.command import check_writable, command
 from .parts.flags import non_negative
 from .parts.loading import (
     DTYPES,
     add_adapter_flag,
     add_latent_flag,
+    add_memory_flags,
     dtype_of,
+    limited_memory,
     model_name,
     model_source,
     with_adapter,
 )
-from .parts.memory import add_memory_flags, limited_memory
 from .parts.shapes import ShapeParser, add_config_flag, read_config
 from .parts.show_attention import require_matplotlib
-from .parts.writable import check_writable
+from .parts.terminal import aligned
 
 if TYPE_CHECKING:
     from ..evaluation.audit import Certificate

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MeasurementError, UsageError
 from .parts import bench_images, bench_mixers, bench_serve, bench_train
 from .parts.bench_table import graph_lines, report_lines, starting_lines
-from .parts.command import CommandParser, command
+from .parts.command import CommandParser, check_writable, command
 from .parts.flags import positive
 from .parts.loading import DTYPES, add_latent_flag, check_revision
 from .parts.shapes import ShapeParser, add_config_flag, matrix_shape, read_config
-from .parts.writable import check_writable
 
 if TYPE_CHECKING:
     from ..evaluation.benchmark import BenchmarkSettings, ModelChoice, Report

@@ -6,16 +6,23 @@ from pathlib import Path
 from time import perf_counter
 
 from ..platform.units import BYTES_PER_GB
-from .parts.columns import size_text
-from .parts.command import CommandParser, argument_errors, command
+from .parts.command import CommandParser, argument_errors, check_writable, command
 from .parts.flags import escaped
-from .parts.key_value_cache import add_key_value_flags, key_value_settings
-from .parts.loading import add_model_flags, loaded
-from .parts.memory import add_memory_flags
-from .parts.prompt_writer import PromptWriter, add_prefill_flag, add_template_flags
-from .parts.prompts import given_prompt, max_token_count
-from .parts.terminal.reading_bar import ReadingBar
-from .parts.writable import check_writable
+from .parts.loading import (
+    add_key_value_flags,
+    add_memory_flags,
+    add_model_flags,
+    key_value_settings,
+    loaded,
+)
+from .parts.prompts import (
+    PromptWriter,
+    add_prefill_flag,
+    add_template_flags,
+    given_prompt,
+    max_token_count,
+)
+from .parts.terminal import ReadingBar, size_text
 
 HELP = "read a long prompt once and save the model's state"
 

@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import MMFreeError, UsageError
 from ..platform.terminal import shown
-from .parts.command import CommandParser, argument_errors, command
-from .parts.flag_names import with_flags
-from .parts.key_value_cache import add_key_value_flags
-from .parts.loading import add_model_flags, loaded
-from .parts.memory import add_memory_flags
-from .parts.prompt_writer import add_end_flags, add_prefill_flag, add_template_flags
-from .parts.sampling import add_sampling_flags, sampler_from
-from .parts.terminal.interruption import Interruption
-from .parts.terminal.line_reader import QUOTES, MessageReader
-from .parts.terminal.reading_bar import ReadingBar
-from .parts.terminal.word_wrap import WordWrap
+from .parts.command import CommandParser, argument_errors, command, with_flags
+from .parts.flags import add_sampling_flags, sampler_from
+from .parts.loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
+from .parts.prompts import add_end_flags, add_prefill_flag, add_template_flags
+from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, WordWrap
 
 if TYPE_CHECKING:
     from ..generation import Chat, GenerationResponse

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .parts.columns import aligned
 from .parts.command import CommandParser, command
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import DTYPES, add_latent_flag, dtype_of
 from .parts.source_card import model_card
+from .parts.terminal import aligned
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report

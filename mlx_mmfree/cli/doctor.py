@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = shlex.quote(str(args.dump_kernels / SCRIPT))
         print(f"Wrote {count} kernels. On a Mac with Xcode, compile them with: sh {script}")
         return 0
-    from .parts.terminal.task_bars import TaskBars
+    from .parts.terminal import TaskBars
 
     with TaskBars() as bars:
         found = examine(bars)

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.writing import new_file
-from .parts.command import CommandParser, argument_errors, command
+from .parts.command import CommandParser, argument_errors, check_writable, command
 from .parts.flags import json_object, non_negative, positive, seed
-from .parts.loading import add_model_flags, loaded, model_name
-from .parts.memory import add_memory_flags
-from .parts.writable import check_writable
+from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
 
 if TYPE_CHECKING:
     from ..generation import Sampler

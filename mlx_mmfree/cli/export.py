@@ -5,11 +5,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .parts.columns import size_text
 from .parts.command import CommandParser, command
 from .parts.flags import positive
-from .parts.loading import add_model_flags, loaded
-from .parts.memory import add_memory_flags
+from .parts.loading import add_memory_flags, add_model_flags, loaded
+from .parts.terminal import size_text
 
 if TYPE_CHECKING:
     from ..generation.export import Export

@@ -5,12 +5,11 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
-from .parts.columns import aligned
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import positive
-from .parts.memory import add_memory_flags, limited_memory
-from .parts.prompts import given_prompt
-from .parts.whole_texts import opened_as
+from .parts.loading import add_memory_flags, limited_memory
+from .parts.prompts import given_prompt, opened_as
+from .parts.terminal import aligned
 
 HELP = "fill in the masks of a text with an encoder"
 

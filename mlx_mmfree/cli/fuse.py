@@ -14,8 +14,7 @@ from ..files.reading import expanded, real_path
 from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
-from .parts.loading import add_model_flags, loaded, model_source
-from .parts.memory import add_memory_flags
+from .parts.loading import add_memory_flags, add_model_flags, loaded, model_source
 from .parts.source_card import model_card
 
 if TYPE_CHECKING:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import NoReturn
 
 from ..errors import UsageError
 from ..platform.process_group import start_group
 from .parts.command import CommandParser, command
 from .parts.console import command_names
+from .parts.console import main as run_command
 from .parts.flags import positive
 
 HELP = "run a command in several processes on this machine"
@@ -63,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _become_mpirun(args.processes, words)
     with tempfile.TemporaryDirectory() as folder:
         processes = start_group(
-            [sys.executable, "-m", "mlx_mmfree.cli.parts.launched", str(os.getpid()), *words],
+            [sys.executable, "-m", "mlx_mmfree.cli.launch", str(os.getpid()), *words],
             args.processes,
             Path(folder),
             stdin=subprocess.DEVNULL,
@@ -168,3 +170,19 @@ def _passing_signals(processes: Sequence[subprocess.Popen[str]]) -> Iterator[Non
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+_PAUSE_S = 1.0
+
+
+def _end_with(parent: int) -> None:
+    """Asks this process to end once the one that has started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(_PAUSE_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    _, launcher, *words = sys.argv
+    Thread(target=_end_with, args=(int(launcher),), daemon=True).start()
+    raise SystemExit(run_command(words))

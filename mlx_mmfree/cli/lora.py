@@ -18,8 +18,16 @@ from ..training.precision import precision_note
 from ..training.yaml_values import checked_values, read_mapping
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
-from .parts.loading import DTYPES, add_latent_flag, dtype_of, model_source
-from .parts.memory import add_dry_run_flag, add_memory_flags, limited_memory, show_plan
+from .parts.loading import (
+    DTYPES,
+    add_dry_run_flag,
+    add_latent_flag,
+    add_memory_flags,
+    dtype_of,
+    limited_memory,
+    model_source,
+    show_plan,
+)
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 

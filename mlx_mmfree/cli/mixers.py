@@ -5,8 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .parts.columns import aligned
 from .parts.command import CommandParser, command
+from .parts.terminal import aligned
 
 if TYPE_CHECKING:
     from ..layers.mixer import SpatialMixer, TokenMixer

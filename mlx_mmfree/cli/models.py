@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .parts.columns import aligned, size_text
 from .parts.command import CommandParser, command
+from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:
     from ..hub.checkpoint.pack_cache import CachedModel

@@ -12,8 +12,7 @@ from ..platform.units import BYTES_PER_GB
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens
-from .parts.loading import add_model_flags, loaded, model_name
-from .parts.memory import add_memory_flags
+from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
 
 HELP = "measure how well a model predicts a text"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
-from .parts.columns import aligned, size_text
 from .parts.command import CommandParser, command
+from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:
     from ..training.reports.runs import RunSummary

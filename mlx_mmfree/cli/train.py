@@ -11,8 +11,13 @@ from ..training.precision import COMPUTE_DTYPES, precision_note
 from ..training.settings import ADAMW, SCHEDULES, Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
-from .parts.loading import add_latent_flag
-from .parts.memory import add_dry_run_flag, add_memory_flags, limited_memory, show_plan
+from .parts.loading import (
+    add_dry_run_flag,
+    add_latent_flag,
+    add_memory_flags,
+    limited_memory,
+    show_plan,
+)
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 

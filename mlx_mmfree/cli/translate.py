@@ -7,8 +7,8 @@ from typing import cast
 
 from .parts.command import CommandParser, command
 from .parts.flags import positive
-from .parts.memory import add_memory_flags, limited_memory
-from .parts.whole_texts import add_texts, given_texts, opened_as, texts_bar
+from .parts.loading import add_memory_flags, limited_memory
+from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
 
 HELP = "translate texts with an encoder-decoder"
 

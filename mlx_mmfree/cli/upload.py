@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .parts.certificate import certificate_section
 from .parts.command import CommandParser, command
+from .parts.source_card import certificate_section
 
 if TYPE_CHECKING:
     from ..hub.publish.upload import UploadPlan

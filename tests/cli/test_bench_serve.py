@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts import serve_packages
+from mlx_mmfree.cli import main, serve
 
 Captured = pytest.CaptureFixture[str]
 SMALL = ["--clients", "1", "2", "--rows", "2", "--parked", "3", "--parked-tokens", "20", "--config"]
@@ -33,7 +32,7 @@ def test_servers_are_measured(capsys: Captured) -> None:
 def test_a_configuration_that_is_not_known_is_refused(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_packages, "_PACKAGES", ())
+    monkeypatch.setattr(serve, "_PACKAGES", ())
     assert main(["bench", "serve", "--config", "nothing"]) == 2
     assert "--config must be of" in capsys.readouterr().err
 
@@ -41,6 +40,6 @@ def test_a_configuration_that_is_not_known_is_refused(
 def test_the_extra_is_named_where_it_is_not_installed(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_packages, "_PACKAGES", ("no_package_of_that_name",))
+    monkeypatch.setattr(serve, "_PACKAGES", ("no_package_of_that_name",))
     assert main(["bench", "serve"]) == 2
     assert "pip install '.[serve]'" in capsys.readouterr().err

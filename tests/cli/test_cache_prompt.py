@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.prompt_writer import PromptWriter
+from mlx_mmfree.cli.parts.prompts import PromptWriter
 from mlx_mmfree.hub import load, load_tokenizer, save_model
 from mlx_mmfree.models import llama
 

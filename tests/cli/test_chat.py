@@ -18,8 +18,7 @@ from prompt_toolkit.output import DummyOutput
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.terminal.interruption import Interruption
-from mlx_mmfree.cli.parts.terminal.line_reader import MessageReader
+from mlx_mmfree.cli.parts.terminal import Interruption, MessageReader
 from mlx_mmfree.generation import Chat, with_key_values
 from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.hub import load, save_model

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.cli.parts.completion import whole_parser
-from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.cli.parts.console import command_names, whole_parser
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ import pytest
 from mlx_mmfree import __version__, native, ops
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli.doctor import examine
-from mlx_mmfree.cli.parts.terminal.task_bars import TaskBars
+from mlx_mmfree.cli.parts.terminal import TaskBars
 from mlx_mmfree.native import loader
 from mlx_mmfree.ops.backend import choice, kernel_times, self_check
 from mlx_mmfree.ops.backend.inspection import kernel_texts

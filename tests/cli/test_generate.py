@@ -15,7 +15,7 @@ import pytest
 
 from mlx_mmfree import demo, native
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.terminal.reading_bar import ReadingBar
+from mlx_mmfree.cli.parts.terminal import ReadingBar
 from mlx_mmfree.generation import generate, stream_generate
 from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.generation.scheduling import Scheduler

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.cli.parts.served_models import opened_sessions
-from mlx_mmfree.cli.serve import build_parser
+from mlx_mmfree.cli.serve import build_parser, opened_sessions
 from mlx_mmfree.errors import CheckpointError, UsageError
 from mlx_mmfree.generation import cache_prompt, save_prompt_cache
 from tests.generation.models import attention, recurrent

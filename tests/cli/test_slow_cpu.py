@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts import memory
+from mlx_mmfree.cli.parts import loading
 from mlx_mmfree.native import loader
 from mlx_mmfree.ops import use_backend
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def not_built(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    memory._warn_of_slow_cpu.cache_clear()
+    loading._warn_of_slow_cpu.cache_clear()
     monkeypatch.setattr(loader, "PACKAGE", "_mlx_mmfree_absent")
     loader._load.cache_clear()
     yield
-    memory._warn_of_slow_cpu.cache_clear()
+    loading._warn_of_slow_cpu.cache_clear()
     loader._load.cache_clear()
 
 

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from mlx_mmfree.cli.parts.terminal.word_wrap import WordWrap, columns
+from mlx_mmfree.cli.parts.terminal import WordWrap, columns
 
 TEXT = (
     "Once upon a time there was a dog, and the dog was\nold. It said: incomprehensibilities!  So."

@@ -13,8 +13,7 @@ import pytest
 
 from mlx_mmfree import native
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.distil import build_parser
-from mlx_mmfree.cli.parts.distil_efforts import efforts_shown
+from mlx_mmfree.cli.distil import build_parser, efforts_shown
 from mlx_mmfree.training.distil.distil import Distillation
 from mlx_mmfree.training.distil.effort import MACHINES
 from mlx_mmfree.training.distil.settings import DistilSettings, read_settings

@@ -9,8 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree import generate, load
-from mlx_mmfree.cli.parts.served_models import served_models
-from mlx_mmfree.cli.serve import build_parser
+from mlx_mmfree.cli.serve import build_parser, served_models
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter

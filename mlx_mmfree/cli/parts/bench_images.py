@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from .columns import aligned, markdown
 from .command import CommandParser, command
 from .flags import positive
+from .terminal import aligned, markdown
 
 if TYPE_CHECKING:
     from ...evaluation.benchmark_images import ImageFigure, ImageSettings

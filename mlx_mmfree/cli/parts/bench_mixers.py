@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import CheckpointError, UsageError
 from ...platform.units import BYTES_PER_GB
-from .command import CommandParser, command
+from .command import CommandParser, check_writable, command
 from .flags import gigabytes, non_negative, positive
 from .mixer_table import mixer_lines
-from .writable import check_writable
 
 if TYPE_CHECKING:
     from ...evaluation.benchmark_mixers import MixerReport, MixerSettings

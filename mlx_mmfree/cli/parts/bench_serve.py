@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...errors import UsageError
+from ..serve import check_serve_packages
 from .bench_serve_table import serve_lines
 from .command import CommandParser, command
 from .flags import positive
-from .serve_packages import check_serve_packages
 
 _AMOUNTS: Mapping[str, tuple[str, bool]] = {
     "clients": ("numbers of clients at the same time (1 4 16 64)", True),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .columns import aligned, markdown, size_text
+from .terminal import aligned, markdown, size_text
 
 if TYPE_CHECKING:
     from ...evaluation.serving.figures import (

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from .columns import aligned
 from .command import CommandParser, command
 from .flags import positive
+from .terminal import aligned
 
 if TYPE_CHECKING:
     from ...training.benchmark import Figure, Setup

@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,12 +11,86 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
+from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from ...errors import MMFreeError, TrainingStopped, UsageError, without_credentials
 from ...platform.terminal import clean_terminal
-from .flag_names import with_flags
+
+# Names of arguments in the library, and the flags that their values may come from.
+_FLAGS_OF_ARGUMENT = {
+    "bits": ("kv_bits",),
+    "carries_state": ("carry_state",),
+    "data": ("data_path",),
+    "group_size": ("kv_group_size",),
+    "max_size": ("max_kv_size",),
+    "path_or_repo": ("model", "draft_model", "teacher", "data"),
+    "path": ("mlx_path", "save_path", "output"),
+    "repository": ("repo", "upload_repo"),
+    "top_k": ("teacher_top_k",),
+}
+
+
+def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Sequence[str]) -> str:
+    """A message of the library in which the flags of a command replace the arguments' names.
+
+    Args:
+        message: A message of the form `[place] 'argument' must be … but got ….`
+        parser: The parser of the command, or `None` to leave the message as it is.
+        argv: The arguments that the command was given.
+    """
+    if parser is None:
+        return message
+    flags = {
+        action.dest: next(text for text in action.option_strings if text.startswith("--"))
+        for action in parser._actions
+        if action.option_strings
+    }
+    # what follows "but" are values, which may be quoted too
+    rule, but, given = message.partition(" but ")
+
+    def flag(match: re.Match[str]) -> str:
+        names = (match[1].replace("-", "_"), *_FLAGS_OF_ARGUMENT.get(match[1], ()))
+        fitting = [flags[name] for name in names if name in flags]
+        told = [flag for flag in fitting if any(repr(v) in given for v in _values(flag, argv))]
+        return next(iter([*told, *fitting]), match[0])
+
+    rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
+    return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)
+
+
+def _values(flag: str, argv: Sequence[str]) -> list[str]:
+    """The values that directly follow a flag."""
+    follows = [after for word, after in pairwise(argv) if word == flag]
+    return follows + [word.removeprefix(f"{flag}=") for word in argv if word.startswith(f"{flag}=")]
+
+
+def check_writable(place: str, file: Path, *, makes_folder: bool = False) -> None:
+    """Refuses a file that cannot be created or replaced.
+
+    Args:
+        place: The command in brackets and the argument that names the file in quotes.
+        file: The file that will be written.
+        makes_folder: Whether missing folders will be created too.
+
+    Raises:
+        UsageError: The file's folder is missing or not writable, or the file is a folder itself.
+    """
+    file = file.expanduser()
+    folder = file.parent
+    while makes_folder and not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if file.is_dir():
+        reason = "is a folder"
+    elif not folder.is_dir():
+        reason = f"cannot be made: there is no folder '{folder}'"
+    elif not os.access(folder, os.W_OK):
+        reason = f"cannot be made: '{folder}' may not be written to"
+    else:
+        return
+    raise UsageError(f"{place} must be a file that can be written but '{file}' {reason}.")
 
 
 class Command(Protocol):

@@ -1,8 +1,10 @@
-"""The console program `mmfree`, which finds its commands by their file names."""
+"""The console program `mmfree`: finds commands by their file names, and completes them in a shell."""
 
+import argparse
 import ast
 import importlib
 import importlib.util
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -11,7 +13,41 @@ from pathlib import Path
 from ...errors import UsageError
 from ...version import __version__
 from .command import command
-from .completion import complete
+
+ENVIRONMENT_VARIABLE = "_ARGCOMPLETE"
+"""The shell sets this variable when it asks for completions."""
+
+
+def complete(package: str, names: Sequence[str]) -> None:
+    """If a shell asks for completions, answers it and ends the process.
+
+    Args:
+        package: The package whose modules are the commands.
+        names: The names of the commands.
+    """
+    if ENVIRONMENT_VARIABLE not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(whole_parser(package, names, os.environ.get("COMP_LINE", "")))
+
+
+def whole_parser(package: str, names: Sequence[str], line: str) -> argparse.ArgumentParser:
+    """A parser of all commands. It knows the flags of those commands that `line` names."""
+    parser = argparse.ArgumentParser(prog="mmfree", allow_abbrev=False)
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers()
+    commands.add_parser("help").add_argument("command", choices=names)
+    typed = line.split()
+    for name in names:
+        parents = []
+        if name in typed:
+            parents = [importlib.import_module(f"{package}.{name}").build_parser()]
+        commands.add_parser(name, parents=parents, add_help=not parents, allow_abbrev=False)
+    return parser
+
 
 _PACKAGE = "mlx_mmfree.cli"
 """Each file of this package, or of a folder on its search path, is a command."""

@@ -1,18 +1,18 @@
-"""The flags that name a model, and the loading of that model with the limits that other flags set."""
+"""The flags that name a model and limit what it takes, and the loading of that model."""
 
 import argparse
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...platform.allocator import keep_freed_memory
 from .command import argument_errors
-from .key_value_cache import note_flags_without_effect, with_key_value_cache
-from .memory import limited_memory, warn_of_memory
+from .flags import gigabytes, non_negative, positive
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -20,6 +20,153 @@ if TYPE_CHECKING:
     from ...hub import Tokenizer
     from ...hub.checkpoint.load import OpenedModel
     from ...models import Decoder
+    from ...training.memory import MemoryPlan
+
+
+_NAMES = ("max_kv_size", "kv_bits", "kv_group_size")
+
+
+def add_key_value_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("key-value cache")
+    group.add_argument(
+        "--max-kv-size",
+        type=positive,
+        help="largest number of tokens kept: the first 4 and the latest; default: no limit",
+    )
+    group.add_argument(
+        "--kv-bits",
+        type=positive,
+        help="bits of each key and value, 2 to 8; default: not quantised",
+    )
+    group.add_argument(
+        "--kv-group-size",
+        type=positive,
+        help="numbers that share a scale: 32, 64 or 128; default: 64, or 32 for heads that need it",
+    )
+    group.add_argument(
+        "--quantized-kv-start",
+        type=non_negative,
+        default=5000,
+        help="number of tokens after which --kv-bits takes effect (%(default)s)",
+    )
+
+
+def key_value_settings(args: argparse.Namespace) -> dict[str, int | None]:
+    """The values of the key-value cache flags, or an empty dict if the command has none."""
+    names = (*_NAMES, "quantized_kv_start")
+    return {name: getattr(args, name) for name in names if hasattr(args, name)}
+
+
+def adopt_key_value_settings(args: argparse.Namespace, settings: dict[str, int | None]) -> None:
+    """Sets the key-value cache flags to the settings with which a prompt was cached.
+
+    Raises:
+        UsageError: A flag was given another value, or a setting is unknown.
+    """
+    is_known = settings.keys() <= key_value_settings(args).keys()
+    if not is_known or settings.get("quantized_kv_start", 0) is None:
+        raise UsageError(
+            "[prompt cache] the settings must be those of this version but are "
+            f"{list(settings)!r:.200}. Cache the prompt again."
+        )
+    for name, value in settings.items():
+        given = getattr(args, name)
+        if name in _NAMES and given is not None and given != value:
+            raise UsageError(
+                f"[prompt cache] '{name}' must be as when the prompt was cached, {value}, but got "
+                f"{given}. Leave it out, or cache the prompt again."
+            )
+        setattr(args, name, value)
+
+
+def with_key_value_cache(args: argparse.Namespace, model: "Decoder") -> "Decoder":
+    """The model with the key-value cache that the flags ask for, if the command has them."""
+    from ...generation import with_key_values
+
+    settings: dict[str, Any] = key_value_settings(args)
+    with argument_errors():
+        return with_key_values(model, **settings) if settings else model
+
+
+def note_flags_without_effect(args: argparse.Namespace, model: "Decoder") -> None:
+    """Says on stderr which of the flags have no effect, because the model has no attention."""
+    from ...generation import keeps_key_values
+
+    unused = [name for name in _NAMES if getattr(args, name, None) is not None]
+    if unused and not keeps_key_values(model):
+        flags = ", ".join("--" + name.replace("_", "-") for name in unused)
+        print(
+            "note: the model has no attention, and its state has a constant size. These flags have no "
+            f"effect: {flags}.",
+            file=sys.stderr,
+        )
+
+
+def add_memory_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("memory")
+    sizes: dict[str, Any] = {"type": gigabytes, "metavar": "GB"}
+    group.add_argument(
+        "--memory-margin",
+        **sizes,
+        help="how much the wired and the cache limit exceed the size of the model (4.29)",
+    )
+    group.add_argument(
+        "--wired-limit", **sizes, help="set the wired limit to this instead; 0 wires no memory"
+    )
+    group.add_argument(
+        "--cache-limit", **sizes, help="set the limit of MLX's cache to this instead"
+    )
+    group.add_argument("--memory-limit", **sizes, help="limit of all memory that MLX uses")
+
+
+def add_dry_run_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what memory the run would take, and end"
+    )
+
+
+def show_plan(plan: "MemoryPlan") -> None:
+    """Prints the memory that a run will take, and warns if that is too much."""
+    print(plan)
+    if warning := plan.warning():
+        print("warning:", warning, file=sys.stderr)
+
+
+@contextmanager
+def limited_memory(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
+    """Sets MLX's memory limits inside the `with` block as the memory flags ask."""
+    from ...generation import memory_limits
+
+    _warn_of_slow_cpu()
+    sizes = {
+        "margin_bytes": args.memory_margin,
+        "wired_bytes": args.wired_limit,
+        "cache_bytes": args.cache_limit,
+        "memory_bytes": args.memory_limit,
+    }
+    given = {name: size for name, size in sizes.items() if size is not None}
+    with ExitStack() as stack:
+        with argument_errors():
+            stack.enter_context(memory_limits(model_bytes, **given))
+        yield
+
+
+@cache
+def _warn_of_slow_cpu() -> None:
+    """Warns, once in a process, that the compiled CPU kernels are missing."""
+    from ...ops.backend.inspection import slow_cpu
+
+    if reason := slow_cpu():
+        print("warning:", reason, file=sys.stderr)
+
+
+def warn_of_memory(model: "Decoder", model_bytes: int, **sizes: int) -> None:
+    """Warns on stderr if a model and the sizes of its work need more memory than there is."""
+    from ...generation import check_memory, memory_need
+
+    if warning := check_memory(memory_need(model, model_bytes, **sizes)):
+        print("warning:", warning, file=sys.stderr)
+
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -161,3 +308,44 @@ def loaded(
         # only now, so that what loading needed beside the weights has been freed
         keep_freed_memory()
         yield model if is_of_images else with_key_value_cache(args, model), processor
+
+
+def add_draft_flags(group: Any, reads: str) -> None:
+    """Adds the flags for a draft model.
+
+    Args:
+        group: The parser or a group of it.
+        reads: What users must know of its use, behind what it does.
+    """
+    group.add_argument(
+        "--draft-model",
+        help="folder or Hub repository of a smaller model with the same tokens; it proposes tokens "
+        f"that the model then checks, {reads}",
+    )
+    group.add_argument(
+        "--num-draft-tokens",
+        type=positive,
+        default=3,
+        help="number of tokens that it proposes at a time (%(default)s)",
+    )
+
+
+def draft_of(
+    args: argparse.Namespace, model: "Decoder", tokenizer: "Tokenizer"
+) -> "Decoder | None":
+    """The draft model that the flags name, if they name one.
+
+    Raises:
+        ValueError: It has other tokens than the model.
+        MMFreeError: It cannot be loaded.
+    """
+    from ...generation import with_key_values
+    from ...generation.speculative import check_draft, check_draft_tokenizer
+    from ...hub import load
+
+    if args.draft_model is None:
+        return None
+    draft, draft_tokenizer = load(args.draft_model, dtype=dtype_of(args))
+    check_draft_tokenizer(tokenizer, draft_tokenizer)
+    check_draft(model, draft)
+    return with_key_values(draft, max_kv_size=args.max_kv_size)

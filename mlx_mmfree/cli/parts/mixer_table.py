@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from .columns import aligned, markdown, size_text
+from .terminal import aligned, markdown, size_text
 
 if TYPE_CHECKING:
     from ...evaluation.benchmark_mixers import CellResult, MixerReport

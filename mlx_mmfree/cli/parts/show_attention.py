@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ...errors import UsageError, install_extra
-from .command import CommandParser, argument_errors, command
+from .command import CommandParser, argument_errors, check_writable, command
 from .flags import number_list, positive
-from .loading import DTYPES, dtype_of, model_name, model_source
-from .memory import add_memory_flags, limited_memory
+from .loading import DTYPES, add_memory_flags, dtype_of, limited_memory, model_name, model_source
 from .prompts import given_prompt
 from .show_model import add_checkpoint_flags
-from .writable import check_writable
 
 if TYPE_CHECKING:
     from ...evaluation.mixing_maps import LayerMaps

@@ -4,10 +4,16 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from .columns import aligned, size_text
 from .command import CommandParser, command
-from .loading import DTYPES, add_latent_flag, dtype_of, model_source
-from .memory import add_memory_flags, limited_memory
+from .loading import (
+    DTYPES,
+    add_latent_flag,
+    add_memory_flags,
+    dtype_of,
+    limited_memory,
+    model_source,
+)
+from .terminal import aligned, size_text
 
 
 def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:

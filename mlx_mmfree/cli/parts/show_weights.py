@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import UsageError
-from .columns import aligned
-from .command import CommandParser, command
-from .loading import model_name, model_source
-from .memory import add_memory_flags, limited_memory
+from .command import CommandParser, check_writable, command
+from .loading import add_memory_flags, limited_memory, model_name, model_source
 from .show_attention import require_matplotlib
 from .show_model import add_checkpoint_flags
-from .writable import check_writable
+from .terminal import aligned
 
 
 def build_parser() -> CommandParser:

@@ -1,4 +1,4 @@
-"""What the model card of a written model says of its source and of the command that wrote it."""
+"""What the model card of a written model says of its source, and the certificate that goes with it."""
 
 import shlex
 import sys
@@ -6,11 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...errors import BackendError, UnsupportedModelError
 from ...files.reading import expanded
-from .certificate import certificate_section
 
 if TYPE_CHECKING:
     from ...hub.publish.model_card import ModelCard
+
+
+def certificate_section(folder: Path) -> str:
+    """The certificate of the model in a folder, in Markdown, from its headers alone.
+
+    Nothing for a model that does not decode texts.
+    """
+    from ...evaluation.audit import certify
+    from ...evaluation.audit.section import section
+    from ...hub.adapters.adapter import attach
+    from ...hub.checkpoint.load import open_model
+
+    try:
+        opened = open_model(folder)
+        return section(certify(attach(opened.without_values(), opened.adapter())))
+    except UnsupportedModelError:
+        return ""
+    except BackendError as error:
+        print(f"note: the model card gets no certificate: {error}", file=sys.stderr)
+        return ""
 
 
 def model_card(

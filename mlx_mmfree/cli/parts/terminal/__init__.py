@@ -1,1 +1,0 @@
-"""What commands read from a terminal and show on it."""

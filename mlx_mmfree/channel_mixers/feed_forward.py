@@ -76,5 +76,5 @@ class FeedForward(ChannelMixer):
         self.down_proj = factory_of(linear, "down_proj")(hidden_dims, dims, bias=bias)
         self._activate = FUNCTIONS[activation]
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def mix(self, x: mx.array) -> mx.array:
         return apply_linear(self.down_proj, self._activate(apply_linear(self.up_proj, x)))

@@ -79,13 +79,9 @@ class GatedLinearUnit(ChannelMixer):
             self.hidden_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
         self.down_proj = factory_of(linear, "down_proj")(hidden_dims, dims, bias=bias)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        return self._mix(x, None, None)
-
-    def residual(self, x: mx.array, norm: nn.Module | None) -> mx.array:
-        return self._mix(x, norm, x)
-
-    def _mix(self, x: mx.array, norm: nn.Module | None, residual: mx.array | None) -> mx.array:
+    def __call__(
+        self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None
+    ) -> mx.array:
         check_features(type(self).__name__, x, self._dims)
         # items, since attributes of a module are slow to find
         if "gate_up_proj" in self:

@@ -1,6 +1,6 @@
 """What a call of a model gives all its blocks, and what they compute of it once."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
@@ -20,6 +20,9 @@ class Context:
         memory_valid: Booleans `(B, M)`, `False` where that one is padded.
         by_position: Whether the caller may take the last tokens back, so that a mixer whose state is not
             shortened gives the one after each token.
+
+    Attributes:
+        handed: What a layer hands to those after it, by names, `(B, L, ...)`.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Context:
         self.memory = memory
         self.memory_valid = memory_valid
         self.by_position = by_position
+        self.handed: dict[str, mx.array] = {}
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -54,12 +58,20 @@ class Context:
         """The same call with another array in place of the second sequence."""
         other = Context(self.valid, memory=memory, memory_valid=self.memory_valid)
         other.starts, other._made = self.starts, self._made
-        other.by_position = self.by_position
+        other.by_position, other.handed = self.by_position, self.handed
         return other
 
     def at(self, position: int) -> "Context":
         """That of one token of the call, which follows those before it."""
-        return self.part(position, position + 1)
+        part = self.part(position, position + 1)
+        for name, value in self.handed.items():
+            part.handed.setdefault(name, value[:, position : position + 1])
+        return part
+
+    def take_handed(self, parts: Sequence["Context"]) -> None:
+        """Takes over what a layer handed on that has read the call token by token."""
+        for name in parts[0].handed.keys() - self.handed.keys():
+            self.handed[name] = mx.concatenate([part.handed[name] for part in parts], axis=1)
 
     def part(self, start: int, stop: int) -> "Context":
         """That of some tokens of the call, which follow those before them."""

@@ -55,7 +55,7 @@ class KeyValueMixer(TokenMixer):
     def read_tokens(
         self,
         x: mx.array,
-        state: HeldTokens | None,
+        state: HeldTokens,
         context: Context,
         mix: Callable[[mx.array, HeldTokens, RealTokens], tuple[mx.array, HeldTokens]],
     ) -> tuple[mx.array, HeldTokens]:
@@ -63,7 +63,7 @@ class KeyValueMixer(TokenMixer):
 
         Args:
             x: `(B, L, D)`, padded anywhere.
-            state: The state before; `None`: that of an empty text.
+            state: The state before.
             context: The call.
             mix: Called with `x`, whose padding stands behind its tokens and is zero, the state before
                 and the tokens.
@@ -71,11 +71,10 @@ class KeyValueMixer(TokenMixer):
         Raises:
             ValueError: `x` has other dims, or there are more tokens than places.
         """
-        before = self.init_state(x.shape[0], x.dtype) if state is None else state
-        self.check_tokens(x, before)
+        self.check_tokens(x, state)
         if not x.shape[1]:
-            return x, before
-        return read_without_padding(x, context, lambda x, tokens: mix(x, before, tokens))
+            return x, state
+        return read_without_padding(x, context, lambda x, tokens: mix(x, state, tokens))
 
     def check_tokens(self, x: mx.array, before: HeldTokens = ()) -> None:
         """Refuses what it cannot read behind the tokens before, as `read_tokens` does."""

@@ -1,13 +1,15 @@
 """The interfaces that mixers follow, and what they declare of themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from .arguments import check_features
+from ..ops.float_dtypes import FLOATS
+from .arguments import check_features, check_sequences
 from .attention.options import Quantization
 from .context import Context
 
@@ -166,7 +168,7 @@ class TokenMixer(nn.Module):
 
     `mixer(x, state, valid)` maps `x` of shape `(B, L, D)` to `y` of the same shape and the state after
     the last position. Feeding a sequence whole, in pieces or token by token gives the same result, but
-    for rounding.
+    for rounding. A subclass writes `init_state` and `mix`.
     The state is returned, never kept or changed in place. Positions where `valid`, booleans `(B, L)`,
     is `False` are padding and change nothing. Where `starts`, booleans `(B, L)`, is `True` and the
     position is no padding, a new sample begins in the row: nothing before it is seen from there on,
@@ -181,10 +183,11 @@ class TokenMixer(nn.Module):
         paper: Where it was published.
         causal: It can be built so that output t depends on inputs up to t only.
         bidirectional: It can be built to see the whole sequence.
-        cross: `__call__` takes a second sequence as `memory=` and `memory_valid=`.
+        cross: It takes a second sequence, as `memory=` and `memory_valid=`.
         recurrent: Its state has a constant size.
         length_bound: It is made with `max_length=` and takes no longer sequence.
-        packs_samples: `__call__` takes `starts`.
+        packs_samples: It takes `starts`.
+        fuses: `mix` takes `norm` and `residual`, and answers itself where the context asks by position.
         weighs_channels: `mixing_weights` has weights of each channel instead of each head.
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
         partition: How it is divided between processes; `None`: it cannot be, or has no weights.
@@ -199,10 +202,12 @@ class TokenMixer(nn.Module):
     recurrent: ClassVar[bool] = False
     length_bound: ClassVar[bool] = False
     packs_samples: ClassVar[bool] = False
+    fuses: ClassVar[bool] = False
     weighs_channels: ClassVar[bool] = False
     key_value_dims: int | None = None
     partition: Partition | None = None
     _is_causal: bool | None = None
+    _dims: int | None = None
 
     @property
     def is_causal(self) -> bool:
@@ -268,79 +273,97 @@ class TokenMixer(nn.Module):
         """What can be done with its states."""
         return StateKind(self.init_state, is_fixed=self.recurrent)
 
-    __call__: Callable[..., tuple[mx.array, State]]
-    """`mixer(x, state, valid)`, and by name what its kind takes beside: `starts`, `memory` and
-    `memory_valid`, or arguments that its model makes for each block."""
-
-    def residual(
+    def __call__(
         self,
         x: mx.array,
-        norm: nn.Module | None,
-        state: State,
-        context: Context,
+        state: State = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+        memory: Any = None,
+        memory_valid: mx.array | None = None,
+        context: Context | None = None,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
         **arguments: Any,
     ) -> tuple[mx.array, State]:
-        """`x + mixer(norm(x))`, or `x + mixer(x)` without a norm, and the state; for a block of a model.
-
-        A mixer overrides it to compute norm and sum together with its projections, or to share with
-        other blocks what `context` makes once.
+        """The one call of every mixer: `residual + mixer(norm(x))`, and the state after it.
 
         Args:
-            x: The residual stream, `(B, L, D)`.
-            norm: The norm before the mixer; `None`: there is none.
-            state: The state before.
-            context: The tokens of the call.
-            arguments: What the model makes for this block, such as a lower bound.
-        """
-        if self.packs_samples and context.starts is not None:
-            arguments["starts"] = context.starts
-        if self.cross and context.memory is not None:
-            arguments |= {"memory": context.memory, "memory_valid": context.memory_valid}
-        y, state = self(x if norm is None else norm(x), state, context.valid, **arguments)
-        return x + y, state
-
-    def residual_by_position(
-        self,
-        x: mx.array,
-        norm: nn.Module | None,
-        state: State,
-        context: Context,
-        **arguments: Any,
-    ) -> tuple[mx.array, State | StatesByPosition]:
-        """As `residual`, for a caller that may take the last tokens back.
-
-        A mixer overrides it to project all tokens together even so.
+            x: The sequence, or the residual stream before its norm, `(B, L, D)`.
+            state: The state before; `None`: that of an empty text.
+            valid: Booleans `(B, L)`, `False` where padded.
+            starts: Booleans `(B, L)`, `True` where another sample begins in the row.
+            memory: A second sequence.
+            memory_valid: Booleans `(B, M)`, `False` where that one is padded.
+            context: The call of a model, which holds the four before and what its blocks share.
+            norm: Applied to `x`; `None`: there is none.
+            residual: Added to the result; `None`: nothing is.
+            arguments: What a model makes for this block, such as a lower bound.
 
         Returns:
-            `(B, L, D)`, and the state after each token; or only the last one where `can_rewind` of its
-            kind says that the tokens can be taken back from it.
+            `(B, L, D)` and the new state; where the context asks by position, `StatesByPosition`, or
+            the new state if `can_rewind` of its kind says that the tokens can be taken back from it.
+
+        Raises:
+            TypeError: The mixer does not take what is given, or `x` holds no floats.
+            ValueError: `x` has another shape than `(B, L, D)`.
         """
-        if self.state_kind.can_rewind(state, x.shape[1]):
-            return self.residual(x, norm, state, context, **arguments)
+        if context is None:
+            self._check_takes(starts, memory)
+            context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
+        dims = self._dims
+        if dims is not None and (x.ndim != 3 or x.shape[2] != dims or x.dtype not in FLOATS):
+            check_sequences(type(self).__name__, x, dims)
+        if state is None:
+            state = self.init_state(x.shape[0], x.dtype)
+        if self.fuses:
+            return self.mix(x, state, context, norm=norm, residual=residual, **arguments)
+        x = x if norm is None else norm(x)
+        if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
+            y, state = one_by_one(partial(self.mix, **arguments), x, state, context)
+        else:
+            y, state = self.mix(x, state, context, **arguments)
+        return y if residual is None else residual + y, state
 
-        def step(one: mx.array, state: State, context: Context) -> tuple[mx.array, State]:
-            return self.residual(one, norm, state, context, **arguments)
+    mix: Callable[..., tuple[mx.array, State]]
+    """What a mixer computes: `mix(x, state, context, **arguments)` gives `(B, L, D)` and the new state,
+    for the checked input and a state. One that `fuses` is given `norm` and `residual` by name too."""
 
-        return one_by_one(step, x, state, context)
+    def _check_takes(self, starts: mx.array | None, memory: Any) -> None:
+        """Refuses what a mixer of another kind is called with."""
+        for name, given, takes in (
+            ("starts", starts, self.packs_samples),
+            ("memory", memory, self.cross),
+        ):
+            if given is not None and not takes:
+                raise TypeError(
+                    f"[{type(self).__name__}] '{name}' must be left out, since the mixer does not take "
+                    "it. mmfree mixers lists those that do."
+                )
 
 
 def one_by_one(
-    step: Callable[[mx.array, State, Context], tuple[mx.array, State]],
+    mix: Callable[[mx.array, State, Context], tuple[mx.array, State]],
     x: mx.array,
     state: State,
     context: Context,
 ) -> tuple[mx.array, StatesByPosition]:
-    """What `step` makes of each position after those before it, and the state after each."""
+    """What `mix` makes of each position after those before it, and the state after each."""
     parts, states = [], []
-    for n in range(x.shape[1]):
-        y, state = step(x[:, n : n + 1], state, context.at(n))
+    calls = [context.at(n) for n in range(x.shape[1])]
+    for n, call in enumerate(calls):
+        y, state = mix(x[:, n : n + 1], state, call)
         parts.append(y)
         states.append(state)
+    context.take_handed(calls)
     return mx.concatenate(parts, axis=1), StatesByPosition(tuple(states))
 
 
 class ChannelMixer(nn.Module):
-    """A module that mixes within each position; a subclass computes it in `__call__`.
+    """A module that mixes within each position; a subclass computes it in `mix`.
+
+    One that looks back, as that of RWKV does, is a `TokenMixer`, which a block takes in its place.
 
     Attributes:
         partition: How it is divided between processes; `None`: it cannot be.
@@ -350,26 +373,33 @@ class ChannelMixer(nn.Module):
 
     Example:
         >>> class Doubling(ChannelMixer):
-        ...     def __call__(self, x):
+        ...     def mix(self, x):
         ...         return 2 * x
-        >>> Doubling().residual(mx.ones((1, 2)), norm=None).tolist()
+        >>> Doubling()(mx.ones((1, 2)), residual=mx.ones((1, 2))).tolist()
         [[3.0, 3.0]]
     """
 
     partition: Partition | None = None
 
-    def __call__(self, x: mx.array) -> mx.array:
-        raise NotImplementedError
-
     def take_part(self, group: Group) -> None:
         """As that of a `TokenMixer`."""
 
-    def residual(self, x: mx.array, norm: nn.Module | None) -> mx.array:
-        """`x + mixer(norm(x))`, or `x + mixer(x)` without a norm.
+    def mix(self, x: mx.array) -> mx.array:
+        """What the mixer computes, `(..., D)`."""
+        raise NotImplementedError
 
-        A mixer overrides it to compute norm and sum together with its projections.
+    def __call__(
+        self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None
+    ) -> mx.array:
+        """`residual + mixer(norm(x))`; a mixer overrides it to compute all of it together.
+
+        Args:
+            x: `(..., D)`.
+            norm: Applied to `x`; `None`: there is none.
+            residual: Added to the result; `None`: nothing is.
         """
-        return x + self(x if norm is None else norm(x))
+        y = self.mix(x if norm is None else norm(x))
+        return y if residual is None else residual + y
 
 
 class SpatialMixer(nn.Module):

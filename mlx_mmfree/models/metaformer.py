@@ -18,7 +18,7 @@ from ..layers.attention.positions import AddedPositions, LearnedPositions, Sinus
 from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from .parts.architecture import Architecture, Pipeline, draw_weights
-from .parts.block import Block, NormOrder
+from .parts.block import Block, NormOrder, ReversibleBlock
 from .parts.decoder import Decoder
 from .parts.encoder_decoder import EncoderDecoder
 from .parts.encoders import MaskedLM, Pooling, SequenceClassifier
@@ -34,7 +34,6 @@ from .parts.fields import (
     usual_word,
 )
 from .parts.mixers import MixerChoice, MixerPositions, read_choices
-from .parts.reversible import ReversibleBlock
 from .parts.stack import Stack
 from .parts.token_model import TokenModel
 

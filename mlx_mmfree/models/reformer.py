@@ -22,6 +22,7 @@ from ..layers.mixer import TokenMixer
 from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
 from .parts.architecture import Architecture, OlderName, draw_weights
+from .parts.block import ReversibleBlock
 from .parts.decoder import Decoder
 from .parts.fields import (
     ACTIVATIONS,
@@ -34,7 +35,6 @@ from .parts.fields import (
     refuse_unless,
     standard_deviation,
 )
-from .parts.reversible import ReversibleBlock
 
 _SUPPORTED = {
     "is_decoder": True,

@@ -100,12 +100,9 @@ class AttentionSink(SelfAttention):
         )
         if is_learned:
             self.sink_logits = mx.zeros((num_heads,))
+            self.has_plain_weights = False
 
-    @property
-    def has_plain_weights(self) -> bool:
-        return "sink_logits" not in self
-
-    def mix(
+    def weigh(
         self,
         queries: mx.array,
         keys: mx.array,

@@ -141,13 +141,10 @@ class BigBird(TokenMixer):
         drawn = rng.random((self._drawn_heads, count - 2, count)) + is_seen
         return np.argsort(drawn, axis=-1)[..., : self._num_random]
 
-    def __call__(
-        self, x: mx.array, state: tuple[()] | None = None, valid: mx.array | None = None
-    ) -> tuple[mx.array, tuple[()]]:
-        check_sequences("BigBird", x, self._dims)
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
         if not x.shape[1]:
             return x, ()
-        return read_without_padding(x, Context(valid), self._attend)
+        return read_without_padding(x, context, self._attend)
 
     def _attend(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
         """Attention of rows whose padding stands behind."""

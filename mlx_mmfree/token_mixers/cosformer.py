@@ -115,27 +115,18 @@ class CosFormer(TokenMixer):
         shape = (batch_size, self.num_heads, 2 * self._head_dim, self._head_dim + 1)
         return CosFormerState(mx.zeros(shape), mx.zeros((batch_size,), mx.int32))
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: CosFormerState | tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-        memory: mx.array | None = None,
-        memory_valid: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: CosFormerState | tuple[()], context: Context
     ) -> tuple[mx.array, CosFormerState | tuple[()]]:
-        check_sequences("CosFormer", x, self._dims)
         self._check_length("x", x)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        context, none = Context(valid, starts=starts), mx.zeros((x.shape[0],), mx.int32)
+        memory, none = context.memory, mx.zeros((x.shape[0],), mx.int32)
         before = state.position if isinstance(state, CosFormerState) else none
         places, position = count_on(before, x.shape[1], context)
         source, key_places = x, places
         if memory is not None:
             self._check_length("memory", memory)
             source = memory
-            key_places, _ = count_on(none, memory.shape[1], Context(memory_valid))
+            key_places, _ = count_on(none, memory.shape[1], Context(context.memory_valid))
         q, k = (
             self._features("query_proj", x, places),
             self._features("key_proj", source, key_places),
@@ -147,8 +138,9 @@ class CosFormer(TokenMixer):
             )
             state = CosFormerState(sums, position)
         else:
-            check_no_starts("CosFormer", starts)
-            o = attend_to_all(q, k, v, valid if memory is None else memory_valid)
+            check_no_starts("CosFormer", context.starts)
+            seen = context.valid if memory is None else context.memory_valid
+            o = attend_to_all(q, k, v, seen)
             state = (
                 state._replace(position=position) if isinstance(state, CosFormerState) else state
             )

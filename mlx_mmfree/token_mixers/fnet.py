@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, check_sizes
+from ..layers.context import Context
 from ..layers.mixer import Linears, TokenMixer
 
 
@@ -56,15 +57,10 @@ class FNet(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: tuple[()] | None = None,
-        valid: mx.array | None = None,
-    ) -> tuple[mx.array, tuple[()]]:
-        check_sequences("FNet", x, self._dims)
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
         if not x.size:
             return x, ()
+        valid = context.valid
         if valid is None:
             return mx.fft.fft2(x.astype(mx.float32), axes=(1, 2)).real.astype(x.dtype), ()
         shown = mx.where(valid[..., None], x.astype(mx.float32), 0.0)

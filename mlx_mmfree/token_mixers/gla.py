@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
+from ..layers.context import Context
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
 from ..layers.projection import split_heads
 from ..layers.recurrence import weights_of_recurrence
@@ -122,18 +123,11 @@ class GLA(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> GLAState:
         return GLAState(mx.zeros((batch_size, self.num_heads, self._key_dim, self._value_dim)))
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: GLAState | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-    ) -> tuple[mx.array, GLAState]:
-        check_sequences("GLA", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+    def mix(self, x: mx.array, state: GLAState, context: Context) -> tuple[mx.array, GLAState]:
         q, k, v, f, g = self._inner(x)
-        o, memory = gated_linear_attention(q, k, v, f, state.memory, valid=valid, starts=starts)
+        o, memory = gated_linear_attention(
+            q, k, v, f, state.memory, valid=context.valid, starts=context.starts
+        )
         norm = self["output_norm"]
         g = mx.unflatten(g, -1, (self.num_heads, -1))
         y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)

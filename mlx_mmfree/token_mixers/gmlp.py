@@ -111,15 +111,7 @@ class GMLP(KeyValueMixer):
         width = self._attention_dims or 0
         return 1, width, self._half + width
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: HeldTokens | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-    ) -> tuple[mx.array, HeldTokens]:
-        context = Context(valid, starts=starts)
+    def mix(self, x: mx.array, state: HeldTokens, context: Context) -> tuple[mx.array, HeldTokens]:
         return self.read_tokens(x, state, context, partial(self._mix, context))
 
     def _mix(

@@ -103,17 +103,8 @@ class GRU(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> GRUState:
         return GRUState(mx.zeros((batch_size, self._hidden_dims)))
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: GRUState | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-    ) -> tuple[mx.array, GRUState]:
-        check_sequences("GRU", x, self._dims)
-        hidden = (self.init_state(x.shape[0], x.dtype) if state is None else state).hidden
-        context = Context(valid, starts=starts)
+    def mix(self, x: mx.array, state: GRUState, context: Context) -> tuple[mx.array, GRUState]:
+        hidden = state.hidden
         gates = project(x, [self[name] for name in _GATES])
         states = []
         for n, step in enumerate(positions(gates, axis=1)):
@@ -121,8 +112,8 @@ class GRU(TokenMixer):
             if context.starts is not None:
                 hidden = mx.where(context.starts[:, n, None], 0.0, hidden)
             hidden, _ = self._step(step[:, 0], hidden)
-            if valid is not None:
-                hidden = mx.where(valid[:, n, None], hidden, old)
+            if context.valid is not None:
+                hidden = mx.where(context.valid[:, n, None], hidden, old)
             states.append(hidden)
         if not states:
             return x, GRUState(hidden)

@@ -109,18 +109,14 @@ class HGRN(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HGRNState:
         return HGRNState(mx.zeros((batch_size, self._hidden_dims)))
 
-    def __call__(
+    def mix(
         self,
         x: mx.array,
-        state: HGRNState | None = None,
-        valid: mx.array | None = None,
+        state: HGRNState,
+        context: Context,
         *,
         lower_bound: mx.array | None = None,
-        starts: mx.array | None = None,
     ) -> tuple[mx.array, HGRNState]:
-        check_sequences("HGRN", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        context = Context(valid, starts=starts)
         inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
         i, f, g = mx.split(project(x, inner), 3, axis=-1)
         h, last = gated_recurrence(i, f, state.hidden, context, lower_bound)

@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from ..layers import apply_norm, project
 from ..layers.arguments import check_sequences, dims_of_a_head
+from ..layers.context import Context
 from ..layers.mixer import Linears, Partition, TokenMixer, factory_of
 from ..layers.projection import merge_heads, split_heads
 from ..layers.recurrence import bounded_gate, weights_of_recurrence
@@ -107,20 +108,17 @@ class HGRN2(TokenMixer):
         shape = (batch_size, self.num_heads, self._head_dim, self._value_dim)
         return HGRN2State(mx.zeros(shape))
 
-    def __call__(
+    def mix(
         self,
         x: mx.array,
-        state: HGRN2State | None = None,
-        valid: mx.array | None = None,
+        state: HGRN2State,
+        context: Context,
         *,
         lower_bound: mx.array | None = None,
-        starts: mx.array | None = None,
     ) -> tuple[mx.array, HGRN2State]:
-        check_sequences("HGRN2", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         q, f, k, v = self._inner(x, lower_bound)
         o, memory = gated_linear_attention(
-            q, k, v.astype(mx.float32), f, state.memory, valid=valid, starts=starts
+            q, k, v.astype(mx.float32), f, state.memory, valid=context.valid, starts=context.starts
         )
         y, norm = merge_heads(o), self["output_norm"]
         if x.dtype == mx.float16:

@@ -100,23 +100,16 @@ class Hydra(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HydraState | tuple[()]:
         return HydraState(mx.zeros((batch_size, self._channels))) if self._is_causal else ()
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: HydraState | tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: HydraState | tuple[()], context: Context
     ) -> tuple[mx.array, HydraState | tuple[()]]:
-        check_sequences("Hydra", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        valid, starts = context.valid, context.starts
         inner = (self["query_proj"], self["key_proj"], self["value_proj"])
         q, k, v = mx.split(project(x, inner).astype(mx.float32), 3, axis=-1)
         products = self._unit(k) * v
         if valid is not None:
             products = mx.where(valid[..., None], products, 0.0)
         if isinstance(state, HydraState):
-            starts = Context(valid, starts=starts).starts
             # a row of gates that all positions share, so that no kernel on a CPU needs a copy of it
             kept = mx.ones((1, 1, self._channels)) if starts is None else 1.0 - starts[..., None]
             sums, last = linear_scan(mx.broadcast_to(kept, products.shape), products, state.sums)

@@ -135,31 +135,23 @@ class LinearAttention(TokenMixer):
         columns = self._value_dim + self._normalize
         return LinearAttentionState(mx.zeros((batch_size, self.num_heads, self._features, columns)))
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: LinearAttentionState | tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-        memory: mx.array | None = None,
-        memory_valid: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: LinearAttentionState | tuple[()], context: Context
     ) -> tuple[mx.array, LinearAttentionState | tuple[()]]:
-        check_sequences("LinearAttention", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
+        memory = context.memory
         source = x if memory is None else memory
         q, k = self._queries_and_keys(x, source)
         v = self._heads("value_proj", source)
         v = with_ones(v) if self._normalize else v
         if isinstance(state, LinearAttentionState) and memory is None:
-            context = Context(valid, starts=starts)
             o, last = gated_linear_attention(
                 q, k, v, None, state.fast_weights, valid=context.valid, starts=context.starts
             )
             state = LinearAttentionState(last)
         else:
-            check_no_starts("LinearAttention", starts)
-            o = attend_to_all(q, k, v, valid if memory is None else memory_valid)
+            check_no_starts("LinearAttention", context.starts)
+            seen = context.valid if memory is None else context.memory_valid
+            o = attend_to_all(q, k, v, seen)
         if self._normalize:
             o = o[..., :-1] / (o[..., -1:] + self._eps)
         return project(merge_heads(o).astype(x.dtype), (self["output_proj"],)), state

@@ -110,16 +110,8 @@ class Linformer(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        memory: mx.array | None = None,
-        memory_valid: mx.array | None = None,
-    ) -> tuple[mx.array, tuple[()]]:
-        check_sequences("Linformer", x, self._dims)
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
+        valid, memory = context.valid, context.memory
         source, name = (x, "x") if memory is None else (memory, "memory")
         check_sequences("Linformer", source, self._dims)
         if source.shape[1] > self._max_length:
@@ -128,7 +120,7 @@ class Linformer(TokenMixer):
                 f"has {source.shape[1]} positions."
             )
         queries = split_heads(self["query_proj"](x), self.num_heads)
-        keys, values = self._projected(source, valid if memory is None else memory_valid)
+        keys, values = self._projected(source, valid if memory is None else context.memory_valid)
         y = attention(queries, keys, values)
         y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
         return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()

@@ -96,25 +96,18 @@ class Longformer(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        is_global: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: tuple[()], context: Context, *, is_global: mx.array | None = None
     ) -> tuple[mx.array, tuple[()]]:
-        check_sequences("Longformer", x, self._dims)
         if is_global is not None and is_global.shape != x.shape[:2]:
             raise ValueError(
                 f"[Longformer] 'is_global' must have shape {x.shape[:2]} but got {is_global.shape}."
             )
         if not x.shape[1]:
             return x, ()
-        context = Context(valid)
-        if is_global is not None and valid is not None:
-            marked = mx.logical_and(is_global, valid)
-            is_global = mx.take_along_axis(marked, padding_last(context, valid)[0], axis=1)
+        if is_global is not None and context.valid is not None:
+            marked = mx.logical_and(is_global, context.valid)
+            is_global = mx.take_along_axis(marked, padding_last(context, context.valid)[0], axis=1)
 
         def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
             y = merge_heads(self._attend(x, tokens, is_global))

@@ -1,5 +1,6 @@
 """MLGRU, the MatMul-free gated recurrent unit (Zhu et al., arXiv 2406.02528)."""
 
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ from ..layers.mixer import (
     StatesByPosition,
     TokenMixer,
     factory_of,
+    one_by_one,
     part_of,
 )
 from ..layers.recurrence import bounded_gate, gated_recurrence, weights_of_gates
@@ -100,6 +102,7 @@ class MLGRU(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    fuses: ClassVar[bool] = True
     weighs_channels: ClassVar[bool] = True
     partition = Partition(
         {"input_proj": 1, "forget_proj": 1, "gate_proj": 1, "recurrence_proj": 2, "gates_proj": 3},
@@ -162,65 +165,32 @@ class MLGRU(TokenMixer):
             tuple(self[name].init_state(batch_size, dtype) for name in names),
         )
 
-    def __call__(
+    def mix(
         self,
         x: mx.array,
-        state: MLGRUState | None = None,
-        valid: mx.array | None = None,
+        state: MLGRUState,
+        context: Context,
         *,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
         lower_bound: mx.array | None = None,
-        starts: mx.array | None = None,
-    ) -> tuple[mx.array, MLGRUState]:
-        return self._mix(x, None, None, state, Context(valid, starts=starts), lower_bound)
-
-    def residual(
-        self,
-        x: mx.array,
-        norm: nn.Module | None,
-        state: MLGRUState | None,
-        context: Context,
-        **arguments: Any,
-    ) -> tuple[mx.array, MLGRUState]:
-        return self._mix(x, norm, x, state, context, **arguments)
-
-    def residual_by_position(
-        self,
-        x: mx.array,
-        norm: nn.Module | None,
-        state: MLGRUState | None,
-        context: Context,
-        **arguments: Any,
     ) -> tuple[mx.array, MLGRUState | StatesByPosition]:
-        check_sequences("MLGRU", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        if state.convolutions:
-            return super().residual_by_position(x, norm, state, context, **arguments)
-        inner = tuple(self[name] for name in self._inner)
-        gates = project(x, inner, norm=norm)
-        lower_bound = arguments.get("lower_bound")
-        parts, states, hidden = [], [], state.hidden
-        for n in range(x.shape[1]):
-            y, hidden = self._recur(gates[:, n : n + 1], hidden, context.at(n), lower_bound)
-            parts.append(y)
-            states.append(MLGRUState(hidden))
-        y = project(mx.concatenate(parts, axis=1), (self["output_proj"],), residual=x)
-        return y, StatesByPosition(tuple(states))
-
-    def _mix(
-        self,
-        x: mx.array,
-        norm: nn.Module | None,
-        residual: mx.array | None,
-        state: MLGRUState | None,
-        context: Context,
-        lower_bound: mx.array | None = None,
-    ) -> tuple[mx.array, MLGRUState]:
-        check_sequences("MLGRU", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        gates, convolutions = self._gates(x, norm, state.convolutions, context)
-        y, hidden = self._recur(gates, state.hidden, context, lower_bound)
-        y = project(y, (self["output_proj"],), residual=residual)
-        return y, MLGRUState(hidden, convolutions)
+        after: MLGRUState | StatesByPosition
+        if not context.by_position:
+            gates, convolutions = self._gates(x, norm, state.convolutions, context)
+            y, hidden = self._recur(gates, state.hidden, context, lower_bound)
+            after = MLGRUState(hidden, convolutions)
+        elif state.convolutions:
+            x = x if norm is None else norm(x)
+            y, after = one_by_one(partial(self.mix, lower_bound=lower_bound), x, state, context)
+            return y if residual is None else residual + y, after
+        else:
+            # all tokens are projected together
+            gates, _ = self._gates(x, norm, (), context)
+            recur = partial(self._recur, lower_bound=lower_bound)
+            y, hiddens = one_by_one(recur, gates, state.hidden, context)
+            after = StatesByPosition(tuple(MLGRUState(hidden) for hidden in hiddens.states))
+        return project(y, (self["output_proj"],), residual=residual), after
 
     def _gates(
         self,
@@ -256,7 +226,7 @@ class MLGRU(TokenMixer):
         gates: mx.array,
         hidden: mx.array,
         context: Context,
-        lower_bound: mx.array | None,
+        lower_bound: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
         """What lies between the projections."""
         gate_norm = self.get("gate_norm")

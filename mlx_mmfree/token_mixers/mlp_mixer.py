@@ -81,14 +81,9 @@ class MLPMixer(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: tuple[()] | None = None,
-        valid: mx.array | None = None,
-    ) -> tuple[mx.array, tuple[()]]:
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
         self._check(x)
-        return read_without_padding(x, Context(valid), self._mix)
+        return read_without_padding(x, context, self._mix)
 
     def _check(self, x: mx.array) -> None:
         check_sequences("MLPMixer", x, self._dims)

@@ -1,7 +1,7 @@
 """Multi-head attention (Vaswani et al., arXiv 1706.03762)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +12,7 @@ from ..layers.attention.mixer import SelfAttention
 from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.context import Context
-from ..layers.mixer import Linears, State, StateKind, StatesByPosition, factory_of
+from ..layers.mixer import Linears, State, StateKind, factory_of
 from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
@@ -139,23 +139,22 @@ class MultiHeadAttention(SelfAttention):
     def state_kind(self) -> StateKind:
         return _MemoryKind(super().state_kind)
 
-    def __call__(
+    def mix(
         self,
         x: mx.array,
-        state: State = None,
-        valid: mx.array | None = None,
+        state: State,
+        context: Context,
         *,
-        starts: mx.array | None = None,
-        memory: Memory | None = None,
-        memory_valid: mx.array | None = None,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
     ) -> tuple[mx.array, State]:
+        memory, valid = context.memory, context.valid
         if memory is None and not isinstance(state, MemoryState):
             self._check_sees_itself()
-            return super().__call__(x, state, valid, starts=starts)
-        check_sequences("MultiHeadAttention", x, self._dims)
+            return super().mix(x, state, context, norm=norm, residual=residual)
         if not isinstance(state, MemoryState):
-            state = self._read_memory(x.shape[0], state, cast(Memory, memory), memory_valid)
-        queries = split_heads(self["query_proj"](x), self.num_heads)
+            state = self._read_memory(x.shape[0], state, memory, context.memory_valid)
+        queries = split_heads(self["query_proj"](x if norm is None else norm(x)), self.num_heads)
         seen = state.valid[:, None, None]
         has_any = mx.any(seen, axis=-1, keepdims=True)
         y = attention(
@@ -163,24 +162,8 @@ class MultiHeadAttention(SelfAttention):
         )
         y = mx.where(has_any, y, mx.zeros((), y.dtype))
         y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
-        return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
-
-    def residual(
-        self, x: mx.array, norm: nn.Module | None, state: State, context: Context, **arguments: Any
-    ) -> tuple[mx.array, State]:
-        if context.memory is None and not isinstance(state, MemoryState):
-            self._check_sees_itself()
-            return super().residual(x, norm, state, context, **arguments)
-        arguments |= {"memory": context.memory, "memory_valid": context.memory_valid}
-        y, state = self(x if norm is None else norm(x), state, context.valid, **arguments)
-        return x + y, state
-
-    def residual_by_position(
-        self, x: mx.array, norm: nn.Module | None, state: State, context: Context, **arguments: Any
-    ) -> tuple[mx.array, State | StatesByPosition]:
-        if context.memory is None and not isinstance(state, MemoryState):
-            return super().residual_by_position(x, norm, state, context, **arguments)
-        return self.residual(x, norm, state, context, **arguments)
+        y = y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype))
+        return y if residual is None else residual + y, state
 
     def mixing_weights(
         self, x: mx.array, *, memory: Memory | None = None, **arguments: Any

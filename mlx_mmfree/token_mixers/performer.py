@@ -239,22 +239,14 @@ class Performer(TokenMixer):
             mx.zeros((*rows, self._features, self._head_dim + 1)), mx.full(rows, NO_MAXIMUM)
         )
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: PerformerState | tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: PerformerState | tuple[()], context: Context
     ) -> tuple[mx.array, PerformerState | tuple[()]]:
-        check_sequences("Performer", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         inner = (self["query_proj"], self["key_proj"], self["value_proj"])
         parts = mx.split(project(x, inner).astype(mx.float32), 3, axis=-1)
         q, k, v = (split_heads(part, self.num_heads) for part in parts)
         q, v = self._query_features(q), with_ones(v)
         if isinstance(state, PerformerState):
-            context = Context(valid, starts=starts)
             k, decay, maximum = self._key_features(k, state.maximum, context)
             o, sums = gated_linear_attention(
                 q, k, v, decay, state.sums, valid=context.valid, starts=context.starts
@@ -262,10 +254,10 @@ class Performer(TokenMixer):
             state = PerformerState(sums, maximum)
             shares = o[..., -1:] + DENOMINATOR_EPS * q.sum(axis=-1, keepdims=True)
         else:
-            check_no_starts("Performer", starts)
+            check_no_starts("Performer", context.starts)
             none = mx.full(k.shape[:2], NO_MAXIMUM)
-            k, _, _ = self._key_features(k, none, Context(valid))
-            o = attend_to_all(q, k, v, valid)
+            k, _, _ = self._key_features(k, none, context)
+            o = attend_to_all(q, k, v, context.valid)
             # features are positive: it is 0 in a row of padding alone, where values are 0 too
             shares = mx.where(o[..., -1:] == 0, 1.0, o[..., -1:])
         y = merge_heads(o[..., :-1] / shares).astype(x.dtype)

@@ -97,15 +97,9 @@ class Pooling(TokenMixer):
         recent = mx.zeros((batch_size, kept, dims))
         return PoolingState(mx.zeros((batch_size,), mx.int32), recent)
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: PoolingState | tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: PoolingState | tuple[()], context: Context
     ) -> tuple[mx.array, PoolingState | tuple[()]]:
-        check_sequences("Pooling", x, self._dims)
         before = state if isinstance(state, PoolingState) else self._first(x.shape[0], self._dims)
         if not x.shape[1]:
             return x, before if self._is_causal else ()
@@ -114,7 +108,7 @@ class Pooling(TokenMixer):
             mean, after = self._mean(x.astype(mx.float32), before, tokens)
             return mean.astype(x.dtype) - x, after
 
-        y, after = read_without_padding(x, Context(valid, starts=starts), read)
+        y, after = read_without_padding(x, context, read)
         return y, after if self._is_causal else ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:

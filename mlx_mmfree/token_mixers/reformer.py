@@ -410,15 +410,10 @@ class Reformer(KeyValueMixer):
         """The bucket of each token of a sequence in each round, integers `(B, H, rounds, L)`."""
         return self._hashed(split_heads(self["query_key_proj"](x), self.num_heads), rotations)
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: HeldTokens | None = None,
-        valid: mx.array | None = None,
-        *,
-        rotations: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: HeldTokens, context: Context, *, rotations: mx.array | None = None
     ) -> tuple[mx.array, HeldTokens]:
-        return self.read_tokens(x, state, Context(valid), partial(self._mix, rotations))
+        return self.read_tokens(x, state, context, partial(self._mix, rotations))
 
     def _mix(
         self,

@@ -96,6 +96,7 @@ class ReLUAttention(SelfAttention):
     equation: ClassVar[str] = "y_t = 1/n_t sum_j relu(q_t k_j^T / sqrt(d)) v_j"
     complexity: ClassVar[str] = "T^2 D"
     paper: ClassVar[str] = "arXiv 2309.08586"
+    has_plain_weights = False
 
     def __init__(
         self,
@@ -141,16 +142,12 @@ class ReLUAttention(SelfAttention):
             self.input_norm = GatedNorm(dims, eps=norm_eps)
             self.head_norm = GatedNorm(self.head_dim, eps=norm_eps)
 
-    @property
-    def has_plain_weights(self) -> bool:
-        return False
-
     def project_inner(self, x: mx.array, norm: nn.Module | None) -> mx.array:
         if "input_norm" not in self:
             return super().project_inner(x, norm)
         return super().project_inner(self.input_norm(x if norm is None else norm(x)), None)
 
-    def mix(
+    def weigh(
         self,
         queries: mx.array,
         keys: mx.array,
@@ -170,7 +167,7 @@ class ReLUAttention(SelfAttention):
             else:
                 rows = _rows(mask, start, seen)
             parts.append(
-                self._weigh(
+                self._weigh_block(
                     queries[:, :, start:stop],
                     keys[:, :, :seen],
                     values[:, :, :seen],
@@ -186,7 +183,7 @@ class ReLUAttention(SelfAttention):
         plain.pop("head_norm", None)
         return super(ReLUAttention, plain).mixing_weights(x, **arguments)
 
-    def _weigh(
+    def _weigh_block(
         self,
         queries: mx.array,
         keys: mx.array,

@@ -121,17 +121,9 @@ class RetNet(TokenMixer):
         shape = (batch_size, self.num_heads, self._key_dim, self._value_dim)
         return RetNetState(mx.zeros(shape), mx.zeros((batch_size,), mx.int32))
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: RetNetState | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: RetNetState, context: Context
     ) -> tuple[mx.array, RetNetState]:
-        check_sequences("RetNet", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
-        context = Context(valid, starts=starts)
         places, position = count_on(state.position, x.shape[1], context)
         q, k, decay = self._inner(x, places)
         v, g = self["value_proj"](x), self["gate_proj"](x)

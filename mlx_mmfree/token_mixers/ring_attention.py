@@ -6,7 +6,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import check_sequences
 from ..layers.attention.mixer import SelfAttention, SelfAttentionState
 from ..layers.attention.positions import RoPE
 from ..layers.context import Context
@@ -91,43 +90,20 @@ class RingAttention(SelfAttention):
         )
         self._group = group if group is not None and group.size() > 1 else None
 
-    def __call__(
+    def mix(
         self,
         x: mx.array,
-        state: SelfAttentionState | None = None,
-        valid: mx.array | None = None,
+        state: SelfAttentionState,
+        context: Context,
         *,
-        starts: mx.array | None = None,
-    ) -> tuple[mx.array, SelfAttentionState]:
-        if self._group is None:
-            return super().__call__(x, state, valid, starts=starts)
-        return self._read_part(x, state, Context(valid, starts=starts), self._group)
-
-    def residual(
-        self,
-        x: mx.array,
-        norm: nn.Module | None,
-        state: SelfAttentionState | None,
-        context: Context,
-        **arguments: Any,
-    ) -> tuple[mx.array, SelfAttentionState]:
-        if self._group is None:
-            return super().residual(x, norm, state, context, **arguments)
-        normed = x if norm is None else norm(x)
-        y, state = self._read_part(normed, state, context, self._group)
-        return x + y, state
-
-    def residual_by_position(
-        self,
-        x: mx.array,
-        norm: nn.Module | None,
-        state: SelfAttentionState | None,
-        context: Context,
-        **arguments: Any,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
     ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
         if self._group is None:
-            return super().residual_by_position(x, norm, state, context, **arguments)
-        return self.residual(x, norm, state, context, **arguments)
+            return super().mix(x, state, context, norm=norm, residual=residual)
+        normed = x if norm is None else norm(x)
+        y, state = self._read_part(normed, state, context, self._group)
+        return y if residual is None else residual + y, state
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         if self._group is not None:
@@ -140,12 +116,10 @@ class RingAttention(SelfAttention):
     def _read_part(
         self,
         x: mx.array,
-        state: SelfAttentionState | None,
+        before: SelfAttentionState,
         context: Context,
         group: mx.distributed.Group,
     ) -> tuple[mx.array, SelfAttentionState]:
-        check_sequences("RingAttention", x, self._dims)
-        before = self.init_state(x.shape[0], x.dtype) if state is None else state
         for name, given in (
             ("state", getattr(before, "used", 0)),
             ("starts", context.starts is not None),

@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import check_sequences, dims_of_a_head
+from ..layers.context import Context
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
 from ..layers.projection import merge_heads, split_heads
 from ..layers.recurrence import weights_of_kernel
@@ -84,10 +85,8 @@ class SimA(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self, x: mx.array, state: tuple[()] | None = None, valid: mx.array | None = None
-    ) -> tuple[mx.array, tuple[()]]:
-        check_sequences("SimA", x, self._dims)
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
+        valid = context.valid
         q, k, v = self._heads(x, valid)
         first = mx.zeros((x.shape[0],), mx.int32) if valid is None else mx.argmax(valid, axis=1)
         if self._class_only:

@@ -346,15 +346,10 @@ class Sinkhorn(KeyValueMixer):
     def held_dims(self) -> tuple[int, int, int]:
         return self.num_heads, 2 * self.head_dim, self.head_dim
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: HeldTokens | None = None,
-        valid: mx.array | None = None,
-        *,
-        uniform: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: HeldTokens, context: Context, *, uniform: mx.array | None = None
     ) -> tuple[mx.array, HeldTokens]:
-        return self.read_tokens(x, state, Context(valid), partial(self._mix, uniform))
+        return self.read_tokens(x, state, context, partial(self._mix, uniform))
 
     def _mix(
         self, uniform: mx.array | None, x: mx.array, before: HeldTokens, tokens: RealTokens

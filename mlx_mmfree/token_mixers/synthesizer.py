@@ -160,15 +160,7 @@ class Synthesizer(KeyValueMixer):
     def held_dims(self) -> tuple[int, int, int]:
         return self.num_heads, self._key_dims, self._value_dims
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: HeldTokens | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
-    ) -> tuple[mx.array, HeldTokens]:
-        context = Context(valid, starts=starts)
+    def mix(self, x: mx.array, state: HeldTokens, context: Context) -> tuple[mx.array, HeldTokens]:
         return self.read_tokens(x, state, context, partial(self._mix, context))
 
     def _mix(

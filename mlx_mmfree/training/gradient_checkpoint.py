@@ -40,12 +40,16 @@ def recomputed(
         x: mx.array,
         state: State,
         memory: dict[str, mx.array],
+        handed: dict[str, mx.array],
         arguments: dict[str, Any],
-    ) -> tuple[mx.array, State]:
+    ) -> tuple[mx.array, State, dict[str, mx.array]]:
         # dropout must drop the same numbers in both passes
         set_random_key(key)
         block.update(parameters)
-        return block(x, state, context.with_memory(memory.get("memory")), **arguments)
+        own = context.with_memory(memory.get("memory"))
+        own.handed = dict(handed)
+        y, state = block(x, state, own, **arguments)
+        return y, state, own.handed
 
     def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
         given = _flatten(cotangents)
@@ -54,13 +58,14 @@ def recomputed(
         block.update(parameters)
         return _unflatten(primals, mx.depends(gradients, gradients))
 
-    # parameters, memory and arguments are given to the function, so that they get gradients
+    # parameters, memory and what layers hand on are given to the function, so that they get gradients
     checkpointed: Any = mx.custom_function(forward)
     checkpointed.vjp(backward)
     memory = {} if context.memory is None else {"memory": context.memory}
-    result: tuple[mx.array, State] = checkpointed(parameters, x, state, memory, arguments)
+    y, after, handed = checkpointed(parameters, x, state, memory, context.handed, arguments)
+    context.handed.update(handed)
     block.update(parameters)
-    return result
+    return y, after
 
 
 def checkpoint_blocks(model: Stack) -> None:

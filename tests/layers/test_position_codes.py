@@ -48,6 +48,6 @@ def test_positions_are_counted_on() -> None:
     assert mx.array_equal(y[0, 2:], code(mx.array([0, 1, 0, 1])))
     assert mx.array_equal(y[1], code(mx.arange(6)))
     assert state.read.tolist() == [2, 6]
-    more, state = layer.residual(x[:, :1] + 1, None, state, Context())
+    more, state = layer.added(x[:, :1] + 1, state, Context())
     assert mx.array_equal(more[:, 0], code(mx.array([2, 6])) + 1)
     assert state.read.tolist() == [3, 7]

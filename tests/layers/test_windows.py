@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.attention import key_values as sequence_blocks
-from mlx_mmfree.layers.attention import mixer as attention_call
+from mlx_mmfree.layers.attention import mixer as attention
 from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.attention.positions import ALiBi
 from mlx_mmfree.token_mixers import GQA, KeyValueCache
@@ -76,11 +76,14 @@ def test_a_long_call_is_read_in_pieces(
 
     want, want_gradient = run(), mx.grad(loss)(x)
     pieces = []
-    monkeypatch.setattr(attention_call, "PIECE", 4)
-    attend = attention_call.attend
-    monkeypatch.setattr(
-        attention_call, "attend", lambda p, *rest: pieces.append(p.shape[1]) or attend(p, *rest)
-    )
+    monkeypatch.setattr(attention, "PIECE", 4)
+    attend = attention.SelfAttention._attend_piece
+
+    def noted(self: attention.SelfAttention, projected: mx.array, *rest: Any) -> Any:
+        pieces.append(projected.shape[1])
+        return attend(self, projected, *rest)
+
+    monkeypatch.setattr(attention.SelfAttention, "_attend_piece", noted)
     for got, one in zip(run(), want, strict=True):
         assert relative_error(got, one) <= FLOAT32
     if cache != "everything" or "position_bias" in positions:

@@ -26,10 +26,8 @@ class RunningSum(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> mx.array:
         return mx.zeros((batch_size, 1, 8), dtype)
 
-    def __call__(
-        self, x: mx.array, state: mx.array | None = None, valid: mx.array | None = None
-    ) -> tuple[mx.array, mx.array]:
-        y = mx.cumsum(x, axis=1) + (0 if state is None else state)
+    def mix(self, x: mx.array, state: mx.array, context: Context) -> tuple[mx.array, mx.array]:
+        y = mx.cumsum(x, axis=1) + state
         return 3 * y, y[:, -1:]
 
 
@@ -42,20 +40,13 @@ class PlusMemory(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: Any = None,
-        valid: mx.array | None = None,
-        *,
-        memory: mx.array | None = None,
-        memory_valid: mx.array | None = None,
-    ) -> tuple[mx.array, tuple[()]]:
+    def mix(self, x: mx.array, state: Any, context: Context) -> tuple[mx.array, tuple[()]]:
+        memory = context.memory
         return (-x if memory is None else x + memory.sum(axis=1, keepdims=True)), ()
 
 
 class Square(ChannelMixer):
-    def __call__(self, x: mx.array) -> mx.array:
+    def mix(self, x: mx.array) -> mx.array:
         return x * x
 
 
@@ -65,16 +56,24 @@ def _layer_norm(x: np.ndarray) -> np.ndarray:
 
 
 def _expected(x: np.ndarray, order: str, mixers: list[Any]) -> np.ndarray:
+    first = x
     for mix in mixers:
-        if order == "pre":
-            x = x + mix(_layer_norm(x))
+        if order in ("pre", "parallel"):
+            x = x + mix(_layer_norm(x if order == "pre" else first))
+        elif order == "branch":
+            x = x + _layer_norm(mix(x))
+        elif order == "sandwich":
+            x = x + _layer_norm(mix(_layer_norm(x)))
         else:
             x = x + mix(x)
             x = _layer_norm(x) if order == "post" else x
     return x
 
 
-@pytest.mark.parametrize("order", ["pre", "post", "none"])
+ORDERS = ["pre", "post", "branch", "sandwich", "parallel", "none"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("has_memory", [False, True])
 def test_formula(order: Any, has_memory: bool) -> None:
     memory = np.array(MEMORY, np.float64).sum(axis=1, keepdims=True)
@@ -106,7 +105,7 @@ def test_beside_a_memory_mixer_the_token_mixer_sees_its_own_sequence_alone() -> 
 
 
 def test_impossible_blocks_are_refused() -> None:
-    with pytest.raises(ValueError, match="'norm_order' must be one of 'pre', 'post', 'none'"):
+    with pytest.raises(ValueError, match="'norm_order' must be one of 'pre', 'post', 'branch'"):
         Block(8, RunningSum(), Square(), norm_order="before")  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match="'memory_mixer' must take a second sequence but got a Run"
@@ -115,18 +114,16 @@ def test_impossible_blocks_are_refused() -> None:
 
 
 class Zero(ChannelMixer):
-    def __call__(self, x: mx.array) -> mx.array:
+    def mix(self, x: mx.array) -> mx.array:
         return mx.zeros_like(x)
 
 
 class Nothing(RunningSum):
-    def __call__(
-        self, x: mx.array, state: mx.array | None = None, valid: mx.array | None = None
-    ) -> tuple[mx.array, mx.array]:
+    def mix(self, x: mx.array, state: mx.array, context: Context) -> tuple[mx.array, mx.array]:
         return mx.zeros_like(x), x[:, -1:]
 
 
-@pytest.mark.parametrize("norm_order", ["pre", "post", "none"])
+@pytest.mark.parametrize("norm_order", ORDERS)
 @pytest.mark.parametrize("mixers", [(RunningSum, Zero), (Nothing, Square)])
 def test_dropout_takes_elements_of_what_a_mixer_adds(norm_order: Any, mixers: Any) -> None:
     x = mx.random.normal((64, 5, 8), key=mx.random.key(2))

@@ -448,7 +448,7 @@ FAULTS = {
         ("goldens/mixers/test_sinkhorn.py",),
     ),
     "reversible blocks: gradients of the channel mixer are lost": Fault(
-        "models/parts/reversible.py",
+        "models/parts/block.py",
         "gradients = [a + b for a, b in zip(own, others, strict=True)]",
         "gradients = others",
         ("models/test_reversible.py",),

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..arguments import check_sequences, check_sizes
+from ..arguments import check_sizes
 from ..context import Context, count_on
 from ..embedding import embed_tokens
 from ..mixer import Group, TokenMixer, part_of
@@ -148,6 +148,11 @@ class RoPE(nn.Module):
         attention_factor: What YaRN multiplies rotated queries and keys by. It is not applied here:
             attention multiplies its queries by the square, so that a state holds plain keys.
 
+    Attributes:
+        wavelengths: Positions per radian of each pair; `None` where they depend on the position.
+        is_interleaved: As the argument.
+        attention_factor: What rotated queries and keys are to be multiplied by.
+
     Shape:
         `x` and result `(B, H, L, K)`; `offset`: the position of the first token, a number or `(B,)`,
         or of each token, `(B, L)`.
@@ -160,6 +165,8 @@ class RoPE(nn.Module):
         >>> RoPE(8)(mx.ones((1, 2, 3, 8)), offset=5).shape
         (1, 2, 3, 8)
     """
+
+    wavelengths: mx.array | None
 
     def __init__(
         self,
@@ -177,25 +184,14 @@ class RoPE(nn.Module):
         if wavelengths is None and not 0 < base < math.inf:
             raise ValueError(f"[RoPE] 'base' must be a positive number but got {base}.")
         self._dims = dims
-        self._is_interleaved = is_interleaved
-        self._attention_factor = attention_factor
-        # Underscored: no parameters.
-        self._wavelengths = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
+        self.is_interleaved = is_interleaved
+        self.attention_factor = attention_factor
+        waves = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
+        self._set_wavelengths(waves)
 
-    @property
-    def wavelengths(self) -> mx.array | None:
-        """Positions per radian of each pair, `(K / 2,)`; `None` where they depend on the position."""
-        wavelengths: mx.array = self["_wavelengths"]
-        return wavelengths
-
-    @property
-    def is_interleaved(self) -> bool:
-        return self._is_interleaved
-
-    @property
-    def attention_factor(self) -> float:
-        """What rotated queries and keys are to be multiplied by."""
-        return self._attention_factor
+    def _set_wavelengths(self, wavelengths: mx.array | None) -> None:
+        # an ordinary attribute, since items of a module are parameters
+        object.__setattr__(self, "wavelengths", wavelengths)
 
     def rotation(self, offset: int | mx.array, length: int) -> Any:
         """What `rotate` needs for `length` tokens; layers that share the positions share it.
@@ -217,11 +213,11 @@ class RoPE(nn.Module):
         return mx.fast.rope(
             x,
             self._dims,
-            traditional=self._is_interleaved,
+            traditional=self.is_interleaved,
             base=None,
             scale=1.0,
             offset=offset,
-            freqs=self._wavelengths,
+            freqs=self.wavelengths,
         )
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
@@ -278,10 +274,7 @@ class DynamicRoPE(RoPE):
         self._base = base
         self._factor = factor
         self._trained_length = trained_length
-
-    @property
-    def wavelengths(self) -> mx.array | None:
-        return None
+        self._set_wavelengths(None)
 
     def rotation(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
         """Cosines and sines, float32 `(L, K / 2)`, or `(B, 1, L, K / 2)` where rows differ."""
@@ -302,9 +295,9 @@ class DynamicRoPE(RoPE):
     def rotate(self, x: mx.array, rotation: tuple[mx.array, mx.array]) -> mx.array:
         cos, sin = rotation
         pairs = x.astype(mx.float32).reshape(
-            *x.shape[:-1], *((-1, 2) if self._is_interleaved else (2, -1))
+            *x.shape[:-1], *((-1, 2) if self.is_interleaved else (2, -1))
         )
-        axis = -1 if self._is_interleaved else -2
+        axis = -1 if self.is_interleaved else -2
         a, b = (part.squeeze(axis) for part in mx.split(pairs, 2, axis=axis))
         rotated = mx.stack([a * cos - b * sin, a * sin + b * cos], axis=axis)
         return rotated.reshape(x.shape).astype(x.dtype)
@@ -617,31 +610,15 @@ class AddedPositions(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> AddedPositionsState:
         return AddedPositionsState(mx.zeros((batch_size,), mx.int32))
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: AddedPositionsState | None = None,
-        valid: mx.array | None = None,
-        *,
-        starts: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: AddedPositionsState, context: Context
     ) -> tuple[mx.array, AddedPositionsState]:
-        return self._codes(x, state, Context(valid, starts=starts))
-
-    def residual(
-        self,
-        x: mx.array,
-        norm: nn.Module | None,
-        state: AddedPositionsState | None,
-        context: Context,
-        **arguments: Any,
-    ) -> tuple[mx.array, AddedPositionsState]:
-        codes, state = self._codes(x, state, context)
-        return (x if self._scale == 1 else x * self._scale) + codes, state
-
-    def _codes(
-        self, x: mx.array, state: AddedPositionsState | None, context: Context
-    ) -> tuple[mx.array, AddedPositionsState]:
-        check_sequences("AddedPositions", x, self._dims)
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         places, read = count_on(state.read, x.shape[1], context)
         return self.code(places).astype(x.dtype), AddedPositionsState(read)
+
+    def added(
+        self, x: mx.array, state: AddedPositionsState, context: Context
+    ) -> tuple[mx.array, AddedPositionsState]:
+        """The residual stream `(B, L, D)` with positions, and the state."""
+        residual = x if self._scale == 1 else x * self._scale
+        return self(x, state, context=context, residual=residual)

@@ -49,7 +49,7 @@ class Decoder(TokenModel):
 
         The tokens are taken as they are: their caller has checked them on the host, as a generator
         does. `block_arguments` are those of `block_arguments()`, from a caller who has computed them
-        before. With `by_position`, the new state is as `residual_by_position` of the mixers gives it.
+        before. With `by_position`, the new state is as mixers give it whose context asks so.
         """
         state = self.init_state(tokens.shape[0]) if state is None else state
         x = embed_tokens(self.embed, tokens)

@@ -10,8 +10,7 @@ import mlx.nn as nn
 from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
 from ...layers.mixer import State
-from .block import Block
-from .reversible import ReversibleBlock
+from .block import Block, ReversibleBlock
 from .stack import Stack
 from .token_model import TokenModel
 from .tokens import known_rows

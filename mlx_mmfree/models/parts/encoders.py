@@ -9,8 +9,7 @@ import mlx.nn as nn
 from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
 from ...ops.long_sums import long_sum
-from .block import Block
-from .reversible import ReversibleBlock
+from .block import Block, ReversibleBlock
 from .token_model import TokenModel
 from .tokens import known_rows
 

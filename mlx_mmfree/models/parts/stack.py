@@ -1,6 +1,7 @@
 """Blocks one after the other, with what they share in a call."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, ClassVar, cast
 
 import mlx.core as mx
@@ -10,8 +11,7 @@ from ...layers import apply_norm
 from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
 from ...layers.mixer import State, TokenMixer
-from .block import Block
-from .reversible import ReversibleBlock, ReversibleSequence, one_stream, two_streams
+from .block import Block, ReversibleBlock, ReversibleSequence, one_stream, two_streams
 
 RunBlock = Callable[..., tuple[mx.array, State]]
 """Calls a block: `run(block, x, state, context, **arguments)` gives what the block gives."""
@@ -71,9 +71,9 @@ class Stack(nn.Module):
 
     @property
     def token_mixers(self) -> list[TokenMixer]:
-        """Those of the blocks, first to last, and behind them what adds positions, if anything does."""
+        """All that carry a state: those of the blocks, first to last, and after them the positions."""
         added = [self.positions] if "positions" in self else []
-        return [block.token_mixer for block in self.blocks] + added
+        return [mixer for block in self.blocks for mixer in block.carriers] + added
 
     @property
     def is_causal(self) -> bool:
@@ -91,8 +91,21 @@ class Stack(nn.Module):
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[State, ...]:
         """The state before the first position, for a residual stream of this dtype."""
-        parts = [*self.blocks, self.positions] if "positions" in self else self.blocks
-        return tuple(part.init_state(batch_size, dtype) for part in parts)
+        state: list[State] = []
+        for block in self.blocks:
+            own = block.init_state(batch_size, dtype)
+            state += own if len(block.carriers) > 1 else (own,)
+        added = [self.positions.init_state(batch_size, dtype)] if "positions" in self else []
+        return (*state, *added)
+
+    def _of_blocks(self, state: Sequence[State]) -> Sequence[State]:
+        """The states of all mixers, as one for each block."""
+        if len(state) == len(self.blocks):
+            return state
+        rest = iter(state)
+        counts = [len(block.carriers) for block in self.blocks]
+        grouped = [tuple(islice(rest, count)) for count in counts]
+        return [own[0] if count == 1 else own for own, count in zip(grouped, counts, strict=True)]
 
     def run(
         self,
@@ -116,9 +129,9 @@ class Stack(nn.Module):
         x, state, added = self._placed(x, state, context)
         new_state: list[State] = []
         x = two_streams(x) if self._is_reversible else x
-        for block, arguments, old in zip(self.blocks, each, state, strict=True):
+        for block, arguments, old in zip(self.blocks, each, self._of_blocks(state), strict=True):
             x, new = self.run_block(block, x, old, context, **arguments)
-            new_state.append(new)
+            new_state += new if len(block.carriers) > 1 else (new,)
         x = self.joined(x) if self._is_reversible else x
         return apply_norm(self.norm, x), (*new_state, *added)
 
@@ -157,6 +170,5 @@ class Stack(nn.Module):
             )
         if "positions" not in self:
             return x, state, ()
-        add = "residual_by_position" if context.by_position else "residual"
-        x, after = getattr(self.positions, add)(x, None, state[-1], context)
+        x, after = self.positions.added(x, state[-1], context)
         return x, state[:-1], (after,)

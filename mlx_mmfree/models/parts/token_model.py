@@ -11,8 +11,7 @@ from ...layers.attention.positions import AddedPositions, AxialPositions, Learne
 from ...layers.matrix import matrix_of
 from ...layers.mixer import State, TokenMixer
 from ...ops.ternary import ROUNDING_VERSION
-from .block import Block
-from .reversible import ReversibleBlock
+from .block import Block, ReversibleBlock
 from .stack import Stack
 
 

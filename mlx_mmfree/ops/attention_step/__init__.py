@@ -1,5 +1,6 @@
 """What attention computes between its projections for one token."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ class Options(NamedTuple):
     norm_eps: float = 1e-6
     window: int | None = None
     sinks: int = 0
-    place: Place | None = None
+    place: Callable[[], Place] | None = None
 
 
 def attention_step(
@@ -36,7 +37,7 @@ def attention_step(
     norm_eps: float = 1e-6,
     window: int | None = None,
     sinks: int = 0,
-    place: Place | None = None,
+    place: Callable[[], Place] | None = None,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     r"""Attention of one token to those before it and itself, and the state that holds it.
 
@@ -68,8 +69,8 @@ def attention_step(
         window: The number of slots behind the sinks, of which the oldest is overwritten, or `None` if
             all tokens stay.
         sinks: The number of first tokens that stay.
-        place: What `next_place` returns for the positions, if another layer has found it already. A
-            kernel that finds the place itself does not read it.
+        place: Gives what `next_place` returns for the positions, where layers share it. A kernel that
+            finds the place itself does not ask.
 
     Returns:
         `y`, `(B, 1, H K)` in the dtype of `projected`, the new keys and values with the shapes and

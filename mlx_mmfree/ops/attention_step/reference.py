@@ -16,9 +16,10 @@ def run(
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     batch, groups, room, dims = keys.shape
     num_heads = options.num_heads
-    place = options.place
-    if place is None:
+    if options.place is None:
         place = next_place(positions, room, options.window, options.sinks)
+    else:
+        place = options.place()
     heads = projected.reshape(batch, -1, 1, dims)
     if options.query_norm is not None:
         q, k, v = mx.split(heads, [num_heads, num_heads + groups], axis=1)

@@ -5,6 +5,7 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import LinearFactory, TokenMixer
 
 
@@ -35,18 +36,12 @@ class GateByMemory(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: tuple[()] | None = None,
-        valid: mx.array | None = None,
-        *,
-        memory: mx.array | None = None,
-        memory_valid: mx.array | None = None,
-    ) -> tuple[mx.array, tuple[()]]:
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
         u = self.input_proj(x)
+        memory = context.memory
         if memory is not None:
-            seen = mx.ones(memory.shape[:2]) if memory_valid is None else memory_valid
+            shown = context.memory_valid
+            seen = mx.ones(memory.shape[:2]) if shown is None else shown
             seen = seen.astype(mx.float32)[..., None]
             mean = (memory * seen).sum(axis=1, keepdims=True) / seen.sum(axis=1, keepdims=True)
             u = u * mx.sigmoid(self.memory_proj(mean.astype(x.dtype)))

@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import LinearFactory, TokenMixer
 from mlx_mmfree.ops import linear_scan
 
@@ -43,18 +44,14 @@ class LeakyAverage(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> LeakyAverageState:
         return LeakyAverageState(mx.zeros((batch_size, self._dims)))
 
-    def __call__(
-        self,
-        x: mx.array,
-        state: LeakyAverageState | None = None,
-        valid: mx.array | None = None,
+    def mix(
+        self, x: mx.array, state: LeakyAverageState, context: Context
     ) -> tuple[mx.array, LeakyAverageState]:
-        state = self.init_state(x.shape[0], x.dtype) if state is None else state
         keep = mx.broadcast_to(mx.sigmoid(self.decay.astype(mx.float32)), x.shape)
         new = (1 - keep) * self.input_proj(x).astype(mx.float32)
-        if valid is not None:
+        if context.valid is not None:
             # padding leaves the state as it is
-            keep = mx.where(valid[..., None], keep, 1.0)
-            new = mx.where(valid[..., None], new, 0.0)
+            keep = mx.where(context.valid[..., None], keep, 1.0)
+            new = mx.where(context.valid[..., None], new, 0.0)
         averages, last = linear_scan(keep, new, state.average)
         return self.output_proj(averages.astype(x.dtype)), LeakyAverageState(last)

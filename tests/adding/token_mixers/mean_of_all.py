@@ -5,6 +5,7 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import LinearFactory, TokenMixer
 
 
@@ -29,10 +30,9 @@ class MeanOfAll(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def __call__(
-        self, x: mx.array, state: tuple[()] | None = None, valid: mx.array | None = None
-    ) -> tuple[mx.array, tuple[()]]:
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
         u = self.input_proj(x).astype(mx.float32)
+        valid = context.valid
         seen = mx.ones(x.shape[:2]) if valid is None else valid.astype(mx.float32)
         # of a row of padding alone, the mean is zero
         count = mx.maximum(seen.sum(axis=1), 1.0)[:, None, None]

@@ -4,8 +4,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.layers import ChannelMixer
+from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import TokenMixer
-from mlx_mmfree.models.parts.reversible import ReversibleBlock, ReversibleSequence
+from mlx_mmfree.models.parts.block import ReversibleBlock, ReversibleSequence
 from mlx_mmfree.token_mixers import Reformer
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden
 from tests.goldens.mixers.passing import passing
@@ -67,9 +68,10 @@ class _Tokens(TokenMixer):
         super().__init__()
         self.linear = linear
 
-    def __call__(
-        self, x: mx.array, state: object = None, valid: mx.array | None = None
-    ) -> tuple[mx.array, object]:
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+        return ()
+
+    def mix(self, x: mx.array, state: object, context: Context) -> tuple[mx.array, object]:
         return mx.tanh(self.linear(x)), ()
 
 
@@ -80,7 +82,7 @@ class _Channels(ChannelMixer):
         super().__init__()
         self.linear = linear
 
-    def __call__(self, x: mx.array) -> mx.array:
+    def mix(self, x: mx.array) -> mx.array:
         return mx.tanh(self.linear(x))
 
 

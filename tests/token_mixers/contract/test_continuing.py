@@ -40,8 +40,9 @@ def test_tokens_can_be_taken_back(case: Case) -> None:
     x, kind, given = sequence(), mixer.state_kind, beside(mixer)
     before = mixer(x[:, :read], None, None, **given)[1]
     part = x[:, read : read + more]
-    y, after = mixer.residual_by_position(part, norm, before, Context(**given, by_position=True))
-    want, _ = mixer.residual(part, norm, before, Context(**given))
+    asking = Context(**given, by_position=True)
+    y, after = mixer(part, before, context=asking, norm=norm, residual=part)
+    want, _ = mixer(part, before, context=Context(**given), norm=norm, residual=part)
     assert_equal(y, want)
     rest = x[:, read + more :]
     for kept in range(1, more + 1):
@@ -50,7 +51,7 @@ def test_tokens_can_be_taken_back(case: Case) -> None:
         else:
             assert kind.can_rewind(before, more)
             state = kind.rewound(after, more - kept)
-        _, want = mixer.residual(part[:, :kept], norm, before, Context(**given))
+        _, want = mixer(part[:, :kept], before, context=Context(**given), norm=norm)
         assert_equal(mixer(rest, state, **given)[0], mixer(rest, want, **given)[0])
 
 

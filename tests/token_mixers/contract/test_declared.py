@@ -11,6 +11,7 @@ from tests.token_mixers.contract.cases import (
     ALL,
     BOUNDED,
     DIMS,
+    LENGTH,
     MAX_LENGTH,
     MIXERS,
     Case,
@@ -29,11 +30,21 @@ def test_each_file_holds_a_mixer() -> None:
 def test_capabilities_are_declared(name: str) -> None:
     mixer = MIXERS[name]
     assert mixer.causal or mixer.bidirectional
-    parameters = inspect.signature(mixer.__call__).parameters
-    assert mixer.cross == ("memory" in parameters)
     assert mixer.length_bound == ("max_length" in inspect.signature(mixer.__init__).parameters)
     for line in (mixer.equation, mixer.complexity, mixer.paper):
         assert line and "\n" not in line
+
+
+@by_case(ALL)
+def test_only_what_is_declared_is_taken(case: Case) -> None:
+    mixer, x = case.mixer, sequence()
+    others = {"memory": mixer.cross, "starts": mixer.packs_samples}
+    for name in (name for name, takes in others.items() if not takes):
+        with pytest.raises(TypeError, match=f"'{name}' must be left out"):
+            mixer(x, **{name: mx.zeros((3, LENGTH), mx.bool_)})
+    if mixer.cross:
+        memory = beside(mixer)["memory"]
+        assert not mx.array_equal(mixer(x, memory=memory)[0], mixer(x, memory=memory + 1)[0])
 
 
 @by_case(BOUNDED)

@@ -401,8 +401,8 @@ FAULTS = {
     ),
     "weights: the memory mixer's are those of the block's input": Fault(
         "models/parts/block.py",
-        'partial(self._weights, "memory", x, memory=context.memory)',
-        'partial(self._weights, "memory", x, memory=x)',
+        'partial(self._weights, "memory", given, memory=context.memory)',
+        'partial(self._weights, "memory", given, memory=x)',
         ("evaluation/test_mixing_maps.py",),
     ),
     "gMLP: a causal gate has a gradient beyond the diagonal": Fault(

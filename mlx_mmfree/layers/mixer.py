@@ -207,7 +207,7 @@ class TokenMixer(nn.Module):
     key_value_dims: int | None = None
     partition: Partition | None = None
     _is_causal: bool | None = None
-    _dims: int | None = None
+    _dims: int = 0
 
     @property
     def is_causal(self) -> bool:
@@ -313,7 +313,7 @@ class TokenMixer(nn.Module):
             self._check_takes(starts, memory)
             context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
         dims = self._dims
-        if dims is not None and (x.ndim != 3 or x.shape[2] != dims or x.dtype not in FLOATS):
+        if dims and (x.ndim != 3 or x.shape[2] != dims or x.dtype not in FLOATS):
             check_sequences(type(self).__name__, x, dims)
         if state is None:
             state = self.init_state(x.shape[0], x.dtype)

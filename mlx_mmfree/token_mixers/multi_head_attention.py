@@ -1,7 +1,7 @@
 """Multi-head attention (Vaswani et al., arXiv 1706.03762)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -153,7 +153,7 @@ class MultiHeadAttention(SelfAttention):
             self._check_sees_itself()
             return super().mix(x, state, context, norm=norm, residual=residual)
         if not isinstance(state, MemoryState):
-            state = self._read_memory(x.shape[0], state, memory, context.memory_valid)
+            state = self._read_memory(x.shape[0], state, cast(Memory, memory), context.memory_valid)
         queries = split_heads(self["query_proj"](x if norm is None else norm(x)), self.num_heads)
         seen = state.valid[:, None, None]
         has_any = mx.any(seen, axis=-1, keepdims=True)

@@ -322,7 +322,7 @@ FAULTS = {
         ("models/test_reformer.py",),
     ),
     "MLGRU: lower bounds are shares of dims, not of blocks": Fault(
-        "models/parts/lower_bounds.py",
+        "models/parts/recurrent.py",
         "shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)",
         "shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=-1)",
         ("models/test_hgrn_bit.py",),

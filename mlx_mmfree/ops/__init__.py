@@ -22,6 +22,7 @@ from .depthwise_convolution import depthwise_convolution as depthwise_convolutio
 from .exponentials import relative_weights as relative_weights
 from .gated_activation import gated as gated
 from .gated_activation import gated_activation as gated_activation
+from .gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .gated_linear_attention import gated_linear_attention as gated_linear_attention
 from .gated_rms_norm import gated_rms_norm as gated_rms_norm
 from .layer_norm import layer_norm as layer_norm

@@ -177,6 +177,21 @@ CASES = {
         keeps_dtype=True,
         gpu_keeps_dtype=True,
     ),
+    # a gate for each key channel and removal, or one for each head
+    "gated_delta_rule": Case(
+        lambda n, dtype: (
+            _normal(2, 3, n, 8, dtype=dtype),
+            0.3 * _normal(2, 3, n, 8, dtype=dtype),
+            _normal(2, 3, n, 5, dtype=dtype),
+            mx.sigmoid(_normal(2, 3, n, 1, dtype=dtype)),
+            mx.sigmoid(_normal(2, 3, n, 8 if n % 2 else 1, dtype=dtype)),
+            _normal(2, 3, 8, 5),
+            *(0.3 * _normal(2, 3, n, 8, dtype=dtype) for _ in range(2 if n % 2 else 0)),
+        ),
+        lambda *arrays: ops.gated_delta_rule(*arrays[:6], removal=arrays[6:] or None),
+        6,
+        keeps_dtype=True,
+    ),
     # a gate for each key channel, or one for each head
     "gated_linear_attention": Case(
         lambda n, dtype: (

@@ -148,6 +148,18 @@ CASES = {
         lambda R, D, N: [(R, 2 * N)],
         ("D",),
     ),
+    "gated_delta_rule": Case(
+        {"B": 2, "H": 3, "L": 3, "K": 4, "V": 5},
+        lambda B, H, L, K, V: [
+            *[(B, H, L, K)] * 2,
+            (B, H, L, V),
+            (B, H, L, 1),
+            (B, H, L, K),
+            (B, H, K, V),
+        ],
+        lambda sizes, *arrays: ops.gated_delta_rule(*arrays),
+        lambda B, H, L, K, V: [(B, H, L, V), (B, H, K, V)],
+    ),
     "gated_linear_attention": Case(
         {"B": 2, "H": 3, "L": 3, "K": 4, "V": 5},
         lambda B, H, L, K, V: [*[(B, H, L, K)] * 2, (B, H, L, V), (B, H, L, K), (B, H, K, V)],
@@ -266,11 +278,13 @@ def test_states_outlast_empty_sequences(backend: str) -> None:
             _, scanned = ops.linear_scan(mx.zeros((2, 0, 4)), mx.zeros((2, 0, 4)), state)
             _, stepped = ops.mlgru_step(mx.zeros((2, 0, 12)), state, mx.ones((4,)), eps=1e-6)
             none, matrix = mx.zeros((1, 1, 0, 2)), state[None, None]
-            _, summed = ops.gated_linear_attention(none, none, mx.zeros((1, 1, 0, 4)), None, matrix)
+            values = mx.zeros((1, 1, 0, 4))
+            _, replaced = ops.gated_delta_rule(none, none, values, None, None, matrix)
+            _, summed = ops.gated_linear_attention(none, none, values, None, matrix)
         except BackendError as error:
             pytest.skip(str(error))
         assert mx.array_equal(scanned, state) and mx.array_equal(stepped, state)
-        assert mx.array_equal(summed, matrix)
+        assert mx.array_equal(summed, matrix) and mx.array_equal(replaced, matrix)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

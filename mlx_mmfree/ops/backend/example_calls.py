@@ -56,6 +56,7 @@ def example_calls(rows: Sequence[int]) -> dict[str, Iterator[Call]]:
         "dense_matmul": _dense_matmul_calls(),
         "depthwise_convolution": _depthwise_convolution_calls(),
         "gated_activation": _gated_activation_calls(),
+        "gated_delta_rule": _gated_delta_rule_calls(),
         "gated_linear_attention": _gated_linear_attention_calls(),
         "gated_rms_norm": _gated_rms_norm_calls(),
         "layer_norm": _layer_norm_calls(),
@@ -162,6 +163,16 @@ def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
         down = (Projection(mx.zeros((4, packed_width(dims // 2)), mx.uint32), scale),)
         for gate in ACTIVATIONS:
             yield Call((x, down, ProjectionOptions(gate=gate, residual=x[:, :4])), {})
+
+
+def _gated_delta_rule_calls() -> Iterator[Call]:
+    # rows of a state in whole pieces or not, and columns four to a lane or one
+    for length, keys, values in product((1, 65), (32, 20), (128, 32)):
+        x, v = mx.zeros((1, 1, length, keys)), mx.zeros((1, 1, length, values))
+        state = mx.zeros((1, 1, keys, values))
+        for width, has_removal in product((1, keys), (False, True)):
+            f = mx.ones((1, 1, length, width))
+            yield Call((x, x, v, x, f, state, x if has_removal else None), {})
 
 
 def _gated_linear_attention_calls() -> Iterator[Call]:

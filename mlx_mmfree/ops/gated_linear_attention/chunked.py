@@ -34,12 +34,12 @@ def compute(
     dtype, length = v.dtype, v.shape[2]
     # a power of two, since it is halved
     size = min(CHUNK_LENGTH, 1 << (length - 1).bit_length())
-    q, k, v = (_chunks(x, size) for x in (q, k, v))
+    q, k, v = (in_chunks(x, size) for x in (q, k, v))
     if f is None:
         weights = mx.tril(q @ k.swapaxes(-1, -2))
         whole = mx.ones((*q.shape[:3], 1, 1))
     else:
-        weights, until, after = _weights(q, k, _chunks(f, size, padding=1.0))
+        weights, until, after = decayed_weights(q, k, in_chunks(f, size, padding=1.0))
         whole = until[..., -1:, :]
         q, k = q * until, k * after
     states, last = _states(whole, k.swapaxes(-1, -2) @ v, state)
@@ -52,14 +52,14 @@ def compute(
 _with_gradient = with_reference_gradient(compute, compute)
 
 
-def _chunks(x: mx.array, size: int, padding: float = 0.0) -> mx.array:
+def in_chunks(x: mx.array, size: int, padding: float = 0.0) -> mx.array:
     """`(B, H, L, N)` in float32 as `(B, H, chunks, size, N)`; what is missing changes nothing."""
     missing = [(0, 0), (0, 0), (0, -x.shape[2] % size), (0, 0)]
     x = mx.pad(x.astype(mx.float32), missing, constant_values=padding)
     return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
 
 
-def _weights(q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+def decayed_weights(q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """The weights between the positions of each chunk, and products of its gates.
 
     Returns:
@@ -68,23 +68,23 @@ def _weights(q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, mx.array,
     """
     if f.shape[-1] < q.shape[-1]:
         one = mx.ones(f.shape)
-        decay, until, after = _weights(one, one, f)
+        decay, until, after = decayed_weights(one, one, f)
         return (q @ k.swapaxes(-1, -2)) * decay, until, after
     # blocks of one position, joined in pairs until a chunk is one block
     until, after = f[..., None, :], mx.ones(f.shape)[..., None, :]
     weights = (q * k).sum(axis=-1)[..., None, None]
     while weights.shape[-3] > 1:
         shape = (*f.shape[:-2], *until.shape[-3:])
-        (first, second), (ends, rests) = _pairs(until), _pairs(after)
-        later = _pairs(q.reshape(shape))[1] * second
-        earlier = _pairs(k.reshape(shape))[0] * ends
-        weights = _joined(weights, _products(later, earlier))
+        (first, second), (ends, rests) = pairs(until), pairs(after)
+        later = pairs(q.reshape(shape))[1] * second
+        earlier = pairs(k.reshape(shape))[0] * ends
+        weights = joined(weights, _products(later, earlier))
         until = mx.concatenate([first, second * first[..., -1:, :]], axis=-2)
         after = mx.concatenate([ends * second[..., -1:, :], rests], axis=-2)
     return weights.squeeze(-3), until.squeeze(-3), after.squeeze(-3)
 
 
-def _pairs(x: mx.array) -> tuple[mx.array, mx.array]:
+def pairs(x: mx.array) -> tuple[mx.array, mx.array]:
     """The first and the second of each pair of blocks, `(..., blocks, size, N)`."""
     x = x.reshape(*x.shape[:-3], -1, 2, *x.shape[-2:])
     first, second = mx.split(x, 2, axis=-3)
@@ -98,9 +98,9 @@ def _products(later: mx.array, earlier: mx.array) -> mx.array:
     return later @ earlier.swapaxes(-1, -2)
 
 
-def _joined(weights: mx.array, between: mx.array) -> mx.array:
+def joined(weights: mx.array, between: mx.array) -> mx.array:
     """The weights within pairs of blocks: those within each, and of the second with the first."""
-    first, second = _pairs(weights)
+    first, second = pairs(weights)
     above = mx.concatenate([first, mx.zeros(first.shape)], axis=-1)
     return mx.concatenate([above, mx.concatenate([between, second], axis=-1)], axis=-2)
 

@@ -1,0 +1,115 @@
+"""The delta rule: a state for each head that forgets what it holds under a key before it writes."""
+
+import mlx.core as mx
+
+from ..backend.dispatch import dispatch
+
+
+def gated_delta_rule(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    beta: mx.array | None,
+    f: mx.array | None,
+    state: mx.array,
+    *,
+    removal: tuple[mx.array, mx.array] | None = None,
+    valid: mx.array | None = None,
+    starts: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    r"""Runs a linear recurrence that replaces what its state holds under a key, and reads from it.
+
+    .. math::
+        \bar S_t = \mathrm{diag}(f_t)\,S_{t-1}, \qquad
+        S_t = \bar S_t + \beta_t\,k_t\,(v_t - \bar S_t^\top k_t)^\top, \qquad o_t = S_t^\top q_t
+
+    With `removal`, vectors :math:`(a_t, b_t)` of its own say what is forgotten, and the state is read
+    before it decays:
+
+    .. math::
+        S_t = \mathrm{diag}(f_t)\,S_{t-1} - b_t\,(S_{t-1}^\top a_t)^\top + \beta_t\,k_t\,v_t^\top
+
+    Computed in float32, with nothing scaled or normalised: keys of length 1 and :math:`\beta_t` of 0 to
+    2 keep the state bounded. Gates lie in 0 to 1 and may be 0: products of gates are formed as such, so
+    that nothing is divided and no logarithm is taken. Sources: arXiv 2406.06484 eq. 2 (no gate),
+    2412.06464 eq. 10 (one for each head), 2510.26692 eq. 1 (one for each key channel), and 2503.14456
+    eq. 17 (`removal`).
+
+    Args:
+        q: Queries `(B, H, L, K)`, any float dtype.
+        k: Keys, of the same shape.
+        v: Values `(B, H, L, V)`.
+        beta: How much is replaced, `(B, H, L, 1)`; `None` stands for ones.
+        f: Gates, `(B, H, L, K)` or one for each head `(B, H, L, 1)`; `None` stands for ones.
+        state: :math:`S_0`, float32 `(B, H, K, V)`.
+        removal: :math:`a` and :math:`b`, both `(B, H, L, K)`.
+        valid: Booleans `(B, L)`. Where one is `False`, the state stays as it is.
+        starts: Booleans `(B, L)`. Where one is `True` and the position is valid, the state before it
+            counts as zero.
+
+    Returns:
+        `o`, `(B, H, L, V)` in the dtype of `v`, and the last state, float32 `(B, H, K, V)`.
+
+    Raises:
+        ValueError: The shapes do not agree.
+
+    Example:
+        >>> q = k = mx.ones((1, 1, 3, 1))
+        >>> v = mx.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)
+        >>> o, state = gated_delta_rule(q, k, v, 0.5 * q, None, mx.zeros((1, 1, 1, 1)))
+        >>> o.flatten().tolist(), state.item()
+        ([0.5, 1.25, 2.125], 2.125)
+    """
+    _check_given(q, k, v, beta, f, state, removal)
+    dtype = v.dtype
+    q, k, v = (x.astype(mx.float32) for x in (q, k, v))
+    f = mx.ones((*v.shape[:3], 1)) if f is None else f.astype(mx.float32)
+    written = k if beta is None else beta.astype(mx.float32) * k
+    if removal is None:
+        # the decayed state under a key is the state before under the key times its gates
+        a, b = f * k, None
+    else:
+        a, b = (x.astype(mx.float32) for x in removal)
+    if valid is not None:
+        place, none = valid[:, None, :, None], mx.zeros(())
+        written, v, a = (mx.where(place, x, none) for x in (written, v, a))
+        b = None if b is None else mx.where(place, b, none)
+        f = mx.where(place, f, mx.ones(()))
+        starts = None if starts is None else mx.logical_and(starts, valid)
+    if starts is not None:
+        begins, none = starts[:, None, :, None], mx.zeros(())
+        f, a = mx.where(begins, none, f), mx.where(begins, none, a)
+    if q.size == 0 or v.size == 0:
+        return mx.zeros(v.shape, dtype), state.astype(mx.float32)
+    o, last = dispatch(__name__, q, written, v, a, f, state.astype(mx.float32), b)
+    return o.astype(dtype), last
+
+
+def _check_given(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    beta: mx.array | None,
+    f: mx.array | None,
+    state: mx.array,
+    removal: tuple[mx.array, mx.array] | None,
+) -> None:
+    fits = q.ndim == v.ndim == 4 and k.shape == q.shape and v.shape[:3] == q.shape[:3]
+    if not fits or state.shape != (*q.shape[:2], q.shape[3], v.shape[3]):
+        raise ValueError(
+            "[gated_delta_rule] 'q', 'k', 'v' and 'state' must have shapes (B, H, L, K), "
+            f"(B, H, L, K), (B, H, L, V) and (B, H, K, V) but got {q.shape}, {k.shape}, {v.shape} and "
+            f"{state.shape}."
+        )
+    heads = (*q.shape[:3], 1)
+    if beta is not None and beta.shape != heads:
+        raise ValueError(f"[gated_delta_rule] 'beta' must have shape {heads} but got {beta.shape}.")
+    if f is not None and f.shape not in (q.shape, heads):
+        raise ValueError(
+            f"[gated_delta_rule] 'f' must have shape {q.shape} or {heads} but got {f.shape}."
+        )
+    if removal is not None and any(x.shape != q.shape for x in removal):
+        shapes = " and ".join(str(x.shape) for x in removal)
+        raise ValueError(
+            f"[gated_delta_rule] 'removal' must be two arrays of shape {q.shape} but got {shapes}."
+        )

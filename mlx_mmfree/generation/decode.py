@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from time import perf_counter
 from typing import Any, Literal, Protocol, cast
 
@@ -107,40 +108,37 @@ class Reader:
         mx.eval(self._block_arguments)
         self._can_compile = can_compile()
         self._steps: dict[Shapes, Step] = {}
-        self._prepare(state, 1)
+        self.go_on(state)
 
     @property
     def state(self) -> State:
         """What the model has read, in the ordinary form, which any number of tokens may follow."""
         return growing_state(self._model, self.arrays, self._rooms, self._size)
 
-    def _prepare(self, state: State, count: int) -> None:
+    def go_on(self, state: State, count: int = 1) -> None:
+        """Goes on with these rows; the graphs for numbers of rows are kept.
+
+        Args:
+            state: That of the rows, in the ordinary form.
+            count: How many tokens it must have room for.
+        """
         self._size = 0
         self._rooms: tuple[int | None, ...] = ()
         self.arrays = state
         if self._can_compile:
             self.arrays, self._rooms = fixed_state(self._model, state, count)
-        self._room = min((room for room in self._rooms if room is not None), default=None)
-        self._step = self._step_for(
-            tuple(array.shape[1:] for _, array in cast(Any, tree_flatten(self.arrays)))
-        )
-
-    def _step_for(self, shapes: Shapes) -> Step:
-        """What reads tokens into a state of these shapes; it builds a graph for each number of rows."""
+        self._room = min((room for room in self._rooms if room is not None), default=inf)
+        flat: list[tuple[str, mx.array]] = tree_flatten(self.arrays)  # type: ignore[assignment]
+        shapes = tuple(array.shape[1:] for _, array in flat)
+        # what reads tokens into a state of these shapes; it builds a graph for each number of rows
         step = self._steps.pop(shapes, None)
         if step is None:
             step = partial(self._run, self._model, self._block_arguments)
             step = compiled(step) if self._rooms else step
-        self._steps[shapes] = step
+        self._step = self._steps[shapes] = step
         if len(self._steps) > _MOST_SHAPES:
             # graphs of the shapes that were used longest ago
             del self._steps[next(iter(self._steps))]
-        return step
-
-    def _make_room(self, count: int) -> None:
-        """Lets the state take so many more tokens in the form that it has."""
-        if self._room is not None and self._size + count > self._room:
-            self._prepare(self.state, count)
 
     @staticmethod
     def _run(
@@ -157,18 +155,11 @@ class Reader:
             The logits after them, float32 `(B, V)`, and which rows are finite, `(B,)`, both yet to be
             computed.
         """
-        self._make_room(1)
+        if self._size >= self._room:
+            self.go_on(self.state)
         logits, finite, self.arrays = self._step(tokens, self.arrays)
         self._size += 1
         return logits, finite
-
-    def go_on(self, state: State) -> None:
-        """Goes on with other rows; the graphs for numbers of rows are kept.
-
-        Args:
-            state: That of the rows, in the ordinary form.
-        """
-        self._prepare(state, 1)
 
 
 class StopStrings:
@@ -266,6 +257,11 @@ class Completion:
         end: Tokens that end the text.
         max_tokens: How many tokens there may be.
         after: The ids of the prompt whose text this one goes on; none, if it begins anew.
+
+    Attributes:
+        tokens: Those so far.
+        remaining: How many may follow.
+        finish_reason: Why the text has ended; `None` where it has not.
     """
 
     def __init__(
@@ -279,23 +275,19 @@ class Completion:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._detokenizer = tokenizer.detokenizer(after=after)
-        self._stop = StopStrings(stop)
+        self._stop = StopStrings(stop) if len(stop) or isinstance(stop, str) else None
         self._end = end
-        self._max_tokens = max_tokens
+        self.remaining = max_tokens
         self._parts: list[str] = []
 
     @property
     def text(self) -> str:
         return "".join(self._parts)
 
-    @property
-    def remaining(self) -> int:
-        """How many tokens may follow."""
-        return self._max_tokens - len(self.tokens)
-
     def add(self, token: int) -> str:
         """Takes a token and returns the text that it adds."""
         self.tokens.append(token)
+        self.remaining -= 1
         if token in self._end:
             self.finish_reason = "stop"
             text = self._detokenizer.finalize()
@@ -304,11 +296,12 @@ class Completion:
             if not self.remaining:
                 self.finish_reason = "length"
                 text += self._detokenizer.finalize()
-        text = self._stop.add(text)
-        if self._stop.is_met:
-            self.finish_reason = "stop"
-        elif self.finish_reason:
-            text += self._stop.finalize()
+        if self._stop is not None:
+            text = self._stop.add(text)
+            if self._stop.is_met:
+                self.finish_reason = "stop"
+            elif self.finish_reason:
+                text += self._stop.finalize()
         self._parts.append(text)
         return text
 
@@ -432,7 +425,7 @@ class Decoding:
         del read
         self._seen = [p.start(tokens, None, model.vocab_size) for p in processors]
         # the dtype that samplers choose in, so that the same graph reads on
-        self._tokens = self._queue(tokens[:, -1].astype(mx.uint32))
+        self._tokens = tokens[:, -1].astype(mx.uint32)
         self._start()
 
     @property
@@ -440,20 +433,22 @@ class Decoding:
         """What the model has read: the prompt and the tokens of all steps, save one with `is_last`."""
         return self._reader.state
 
-    def _queue(self, tokens: mx.array) -> mx.array:
-        """The tokens that follow `tokens` `(B,)`, and the state after these, yet to be computed."""
-        logits, self._finite = self._reader.read(tokens)
+    def _start(self) -> None:
+        """Starts to compute the tokens that follow, and the state after the present ones."""
+        before = self._reader.arrays
+        logits, self._finite = self._reader.read(self._tokens)
         for process, seen in zip(self._processors, self._seen, strict=True):
             logits = process(logits, seen)
-        chosen = self._sampler(logits)
+        self._tokens = self._sampler(logits)
         self._seen = [
-            process.update(seen, chosen)
+            process.update(seen, self._tokens)
             for process, seen in zip(self._processors, self._seen, strict=True)
         ]
-        return chosen
-
-    def _start(self) -> None:
         results = [self._tokens, self._finite, self._seen]
+        if self._is_on_cpu:
+            # its memory is written to in place once nothing is to compute it any more
+            mx.eval(before)
+        del before
         if self._is_on_cpu:
             # apart, so that the state can be waited for while the logits are computed: whatever is
             # started together is held until all of it is there
@@ -473,17 +468,12 @@ class Decoding:
         """
         tokens, finite = self._tokens, self._finite
         if not is_last:
-            before = self._reader.arrays
-            self._tokens = self._queue(tokens)
-            if self._is_on_cpu:
-                # its memory is written to in place once nothing is to compute it any more
-                mx.eval(before)
-            del before
             self._start()
         self._steps += 1
         if self._steps % STEPS_PER_CACHE_CLEARING == 0:
             mx.clear_cache()
-        check_finite(finite)
+        if not all(finite.tolist()):  # type: ignore[arg-type]
+            raise not_finite()
         return cast(list[int], tokens.tolist())
 
 
@@ -608,14 +598,9 @@ def responses(
             prompt_tokens=prompt_size,
             prompt_tps=prompt_tps,
             generation_tokens=count,
-            generation_tps=rate(count - 1, now - first),
+            generation_tps=(count - 1) / (now - first) if now > first else 0.0,
             peak_memory=mx.get_peak_memory() / BYTES_PER_GB,
             finish_reason=completion.finish_reason,
             from_draft=decoding.from_draft,
             draft=decoding.stats,
         )
-
-
-def rate(count: int, time_s: float) -> float:
-    """How many per second; 0 where nothing was timed."""
-    return count / time_s if count and time_s > 0 else 0.0

@@ -133,8 +133,8 @@ class RewindingReader(Reader):
             The logits after each, float32 `(L, V)`, and which are finite, `(L,)`, yet to be computed.
         """
         length = tokens.shape[1]
-        if not self._unsettled:
-            self._make_room(length + self._ahead)
+        if not self._unsettled and self._size + length + self._ahead > self._room:
+            self.go_on(self.state, length + self._ahead)
         logits, finite, states = self._step(tokens, self.arrays)
         self.arrays = tuple(
             trail.add(state, length) for trail, state in zip(self._trails, states, strict=True)

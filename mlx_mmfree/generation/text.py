@@ -8,7 +8,6 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ..models import Decoder
-from ..models.parts.tokens import token_array
 from ..platform.units import BYTES_PER_GB
 from .decode import (
     PREFILL_STEP_SIZE,
@@ -21,7 +20,6 @@ from .decode import (
     check_max_tokens,
     end_tokens,
     prompt_tokens,
-    rate,
     responses,
 )
 from .sampling import LogitsProcessor, Sampler, greedy, with_known_tokens
@@ -86,7 +84,7 @@ def stream_generate(
     end = end_tokens(tokenizer, extra_eos_tokens)
     completion = Completion(tokenizer, stop, end, max_tokens, after)
     start = perf_counter()
-    tokens = token_array(ids, model.vocab_size)
+    tokens = mx.array([ids], mx.int32)
     options: dict[str, Any] = {
         "state": state,
         "sampler": sampler,
@@ -342,6 +340,11 @@ def batch_generate(
             sum(len(text.tokens) for text in texts),
         ),
     )
+
+
+def rate(count: int, time_s: float) -> float:
+    """How many per second; 0 where nothing was timed."""
+    return count / time_s if count and time_s > 0 else 0.0
 
 
 class _Text:

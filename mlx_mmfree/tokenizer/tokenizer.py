@@ -14,7 +14,6 @@ from .sentencepiece_model import SPACE, SentencePieceVocabulary
 from .special_tokens import ENDS_OF_TURN, Before, Shield, SpecialToken
 from .tokenizer_json import JsonVocabulary
 from .vocabulary import (
-    CheckedSource,
     Detokenizer,
     TokenizerSettings,
     Vocabulary,
@@ -236,7 +235,7 @@ class Tokenizer:
         special = self._vocabulary.special.id_set
         skipped = special if skip_special_tokens else frozenset()
         at_start = all(token in special for token in after)
-        return Detokenizer(CheckedSource(self._vocabulary), skipped, at_start=at_start)
+        return Detokenizer(self._vocabulary, skipped, at_start=at_start)
 
     def piece(self, token_id: int) -> str:
         """The text of one token as the vocabulary file spells it.

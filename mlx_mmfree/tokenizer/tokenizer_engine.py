@@ -86,16 +86,14 @@ class TokenizerEngine:
         if changes:
             self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts[before]
         try:
-            ids: list[int] = self._encoded(text).ids
+            if self._is_alone:
+                found = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+            else:
+                found = self._tokenizer.encode(text, add_special_tokens=False)
         finally:
             if changes:
                 self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts["nothing"]
-        return _checked(ids, text)
-
-    def _encoded(self, text: str) -> Any:
-        if self._is_alone:
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return _checked(found.ids, text)
 
     def _mark_special(self, special: list[tuple[str, bool, bool, bool]]) -> None:
         known = self._tokenizer.get_added_tokens_decoder().values()

@@ -541,7 +541,7 @@ class JsonVocabulary:
 
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
         """The bytes that a token adds to the text."""
-        return self._decode(self.piece(token_id), at_start)
+        return self._decode(self._pieces[token_id], at_start)
 
     def for_threads(self) -> "JsonVocabulary":
         """The same vocabulary, which encodes long texts in a process of its own."""

@@ -38,16 +38,6 @@ def clean_errors(problem: str, way_out: str = "Download it again.") -> Iterator[
         raise CheckpointError(f"[tokenizer] {problem} ({reason}). {way_out}") from error
 
 
-class TokenSource(Protocol):
-    """What the detokenizer asks of a vocabulary."""
-
-    utf8_errors: str
-
-    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
-        """The bytes that a token adds to the text; `at_start` says that no text precedes it."""
-        ...
-
-
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
@@ -56,57 +46,6 @@ def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
 
 EACH_BYTE = "mlx_mmfree.each_byte"
 codecs.register_error(EACH_BYTE, _replace_each_byte)
-
-
-class Detokenizer:
-    """Turns a stream of token ids into text, and never splits a character.
-
-    All calls together give the text of `Tokenizer.decode`. Bytes that do not form a whole character yet
-    are held back until the next token or `finalize`. Text that was given out never changes. The work per
-    token does not grow with the length of the text.
-
-    Args:
-        source: The vocabulary.
-        skipped: The ids that add nothing to the text.
-        at_start: Whether no text stands before the first token, so that a space that the vocabulary puts
-            before every text is left out.
-
-    Example:
-        >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
-        >>> for token_id in ids:  # doctest: +SKIP
-        ...     print(detokenizer.add(token_id), end="", flush=True)
-        >>> print(detokenizer.finalize())  # doctest: +SKIP
-    """
-
-    def __init__(
-        self, source: TokenSource, skipped: frozenset[int] = frozenset(), *, at_start: bool = True
-    ) -> None:
-        self._source = source
-        self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")(source.utf8_errors)
-        self._starts = self._at_start = at_start
-
-    def add(self, token_id: int) -> str:
-        """Takes one token and returns the new text, which may be empty.
-
-        Args:
-            token_id: An id of the vocabulary.
-
-        Raises:
-            ValueError: The vocabulary has no such id.
-        """
-        raw = self._source.token_bytes(token_id, self._at_start)
-        if token_id in self._skipped:
-            return ""
-        self._at_start = False
-        return self._decoder.decode(raw)
-
-    def finalize(self) -> str:
-        """Returns what was held back and makes the object ready for the next text."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        self._at_start = self._starts
-        return rest
 
 
 MAX_VOCABULARY_BYTES = 64_000_000
@@ -378,7 +317,7 @@ def encode_split(
     return ids
 
 
-class Vocabulary(TokenSource, Protocol):
+class Vocabulary(Protocol):
     """A vocabulary.
 
     Attributes:
@@ -390,6 +329,7 @@ class Vocabulary(TokenSource, Protocol):
             is not known.
         parses_special: Whether a special token that a text spells usually becomes that token.
         special: The special tokens.
+        utf8_errors: What becomes of bytes that form no character.
     """
 
     vocab_size: int
@@ -398,6 +338,7 @@ class Vocabulary(TokenSource, Protocol):
     frame: tuple[list[int], list[int]]
     parses_special: bool
     special: SpecialTokens
+    utf8_errors: str
 
     @property
     def longest(self) -> int | None: ...
@@ -408,46 +349,16 @@ class Vocabulary(TokenSource, Protocol):
 
     def for_threads(self) -> "Vocabulary": ...
 
-    def piece(self, token_id: int) -> str: ...
+    def piece(self, token_id: int) -> str:
+        """The text of a token; `KeyError` if there is none."""
+
+    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
+        """The bytes that a token adds to the text; `at_start` says that no text precedes it."""
 
     def token_id(self, piece: str) -> int | None: ...
 
 
-class CheckedSource:
-    """Gives the bytes of a vocabulary's tokens, and explains ids that the vocabulary lacks.
-
-    Args:
-        vocabulary: The vocabulary.
-    """
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self._known: dict[int, bytes] = {}
-        self.utf8_errors = vocabulary.utf8_errors
-
-    def token_bytes(self, token_id: int, at_start: bool) -> bytes:
-        """The bytes that a token adds to the text.
-
-        Raises:
-            ValueError: The vocabulary has no such token.
-        """
-        if not at_start and token_id in self._known:
-            return self._known[token_id]
-        raw = self._vocabulary.token_bytes(checked_id(self._vocabulary, token_id), at_start)
-        if not at_start:
-            self._known[token_id] = raw
-        return raw
-
-
-def has_token(vocabulary: Vocabulary, token_id: int | None) -> bool:
-    """Whether the vocabulary has a token."""
-    try:
-        return token_id is not None and vocabulary.piece(token_id) is not None
-    except KeyError:
-        return False
-
-
-def checked_id(vocabulary: Vocabulary, token_id: int) -> int:
+def checked_id(vocabulary: Vocabulary, token_id: int | None) -> int:
     """A token id as a plain number.
 
     Raises:
@@ -455,18 +366,93 @@ def checked_id(vocabulary: Vocabulary, token_id: int) -> int:
         ValueError: The vocabulary has no such token.
     """
     try:
-        number = operator.index(token_id)
+        number = operator.index(token_id)  # type: ignore[arg-type]
+        vocabulary.piece(number)
     except TypeError as error:
         raise TypeError(
             f"[Tokenizer] 'ids' must be whole numbers in one list but got {type(token_id).__name__}. "
             "Decode the lists of a batch one by one."
         ) from error
-    if not has_token(vocabulary, number):
+    except KeyError as error:
         raise ValueError(
             f"[Tokenizer] 'ids' must be token ids below {vocabulary.vocab_size} that the "
             f"vocabulary has but got {number}. Use the tokenizer that belongs to the ids."
-        )
+        ) from error
     return number
+
+
+def has_token(vocabulary: Vocabulary, token_id: int | None) -> bool:
+    """Whether the vocabulary has a token."""
+    try:
+        checked_id(vocabulary, token_id)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+class Detokenizer:
+    """Turns a stream of token ids into text, and never splits a character.
+
+    All calls together give the text of `Tokenizer.decode`. Bytes that do not form a whole character yet
+    are held back until the next token or `finalize`. Text that was given out never changes. The work per
+    token does not grow with the length of the text.
+
+    Args:
+        vocabulary: Gives the bytes of tokens.
+        skipped: The ids that add nothing to the text.
+        at_start: Whether no text stands before the first token, so that a space that the vocabulary puts
+            before every text is left out.
+
+    Example:
+        >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
+        >>> for token_id in ids:  # doctest: +SKIP
+        ...     print(detokenizer.add(token_id), end="", flush=True)
+        >>> print(detokenizer.finalize())  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        skipped: frozenset[int] = frozenset(),
+        *,
+        at_start: bool = True,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._skipped = skipped
+        self._known: dict[int, bytes] = {}
+        self._decoder = codecs.getincrementaldecoder("utf-8")(vocabulary.utf8_errors)
+        self._starts = self._at_start = at_start
+
+    def add(self, token_id: int) -> str:
+        """Takes one token and returns the new text, which may be empty.
+
+        Args:
+            token_id: An id of the vocabulary.
+
+        Raises:
+            ValueError: The vocabulary has no such id.
+        """
+        try:
+            number = operator.index(token_id)
+            raw = None if self._at_start else self._known.get(number)
+            if raw is None:
+                raw = self._vocabulary.token_bytes(number, self._at_start)
+                if not self._at_start:
+                    self._known[number] = raw
+        except (KeyError, TypeError):
+            checked_id(self._vocabulary, token_id)
+            raise
+        if number in self._skipped:
+            return ""
+        self._at_start = False
+        return self._decoder.decode(raw)
+
+    def finalize(self) -> str:
+        """Returns what was held back and makes the object ready for the next text."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._at_start = self._starts
+        return rest
 
 
 _FIRST_BYTES = {("reformer", 258): 2}
@@ -517,6 +503,8 @@ class ByteVocabulary:
 
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
         """The byte that a token adds to the text."""
+        if not 0 <= token_id < self.vocab_size:
+            raise KeyError(token_id)
         byte = token_id - self._first
         return b"" if byte < 0 else bytes([byte])
 

@@ -32,6 +32,36 @@ def embed_tokens(embed: nn.Module, tokens: mx.array) -> mx.array:
     return result
 
 
+def known_rows(embedding: nn.Module, tokens: mx.array) -> mx.array:
+    """The embedding's rows of `tokens`; NaN for those that it has no row for.
+
+    An array may not be computed yet, and to look into it would wait for it. So a token outside the
+    vocabulary is no error here, but neither is it read out of bounds: what follows from it is NaN.
+
+    Args:
+        embedding: Rows `(V, D)`.
+        tokens: Integers `(B, L)`.
+
+    Returns:
+        `(B, L, D)`.
+
+    Raises:
+        TypeError: The tokens are no integers.
+        ValueError: They have another number of axes.
+    """
+    if not mx.issubdtype(tokens.dtype, mx.integer):
+        raise TypeError(f"[Decoder] 'tokens' must be integers but got {tokens.dtype}.")
+    if tokens.ndim != 2:
+        way_out = " Add a batch axis: tokens[None]." if tokens.ndim == 1 else ""
+        raise ValueError(
+            "[Decoder] 'tokens' must have the two axes (batch, length) but got shape "
+            f"{tokens.shape}.{way_out}"
+        )
+    is_known = mx.logical_and(tokens >= 0, tokens < embedding.weight.shape[0])
+    rows = embed_tokens(embedding, mx.where(is_known, tokens, mx.zeros_like(tokens)))
+    return mx.where(is_known[..., None], rows, mx.array(mx.nan, rows.dtype))
+
+
 def apply_head(head: nn.Module, x: mx.array) -> mx.array:
     r"""Applies a linear layer, or the transpose of an embedding, whose outputs are many.
 

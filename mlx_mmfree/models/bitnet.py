@@ -7,8 +7,8 @@ from typing import ClassVar
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
 from .parts.architecture import Architecture, GGUFForm
-from .parts.decoder import Decoder
 from .parts.fields import key, meant_activation
+from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
 from .parts.transformer import (
     TINY,

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from ..token_mixers import GLA
 from .parts.architecture import Architecture
-from .parts.decoder import Decoder
 from .parts.recurrent import ExpandedConfig, build_recurrent, weight_names
+from .parts.stack import Decoder
 
 
 @dataclass(frozen=True)

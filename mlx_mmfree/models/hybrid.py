@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from ..layers.mixer import LinearFactory
 from .parts.architecture import Architecture, draw_weights, find
-from .parts.decoder import Decoder
 from .parts.hybrid_config import ATTENTION, Config
 from .parts.mixers import MixerChoice, MixerPositions
+from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears, linear_of
 from .parts.transformer import TINY
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from ..errors import UnsupportedModelError
 from .parts.architecture import Architecture, GGUFForm, find
-from .parts.decoder import Decoder
+from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
     TINY,

@@ -19,7 +19,6 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from .parts.architecture import Architecture, Pipeline, draw_weights
 from .parts.block import Block, NormOrder, ReversibleBlock
-from .parts.decoder import Decoder
 from .parts.encoder_decoder import EncoderDecoder
 from .parts.encoders import MaskedLM, Pooling, SequenceClassifier
 from .parts.fields import (
@@ -34,8 +33,7 @@ from .parts.fields import (
     usual_word,
 )
 from .parts.mixers import MixerChoice, MixerPositions, read_choices
-from .parts.stack import Stack
-from .parts.token_model import TokenModel
+from .parts.stack import Decoder, Stack, TokenModel
 
 
 def _labels(config: Mapping[str, Any], key: str, default: object) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .parts.architecture import Architecture, GGUFForm
-from .parts.decoder import Decoder
+from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
     TINY,

@@ -23,7 +23,6 @@ from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
 from .parts.architecture import Architecture, OlderName, draw_weights
 from .parts.block import ReversibleBlock
-from .parts.decoder import Decoder
 from .parts.fields import (
     ACTIVATIONS,
     HubConfig,
@@ -35,6 +34,7 @@ from .parts.fields import (
     refuse_unless,
     standard_deviation,
 )
+from .parts.stack import Decoder
 
 _SUPPORTED = {
     "is_decoder": True,

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from ..token_mixers import RetNet
 from .parts.architecture import Architecture
-from .parts.decoder import Decoder
 from .parts.recurrent import ExpandedConfig, build_recurrent, weight_names
+from .parts.stack import Decoder
 
 
 @dataclass(frozen=True)

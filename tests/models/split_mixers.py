@@ -18,9 +18,8 @@ from mlx_mmfree.models import metaformer
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.encoder_decoder import EncoderDecoder
 from mlx_mmfree.models.parts.mixers import token_mixers
-from mlx_mmfree.models.parts.stack import Stack
+from mlx_mmfree.models.parts.stack import Stack, TokenModel
 from mlx_mmfree.models.parts.tensor_parallel import shard
-from mlx_mmfree.models.parts.token_model import TokenModel
 from mlx_mmfree.token_mixers import GQA
 from tests.process_group import connect
 from tests.tolerances import relative_error

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.models.parts import decoder
+from mlx_mmfree.models.parts import stack
 from mlx_mmfree.ops import use_backend
 from mlx_mmfree.ops.attention import reference
 from tests import graph
@@ -91,7 +91,7 @@ def test_what_is_shared_ends_with_the_call(name: str, monkeypatch: pytest.Monkey
             super().__init__(*args, **options)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(decoder, "Context", Watched)
+    monkeypatch.setattr(stack, "Context", Watched)
     model = _build(name, 2)
     gc.disable()
     try:

@@ -13,12 +13,12 @@ from ...errors import CheckpointError
 from ...layers import apply_head
 from ...layers.attention.positions import LearnedPositions
 from ...layers.context import Context, count_on
+from ...layers.embedding import known_rows
 from ...layers.mixer import TokenMixer
 from .architecture import Copy, draw_weights
 from .block import Block
 from .encoders import MaskedLM
 from .fields import ACTIVATIONS, HubConfig, activation, integer, key, number, standard_deviation
-from .tokens import known_rows
 
 TINY: Mapping[str, Any] = {
     "vocab_size": 60,

@@ -9,11 +9,10 @@ import mlx.nn as nn
 
 from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
+from ...layers.embedding import known_rows
 from ...layers.mixer import State
 from .block import Block, ReversibleBlock
-from .stack import Stack
-from .token_model import TokenModel
-from .tokens import known_rows
+from .stack import Stack, TokenModel
 
 SEARCH_KEYS = frozenset(
     (

@@ -8,10 +8,10 @@ import mlx.nn as nn
 
 from ...layers.attention.positions import AddedPositions
 from ...layers.context import Context
+from ...layers.embedding import known_rows
 from ...ops.long_sums import long_sum
 from .block import Block, ReversibleBlock
-from .token_model import TokenModel
-from .tokens import known_rows
+from .stack import TokenModel
 
 
 class MaskedLM(TokenModel):

@@ -18,7 +18,6 @@ from ...layers.mixer import TokenMixer
 from ...token_mixers import GQA
 from .architecture import draw_weights
 from .block import Block
-from .decoder import Decoder
 from .fields import (
     HubConfig,
     activation,
@@ -29,6 +28,7 @@ from .fields import (
     refuse_unless,
     standard_deviation,
 )
+from .stack import Decoder
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Blocks one after the other, with what they share in a call."""
+"""Blocks one after the other, with what they share in a call, and models of texts made of them."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -7,10 +7,14 @@ from typing import Any, ClassVar, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...layers import apply_norm
-from ...layers.attention.positions import AddedPositions
+from ...errors import UnsupportedModelError
+from ...layers import apply_head, apply_norm
+from ...layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
 from ...layers.context import Context
+from ...layers.embedding import embed_tokens, known_rows
+from ...layers.matrix import matrix_of
 from ...layers.mixer import State, TokenMixer
+from ...ops.ternary import ROUNDING_VERSION
 from .block import Block, ReversibleBlock, ReversibleSequence, one_stream, two_streams
 
 RunBlock = Callable[..., tuple[mx.array, State]]
@@ -172,3 +176,230 @@ class Stack(nn.Module):
             return x, state, ()
         x, after = self.positions.added(x, state[-1], context)
         return x, state[:-1], (after,)
+
+
+class TokenModel(Stack):
+    r"""Embedding, blocks, norm, head.
+
+    .. math::
+        z = W\,\mathrm{norm}\big(
+        \mathrm{block}_n(\ldots\mathrm{block}_1(\mathrm{embed}(\mathrm{tokens})))\big)
+
+    Source: MetaFormer (Yu et al., arXiv 2111.11418), with tokens in the place of patches.
+
+    Args:
+        embed: The embedding, `(V, D)`.
+        blocks: The blocks, first to last.
+        norm: The norm before the head.
+        head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
+        config: The architecture's configuration, kept as the attribute `config`.
+        positions: Adds positions to the embedded tokens; `None`: nothing does.
+
+    Attributes:
+        purpose: What such a model is for, in the words of an error message.
+        command: The command that uses such a model.
+        rounding: How its packed weights were made of floats, as `hub.checkpoint.checkpoint` has it.
+
+    Shape:
+        `tokens`: integers `(B, L)`; logits `(B, L, V)`, or `(B, C)` of a classifier.
+
+    Example:
+        >>> block = Block(32, MLGRU(32), SwiGLU(32))
+        >>> model = Decoder(nn.Embedding(100, 32), [block], nn.RMSNorm(32))
+        >>> isinstance(model, TokenModel), model.vocab_size, model.dims
+        (True, 100, 32)
+    """
+
+    purpose = ""
+    command = ""
+
+    def __init__(
+        self,
+        embed: nn.Embedding,
+        blocks: Sequence[Block | ReversibleBlock],
+        norm: nn.Module,
+        head: nn.Module | None = None,
+        config: Any = None,
+        positions: AddedPositions | None = None,
+    ):
+        # first, so that weights are drawn in the order of the computation
+        nn.Module.__init__(self)
+        self.embed = embed
+        super().__init__(blocks, norm, positions)
+        if head is not None:
+            self.head = head
+        self.config = config
+        self.rounding: int | str | None = ROUNDING_VERSION
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.embed.weight.shape[0])
+
+    @property
+    def dims(self) -> int:
+        """Model dims D."""
+        return int(self.embed.weight.shape[1])
+
+    @property
+    def max_length(self) -> int | None:
+        """The most tokens of a text, where a mixer or a table of positions ends; `None`: none does."""
+        modules = self.modules()
+        tables = (LearnedPositions, AxialPositions)
+        bounds = [module.max_length for module in modules if isinstance(module, tables)]
+        if any(isinstance(module, TokenMixer) and module.length_bound for module in modules):
+            bounds.append(self.config.max_position_embeddings)
+        return min(bounds, default=None)
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens of a text that the model was made for; `None`: any number.
+
+        A longer text can be read unless `max_length` forbids it, but what is said of it means little. A
+        recurrence that no positions are added to reads texts of any length.
+        """
+        mixers = self.token_mixers
+        counts_on = "positions" not in self and all(mixer.recurrent for mixer in mixers)
+        made_for = None if counts_on else getattr(self.config, "max_position_embeddings", None)
+        bounds = (self.max_length, made_for)
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of the residual stream."""
+        return self.embed(mx.zeros((1,), mx.int32)).dtype
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype | None = None) -> tuple[State, ...]:
+        return super().init_state(batch_size, self.dtype if dtype is None else dtype)
+
+    def predictions(self, tokens: mx.array) -> mx.array:
+        """The logits for tokens `(B, L)`, whatever else the model takes or returns when it is called."""
+        raise NotImplementedError
+
+    @property
+    def num_logits(self) -> int:
+        """How many logits the head gives at a time."""
+        return self.vocab_size
+
+    @property
+    def head_modules(self) -> list[nn.Module]:
+        """The modules whose parameters the logits depend on."""
+        if "head" not in self:
+            return [self.embed]
+        matrix = matrix_of(self.head)
+        is_shared = matrix is None or matrix.storage == "elsewhere"
+        return [self.embed, self.head] if is_shared else [self.head]
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The head, applied to the normed residual stream."""
+        return apply_head(self.head if "head" in self else self.embed, hidden)
+
+
+class Decoder(TokenModel):
+    """Continues texts: embedding, blocks, norm, head.
+
+    Args: as of `TokenModel`.
+
+    Shape:
+        `tokens`: integers `(B, L)`, of which one outside the vocabulary makes its row NaN from there on;
+        `valid`: booleans `(B, L)`, `False` where padded; `starts`: booleans `(B, L)`, `True` where
+        another sample begins in the row; logits `(B, L, V)`.
+
+    State:
+        A tuple with the state of each block; every array has the batch on axis 0.
+
+    Example:
+        >>> blocks = [Block(32, MLGRU(32), SwiGLU(32, hidden_dims=64)) for _ in range(2)]
+        >>> model = Decoder(nn.Embedding(100, 32), blocks, nn.RMSNorm(32))
+        >>> logits, state = model(mx.array([[1, 2, 3]]))
+        >>> logits.shape, len(state)
+        ((1, 3, 100), 2)
+    """
+
+    purpose = "continuing a text"
+    command = "generate"
+
+    def hidden(
+        self,
+        tokens: mx.array,
+        state: tuple[State, ...] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+        block_arguments: Sequence[dict[str, mx.array]] | None = None,
+        by_position: bool = False,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        """The normed residual stream before the head, `(B, L, D)`, and the new state.
+
+        The tokens are taken as they are: their caller has checked them on the host, as a generator
+        does. `block_arguments` are those of `block_arguments()`, from a caller who has computed them
+        before. With `by_position`, the new state is as mixers give it whose context asks so.
+        """
+        state = self.init_state(tokens.shape[0]) if state is None else state
+        x = embed_tokens(self.embed, tokens)
+        context = Context(valid, starts=starts, by_position=by_position)
+        return self.run(x, state, context, block_arguments)
+
+    def predictions(self, tokens: mx.array) -> mx.array:
+        return self(tokens)[0]
+
+    def known_hidden(
+        self,
+        tokens: mx.array,
+        state: tuple[State, ...] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+        block_arguments: Sequence[dict[str, mx.array]] | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        """As `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
+        x = known_rows(self.embed, tokens)
+        state = self.init_state(x.shape[0]) if state is None else state
+        return self.run(x, state, Context(valid, starts=starts), block_arguments)
+
+    def text_hidden(
+        self,
+        tokens: mx.array,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> mx.array:
+        """As `known_hidden`, of texts that begin and end with the call, without a state."""
+        return self.transform(known_rows(self.embed, tokens), Context(valid, starts=starts))
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        state: tuple[State, ...] | None = None,
+        valid: mx.array | None = None,
+        *,
+        starts: mx.array | None = None,
+    ) -> tuple[mx.array, tuple[State, ...]]:
+        x, state = self.known_hidden(tokens, state, valid, starts=starts)
+        return self.logits(x), state
+
+
+def check_causal(model: TokenModel) -> None:
+    """Refuses a model that cannot continue a text.
+
+    Args:
+        model: The model.
+
+    Raises:
+        UnsupportedModelError: It is made for something else, or a token mixer sees what comes after.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> check_causal(model)
+    """
+    if not isinstance(model, Decoder):
+        raise UnsupportedModelError(
+            f"[model] the model must continue texts but {type(model).__name__} is for {model.purpose}. "
+            f"Use 'mmfree {model.command}' for it, or load it in Python with mlx_mmfree.load_model."
+        )
+    for number, mixer in enumerate(model.token_mixers):
+        if not mixer.is_causal:
+            raise UnsupportedModelError(
+                "[model] every token mixer must be causal, so that a text can go on, but "
+                f"{type(mixer).__name__} of block {number} sees the whole text."
+            )

@@ -5,9 +5,6 @@ from operator import index
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-
-from ...layers.embedding import embed_tokens
 
 
 def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
@@ -52,33 +49,3 @@ def token_array(ids: Sequence[Any], vocab_size: int) -> mx.array:
         raise ValueError("[tokens] at least one id must be given but got none.")
     check_tokens(ids, vocab_size)
     return mx.array([index(token) for token in ids], mx.int32)[None]
-
-
-def known_rows(embedding: nn.Module, tokens: mx.array) -> mx.array:
-    """The embedding's rows of `tokens`; NaN for those that it has no row for.
-
-    An array may not be computed yet, and to look into it would wait for it. So a token outside the
-    vocabulary is no error here, but neither is it read out of bounds: what follows from it is NaN.
-
-    Args:
-        embedding: Rows `(V, D)`.
-        tokens: Integers `(B, L)`.
-
-    Returns:
-        `(B, L, D)`.
-
-    Raises:
-        TypeError: The tokens are no integers.
-        ValueError: They have another number of axes.
-    """
-    if not mx.issubdtype(tokens.dtype, mx.integer):
-        raise TypeError(f"[Decoder] 'tokens' must be integers but got {tokens.dtype}.")
-    if tokens.ndim != 2:
-        way_out = " Add a batch axis: tokens[None]." if tokens.ndim == 1 else ""
-        raise ValueError(
-            "[Decoder] 'tokens' must have the two axes (batch, length) but got shape "
-            f"{tokens.shape}.{way_out}"
-        )
-    is_known = mx.logical_and(tokens >= 0, tokens < embedding.weight.shape[0])
-    rows = embed_tokens(embedding, mx.where(is_known, tokens, mx.zeros_like(tokens)))
-    return mx.where(is_known[..., None], rows, mx.array(mx.nan, rows.dtype))

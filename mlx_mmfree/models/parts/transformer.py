@@ -17,7 +17,6 @@ from ...layers import RoPE
 from ...token_mixers import GQA, AttentionNorms
 from .architecture import draw_weights
 from .block import Block
-from .decoder import Decoder
 from .fields import (
     HubConfig,
     boolean,
@@ -29,6 +28,7 @@ from .fields import (
     standard_deviation,
 )
 from .rotation import Rotation
+from .stack import Decoder
 from .ternary_linears import TernaryLinears, linear_of
 
 # Keys of this and kindred architectures that change the mathematics, with the value that is meant.

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.evaluation import benchmark
+from mlx_mmfree.evaluation.benchmark import MODEL, result_or_failure
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / ".github/report_table.py"
@@ -97,3 +100,58 @@ def test_the_form_asks_for_what_the_commands_print() -> None:
     form: dict[str, Any] = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/machine.yml").read_text())
     labels = [part["attributes"].get("label") for part in form["body"]]
     assert {"mmfree doctor --json", "mmfree bench --json"} <= set(labels)
+
+
+BENCHMARKS = ROOT / ".github" / "benchmarks"
+MACHINES = runpy.run_path(str(BENCHMARKS / "make_table.py"))
+SMALL = {"name": "packaged model", "source": str(demo.path()), "prompt_tokens": [4]}
+SMALL |= {"positions": [2], "decoded_tokens": 1, "rounds": 1}
+
+
+def test_measurements_of_machines_have_names_and_form_by_the_rule() -> None:
+    for file in MACHINES["measurements"]():
+        assert MACHINES["faults"](file) == []
+
+
+def test_the_table_of_machines_is_that_of_its_files() -> None:
+    page = (BENCHMARKS / "README.md").read_text()
+    files = MACHINES["measurements"]()
+    assert page.endswith(f"{MACHINES['MARK']}{MACHINES['table'](files)}\n")
+    assert ("empty until someone sends" in (ROOT / "README.md").read_text()) == (not files)
+
+
+def test_a_measurement_makes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `mmfree bench --report` writes is taken as it is."""
+    found = json.loads(json.dumps(result_or_failure(MODEL, SMALL)))["result"]
+    monkeypatch.setattr(benchmark, "measure", lambda *_: found)
+    for name in ("README.md", "template.json"):
+        (tmp_path / name).write_text((BENCHMARKS / name).read_text())
+    assert main(["bench", "--processes", "1", "--report", str(tmp_path)]) == 0
+    MACHINES["main"](["--write"], tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    above, rows = page.split(MACHINES["MARK"])
+    assert above and len(rows.splitlines()) == 4
+    assert " | packaged model | prefill of 4 | " in rows and " | decode after 2 | " in rows
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "fault"),
+    [
+        ("Mine.json", {}, "its name is not as"),
+        ("a_1-gb_b.json", {"path": "/home/me"}, "the file has not the keys"),
+        ("a_1-gb_b.json", {"chip": 3}, "the file's 'chip' is no str"),
+        ("a_1-gb_b.json", {"figures": [{}]}, "a figure has not the keys"),
+    ],
+)
+def test_other_measurements_are_refused(
+    name: str,
+    change: dict[str, Any],
+    fault: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    template = json.loads((BENCHMARKS / "template.json").read_text())
+    (tmp_path / name).write_text(json.dumps(template | change))
+    with pytest.raises(SystemExit):
+        MACHINES["main"]([], tmp_path)
+    assert f"{name}: {fault}" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .parts.command import check_writable, command
+from .parts.command import CommandParser, check_writable, command
 from .parts.flags import non_negative
 from .parts.loading import (
     DTYPES,
@@ -20,7 +20,6 @@ from .parts.loading import (
     model_source,
     with_adapter,
 )
-from .parts.shapes import ShapeParser, add_config_flag, read_config
 from .parts.show_attention import require_matplotlib
 from .parts.terminal import aligned
 
@@ -30,8 +29,19 @@ if TYPE_CHECKING:
 HELP = "certify which products, operations and bytes a decoded token takes"
 
 
+class _Parser(CommandParser):
+    """Names the shapes in its help alone: to know them, the architectures are imported."""
+
+    def format_help(self) -> str:
+        from ..evaluation.audit.skeleton import presets
+
+        config = next(action for action in self._actions if action.dest == "config")
+        config.help = str(config.help).format(", ".join(sorted(presets())))
+        return super().format_help()
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = ShapeParser(prog="mmfree audit", description=__doc__)
+    parser = _Parser(prog="mmfree audit", description=__doc__)
     parser.add_argument(
         "model",
         nargs="?",
@@ -40,7 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_adapter_flag(parser)
     add_latent_flag(parser)
-    add_config_flag(parser, "shape to certify instead, without weights")
+    parser.add_argument(
+        "--config", help="shape to certify instead, without weights: {}, or a config.json"
+    )
     parser.add_argument(
         "--dtype",
         choices=DTYPES,
@@ -98,7 +110,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _certificate(args: argparse.Namespace) -> "Certificate":
     from ..evaluation.audit import certify
-    from ..evaluation.audit.skeleton import skeleton
+    from ..evaluation.audit.skeleton import read_config, skeleton
     from ..hub.checkpoint.load import open_model
 
     if args.config is not None:

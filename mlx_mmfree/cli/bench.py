@@ -1,296 +1,235 @@
-"""`mmfree bench`: measures matrix products, training and models against the limits of this machine."""
+"""`mmfree bench`: measures how fast a model reads prompts and decodes, and what this machine allows."""
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
-from .parts import bench_images, bench_mixers, bench_serve, bench_train
-from .parts.bench_table import graph_lines, report_lines, starting_lines
 from .parts.command import CommandParser, check_writable, command
 from .parts.flags import positive
-from .parts.loading import DTYPES, add_latent_flag, check_revision
-from .parts.shapes import ShapeParser, add_config_flag, matrix_shape, read_config
+from .parts.loading import DTYPES, add_latent_flag, model_source
+from .parts.show_attention import require_matplotlib
 
 if TYPE_CHECKING:
-    from ..evaluation.benchmark import BenchmarkSettings, ModelChoice, Report
+    from ..evaluation.benchmark import Figure
 
-HELP = "measure the speed of this machine and of models on it"
+HELP = "measure how fast a model reads prompts and decodes on this machine"
 
-_SETTINGS = ("processes", "rounds", "rows", "prompt_tokens", "positions", "decoded_tokens")
-_HEAD_BITS = (4, 6, 8, 16)
-
-_OPTIONAL_PACKAGES = (
-    ("plot", "matplotlib", "matplotlib"),
-    ("compare", "llama_cpp", "llama-cpp-python"),
-    ("compare", "gguf", "gguf"),
-)
-"""Flags, the modules that they need, and the packages of those."""
-
-_OTHERS: dict[str, tuple[Any, str]] = {
-    "train": (bench_train, "training steps, beside PyTorch if wanted"),
-    "images": (bench_images, "models of images, beside timm if wanted"),
-    "mixers": (bench_mixers, "token mixers against the length of the sequence"),
-    "serve": (bench_serve, "servers with many clients, and parked sessions"),
+_USUAL: dict[str, Any] = {"processes": 3, "rounds": 5, "decoded_tokens": 16}
+_USUAL |= {"prompt_tokens": [512], "positions": [512]}
+_QUICK: dict[str, Any] = {"processes": 1, "rounds": 1, "decoded_tokens": 2}
+_QUICK |= {"prompt_tokens": [8], "positions": [8]}
+_PROGRAMS = {
+    **dict.fromkeys(("--config", "--head-bits", "--training", "--products"), "products.py"),
+    **dict.fromkeys(("--shapes", "--rows", "--walk-mb"), "products.py"),
+    **{"train": "training.py", "images": "images.py", "mixers": "mixers.py", "serve": "servers.py"},
+    **{"--compare": "beside_llama_cpp.py", "--host": "host.py"},
 }
-"""Measurements with flags of their own."""
+"""What programs of the clone measure."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = ShapeParser(prog="mmfree bench", description=__doc__)
-    others = parser.add_subparsers(
-        title="other measurements", metavar=", ".join(_OTHERS), parser_class=CommandParser
+    parser = CommandParser(prog="mmfree bench", description=__doc__)
+    parser.add_argument("--model", help="folder or Hub repository (the packaged model)")
+    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_latent_flag(parser)
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
     )
-    for name, (module, what) in _OTHERS.items():
-        other = module.build_parser()
-        others.add_parser(
-            name,
-            prog=other.prog,
-            description=other.description,
-            help=what,
-            parents=[other],
-            add_help=False,
-        )
-    _add_model_flags(parser.add_argument_group("models"))
-    _add_amount_flags(parser.add_argument_group("amount"))
+    for name, default, what in (
+        ("prompt-tokens", 512, "lengths of the prompts to read"),
+        ("positions", 512, "numbers of tokens after which decoding is measured"),
+        ("threads", None, "numbers of threads of a CPU"),
+    ):
+        shown = default or "all processors"
+        parser.add_argument(f"--{name}", type=positive, nargs="+", help=f"{what} ({shown})")
+    for name, what in (
+        ("decoded-tokens", "tokens decoded in a measurement (16)"),
+        ("processes", "fresh processes for each figure, which is their median (3)"),
+        ("rounds", "measurements in each process (5)"),
+    ):
+        parser.add_argument(f"--{name}", type=positive, help=f"number of {what}")
+    parser.add_argument(
+        "--quick", action="store_true", help="try the command; the figures say nothing about speed"
+    )
     output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="print one JSON object, not lines")
     output.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of a table"
+        "--plot", type=Path, metavar="FILE", help="PNG file for a picture; needs matplotlib"
     )
     output.add_argument(
-        "--plot", type=Path, metavar="FILE", help="PNG file for the roofline; needs matplotlib"
+        "--report",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FOLDER",
+        help="also write a file for the project's table of machines, without names or paths of yours, "
+        "into this folder (the current one)",
     )
     return parser
 
 
-def _add_model_flags(group: Any) -> None:
-    add_config_flag(group, "models to measure with random weights", nargs="+", default=[])
-    group.add_argument(
-        "--head-bits",
-        type=int,
-        choices=_HEAD_BITS,
-        nargs="+",
-        default=[6],
-        help="with random weights: bits of an output head that is not ternary (6)",
-    )
-    group.add_argument("--model", help="folder or Hub repository of a model to measure")
-    group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    add_latent_flag(group)
-    group.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        help="float type to compute in; default: that of the checkpoint, or of the published files of "
-        "a configuration, else float32",
-    )
-    group.add_argument(
-        "--compare",
-        choices=("llama.cpp",),
-        help="also measure llama.cpp with TQ2_0 weights in the shape of BitNet-2B-4T; needs "
-        "llama-cpp-python and gguf",
-    )
-
-
-def _add_amount_flags(group: Any) -> None:
-    group.add_argument(
-        "--threads",
-        type=positive,
-        nargs="+",
-        help="numbers of threads of a CPU (1 and all processors)",
-    )
-    group.add_argument(
-        "--processes",
-        type=positive,
-        help="number of fresh processes for each figure (8, on a GPU 3)",
-    )
-    group.add_argument("--rounds", type=positive, help="number of measurements in each process (5)")
-    group.add_argument(
-        "--prompt-tokens", type=positive, nargs="+", help="lengths of the prompts to read (128 512)"
-    )
-    group.add_argument(
-        "--positions",
-        type=positive,
-        nargs="+",
-        help="numbers of tokens after which decoding is measured (16 512 2048)",
-    )
-    group.add_argument(
-        "--decoded-tokens", type=positive, help="number of tokens decoded in a measurement (16)"
-    )
-    for name, what in (("products", "ternary products and heads"), ("training", "a training step")):
-        group.add_argument(
-            f"--{name}",
-            action=argparse.BooleanOptionalAction,
-            default=True,
-            help=f"whether to measure {what}; default: yes",
-        )
-    group.add_argument(
-        "--shapes",
-        type=matrix_shape,
-        nargs="+",
-        metavar="OUTPUTSxINPUTS",
-        help="shapes of ternary matrices to measure, without heads, instead of the usual ones",
-    )
-    group.add_argument(
-        "--rows", type=positive, nargs="+", help="numbers of tokens multiplied at a time (1 128)"
-    )
-    group.add_argument(
-        "--walk-mb",
-        type=positive,
-        help="megabytes of all copies of a matrix (537); few of them stay in a cache",
-    )
-    group.add_argument(
-        "--host",
-        action="store_true",
-        help="measure only what Python costs: building the graph of a token for each --config, and "
-        "starting a program; also counts the kernel texts that Metal compiles",
-    )
-    group.add_argument(
-        "--quick",
-        action="store_true",
-        help="try the command in seconds; the figures say nothing about speed",
-    )
-
-
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else argv
-    if given and given[0] in _OTHERS:
-        return _OTHERS[given[0]][0].main(given[1:])
+    given = list(sys.argv[1:] if argv is None else argv)
+    _refuse_other_programs(given)
     args = build_parser().parse_args(given)
+    source, name = str(model_source(args)), args.model or "packaged model"
     _check(args)
-    if args.host:
-        return _host(args)
-    from ..evaluation.benchmark import benchmark, join
+    from ..evaluation.benchmark import computing_threads
+    from ..hub.checkpoint.load import open_model
+    from ..models import check_causal
+    from ..platform.device import device_info
+    from ..version import __version__
 
-    reports = benchmark(
-        _settings(args),
-        _threads(args),
-        products=args.products,
-        training=args.training,
-        models=_models(args),
-        compare=args.compare is not None,
-    )
-    stops: list[BaseException] = []
-    whole = join(_until_stopped(reports, stops), _ignore if args.json else _show)
-    if args.plot is not None and whole.figures:
-        from ..evaluation.benchmark_plot import plot_roofline
-
-        plot_roofline(whole, args.plot)
-    if args.json:
-        print(json.dumps(whole.to_json() | {"is_complete": not stops}))
-    for stop in stops:
-        raise stop
-    return 0
-
-
-def _threads(args: argparse.Namespace) -> list[int]:
-    """The numbers of threads to measure with, 0 for a GPU."""
-    from ..ops.backend.dispatch import on_cpu
-    from ..platform.threads import thread_count
-
-    if on_cpu():
-        return args.threads or sorted({1, thread_count()})
-    if args.threads:
+    if args.threads and not computing_threads():
         raise UsageError(
             f"[bench] 'threads' must be left out where a GPU computes but got {args.threads[0]}."
         )
-    return [0]
-
-
-def _host(args: argparse.Namespace) -> int:
-    from ..evaluation.benchmark_host import graph_cost, start_seconds
-
-    rounds = 1 if args.quick else args.rounds or 20
-    costs = [graph_cost(name, read_config("bench", name), rounds) for name in args.config]
-    starts = start_seconds(min(rounds, 5))
+    # downloads the model, if need be, before anything is measured
+    opened = open_model(source, args.revision, latent=args.latent)
+    check_causal(opened.model)
+    device = device_info()
+    machine: dict[str, Any] = {
+        "version": __version__,
+        "device": device.name,
+        "backend": device.backend,
+        "memory_bytes": device.memory_bytes,
+    }
+    figures, memory, stop = _measured(args, name, source)
     if args.json:
-        print(json.dumps({"graphs": [cost.to_json() for cost in costs], "starts": starts}))
+        shown = {"machine": machine, "figures": [figure.to_json() for figure in figures]}
+        print(json.dumps(shown | {"memory": memory, "is_complete": stop is None}))
     else:
-        graphs = [line for cost in costs for line in graph_lines(cost)]
-        print("\n".join([*graphs, *starting_lines(starts)]))
+        print(*map(_line, figures), sep="\n")
+    if stop is not None:
+        raise stop
+    if args.plot is not None:
+        _plot(figures, device.name, args.plot)
+    if args.report is not None:
+        kind = f"{opened.checkpoint.config.get('model_type')} of {opened.nbytes / 1e6:.0f} MB"
+        # the owner of a repository may be a person, and so may a folder's path
+        public = kind if Path(name).expanduser().exists() else name.rpartition("/")[2]
+        file = _write_report(args.report, machine, public, figures)
+        print(f"Wrote {file}. How to send it: .github/benchmarks/README.md", file=sys.stderr)
     return 0
 
 
-def _until_stopped(reports: "Iterator[Report]", stops: list[BaseException]) -> "Iterator[Report]":
-    """Yields the reports up to Ctrl-C or a failure, which `stops` gets: what was measured is kept."""
-    try:
-        yield from reports
-    except (KeyboardInterrupt, MeasurementError) as stop:
-        stops.append(stop)
+def _refuse_other_programs(given: Sequence[str]) -> None:
+    for number, word in enumerate(given):
+        program = _PROGRAMS.get(word.partition("=")[0])
+        if program and (not number or word.startswith("--")):
+            raise UsageError(
+                f"[bench] {word} is measured by a program of its own, in a clone: python "
+                f"examples/benchmarks/{program} --help"
+            )
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.host and (args.model is not None or args.plot is not None or args.compare is not None):
-        raise UsageError(
-            "[bench] 'host' must come with 'config' alone but came with model, plot or compare. Leave "
-            "those out."
-        )
-    check_revision(args)
-    for flag, module, package in _OPTIONAL_PACKAGES:
-        if getattr(args, flag) is not None and find_spec(module) is None:
-            raise UsageError(
-                f"[bench] '{flag}' needs the package {package}, which is not installed. Install it: "
-                f"pip install {package}"
-            )
     if args.plot is not None:
+        require_matplotlib("plot", "bench")
         check_writable("[bench] 'plot'", args.plot)
-
-
-def _settings(args: argparse.Namespace) -> "BenchmarkSettings":
-    from ..evaluation.benchmark import ON_GPU, QUICK, BenchmarkSettings
-    from ..ops.backend.dispatch import on_cpu
-
-    usual = BenchmarkSettings() if on_cpu() else ON_GPU
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name in _SETTINGS
-        if (value := getattr(args, name)) is not None
-    }
-    if args.shapes:
-        given |= {"shapes": tuple(args.shapes), "heads": ()}
-    if args.walk_mb:
-        given["walk_bytes"] = args.walk_mb * 10**6
-    return replace(QUICK if args.quick else usual, **given)
-
-
-def _models(args: argparse.Namespace) -> list["ModelChoice"]:
-    from ..evaluation.benchmark import ModelChoice
-    from ..evaluation.benchmark_weights import has_dense_head
-    from ..hub.checkpoint.load import open_model
-    from ..models import check_causal
-
-    choices = []
-    for name in args.config:
-        config = read_config("bench", name)
-        if not has_dense_head(config):
-            choices.append(ModelChoice(name, config, dtype=args.dtype))
-            continue
-        for bits in args.head_bits:
-            title = f"{name}, {bits}-bit head"
-            choices.append(ModelChoice(title, config, head_bits=bits, dtype=args.dtype))
-    if args.model is not None:
-        # downloads the model, if need be, before anything is measured
-        check_causal(open_model(args.model, args.revision, latent=args.latent).model)
-        choices.append(
-            ModelChoice(
-                args.model,
-                checkpoint=args.model,
-                revision=args.revision,
-                latent=args.latent,
-                dtype=args.dtype,
+    if args.report is not None:
+        check_writable("[bench] 'report'", args.report / "report.json")
+        if args.quick:
+            raise UsageError(
+                "[bench] 'report' must come without 'quick', whose figures say nothing about speed. "
+                "Leave one of them out."
             )
-        )
-    return choices
 
 
-def _show(report: "Report") -> None:
-    for line in report_lines(report):
-        print(line, flush=True)
+def _measured(
+    args: argparse.Namespace, name: str, source: str
+) -> "tuple[list[Figure], list[dict[str, Any]], BaseException | None]":
+    """The figures, the memory in each process, and what stopped the measurement, if anything did."""
+    from ..evaluation import benchmark
+
+    amounts = _USUAL | (_QUICK if args.quick else {})
+    amounts |= {key: value for key in amounts if (value := getattr(args, key)) is not None}
+    processes = amounts.pop("processes")
+    arguments = {"name": name, "source": source, "revision": args.revision, "latent": args.latent}
+    arguments |= {"dtype": args.dtype} | amounts
+    records, memory = [], []
+    stop: BaseException | None = None
+    try:
+        for threads in (args.threads or [0]) * processes:
+            found = benchmark.measure(benchmark.MODEL, arguments, threads)
+            records += [benchmark.Record(**record) for record in found["records"]]
+            memory.append(found["memory"])
+    except (KeyboardInterrupt, MeasurementError) as error:
+        stop = error
+    return benchmark.figures(records), memory, stop
 
 
-def _ignore(_: "Report") -> None:
-    pass
+def _line(figure: "Figure") -> str:
+    first = figure.records[0]
+    name, _, what = first.name.rpartition(": ")
+    threads = f"{first.threads} thread{'s' * (first.threads > 1)}" if first.threads else "GPU"
+    allowed = figure.rate / figure.share
+    limit = "a plain read of the weights" if first.limit == "plain read" else first.limit
+    return (
+        f"{name}, {threads}, {what}: {figure.rate:,.1f} tokens/s, {figure.share:.0%} of the "
+        f"{allowed:,.1f} that {limit} would allow"
+    )
+
+
+def _plot(figures: "Sequence[Figure]", device: str, file: Path) -> None:
+    """Draws tokens a second as bars, within those that the machine allows."""
+    from matplotlib.figure import Figure as Canvas
+
+    from ..evaluation.picture import COLOURS, save_picture
+
+    canvas = Canvas(figsize=(9, 1.5 + 0.5 * len(figures)), dpi=120, layout="constrained")
+    axes = canvas.subplots()
+    rates = [figure.rate for figure in figures]
+    allowed = [figure.rate / figure.share for figure in figures]
+    places = range(len(figures))
+    axes.barh(places, allowed, color="0.85", label="allowed by reads or arithmetic")
+    axes.barh(places, rates, height=0.5, color=COLOURS[0], label="measured")
+    axes.set_yticks(places, [figure.records[0].name for figure in figures])
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="tokens per second", title=device)
+    canvas.legend(loc="outside lower center", ncols=2)
+    save_picture(canvas, file)
+
+
+def _write_report(
+    folder: Path, machine: dict[str, Any], model: str, figures: "Sequence[Figure]"
+) -> Path:
+    """Writes a file for `.github/benchmarks` under a name by the rule there; no file is replaced."""
+    import platform
+    from importlib.metadata import version
+
+    from ..files.reading import write_json
+    from ..files.writing import new_file, writing
+
+    mac = platform.mac_ver()[0]
+    system = f"macOS {mac}" if mac else f"{platform.system()} {platform.machine()}"
+    memory = round(machine["memory_bytes"] / 2**30)
+    rows = [
+        {
+            "what": figure.records[0].name.rpartition(": ")[2],
+            "threads": figure.records[0].threads,
+            "tokens_per_second": round(figure.rate, 1),
+            "limit": figure.records[0].limit,
+            "share_of_limit": round(figure.share, 3),
+            "processes": len(figure.records),
+        }
+        for figure in figures
+    ]
+    words = (machine["device"], f"{memory} gb", model)
+    parts = [re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words]
+    file, number = folder / f"{'_'.join(parts)}.json", 1
+    while file.exists():
+        number += 1
+        file = folder / f"{'_'.join(parts)}_{number}.json"
+    report = {"chip": machine["device"], "memory_gib": memory, "system": system}
+    report |= {"backend": machine["backend"], "mlx": version("mlx")}
+    report |= {"mlx_mmfree": machine["version"], "model": model, "figures": rows}
+    with writing("bench", file), new_file(file) as new:
+        write_json(new, report)
+    return file

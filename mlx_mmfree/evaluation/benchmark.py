@@ -1,279 +1,428 @@
-"""The benchmark: which measurements are made. Each is made in several fresh processes, in turn."""
+"""How fast a model reads prompts and decodes, beside what memory and arithmetic allow.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+A measurement is made in several fresh processes, which have memory, threads and caches of their own. In
+every round its limit is measured first, so that both meet the same state of the machine.
+"""
+
+import importlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_reduce
 
-from ..ops import backend_report
-from ..platform.device import device_info
-from ..version import __version__
-from .benchmark_process import measure
-from .benchmark_record import Figure, Ratio, Record, beside, figures
-from .benchmark_weights import random_packed
+from ..errors import MeasurementError, MMFreeError
+from ..generation.decode import Decoding, prefill
+from ..hub import load_model, open_checkpoint
+from ..layers.attention.key_values import KeyValueState
+from ..layers.matrix import matrices
+from ..models import Decoder, check_causal
+from ..ops.backend.dispatch import on_cpu
+from ..ops.backend.inspection import multiply_rate, read_seconds
+from ..platform.allocator import keep_freed_memory
+from ..platform.gpu_time import queued_seconds
+from ..platform.memory_reader import MemoryReader, memory_reader
+from ..platform.resident_memory import peak_resident_bytes
+from ..platform.threads import thread_count
 
-SHAPES = ((6912, 2560), (2560, 6912), (11264, 2048))
-"""Output and input dims: up and down projection of BitNet-2B-4T, stacked gates of MMfreeLM-1.3B."""
+READ, MULTIPLY, HALF = "plain read", "8-bit arithmetic", "float16 products"
+"""Limits: reading the same memory, the processor's arithmetic, and MLX's large products on a GPU."""
 
+MODEL = "mlx_mmfree.evaluation.benchmark:measure_model"
 
-@dataclass(frozen=True)
-class BenchmarkSettings:
-    """How much is measured.
-
-    Attributes:
-        processes: Number of fresh processes for each measurement.
-        rounds: Number of measurements in each process.
-        walk_bytes: Smallest number of bytes that the copies of one matrix take together.
-        shapes: Output and input dims of the ternary matrices.
-        rows: Numbers of tokens multiplied at a time.
-        heads: Output and input dims of the heads.
-        head_bits: Bits of the heads' weights.
-        prompt_tokens: Lengths of the prompts whose reading is timed.
-        positions: Numbers of tokens read before decoding is timed.
-        decoded_tokens: Number of tokens decoded in each round.
-        training_tokens: Number of tokens in the training batch.
-        is_small: Whether to train a tiny model, and to compare llama.cpp with one.
-    """
-
-    processes: int = 8
-    rounds: int = 5
-    walk_bytes: int = 2**29
-    shapes: tuple[tuple[int, int], ...] = SHAPES
-    rows: tuple[int, ...] = (1, 128)
-    heads: tuple[tuple[int, int], ...] = ((128256, 2560),)
-    head_bits: tuple[int, ...] = (4, 6, 8, 16)
-    prompt_tokens: tuple[int, ...] = (128, 512)
-    positions: tuple[int, ...] = (16, 512, 2048)
-    decoded_tokens: int = 16
-    training_tokens: int = 512
-    is_small: bool = False
-
-
-ON_GPU = BenchmarkSettings(processes=3, rows=(1, 8, 32, 128))
-"""What is measured on a GPU, by fewer processes, as each measures for longer."""
-
-QUICK = BenchmarkSettings(
-    processes=1,
-    rounds=1,
-    walk_bytes=2**20,
-    shapes=((256, 512),),
-    rows=(1, 8),
-    heads=((512, 256),),
-    prompt_tokens=(8,),
-    positions=(2, 8),
-    decoded_tokens=2,
-    training_tokens=8,
-    is_small=True,
-)
-"""A run of seconds. Its data fit into the caches, so that its figures say nothing about speed."""
+_SLOW_SHARE = 0.8
+_HALF_DIMS, _HALF_PRODUCTS = 2048, 8
+_MAX_MESSAGE = 1000
+_SHORT_MEMORY: dict[int, str] = {
+    signal.SIGKILL: ", which the system sends when memory is short",
+    signal.SIGSEGV: ", as MLX's processes on a CPU do when memory is short",
+}
 
 
 @dataclass(frozen=True)
-class ModelChoice:
-    """A model to measure: a configuration with random weights, or a checkpoint.
+class Record:
+    """What one process measured, in turn with its limit.
 
     Attributes:
-        name: Name to show with the results.
-        config: Configuration, as in a `config.json` of the Hub.
-        checkpoint: Folder or Hub repository.
-        revision: Branch, tag or commit of the repository.
-        latent: Whether float weights of a ternary Llama are master weights; `None`: as its
-            configuration says.
-        head_bits: With random weights, the bits of a head that is not ternary.
-        dtype: Float type to compute in.
+        name: What was measured.
+        threads: Number of threads that computed, 0 on a GPU.
+        limit: The limit that the seconds are compared with.
+        bytes, macs: Bytes of weights and state that must be read, and multiply-accumulates.
+        seconds, limit_seconds: Of each round.
+        unit, count: What a measurement yields, such as tokens, and how many of them.
     """
 
     name: str
-    config: Mapping[str, Any] | None = None
-    checkpoint: str | None = None
-    revision: str | None = None
-    latent: bool | None = None
-    head_bits: int | None = None
-    dtype: str | None = None
+    threads: int
+    limit: str
+    bytes: int
+    macs: int
+    seconds: Sequence[float]
+    limit_seconds: Sequence[float]
+    unit: str = ""
+    count: int = 1
+
+    @property
+    def share(self) -> float:
+        """The fraction of the limit's speed that was reached: the median over the rounds."""
+        pairs = zip(self.seconds, self.limit_seconds, strict=True)
+        return statistics.median(limit / own for own, limit in pairs)
+
+    @property
+    def limit_rate(self) -> float:
+        """The bytes or multiply-accumulates per second of the limit in the median round."""
+        is_arithmetic = self.limit.endswith(("arithmetic", "products"))
+        return (self.macs if is_arithmetic else self.bytes) / statistics.median(self.limit_seconds)
 
 
-@dataclass
-class Report:
-    """Everything that was measured.
+@dataclass(frozen=True)
+class Figure:
+    """The records of one measurement in several processes.
 
-    Attributes:
-        machine: What the machine is and what its limits are.
-        figures: The figures in the order of measurement.
-        memory: The memory use of each model in each process.
-        ratios: Speed in relation to other programs and libraries.
+    Processes count whose limit was at least 80 % of the fastest one. Others had slow memory.
     """
 
-    machine: dict[str, Any] = field(default_factory=dict)
-    figures: list[Figure] = field(default_factory=list)
-    memory: list[dict[str, Any]] = field(default_factory=list)
-    ratios: list[Ratio] = field(default_factory=list)
+    records: Sequence[Record]
+
+    @property
+    def counted(self) -> list[Record]:
+        fastest = max(record.limit_rate for record in self.records)
+        return [r for r in self.records if r.limit_rate >= _SLOW_SHARE * fastest]
+
+    @property
+    def share(self) -> float:
+        return statistics.median(record.share for record in self.counted)
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(statistics.median(r.seconds) for r in self.counted)
+
+    @property
+    def rate(self) -> float:
+        """What is yielded per second."""
+        return self.records[0].count / self.seconds
 
     def to_json(self) -> dict[str, Any]:
+        first = self.records[0]
         return {
-            "machine": self.machine,
-            "figures": [figure.to_json() for figure in self.figures],
-            "memory": self.memory,
-            "ratios": [asdict(ratio) for ratio in self.ratios],
+            "name": first.name,
+            "threads": first.threads,
+            "limit": first.limit,
+            "fraction_of_limit": self.share,
+            "seconds": self.seconds,
+            "gb_per_second": first.bytes / self.seconds / 1e9,
+            "gmac_per_second": first.macs / self.seconds / 1e9,
+            "rate": self.rate if first.unit else None,
+            "unit": first.unit or None,
+            "processes": [
+                asdict(r) | {"fraction_of_limit": r.share, "is_counted": r in self.counted}
+                for r in self.records
+            ],
         }
 
 
-def benchmark(
-    settings: BenchmarkSettings,
-    threads: Sequence[int],
-    *,
-    products: bool = True,
-    training: bool = True,
-    models: Sequence[ModelChoice] = (),
-    compare: bool = False,
-) -> Iterator[Report]:
-    """Measures one thing after the other. Each report holds what the last measurement added.
+def figures(records: Iterable[Record]) -> list[Figure]:
+    """A figure for each name, number of threads and limit, in the order of their first records."""
+    groups: dict[tuple[str, int, str], list[Record]] = {}
+    for record in records:
+        groups.setdefault((record.name, record.threads, record.limit), []).append(record)
+    return [Figure(group) for group in groups.values()]
+
+
+def measure(
+    function: str, arguments: Mapping[str, Any], threads: int = 0, seconds: float | None = None
+) -> Any:
+    """Calls a function in a new process. It takes and returns values that JSON can hold.
 
     Args:
-        settings: How much is measured.
-        threads: Numbers of threads to measure with, 0 for a GPU. Models and training use the last.
-        products: Whether to measure ternary products and heads.
-        training: Whether to measure a training step.
-        models: The models to measure.
-        compare: Whether to measure llama.cpp in the shape of BitNet-2B-4T, in turn with this library.
+        function, arguments: Its module and its name, as in `module:name`, and what it is called with.
+        threads: Number of threads that compute in the process; 0: as many as usual.
+        seconds: The most that the process may take; `None`: as long as it needs.
 
     Raises:
-        MeasurementError: A process failed.
+        MeasurementError: The function failed, or its process ended before.
+        TimeoutError: The process took longer, and was ended.
     """
-    yield Report(machine=_describe())
-    if products:
-        tasks = [("products", _products(settings), count) for count in threads]
-        found, notes = _in_turn(tasks, settings.processes)
-        measured = figures(found)
-        yield Report(_best(notes), measured, ratios=beside(measured))
-    if training:
-        task = ("training", _training(settings), threads[-1])
-        yield Report(figures=figures(_in_turn([task], settings.processes)[0]))
-    for choice in models:
-        task = ("model", _model(choice, settings), threads[-1])
-        found, notes = _in_turn([task], settings.processes)
-        yield Report(figures=figures(found), memory=notes)
-    if compare:
-        yield _compare(settings, threads[-1])
+    try:
+        process = subprocess.run(
+            [sys.executable, "-m", "mlx_mmfree.evaluation.benchmark"],
+            input=json.dumps({"function": function, "arguments": arguments}),
+            env=child_environment(threads),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"[bench] {function} took over {seconds:g} s.") from error
+    check_ending(f"the measurement of {function}", process.returncode, process.stderr)
+    found = json.loads(process.stdout.splitlines()[-1])
+    if "failure" in found:
+        raise MeasurementError(found["failure"])
+    return found["result"]
 
 
-Task = tuple[str, dict[str, Any], int]
+def child_environment(threads: int = 0) -> dict[str, str]:
+    """The environment of a process that imports what this one can, with a number of threads."""
+    variables = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    if threads:
+        variables |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), str(threads))
+    return os.environ | variables
 
 
-def _in_turn(tasks: Sequence[Task], processes: int) -> tuple[list[Record], list[dict]]:
-    records, notes = [], []
-    for _ in range(processes):
-        for task, arguments, threads in tasks:
-            found, said = measure(task, arguments, threads)
-            records += found
-            if said:
-                notes.append(said | {"threads": threads})
-    return records, notes
+def check_ending(what: str, status: int, errors: str) -> None:
+    """Checks the status with which a process has ended, which wrote `errors` to standard error.
+
+    Raises:
+        MeasurementError: It did not end well. The message holds the last line of `errors`.
+    """
+    if not status:
+        return
+    ending = f"status {status}" if status > 0 else f"the signal {signal.Signals(-status).name}"
+    ending += _SHORT_MEMORY.get(-status, "")
+    lines = errors.strip().splitlines() or ["It did not say why."]
+    raise MeasurementError(f"[bench] {what} ended with {ending}. {lines[-1][:_MAX_MESSAGE]}")
 
 
-def _describe() -> dict[str, Any]:
-    device = device_info()
-    report = backend_report(
-        "mlx_mmfree.ops.ternary_matmul", mx.zeros((1, 32)), random_packed(1, 32), codes=True
+def result_or_failure(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function returns, under `result`, or one line on why it failed, under `failure`."""
+    module, _, name = function.partition(":")
+    try:
+        return {"result": getattr(importlib.import_module(module), name)(**arguments)}
+    except MMFreeError as error:
+        return {"failure": str(error)}
+    except Exception as error:
+        *_, place = traceback.extract_tb(error.__traceback__)
+        what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+        reason = " ".join(str(error).split())[:_MAX_MESSAGE]
+        return {"failure": f"[bench] the measurement of {function} failed: {what}: {reason}"}
+
+
+def elapsed(compute: Callable[[], object]) -> float:
+    """The seconds that a function takes."""
+    start = time.perf_counter()
+    compute()
+    return time.perf_counter() - start
+
+
+def in_turn(rounds: int, limit: Callable[[], float], own: Callable[[], float]) -> dict[str, Any]:
+    """Measures both in every round, the limit first: the `seconds` and `limit_seconds` of a record.
+
+    One more round comes before and does not count: it starts threads, touches pages and lets layers
+    arrange their weights.
+    """
+    times: dict[str, list[float]] = {"limit_seconds": [], "seconds": []}
+    for _ in range(rounds + 1):
+        times["limit_seconds"].append(limit())
+        times["seconds"].append(own())
+    return {name: seconds[1:] for name, seconds in times.items()}
+
+
+class Limits:
+    """Measures what memory and arithmetic allow in this process.
+
+    Args:
+        reader: Reads memory where there are no kernels that do.
+    """
+
+    def __init__(self, reader: MemoryReader):
+        self.reader = reader
+        self.threads = computing_threads()
+        self.arithmetic = MULTIPLY if on_cpu() else HALF
+        self._factors: list[mx.array] = []
+
+    def read_seconds(self, arrays: Sequence[mx.array]) -> float:
+        """The seconds that it takes to read all arrays once.
+
+        Reading small arrays takes mostly overhead, so that the large ones stand for them.
+        """
+        size = sum(array.nbytes for array in arrays)
+        large = [array for array in arrays if array.nbytes * len(arrays) >= size]
+        seconds = read_seconds(large)
+        if seconds is None:
+            seconds = self.reader.seconds(large)
+        return seconds * size / sum(array.nbytes for array in large)
+
+    def multiply_rate(self) -> float | None:
+        """The number of multiply-accumulates per second, or `None` where it is unknown."""
+        if on_cpu():
+            return multiply_rate()
+        if not self._factors:
+            shape = (_HALF_DIMS, _HALF_DIMS)
+            self._factors = [mx.random.normal(shape).astype(mx.float16) for _ in range(2)]
+            mx.eval(self._factors)
+        a, b = self._factors
+        seconds = queued_seconds(lambda: [a @ b for _ in range(_HALF_PRODUCTS)])
+        return _HALF_PRODUCTS * _HALF_DIMS**3 / seconds
+
+
+def computing_threads() -> int:
+    """The number of threads that compute, 0 on a GPU."""
+    return thread_count() if on_cpu() else 0
+
+
+def measure_model(
+    name: str,
+    source: str,
+    revision: str | None = None,
+    latent: bool | None = None,
+    dtype: str | None = None,
+    **amounts: Any,
+) -> dict[str, Any]:
+    """Loads a checkpoint, as `open_checkpoint` and `load_model` do, and measures it."""
+    before = peak_resident_bytes()
+    opened = open_checkpoint(source, revision, latent)
+    model = load_model(opened, dtype=getattr(mx, dtype) if dtype else None)
+    check_causal(model)
+    return measure_loaded(model, name, before, **amounts)
+
+
+def measure_loaded(
+    model: Decoder,
+    name: str,
+    before: int,
+    *,
+    prompt_tokens: Sequence[int],
+    positions: Sequence[int],
+    decoded_tokens: int,
+    rounds: int,
+) -> dict[str, Any]:
+    """The `records` of a model's prompts and decoding, and its `memory`.
+
+    Args:
+        model, name: The model, and its name in the records.
+        before: The resident memory before it was loaded.
+        prompt_tokens, positions: Lengths of prompts, and of what is read before decoding is timed.
+        decoded_tokens, rounds: Tokens of a measurement, and measurements after one that does not count.
+    """
+    loaded = peak_resident_bytes()
+    keep_freed_memory()
+    records, reached = [], 0
+    state: Any = None
+    with memory_reader() as reader:
+        found = Limits(reader)
+        for length in prompt_tokens:
+            records.append(_measure_prompt(found, model, name, length, rounds))
+        for position in sorted(set(positions)):
+            state = prefill(model, _tokens(model, position - reached), state)
+            reached, title = position, f"{name}: decode after {position}"
+            records.append(_measure_decode(found, model, title, state, decoded_tokens, rounds))
+    memory = {
+        "model": name,
+        "tensor_bytes": sum(array.nbytes for array in held_arrays(model)),
+        "loading_bytes": loaded - before,
+        "peak_bytes": peak_resident_bytes() - before,
+    }
+    return {"records": [asdict(record) for record in records], "memory": memory}
+
+
+def _tokens(model: Decoder, length: int) -> mx.array:
+    return mx.random.randint(0, model.vocab_size, (1, length))
+
+
+def _measure_prompt(found: Limits, model: Decoder, name: str, length: int, rounds: int) -> Record:
+    macs = ternary_macs(model) * length + head_macs(model)
+    kind = READ if found.multiply_rate() is None else found.arithmetic
+
+    def limit_seconds() -> float:
+        rate = found.multiply_rate()
+        return macs / rate if rate else found.read_seconds(read_weights(model))
+
+    def prompt_seconds() -> float:
+        tokens = _tokens(model, length)
+        mx.eval(tokens)
+
+        def read() -> None:
+            hidden, state = model.hidden(tokens)
+            mx.eval(model.logits(hidden[:, -1:]), state)
+
+        return elapsed(read)
+
+    seconds = in_turn(rounds, limit_seconds, prompt_seconds)
+    weights = sum(array.nbytes for array in read_weights(model))
+    return Record(
+        f"{name}: prefill of {length}",
+        *(found.threads, kind, weights, macs),
+        **seconds,
+        unit="tokens",
+        count=length,
     )
-    return {
-        "version": __version__,
-        "device": device.name,
-        "memory_bytes": device.memory_bytes,
-        "backend": next(name for name, reason in report.items() if reason is None),
-    }
 
 
-def _best(notes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest plain read and the fastest arithmetic for each number of threads."""
-    by_threads: dict[str, Any] = {}
-    for note in notes:
-        best = by_threads.setdefault(str(note["threads"]), {})
-        for name in ("bytes_per_second", "macs_per_second"):
-            best[name] = max(best.get(name) or 0, note[name] or 0) or None
-        best |= {name: note[name] for name in ("read_method", "arithmetic")}
-    found: dict[str, Any] = {"limits": by_threads}
-    for name in ("left_out", "chosen", "switched_off"):
-        if facts := {key: fact for note in notes for key, fact in note.get(name, {}).items()}:
-            found[name] = facts
-    return found
+def _measure_decode(
+    found: Limits, model: Decoder, title: str, state: Any, decoded_tokens: int, rounds: int
+) -> Record:
+    state_bytes = sum(bytes_in_use(part) for part in state or ())
+
+    def limit_seconds() -> float:
+        weights = read_weights(model)
+        size = sum(array.nbytes for array in weights)
+        return found.read_seconds(weights) * (state_bytes + size) / size
+
+    def token_seconds() -> float:
+        decoding = Decoding(model, _tokens(model, 1), state=state)
+        decoding.step()
+        seconds = statistics.median(elapsed(decoding.step) for _ in range(decoded_tokens))
+        decoding.step(is_last=True)
+        return seconds
+
+    seconds = in_turn(rounds, limit_seconds, token_seconds)
+    read = state_bytes + sum(array.nbytes for array in read_weights(model))
+    macs = ternary_macs(model) + head_macs(model)
+    return Record(title, found.threads, READ, read, macs, **seconds, unit="tokens")
 
 
-def _products(settings: BenchmarkSettings) -> dict[str, Any]:
-    return {
-        "shapes": settings.shapes,
-        "rows": settings.rows,
-        "heads": settings.heads,
-        "head_bits": settings.head_bits,
-        "walk_bytes": settings.walk_bytes,
-        "rounds": settings.rounds,
-    }
+def bytes_in_use(state: Any) -> int:
+    """The bytes of a mixer's state that the next token reads, without unused slots of buffers."""
+    size: int = tree_reduce(lambda total, array: total + array.nbytes, state, 0)
+    if isinstance(state, KeyValueState) and isinstance(state.keys, mx.array):
+        size = size * state.positions.shape[1] // state.keys.shape[2]
+    return size
 
 
-def _training(settings: BenchmarkSettings) -> dict[str, Any]:
-    dims, layers = (64, 1) if settings.is_small else (1024, 4)
-    return {
-        "name": f"MatMul-free, {layers} block{'s' if layers > 1 else ''} of {dims}",
-        "config": {
-            "model_type": "hgrn_bit",
-            "vocab_size": 64 if settings.is_small else 32000,
-            "hidden_size": dims,
-            "num_hidden_layers": layers,
-        },
-        "batch_size": 1,
-        "length": settings.training_tokens,
-        "rounds": settings.rounds,
-    }
+def held_arrays(module: nn.Module) -> list[mx.array]:
+    """All arrays that a module holds and its kernels may read, even those that are not parameters."""
+    return [array for part in module.modules() for value in part.values() for array in _flat(value)]
 
 
-def _model(choice: ModelChoice, settings: BenchmarkSettings) -> dict[str, Any]:
-    return vars(choice) | {
-        "prompt_tokens": settings.prompt_tokens,
-        "positions": settings.positions,
-        "decoded_tokens": settings.decoded_tokens,
-        "rounds": settings.rounds,
-    }
+def _flat(value: Any) -> list[mx.array]:
+    if isinstance(value, tuple):
+        return [array for item in value for array in _flat(item)]
+    return [value] if isinstance(value, mx.array) else []
 
 
-def _compare(settings: BenchmarkSettings, threads: int) -> Report:
-    from .benchmark_llama_file import write_model
-
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "random.gguf"
-        written = write_model(file, settings.is_small)
-        choice = ModelChoice(f"ours, {written.name}", written.config, head_bits=6)
-        ours = _model(choice, settings)
-        theirs = {
-            "file": str(file),
-            "name": f"llama.cpp, {written.name}",
-            "macs": written.macs,
-            "prompt_tokens": settings.prompt_tokens,
-            "positions": settings.positions,
-            "decoded_tokens": settings.decoded_tokens,
-            "rounds": settings.rounds,
-        }
-        tasks = [("model", ours, threads), ("llama.cpp", theirs, threads)]
-        records, notes = _in_turn(tasks, settings.processes)
-    found = figures(records)
-    by_name = {figure.records[0].name: figure for figure in found}
-    ratios = [
-        Ratio.of(name.split(": ")[-1], own, "llama.cpp with TQ2_0", other)
-        for name, own in by_name.items()
-        if name.startswith("ours, ")
-        and (other := by_name.get(name.replace("ours, ", "llama.cpp, ", 1)))
-    ]
-    return Report(figures=found, memory=notes, ratios=ratios)
+def read_weights(model: Decoder) -> list[mx.array]:
+    """The weight arrays that a decoded token reads as a whole."""
+    unread = held_arrays(model.embed) if "head" in model else []
+    return [array for array in held_arrays(model) if all(array is not other for other in unread)]
 
 
-def join(reports: Iterator[Report], show: Callable[[Report], None]) -> Report:
-    """Shows each report as it comes, and returns all of them joined into one."""
-    whole = Report()
-    for report in reports:
-        show(report)
-        whole.machine |= report.machine
-        whole.figures += report.figures
-        whole.memory += report.memory
-        whole.ratios += report.ratios
-    return whole
+def ternary_macs(model: Decoder) -> int:
+    """The multiply-accumulates of all ternary layers of the blocks for one token."""
+    return sum(
+        matrix.input_dims * matrix.output_dims
+        for block in model.blocks
+        for matrix in matrices(block).values()
+        if matrix.is_ternary
+    )
+
+
+def head_macs(model: Decoder) -> int:
+    """The multiply-accumulates of the head for one token."""
+    return model.vocab_size * model.norm.weight.size
+
+
+if __name__ == "__main__":
+    print(json.dumps(result_or_failure(**json.loads(sys.stdin.read()))))

@@ -22,7 +22,6 @@ def test_commands_are_found_by_file_name() -> None:
     files = {file.stem for file in (ROOT / "mlx_mmfree" / "cli").glob("*.py")}
     shared = {
         "__init__",
-        "bench_table",
         "console",
         "flags",
         "loading",

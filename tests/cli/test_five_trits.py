@@ -74,7 +74,7 @@ def test_the_packaged_model_in_both_forms(tmp_path: Path, capsys: Captured) -> N
 
 
 def test_bench(five: Path, capsys: Captured) -> None:
-    flags = ["--quick", "--no-products", "--no-training", "--threads", "1", "--json"]
+    flags = ["--quick", "--threads", "1", "--json"]
     assert main(["bench", "--model", str(five), *flags]) == 0
     assert json.loads(capsys.readouterr().out)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAIN = ROOT / "README.md"
+BENCHMARKS = ROOT / "examples" / "benchmarks"
 FOLDERS = (
     *sorted((ROOT / "mlx_mmfree").rglob("README.md")),
     *sorted((ROOT / "examples").rglob("README.md")),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mlx_mmfree.evaluation.benchmark_weights import presets
+from mlx_mmfree.evaluation.audit.skeleton import presets
 
 CONTEXT = 2048
 _PRESETS = presets()

@@ -20,7 +20,17 @@ from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Architecture, EncoderDecoder, architectures, find
 from mlx_mmfree.ops.backend.dispatch import BACKENDS, use_backend
 from mlx_mmfree.training.settings import Settings, read_settings
-from tests.readme.documents import FOLDERS, MAIN, ROOT, Section, anchors, links, sections, table
+from tests.readme.documents import (
+    BENCHMARKS,
+    FOLDERS,
+    MAIN,
+    ROOT,
+    Section,
+    anchors,
+    links,
+    sections,
+    table,
+)
 from tests.readme.environment import names_in_messages, names_read
 from tests.readme.shapes import CONTEXT, SHAPES
 
@@ -84,10 +94,15 @@ def test_all_commands_are_listed() -> None:
 
 
 @pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
-def test_flags_exist(file: Path) -> None:
-    parsers = [import_module(f"mlx_mmfree.cli.{name}").build_parser() for name in command_names()]
+def test_flags_exist(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    modules = [f"mlx_mmfree.cli.{name}" for name in command_names()]
+    modules += [
+        file.stem for file in BENCHMARKS.glob("*.py") if "def build_parser" in file.read_text()
+    ]
+    parsers = [import_module(name).build_parser() for name in modules]
     for parser in list(parsers):
-        # a command may have others within it, such as `bench train`
+        # a command may have others within it, such as `show model`
         within = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
         parsers += [other for choices in within for other in choices.values()]
     known = {flag for parser in parsers for flag in parser._option_string_actions}

@@ -12,13 +12,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 
 from mlx_mmfree import demo
-from mlx_mmfree.evaluation.serving.programs import HOST, OWN, serving
 from tests.soak.client import ask, draw_body
 from tests.soak.report import Report, growth, is_flat
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "benchmarks"))
+from server_clients import HOST, OWN, serving
 
 _SHOWN_S = 10.0
 _MEASURED_S = 1.0

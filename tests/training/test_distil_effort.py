@@ -85,7 +85,7 @@ def test_hours_are_operations_over_the_rate() -> None:
     effort = Effort(tokens=1000, operations=10**12)
     for name, machine in MACHINES.items():
         assert effort.hours(name) * 3600 * machine.rate == pytest.approx(1e15)
-    # a step of `mmfree bench train`, from its tokens a second with two threads and its shapes
+    # a step of `benchmarks/training.py`, from its tokens a second with two threads and its shapes
     layer = 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768) + 2 * 256 * 257
     measured = 6532 * 3 * (4 * layer + 2 * 2048 * 256)
     assert MACHINES["2 CPU cores"].rate == pytest.approx(measured, rel=0.01)

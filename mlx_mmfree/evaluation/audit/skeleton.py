@@ -1,15 +1,47 @@
 """Models of published shapes whose weights take no memory, since nothing computes them."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from ...errors import CheckpointError, UsageError
+from ...files.reading import read_json_object
 from ...layers import pack_linears
 from ...layers.matrix import kept_names, parameters
-from ...models import find
+from ...models import architectures, find
+from ...models.parts.fields import dtype_name
 from ...ops.float_dtypes import FLOATS
-from ..benchmark_weights import config_dtype
+
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+def presets() -> dict[str, Mapping[str, Any]]:
+    """The configurations of published models by name, reduced to what decides the arithmetic."""
+    found = (each.presets for each in architectures().values())
+    return {name: config for named in found for name, config in named.items()}
+
+
+def read_config(place: str, name: str) -> dict[str, Any]:
+    """The configuration of this name, or in this file.
+
+    Args:
+        place: The command in messages.
+        name: A name of `presets()`, or a `config.json`, or its folder.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name.lower() in presets():
+        return dict(presets()[name.lower()])
+    path = Path(name)
+    if not path.exists():
+        raise UsageError(
+            f"[{place}] 'config' must be one of {', '.join(sorted(presets()))} or a config.json but got "
+            f"{name!r}."
+        )
+    return read_json_object(path / "config.json" if path.is_dir() else path)
 
 
 def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
@@ -32,3 +64,13 @@ def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
             path, _, key = name.rpartition(".")
             setattr(modules[path], key, array.astype(dtype))
     return model
+
+
+def config_dtype(config: Mapping[str, Any]) -> mx.Dtype:
+    """The dtype that a configuration names, float32 where it names none."""
+    name = dtype_name(config) or "float32"
+    if name not in _DTYPES:
+        raise CheckpointError(
+            f"[config] 'dtype' must be one of {', '.join(_DTYPES)} but got {name!r}."
+        )
+    return _DTYPES[name]

@@ -34,7 +34,7 @@ class Machine:
 MACHINES: Mapping[str, Machine] = MappingProxyType(
     {
         "2 CPU cores": Machine(
-            0.154e12, "`mmfree bench train` on an AMD EPYC with AVX-512, in float32"
+            0.154e12, "`examples/benchmarks/training.py` on an AMD EPYC with AVX-512, in float32"
         ),
         "M4": Machine(
             _SHARE * 2.78e12, "2.78 TFLOP/s of bfloat16 products measured with MLX on a MacBook Air"

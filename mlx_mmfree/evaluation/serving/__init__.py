@@ -1,1 +1,0 @@
-"""Measures servers: rates and waiting times of many clients, and what parked sessions take."""

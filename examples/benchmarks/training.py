@@ -27,9 +27,9 @@ from mlx_mmfree.platform.threads import thread_count
 from mlx_mmfree.training.adamw import AdamW
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import OptimizerStep
+from mlx_mmfree.training.run_settings import LoopSettings
 
 _FUNCTIONS = {"dense": "training:run_own", "ternary": "training:run_own"}
 _FUNCTIONS |= {"torch": "training_torch:run"}

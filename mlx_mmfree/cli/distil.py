@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import TrainingError
 from ..platform.allocator import keep_freed_memory
 from ..training.distil.settings import MEASURED, DistilSettings, read_settings
-from ..training.precision import COMPUTE_DTYPES, precision_note
-from ..training.settings import ADAMW
+from ..training.precision import precision_note
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags, json_object, number_list
 from .parts.loading import add_dry_run_flag, show_plan
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 
 HELP = "turn a transformer into a model without attention"
-
-_NOT_FLAGS = ("model", "path", "to", "ternary", "keep_layers", "data", "valid")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,9 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", nargs="+", help="text or token files to learn from")
     parser.add_argument("--valid", nargs="+", help="held-out text or token files")
-    add_settings_flags(
-        parser, DistilSettings, _NOT_FLAGS, {"dtype": COMPUTE_DTYPES, "optimizer": ADAMW}
-    )
+    add_settings_flags(parser, DistilSettings)
     add_dry_run_flag(parser)
     return parser
 

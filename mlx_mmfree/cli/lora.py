@@ -4,22 +4,19 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
 from ..platform.units import BYTES_PER_GB
-from ..training.fine_tune_rules import KINDS, LOSS_TYPES, TRAIN_MODES
 from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
-from ..training.optimizer import OPTIMIZERS
 from ..training.precision import precision_note
-from ..training.yaml_values import checked_values, read_mapping
+from ..training.run_settings import checked, read_mapping
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import (
-    DTYPES,
     add_dry_run_flag,
     add_latent_flag,
     add_memory_flags,
@@ -41,28 +38,15 @@ if TYPE_CHECKING:
 
 HELP = "fine-tune a model with LoRA or DoRA, or all of its weights"
 
-_NOT_FLAGS = (
-    "optimizer_config",
-    "lr_schedule",
-    "prompt_feature",
-    "completion_feature",
-    "chat_feature",
-    "text_feature",
-    "chosen_feature",
-    "rejected_feature",
-)
-
-
-@dataclass(frozen=True)
-class _CommandKeys:
-    """The keys of the YAML file that are the command's own."""
-
-    model: str | None
-    train: bool | None
-    test: bool | None
-    report_to: str | None
-    project_name: str | None
-    rebuild_masters: bool | None
+_OWN_KEYS = {
+    "model": str,
+    "train": bool,
+    "test": bool,
+    "report_to": str,
+    "project_name": str,
+    "rebuild_masters": bool,
+}
+"""The keys of the YAML file that are the command's own, and their types."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -82,14 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--test", action="store_true", default=None, help="print the loss on test.jsonl at the end"
     )
-    choices = {
-        "fine_tune_type": KINDS,
-        "optimizer": tuple(OPTIMIZERS),
-        "train_mode": TRAIN_MODES,
-        "loss_type": LOSS_TYPES,
-        "dtype": DTYPES,
-    }
-    add_settings_flags(parser, FineTuneSettings, _NOT_FLAGS, choices)
+    add_settings_flags(parser, FineTuneSettings)
     add_report_flags(parser)
     add_dry_run_flag(parser)
     parser.add_argument(
@@ -183,9 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _settings(args: argparse.Namespace) -> FineTuneSettings:
     """The settings from the YAML file and the flags. Those of the command itself are set on `args`."""
     values: dict[str, Any] = {} if args.config is None else read_mapping(args.config, "lora")
-    own = {field.name: values.pop(field.name, None) for field in fields(_CommandKeys)}
     try:
-        own = checked_values(own, _CommandKeys)
+        own = {
+            name: checked(name, values.pop(name, None), kind | None)
+            for name, kind in _OWN_KEYS.items()
+        }
     except ValueError as error:
         raise UsageError(f"[lora] a value of '{args.config}' is wrong: {error}.") from error
     for name, given in own.items():

@@ -6,9 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from ..platform.allocator import keep_freed_memory
-from ..training.corpus.mixture import ORDERS
-from ..training.precision import COMPUTE_DTYPES, precision_note
-from ..training.settings import ADAMW, SCHEDULES, Settings, read_settings
+from ..training.precision import precision_note
+from ..training.settings import Settings, read_settings
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
 from .parts.loading import (
@@ -23,8 +22,6 @@ from .parts.reports import add_report_flags, check_report_flags, report_callback
 
 HELP = "train a model from files"
 
-_NOT_FLAGS = ("model", "stages", "valid", "betas", "root", "latent")
-
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
@@ -36,17 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c", "--config", required=True, type=Path, help="YAML file with the settings"
     )
-    add_settings_flags(
-        parser,
-        Settings,
-        _NOT_FLAGS,
-        {
-            "order": ORDERS,
-            "dtype": COMPUTE_DTYPES,
-            "optimizer": ADAMW,
-            "schedule": SCHEDULES,
-        },
-    )
+    add_settings_flags(parser, Settings)
     parser.add_argument(
         "--linear-class",
         choices=("ternary", "dense"),

@@ -35,10 +35,11 @@ class Declared:
             if is_dataclass(base):
                 inherited |= {each.name: each for each in fields(base)}
         for name in inherited.keys() & vars(cls).keys():
-            if not isinstance(vars(cls)[name], Field):
-                setattr(
-                    cls, name, field(default=vars(cls)[name], metadata=inherited[name].metadata)
-                )
+            value, before = vars(cls)[name], inherited[name]
+            if not isinstance(value, Field):
+                value = field(default=value, metadata=before.metadata)
+                setattr(cls, name, value)
+            value.kw_only = before.kw_only
         own = {name: each for name, each in vars(cls).items() if isinstance(each, Field)}
         words = {n: e.metadata["words"] for n, e in {**inherited, **own}.items() if e.metadata}
         if words:

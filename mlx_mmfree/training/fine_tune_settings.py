@@ -1,154 +1,206 @@
 """The settings of a fine-tuning run."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 import mlx.core as mx
 
 from ..errors import TrainingError
-from .data_parallel import DEFAULT_TIMEOUT_S
-from .fine_tune_rules import check_rules
-from .loop_settings import LoopSettings
-from .optimizer import OPTIMIZERS
-from .precision import compute_dtype
-from .samples import Features
-from .yaml_values import check_keys, checked_values, names_in
-
-_OF_PREFERENCES = ("train_mode", "beta", "loss_type", "chosen_feature", "rejected_feature")
-_WITHOUT_INFLUENCE = (
-    "data",
-    "adapter_path",
-    "iters",
-    "teacher",
-    "steps_per_report",
-    "save_every",
-    "test_batches",
-    "resume_adapter_file",
-    "patience",
-    "clear_cache_threshold",
-    "grad_checkpoint",
-    "process_timeout_s",
-    "reference_model_path",
+from .optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
+from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
+from .preference_loss import LossType, TrainMode
+from .run_settings import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    LongSettings,
+    LoopSettings,
+    Rule,
+    named_mapping,
+    names_in,
+    setting,
 )
+from .samples import Features
+
+KINDS = ("lora", "dora", "full")
+TRAIN_MODES = ("sft", *get_args(TrainMode))
+LOSS_TYPES = get_args(LossType)
+
+_AT_LEAST_2 = Rule("at least 2", lambda value: value >= 2)
+_MANY_OR_ALL = Rule("positive, or -1 for all,", lambda value: value == -1 or value > 0)
+
+
+def _options(name: str, value: Any) -> dict[str, Any]:
+    values = named_mapping(name, value)
+    for optimizer, options in values.items():
+        if optimizer not in OPTIMIZERS or not isinstance(options, Mapping):
+            raise ValueError(
+                f"'{name}' must hold mappings under the names {', '.join(OPTIMIZERS)} but holds "
+                f"{options!r:.60} under {optimizer!r:.60}"
+            )
+    return values
 
 
 @dataclass(frozen=True)
-class FineTuneSettings:
-    """One fine-tuning run. Names and defaults are those of mlx-lm where it has them.
+class FineTuneSettings(LongSettings):
+    """One fine-tuning run. Names and defaults are those of mlx-lm where it has them."""
 
-    Attributes:
-        data: Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub; for a model
-            of images a folder with train, valid and test, each a folder of classes or an .npz file.
-        adapter_path: Folder of the run, for the adapter or model, the checkpoint, the log and the loss
-            curve.
-        fine_tune_type: What is trained: lora or dora adapters, or with full the weights themselves.
-            Ternary weights are trained through float master weights.
-        train_mode: What is learned: the samples themselves with sft, or with dpo and orpo to prefer
-            the chosen to the rejected answers of pairs.
-        beta: With dpo, how closely the model stays to the reference; with orpo, the weight of the odds
-            ratio.
-        loss_type: The loss of dpo.
-        reference_model_path: Folder or Hub repository of the reference model of dpo. Default: the model
-            as it is when the run begins.
-        optimizer: Name of the optimizer.
-        optimizer_config: Further options, by the name of the optimizer.
-        learning_rate: Learning rate, unless the YAML file has a schedule.
-        lr_schedule: `name`, `arguments`, `warmup` and `warmup_init` of a learning-rate schedule.
-        iters: Number of optimizer steps.
-        batch_size: Number of rows in a batch.
-        grad_accumulation_steps: Number of batches in an optimizer step.
-        clip_norm: Largest norm of the gradient. 0 turns clipping off.
-        max_seq_length: Largest number of tokens of a sample. Longer ones are cut at the end.
-        mask_prompt: Learn only completions, or only last messages.
-        pack: Put several short samples into a row of max_seq_length tokens. They do not see each
-            other.
-        num_layers: Number of layers to train, counted from the last. -1 trains all.
-        rank: Rank of the adapters.
-        scale: Factor of the adapters' output.
-        dropout: Dropout of the adapters' input.
-        keys: Patterns of the names of what is trained, within a layer (self_attn.q_proj) or in the
-            model (lm_head). Default: everything in the layers.
-        teacher: Folder or Hub repository of a model with the same vocabulary. The loss also compares
-            the predictions with its predictions.
-        teacher_weight: Weight of the divergence from the teacher, added to the loss on the data.
-        teacher_temperature: Divisor of the logits of both models in the divergence.
-        teacher_top_k: Compare only this many of the teacher's likeliest tokens. Default: all.
-        quantization_warmup: Steps over which ternary layers change from float to quantised in full
-            fine-tuning.
-        val_batches: Number of batches in a validation. -1 takes all.
-        test_batches: Number of batches in the test. -1 takes all.
-        steps_per_report: Steps between two lines of the log.
-        steps_per_eval: Steps between two validations.
-        save_every: Steps between two checkpoints.
-        patience: End the run after this many validations in a row without a better loss. 0 turns this
-            off.
-        resume_adapter_file: File adapters.safetensors to begin with.
-        grad_checkpoint: Recompute each block in the backward pass, which saves memory.
-        clear_cache_threshold: Clear MLX's cache after a step that leaves it larger than this.
-        process_timeout_s: Seconds that a process waits for the others before it gives up.
-        dtype: Float type to compute in. With adapters it is that of the base model, and by default the
-            checkpoint's. Full fine-tuning computes in it where the device is fast at it, and keeps
-            float32 master weights.
-        seed: Seed of the adapters, the order of the samples and dropout.
-        prompt_feature: Key of the prompt in the data.
-        completion_feature: Key of the completion.
-        chat_feature: Key of the messages.
-        text_feature: Key of the text.
-        chosen_feature: Key of the answer that is preferred.
-        rejected_feature: Key of the other answer.
-    """
+    command: ClassVar[str] = "lora"
 
-    data: str
-    adapter_path: str = "adapters"
-    fine_tune_type: str = "lora"
-    train_mode: str = "sft"
-    beta: float = 0.1
-    loss_type: str = "sigmoid"
-    reference_model_path: str | None = None
-    optimizer: str = "adam"
-    optimizer_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    learning_rate: float = 1e-5
-    lr_schedule: Mapping[str, Any] | None = None
-    iters: int = 1000
+    data: str = setting(
+        "Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub; for a model "
+        "of images a folder with train, valid and test, each a folder of classes or an .npz file.",
+        counts=False,
+    )
+    adapter_path: str = setting(
+        "Folder of the run, for the adapter or model, the checkpoint, the log and the loss curve.",
+        "adapters",
+        counts=False,
+    )
+    fine_tune_type: str = setting(
+        "What is trained: lora or dora adapters, or with full the weights themselves. Ternary "
+        "weights are trained through float master weights.",
+        "lora",
+        Rule.one_of(*KINDS),
+    )
+    train_mode: str = setting(
+        "What is learned: the samples themselves with sft, or with dpo and orpo to prefer the "
+        "chosen to the rejected answers of pairs.",
+        "sft",
+        Rule.one_of(*TRAIN_MODES),
+        of_preferences=True,
+    )
+    beta: float = setting(
+        "With dpo, how closely the model stays to the reference; with orpo, the weight of the odds "
+        "ratio.",
+        0.1,
+        POSITIVE,
+        of_preferences=True,
+        modes=("dpo", "orpo"),
+    )
+    loss_type: str = setting(
+        "The loss of dpo.", "sigmoid", Rule.one_of(*LOSS_TYPES), of_preferences=True, modes=("dpo",)
+    )
+    reference_model_path: str | None = setting(
+        "Folder or Hub repository of the reference model of dpo. Default: the model as it is when "
+        "the run begins.",
+        None,
+        counts=False,
+        modes=("dpo",),
+    )
+    optimizer: str = setting("Name of the optimizer.", "adam", Rule.one_of(*OPTIMIZERS))
+    optimizer_config: Mapping[str, Mapping[str, Any]] = setting(
+        "Further options, by the name of the optimizer.",
+        factory=dict,
+        reader=_options,
+        has_flag=False,
+    )
+    learning_rate: float = setting(
+        "Learning rate, unless the YAML file has a schedule.", 1e-5, POSITIVE
+    )
+    lr_schedule: Mapping[str, Any] | None = setting(
+        "`name`, `arguments`, `warmup` and `warmup_init` of a learning-rate schedule.",
+        None,
+        reader=named_mapping,
+        has_flag=False,
+    )
+    iters: int = setting("Number of optimizer steps.", 1000, POSITIVE, counts=False)
+    grad_accumulation_steps: int = setting("Number of batches in an optimizer step.", 1, POSITIVE)
+    max_seq_length: int = setting(
+        "Largest number of tokens of a sample. Longer ones are cut at the end.", 2048, _AT_LEAST_2
+    )
+    mask_prompt: bool = setting("Learn only completions, or only last messages.", False)
+    pack: bool = setting(
+        "Put several short samples into a row of max_seq_length tokens. They do not see each "
+        "other.",
+        False,
+    )
+    num_layers: int = setting(
+        "Number of layers to train, counted from the last. -1 trains all.", 16, _MANY_OR_ALL
+    )
+    rank: int = setting("Rank of the adapters.", 8, POSITIVE)
+    scale: float = setting("Factor of the adapters' output.", 20.0)
+    dropout: float = setting("Dropout of the adapters' input.", 0.0, SHARE)
+    keys: tuple[str, ...] | None = setting(
+        "Patterns of the names of what is trained, within a layer (self_attn.q_proj) or in the "
+        "model (lm_head). Default: everything in the layers.",
+        None,
+        reader=names_in,
+    )
+    quantization_warmup: int = setting(
+        "Steps over which ternary layers change from float to quantised in full fine-tuning.",
+        0,
+        NOT_NEGATIVE,
+    )
+    val_batches: int = setting("Number of batches in a validation. -1 takes all.", 25, _MANY_OR_ALL)
+    test_batches: int = setting(
+        "Number of batches in the test. -1 takes all.", 500, _MANY_OR_ALL, counts=False
+    )
+    resume_adapter_file: str | None = setting(
+        "File adapters.safetensors to begin with.", None, counts=False
+    )
+    dtype: str | None = setting(
+        "Float type to compute in. With adapters it is that of the base model, and by default the "
+        "checkpoint's. Full fine-tuning computes in it where the device is fast at it, and keeps "
+        "float32 master weights.",
+        None,
+        Rule.one_of(*ADAPTER_DTYPES),
+    )
+    prompt_feature: str = setting("Key of the prompt in the data.", "prompt", has_flag=False)
+    completion_feature: str = setting("Key of the completion.", "completion", has_flag=False)
+    chat_feature: str = setting("Key of the messages.", "messages", has_flag=False)
+    text_feature: str = setting("Key of the text.", "text", has_flag=False)
+    chosen_feature: str = setting(
+        "Key of the answer that is preferred.", "chosen", has_flag=False, of_preferences=True
+    )
+    rejected_feature: str = setting(
+        "Key of the other answer.", "rejected", has_flag=False, of_preferences=True
+    )
     batch_size: int = 4
-    grad_accumulation_steps: int = 1
     clip_norm: float = 0.0
-    max_seq_length: int = 2048
-    mask_prompt: bool = False
-    pack: bool = False
-    num_layers: int = 16
-    rank: int = 8
-    scale: float = 20.0
-    dropout: float = 0.0
-    keys: tuple[str, ...] | None = None
-    teacher: str | None = None
-    teacher_weight: float = 1.0
-    teacher_temperature: float = 1.0
-    teacher_top_k: int | None = None
-    quantization_warmup: int = 0
-    val_batches: int = 25
-    test_batches: int = 500
-    steps_per_report: int = 10
     steps_per_eval: int = 200
-    save_every: int = 100
-    patience: int = 0
-    resume_adapter_file: str | None = None
-    grad_checkpoint: bool = False
-    clear_cache_threshold: int | None = None
-    process_timeout_s: float = DEFAULT_TIMEOUT_S
-    dtype: str | None = None
-    seed: int = 0
-    prompt_feature: str = "prompt"
-    completion_feature: str = "completion"
-    chat_feature: str = "messages"
-    text_feature: str = "text"
-    chosen_feature: str = "chosen"
-    rejected_feature: str = "rejected"
 
     def __post_init__(self) -> None:
-        check_rules(self)
+        super().__post_init__()
+        options = self.optimizer_config.get(self.optimizer)
+        named_optimizer(self.optimizer, self.learning_rate, options)
+        dtypes = COMPUTE_DTYPES if self.is_full else ADAPTER_DTYPES
+        rule = f"one of {', '.join(dtypes)} with {self.fine_tune_type}"
+        self.check("dtype", self.dtype is None or self.dtype in dtypes, rule)
+        if self.lr_schedule is not None:
+            name = self.lr_schedule.get("name")
+            is_known = isinstance(name, str) and name in SCHEDULES
+            self.check("lr_schedule", is_known, f"named one of {', '.join(SCHEDULES)}")
+            named_schedule(self.lr_schedule)
+        if self.teacher is None and self.teacher_top_k is not None:
+            raise TrainingError(
+                "[lora] 'teacher_top_k' must come with 'teacher' but came alone. Name a teacher."
+            )
+        if self.is_full and self.resume_adapter_file is not None:
+            raise TrainingError(
+                "[lora] 'resume_adapter_file' must be left out for full fine-tuning, which trains "
+                "no "
+                "adapter. Give the folder of the model to begin with as 'model'."
+            )
+        self._check_preferences()
+
+    def _check_preferences(self) -> None:
+        """Refuses settings of preferences without them, and what does not go with them."""
+        if self.learns_preferences and (self.pack or self.teacher is not None):
+            name = "pack" if self.pack else "teacher"
+            raise TrainingError(
+                f"[lora] '{name}' must be left out with 'train_mode' {self.train_mode} but was given. "
+                "It goes with 'train_mode' sft."
+            )
+        for each in self.declared():
+            modes = each.metadata.get("modes", (self.train_mode,))
+            if self.train_mode not in modes and getattr(self, each.name) != each.default:
+                raise TrainingError(
+                    f"[lora] '{each.name}' must come with 'train_mode' {' or '.join(modes)} but got "
+                    f"{self.train_mode!r}. Leave it out."
+                )
 
     @property
     def is_full(self) -> bool:
@@ -184,27 +236,20 @@ class FineTuneSettings:
 
     def loop(self, record: dict[str, Any]) -> LoopSettings:
         """The settings of the loop; `record` describes the model and the data of the run."""
-        return LoopSettings(
-            folder=Path(self.adapter_path),
-            steps=self.iters,
-            seed=self.seed,
-            clip_norm=self.clip_norm,
-            steps_per_report=self.steps_per_report,
-            steps_per_eval=self.steps_per_eval,
-            save_every=self.save_every,
-            patience=self.patience,
-            quantization_warmup=self.quantization_warmup,
+        return self.loop_settings(
+            Path(self.adapter_path),
+            self.iters,
             validates_first=True,
             dtype=self.compute_dtype,
-            clear_cache_bytes=self.clear_cache_threshold,
             record=self.record() | record,
         )
 
     def record(self) -> dict[str, Any]:
-        """All plain values that decide the course of the run."""
-        record = asdict(self)
-        for name in (*_WITHOUT_INFLUENCE, *(() if self.learns_preferences else _OF_PREFERENCES)):
-            del record[name]
+        record = super().record()
+        del record["grad_checkpoint"]
+        for each in self.declared():
+            if each.metadata.get("of_preferences") and not self.learns_preferences:
+                del record[each.name]
         # the digest of the weights tells the dtypes of a base model apart
         if not self.is_full or self.dtype in (None, "float32"):
             del record["dtype"]
@@ -229,24 +274,4 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
             f"[lora] 'lora_parameters' may hold only rank, scale, dropout and keys but got "
             f"{nested!r:.200}."
         )
-    values = {**nested, **values}
-    check_keys(values, FineTuneSettings, source, "lora")
-    if "data" not in values:
-        raise TrainingError(
-            "[lora] 'data' must be given: a folder with train.jsonl, or a dataset of the Hub."
-        )
-    try:
-        for name in ("optimizer_config", "lr_schedule"):
-            if not isinstance(values.get(name, {}), Mapping):
-                raise ValueError(f"'{name}' must be a mapping but got {values[name]!r:.80}")
-        for name, options in values.get("optimizer_config", {}).items():
-            if name not in OPTIMIZERS or not isinstance(options, Mapping):
-                raise ValueError(
-                    f"'optimizer_config' must hold mappings under the names {', '.join(OPTIMIZERS)} but "
-                    f"holds {options!r:.60} under {name!r:.60}"
-                )
-        if "keys" in values:
-            values["keys"] = names_in(values["keys"], "keys")
-        return FineTuneSettings(**checked_values(values, FineTuneSettings))
-    except ValueError as error:
-        raise TrainingError(f"[lora] a value of {source} is wrong: {error}.") from error
+    return FineTuneSettings.made({**nested, **values}, source)

@@ -29,12 +29,12 @@ from .checkpoint import (
 from .data_parallel import DataParallel
 from .interruption import StopRequest
 from .log import Clock, RunLog, environment, read_log
-from .loop_settings import LoopSettings
 from .loss import Loss, next_token_loss
 from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult
 from .reports.curve import plot_run
 from .reports.ternary_weights import TernaryWeights
 from .run_folder import writing
+from .run_settings import LoopSettings
 
 Validation = Callable[[Any], dict[str, Any]]
 """Maps the model to figures by name. The figure `valid_loss` decides which weights are the best."""

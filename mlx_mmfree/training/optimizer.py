@@ -12,8 +12,8 @@ from ..errors import TrainingError
 from ..ops import long_mean
 from .adamw import AdamW
 from .adamw_8bit import AdamW8bit
+from .run_settings import checked, finite, listed
 from .settings import INVERSE_SQRT, Settings
-from .yaml_values import checked, finite, listed
 
 
 def build_optimizer(settings: Settings) -> optim.MultiOptimizer:

@@ -22,8 +22,8 @@ from .batch_gradient import BatchGradient
 from .batches import Batch
 from .checkpoint import kept_state
 from .data_parallel import DataParallel
-from .loop_settings import LoopSettings
 from .loss import Loss
+from .run_settings import LoopSettings
 
 Batches = Callable[[int], list[Batch]]
 """Maps a step to its batches, one for each accumulated forward pass."""

@@ -10,7 +10,7 @@ import yaml
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.files.yaml_text import MAX_BYTES, parse_yaml
 from mlx_mmfree.hub.publish.model_card import read_source_card
-from mlx_mmfree.training.yaml_values import read_mapping
+from mlx_mmfree.training.run_settings import read_mapping
 
 LEVELS = 40
 MERGES = "a0: &a0 {x: 1, y: 2}\n" + "".join(

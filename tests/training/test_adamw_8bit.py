@@ -20,7 +20,7 @@ from mlx_mmfree.training.adamw_8bit import (
 )
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.loop import Trainer
-from mlx_mmfree.training.loop_settings import LoopSettings
+from mlx_mmfree.training.run_settings import LoopSettings
 from tests.training.test_precision import _batches, _model
 
 pytestmark = pytest.mark.usefixtures("without_curve")

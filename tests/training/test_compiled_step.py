@@ -23,12 +23,12 @@ from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.distillation import distillation_loss
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
-from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import Loss, next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS, named_optimizer
 from mlx_mmfree.training.optimizer_step import Batches, OptimizerStep, StepResult
 from mlx_mmfree.training.pairs import PairBatch
 from mlx_mmfree.training.preference_loss import preference_loss
+from mlx_mmfree.training.run_settings import LoopSettings
 
 STEPS = 5
 # MLX traces the first function of a process twice

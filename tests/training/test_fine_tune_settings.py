@@ -11,7 +11,7 @@ import pytest
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.training.fine_tune_settings import fine_tune_settings
 from mlx_mmfree.training.optimizer import named_optimizer, named_schedule
-from mlx_mmfree.training.yaml_values import read_mapping
+from mlx_mmfree.training.run_settings import read_mapping
 
 COSINE = {"name": "cosine_decay", "arguments": [1e-3, 10]}
 

@@ -17,10 +17,10 @@ from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.exchanges import Exchanges
 from mlx_mmfree.training.gradient_buckets import backward_order, buckets, joined, parted
-from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
 from mlx_mmfree.training.optimizer_step import OptimizerStep
+from mlx_mmfree.training.run_settings import LoopSettings
 from tests.training.parallel_run import batch, build
 
 BLOCKS = 4

@@ -24,10 +24,10 @@ from mlx_mmfree.training.fine_tune import prepare
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.loop import Trainer
-from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.precision import compute_dtype, in_dtype, precision_note
+from mlx_mmfree.training.run_settings import LoopSettings
 from tests.tolerances import TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")

@@ -3,9 +3,8 @@
 import argparse
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import MISSING, fields
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
 from ...files.reading import parse_json
@@ -14,6 +13,7 @@ from ...platform.units import BYTES_PER_GB
 if TYPE_CHECKING:
     from ...generation import Sampler
     from ...generation.sampling import LogitsProcessor
+    from ...training.run_settings import RunSettings
 
 
 _MAX_SHOWN = 80
@@ -125,25 +125,18 @@ _VALUES: dict[Any, Any] = {
 }
 
 
-def add_settings_flags(
-    parser: ArgumentParser,
-    settings: type,
-    skipped: Collection[str],
-    choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> None:
-    """Adds a flag for each field of a settings class, with the help text of the class's docstring.
+def add_settings_flags(parser: ArgumentParser, settings: "type[RunSettings]") -> None:
+    """Adds a flag for each field of a settings class that is one, with its words as the help text.
 
     Args:
         parser: Gets the flags. A flag that is not given has the value `None`.
-        settings: A dataclass.
-        skipped: Names of the fields that get no flag.
-        choices: The allowed values of some fields, by name.
+        settings: The class.
     """
-    described = descriptions(settings)
-    for field in fields(settings):
-        if field.name in skipped:
+    for field in settings.declared():
+        if not field.metadata["has_flag"]:
             continue
-        options: dict[str, Any] = {"help": _help(described[field.name])}
+        rule = field.metadata["rule"]
+        options: dict[str, Any] = {"help": _help(field.metadata["words"])}
         if field.type is bool:
             options |= {"action": "store_true", "default": None}
         elif field.name == "keys":
@@ -154,8 +147,8 @@ def add_settings_flags(
             options |= {"type": seed}
         else:
             options |= {"type": _VALUES.get(field.type, field.type)}
-            if field.name in choices:
-                options |= {"choices": choices[field.name]}
+            if rule is not None and rule.choices:
+                options |= {"choices": rule.choices}
         if field.type is not bool and field.default not in (None, MISSING):
             options["help"] += f" ({field.default})"
         parser.add_argument("--" + field.name.replace("_", "-"), **options)
@@ -166,20 +159,6 @@ def _help(sentences: str) -> str:
     phrases = sentences.rstrip(".").replace("%", "%%").split(". ")
     # names such as MLX keep their capitals
     return "; ".join(p[:1].lower() + p[1:] if p[1:2].islower() else p for p in phrases)
-
-
-def descriptions(settings: type) -> dict[str, str]:
-    """The description of each attribute of a settings class, from its docstring."""
-    lines = (settings.__doc__ or "").split("Attributes:")[1].splitlines()
-    described: dict[str, str] = {}
-    name = ""
-    for line in lines:
-        if line.startswith(" " * 8 + " "):
-            described[name] += " " + line.strip()
-        elif ":" in line:
-            name, _, text = line.strip().partition(": ")
-            described[name] = text
-    return described
 
 
 def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> None:

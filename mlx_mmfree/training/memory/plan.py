@@ -14,9 +14,9 @@ from ...models import TokenModel
 from ...platform.device import DeviceInfo, device_info
 from ..batches import Batch
 from ..data_parallel import DataParallel
-from ..loop_settings import LoopSettings
 from ..loss import Loss, kept_logits
 from ..optimizer_step import OptimizerStep, StepGraphs, update_groups
+from ..run_settings import LoopSettings
 from .peak import peak_bytes
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from mlx_mmfree.training.fine_tune_settings import fine_tune_settings
+from mlx_mmfree.training.run_settings import read_mapping
 from mlx_mmfree.training.settings import read_settings
-from mlx_mmfree.training.yaml_values import read_mapping
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import CONTROLS, ODD_VALUES, damage_bytes, odd_entry
 from tests.fuzz.yaml_grammar import hostile_yaml

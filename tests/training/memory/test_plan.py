@@ -24,10 +24,10 @@ from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tune import plan_fine_tune
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
 from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
-from mlx_mmfree.training.loop_settings import LoopSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.memory import MemoryPlan, peak, plan_memory
 from mlx_mmfree.training.optimizer_step import OptimizerStep
+from mlx_mmfree.training.run_settings import LoopSettings
 from mlx_mmfree.training.samples import Sample, Samples
 from mlx_mmfree.training.settings import Settings
 from mlx_mmfree.training.train_model import plan_training

@@ -228,7 +228,7 @@ def test_settings_of_train() -> None:
     (text,) = section("The YAML file", file).blocks("yaml")
     shown = yaml.safe_load(text)
     known = {field.name: field for field in fields(Settings) if field.name != "root"}
-    assert list(shown) == list(known)
+    assert sorted(shown) == sorted(known)
     for name, field in known.items():
         if name not in ("model", "output", "stages"):
             default = field.default if field.default_factory is MISSING else field.default_factory()

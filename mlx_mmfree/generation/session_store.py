@@ -133,18 +133,12 @@ class RecentTexts(Generic[Value]):
 
     def get(self, key: TextKey) -> tuple[TextKey, Value] | None:
         """What serves a text, which then counts as used last, and the text that it belongs to."""
-        if not self.touch(key):
-            return None
-        holder = next(reversed(self._holders[key]))
-        return holder, self._entries[holder].value
-
-    def touch(self, key: TextKey) -> bool:
-        """Counts what serves a text as used last, if there is something, which is returned."""
         holders = self._holders.get(key)
         if holders is None:
-            return False
-        self._entries.move_to_end(next(reversed(holders)))
-        return True
+            return None
+        holder = next(reversed(holders))
+        self._entries.move_to_end(holder)
+        return holder, self._entries[holder].value
 
     def add(
         self, key: TextKey, value: Value, nbytes: int, beginnings: Sequence[TextKey] = ()
@@ -510,9 +504,13 @@ class SessionStore:
         memory_bytes: Bytes of memory at most, those of the tables estimated.
         folder: Where sessions outlive the process; `None`: nowhere.
         disk_bytes: Bytes of all files of the folder at most.
+
+    Attributes:
+        has_folder: Whether sessions go to the disk.
     """
 
     def __init__(self, memory_bytes: int, folder: SessionFolder | None, disk_bytes: int):
+        self.has_folder = folder is not None
         self._lock = Lock()
         self._folder = folder
         self._memory: RecentTexts[bytes] = RecentTexts(memory_bytes)
@@ -524,11 +522,6 @@ class SessionStore:
         self._problems: dict[str, str] = {}
         self._told: set[str] = set()
         self._list()
-
-    @property
-    def has_folder(self) -> bool:
-        """Whether sessions go to the disk."""
-        return self._folder is not None
 
     def lengths(self) -> set[int]:
         """The lengths of the texts."""
@@ -574,8 +567,8 @@ class SessionStore:
     def touch(self, key: TextKey) -> None:
         """Marks a session of the disk as used last, if it is there."""
         with self._lock:
-            is_there = self._disk.touch(key)
-        if is_there and self._folder is not None:
+            found = self._disk.get(key)
+        if found is not None and self._folder is not None:
             self._folder.touch(key)
 
     def read(self, key: TextKey, content: SessionContent) -> bytes:

@@ -255,9 +255,11 @@ class Sessions:
             holder, packed = found
             if holder != key:
                 return
+        if not self._store.has_folder:
+            return
         if self._store.is_on_disk(key):
             self._store.touch(key)
-        elif self._store.has_folder:
+        else:
             content = content_of(self._model, self._identity, text)
             self._store.write(key, content, packed)
 
@@ -302,7 +304,8 @@ class Sessions:
             found = self._read(key, text[: key.length * BYTES_PER_TOKEN])
         if found is None:
             return None
-        self._store.touch(key)
+        if self._store.has_folder:
+            self._store.touch(key)
         holder, packed = found
         state = unpack(self._model, packed, holder.length)
         if holder == key:

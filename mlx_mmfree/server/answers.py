@@ -95,28 +95,24 @@ class Usage:
 
     Attributes:
         texts_a_prompt: How many texts each prompt gets; the prompt counts once.
+        prompt_tokens: Tokens of all prompts.
+        cached_tokens: Those of them that were not read again.
         completion_tokens: Tokens written.
     """
 
     texts_a_prompt: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
-    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _begun: set[int] = field(default_factory=set)
 
     def add(self, index: int, event: Event) -> None:
         """Counts a step of a text, by the number of the text."""
         self.completion_tokens += event.token is not None
-        if index % self.texts_a_prompt == 0:
-            self._prompts[index] = (event.prompt_tokens, event.cached_tokens)
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(count for count, _ in self._prompts.values())
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of them that were not read again."""
-        return sum(cached for _, cached in self._prompts.values())
+        if index % self.texts_a_prompt == 0 and index not in self._begun:
+            self._begun.add(index)
+            self.prompt_tokens += event.prompt_tokens
+            self.cached_tokens += event.cached_tokens
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -236,29 +232,26 @@ class CompletionAnswer(Answer):
         added = "".join(event.text for event in events)
         text.parts.append(added)
         text.finish_reason = events[-1].finish_reason
-        tokens = self._tokens(text, events)
+        tokens = {} if self._shown is None else self._tokens(self._shown, text, events)
         if not added and text.finish_reason is None and not tokens:
             return None
         return _continuation(index, added, tokens or None, text.finish_reason)
 
-    def _tokens(self, text: _Continuation, events: Sequence[Event]) -> dict[str, list[Any]]:
+    def _tokens(
+        self, shown: ShownTokens, text: _Continuation, events: Sequence[Event]
+    ) -> dict[str, list[Any]]:
         """The probabilities of some steps, by what they say."""
-        if self._shown is None:
-            return {}
         added: dict[str, list[Any]] = {name: [] for name in text.tokens}
-        for token, likely in self._shown.steps(events):
-            name = self._shown.text(token)
+        for token, likely in shown.steps(events):
+            name = shown.text(token)
             characters = text.detokenizer.add(token) if name else ""
             if not text.size and name == f" {characters}":
                 # the space before a text that begins anew is not shown
                 name = characters
             added["tokens"].append(name)
-            added["token_logprobs"].append(self._shown.number(likely.logprob))
+            added["token_logprobs"].append(shown.number(likely.logprob))
             added["top_logprobs"].append(
-                {
-                    self._shown.text(t): self._shown.number(value)
-                    for t, value in self._shown.likely(likely)
-                }
+                {shown.text(t): shown.number(value) for t, value in shown.likely(likely)}
             )
             added["text_offset"].append(text.size)
             text.size += len(characters)

@@ -20,7 +20,7 @@ from .engine import Steps
 from .errors import RequestError
 from .grammar import Source, call_source, json_source
 from .page import page_headers, page_text
-from .schemas import ChatRequest, CompletionRequest, EmbeddingRequest, StreamOptions
+from .schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from .service import Service, while_connected
 from .settings import MAX_CHOICES, ServedModel
 from .texts import Prompt, chat_prompt, check_size, checked_tokens, most_tokens, text_requests
@@ -62,18 +62,13 @@ def completions(service: Service) -> Endpoint:
                 served.tokenizer, end_tokens(served.tokenizer, service.settings.extra_end)
             )
         answer = CompletionAnswer(served.name, texts, body.n, shown)
-        return served, texts, answer, stream_options(body)
+        return served, texts, answer, body
 
     async def endpoint(request: Request) -> Response:
         prepared = await service.prepared(request, CompletionRequest, prepare)
         return await service.answered(request, *prepared)
 
     return endpoint
-
-
-def stream_options(body: Any) -> StreamOptions | None:
-    """How an answer streams; `None` to send it whole."""
-    return (body.stream_options or StreamOptions()) if body.stream else None
 
 
 def chat_completions(service: Service) -> Endpoint:
@@ -103,15 +98,15 @@ def chat_completions(service: Service) -> Endpoint:
             is_answer=True,
         )
         answer = ChatAnswer(served.name, len(texts), make_reader, shown)
-        return served, texts, answer, stream_options(body), _source(body, form)
+        return served, texts, answer, body, _source(body, form)
 
     async def endpoint(request: Request) -> Response:
         *prepared, source = await service.prepared(request, ChatRequest, prepare)
-        served, texts, answer, stream = prepared
+        served, texts, answer, body = prepared
         if source is not None:
             grammar = await service.grammar(request, served, source)
             texts = [replace(text, processors=[*text.processors, grammar.copy()]) for text in texts]
-        return await service.answered(request, served, texts, answer, stream)
+        return await service.answered(request, served, texts, answer, body)
 
     return endpoint
 

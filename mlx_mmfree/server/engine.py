@@ -45,7 +45,7 @@ class Channel:
         self.on_first: Callable[[], None] | None = None
         self._news = asyncio.Event()
         timer = asyncio.get_running_loop().call_later
-        self._deadline = timer(timeout_s, self.fail, timeout_error(timeout_s))
+        self._deadline = timer(timeout_s, lambda: self.fail(timeout_error(timeout_s)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,17 +216,15 @@ class Engine:
     def _run(self) -> None:
         while self._goes_on:
             # all that came meanwhile; where there is nothing to do, the next that comes
-            while not self._commands.empty() or not self._has_work():
+            while not self._commands.empty() or (
+                self._goes_on and not any(worker.has_work for worker in self._workers.values())
+            ):
                 self._commands.get()()
             for worker in self._workers.values():
                 if worker.has_work and self._goes_on:
                     self._deliver(worker)
         for worker in self._workers.values():
             worker.close()
-
-    def _has_work(self) -> bool:
-        """Whether there is something to do, be it to end."""
-        return not self._goes_on or any(worker.has_work for worker in self._workers.values())
 
     def _deliver(self, worker: "_Worker") -> None:
         """Runs one step, and hands what came of it to asyncio.
@@ -325,7 +323,7 @@ class _Worker:
         self.is_urgent = bool(deliveries)
         if self._scheduler is not None and self._scheduler.has_work:
             deliveries += self._write(self._scheduler)
-        return deliveries, self._work()
+        return deliveries, self._work() if self.jobs else []
 
     def _write(self, scheduler: Scheduler) -> list[Delivery]:
         try:
@@ -357,8 +355,6 @@ class _Worker:
         return deliveries
 
     def _work(self) -> list[Result]:
-        if not self.jobs:
-            return []
         steps, future = self.jobs[0]
         if future.done():
             self.jobs.popleft()

@@ -13,14 +13,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ..generation.scheduling import Request as TextRequest
+from ..generation import scheduling
 from ..generation.sessions import Sessions
 from .answers import Answer
 from .engine import Channel, Engine, timeout_error
 from .errors import RequestError, ending_error, failure
 from .grammar import Grammar, Grammars, Lanes, Source
 from .metrics import Metrics
-from .schemas import Body, StreamOptions, checked_body
+from .schemas import Body, TextRequest, checked_body
 from .settings import BODY_SECONDS, HELD_BODIES, LARGE_BODY_BYTES, Catalogue, ServedModel, Settings
 
 
@@ -69,7 +69,13 @@ class Bodies:
         Raises:
             RequestError: It is no JSON, is too large, or does not come.
         """
-        _check_kind(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RequestError(
+                "[request] the header 'Content-Type' must be application/json but "
+                + (f"is {kind!r:.60}." if kind else "is missing."),
+                415,
+            )
         length = request.headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > 19 or int(length) > self._max_bytes):
             raise self._too_large()
@@ -94,7 +100,8 @@ class Bodies:
                     if body.size > self._max_bytes:
                         raise self._too_large()
                     pieces.append(piece)
-                    self._make_room()
+                    if sum(body.size for body in self._bodies) > HELD_BODIES * self._max_bytes:
+                        self._make_room()
         except TimeoutError as error:
             raise body.error or RequestError(
                 f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
@@ -104,8 +111,6 @@ class Bodies:
         return b"".join(pieces)
 
     def _make_room(self) -> None:
-        if sum(body.size for body in self._bodies) <= HELD_BODIES * self._max_bytes:
-            return
         large = [body for body in self._coming() if body.size > LARGE_BODY_BYTES]
         if large:
             large[0].end(
@@ -126,16 +131,6 @@ class Bodies:
             f"[request] the body must have at most {self._max_bytes:,} bytes but has more.",
             413,
             code="body_too_large",
-        )
-
-
-def _check_kind(request: Request) -> None:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError(
-            "[request] the header 'Content-Type' must be application/json but "
-            + (f"is {kind!r:.60}." if kind else "is missing."),
-            415,
         )
 
 
@@ -377,9 +372,9 @@ class Service:
         self,
         request: Request,
         served: ServedModel,
-        texts: list[TextRequest],
+        texts: list[scheduling.Request],
         answer: Answer,
-        stream: StreamOptions | None,
+        body: TextRequest,
     ) -> Response:
         """The response to a request for texts.
 
@@ -388,7 +383,7 @@ class Service:
             served: The model.
             texts: What it is to write.
             answer: Puts that into the form of the interface.
-            stream: How the answer streams; `None` to send it whole.
+            body: Says how the answer streams, if it does.
         """
         self.check_room(len(texts))
         channel = self.engine.submit(served, texts, self.settings.timeout_s)
@@ -406,6 +401,7 @@ class Service:
             if error is not None:
                 request.state.error = type(error).__name__
 
-        if stream is not None:
-            return EventStream(channel, answer, stream.include_usage, end_seen)
+        if body.stream:
+            has_usage = body.stream_options is not None and body.stream_options.include_usage
+            return EventStream(channel, answer, has_usage, end_seen)
         return await whole_answer(request, channel, answer, end_seen)

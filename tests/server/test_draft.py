@@ -19,8 +19,8 @@ def test_texts_stay_what_they_are(
     steps: list[int] = []
     step = Drafting.step
 
-    def counted(self: Drafting) -> list[int]:
-        tokens = step(self)
+    def counted(self: Drafting, row: Any) -> list[int]:
+        tokens = step(self, row)
         steps.append(len(tokens))
         return tokens
 

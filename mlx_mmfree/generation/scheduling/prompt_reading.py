@@ -45,6 +45,7 @@ class PromptReading:
         sessions: Where states are found; `None`: nowhere.
 
     Attributes:
+        rows: Those whose prompts they are, in turn.
         tokens_read: How many tokens were read so far.
         ends: The beginnings that the last chunk has read to their ends, with their states.
         failed: The rows whose prompts it could not read, which are dropped, and why.
@@ -56,31 +57,24 @@ class PromptReading:
         self._exact_lengths = exact_lengths(model)
         self._sessions = sessions
         self._beginnings = Beginnings()
-        self._rows: deque[Row] = deque()
+        self.rows: deque[Row] = deque()
         self._computed: list[State] = []
         self.tokens_read = 0
         self.ends: list[tuple[Sequence[int], State]] = []
         self.failed: list[tuple[Row, Exception]] = []
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def add(self, row: Row) -> None:
         """Begins to read the prompt of a row."""
-        self._rows.append(row)
+        self.rows.append(row)
         known = Known(0, None) if self._sessions is None else self._sessions.find(row.tokens)
         state = self._model.init_state(1) if known.state is None else known.state
         row.beginning, row.cached_tokens = self._beginnings.of(
             row.tokens, row.request.marks, known.count, state
         )
 
-    def share(self, row: Row, other: Row) -> None:
-        """Holds what is read for a row until another one with the same prompt has a place."""
-        other.beginning = row.beginning
-
     def drop_over(self) -> None:
         """Forgets the prompts of rows that are over."""
-        self._rows = deque(row for row in self._rows if not row.is_over)
+        self.rows = deque(row for row in self.rows if not row.is_over)
 
     def read(self) -> None:
         """Reads one chunk, if a prompt is there; it is computed while the caller goes on."""
@@ -100,32 +94,31 @@ class PromptReading:
 
     def take_read(self) -> list[Row]:
         """The rows whose prompts are read, all but the last token; they leave."""
-        ready = [row for row in self._rows if row.beginning is not None and row.beginning.is_read]
+        ready = [row for row in self.rows if row.beginning is not None and row.beginning.is_read]
         if ready:
-            self._rows = deque(row for row in self._rows if row not in ready)
+            self.rows = deque(row for row in self.rows if row not in ready)
         return ready
 
     def _give_up(self, parts: Sequence[Beginning], error: Exception) -> None:
         """Drops the rows that wait for parts which cannot be read."""
-        failed = [row for row in self._rows if _waits_for(row, parts)]
-        self._rows = deque(row for row in self._rows if row not in failed)
+        failed = [row for row in self.rows if _waits_for(row, parts)]
+        self.rows = deque(row for row in self.rows if row not in failed)
         self.failed += [(row, error) for row in failed]
 
     def _next_parts(self, room: int) -> list[Beginning]:
         """What is read next, in one call; the rows that wait for it go to the end."""
         parts: list[Beginning] = []
         served, waiting = [], []
-        for row in self._rows:
+        for row in self.rows:
             assert row.beginning is not None
-            part = row.beginning.next_unread
-            part.start()
+            part = row.beginning.next_unread()
             is_new = not part.is_read and all(part is not other for other in parts)
             if is_new and (not parts or self._fit([*parts, part], room)):
                 parts.append(part)
                 served.append(row)
             else:
                 waiting.append(row)
-        self._rows = deque([*waiting, *served])
+        self.rows = deque([*waiting, *served])
         return parts
 
     def _read_parts(self, parts: Sequence[Beginning], room: int) -> int:
@@ -137,8 +130,11 @@ class PromptReading:
         state = joined_states(self._model, [part.state for part in parts])
         _, state = self._model.hidden(tokens, state, valid)
         for n, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
-            own = state if len(parts) == 1 else self._row_of(state, n, len(piece))
-            part.advance(len(piece), own)
+            own = state
+            if len(parts) > 1:
+                own = selected_rows(self._model, state, [n], len(piece))
+            part.position += len(piece)
+            part.state = own
             self.tokens_read += len(piece)
             self._computed.append(own)
             if part.is_read:
@@ -157,10 +153,7 @@ class PromptReading:
             return False
         return all(part.position == 0 for part in parts) and len(parts) * longest <= room
 
-    def _row_of(self, state: State, row: int, length: int) -> State:
-        return selected_rows(self._model, state, [row], length)
-
 
 def _waits_for(row: Row, parts: Sequence[Beginning]) -> bool:
     assert row.beginning is not None
-    return any(part is row.beginning.next_unread for part in parts)
+    return any(part is row.beginning.next_unread() for part in parts)

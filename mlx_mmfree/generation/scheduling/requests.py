@@ -130,10 +130,11 @@ class Event:
         return self.finish_reason is not None or self.error is not None
 
 
+@dataclass(eq=False)
 class Beginning:
     """The first tokens of one or several prompts, and what the model keeps of them.
 
-    Args:
+    Attributes:
         tokens: A prompt.
         length: How many of its tokens they are.
         before: A shorter beginning of it, to go on from; `None`: `state` is where to go on.
@@ -141,43 +142,29 @@ class Beginning:
         state: What the model keeps of them, in the ordinary form, for a batch of one.
     """
 
-    def __init__(
-        self,
-        tokens: Sequence[int],
-        length: int,
-        before: "Beginning | None",
-        position: int,
-        state: State,
-    ):
-        self.tokens = tokens
-        self.length = length
-        self.position = position
-        self.state = state
-        self._before = before
+    tokens: Sequence[int]
+    length: int
+    before: "Beginning | None"
+    position: int
+    state: State
 
     @property
     def is_read(self) -> bool:
         """Whether `state` is that after all of its tokens."""
-        return self.position == self.length and self._before is None
+        return self.position == self.length and self.before is None
 
-    @property
     def next_unread(self) -> "Beginning":
-        """What must be read next on the way to this one: itself, or a shorter one."""
+        """What must be read next on the way to this one: itself, or a shorter one.
+
+        It then goes on from where the one before it has ended.
+        """
         part = self
-        while part._before is not None and not part._before.is_read:
-            part = part._before
+        while part.before is not None and not part.before.is_read:
+            part = part.before
+        if part.before is not None:
+            part.position, part.state = part.before.position, part.before.state
+            part.before = None
         return part
-
-    def start(self) -> None:
-        """Takes over what the shorter beginning has read."""
-        if self._before is not None:
-            self.position, self.state = self._before.position, self._before.state
-            self._before = None
-
-    def advance(self, count: int, state: State) -> None:
-        """Notes that `count` more tokens are read."""
-        self.position += count
-        self.state = state
 
 
 class Beginnings:
@@ -244,7 +231,10 @@ class Row:
         self.completion = Completion(
             tokenizer, request.stop, request.end, request.max_tokens, after
         )
-        self.key = _key(request.seed)
+        if request.seed is None:
+            self.key = mx.random.randint(0, 2**31 - 1, (2,)).astype(mx.uint32)
+        else:
+            self.key = mx.random.key(request.seed % 2**64)
         self.seen: list[Any] = []
         self.beginning: Beginning | None = None
         self.cached_tokens = 0
@@ -257,19 +247,9 @@ class Row:
         return self.tokens + self.completion.tokens
 
     @property
-    def read_count(self) -> int:
-        """How many those are."""
-        return len(self.tokens) + len(self.completion.tokens)
-
-    @property
     def is_written(self) -> bool:
         """Whether the model need read no further token of it."""
         return self.completion.finish_reason is not None or self.completion.remaining <= 1
-
-    def start(self, vocab_size: int) -> None:
-        """Lets the processors see the prompt."""
-        tokens = mx.array([self.tokens], mx.int32)
-        self.seen = [process.start(tokens, None, vocab_size) for process in self.request.processors]
 
     def event(
         self,
@@ -289,9 +269,3 @@ class Row:
             cached_tokens=self.cached_tokens,
             error=error,
         )
-
-
-def _key(seed: int | None) -> mx.array:
-    if seed is None:
-        return mx.random.randint(0, 2**31 - 1, (2,)).astype(mx.uint32)
-    return mx.random.key(seed % 2**64)

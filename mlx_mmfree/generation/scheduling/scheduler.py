@@ -33,9 +33,6 @@ class Drafting:
         draft_model: Proposes tokens.
         num_draft_tokens: How many it proposes at a time.
         step_size: Tokens that it reads at a time.
-
-    Attributes:
-        row: The text that is written so; `None`: none is.
     """
 
     def __init__(self, model: Decoder, draft_model: Decoder, num_draft_tokens: int, step_size: int):
@@ -48,7 +45,6 @@ class Drafting:
         self._followed: Row | None = None
         self._read = 0
         self._state: State = None
-        self.row: Row | None = None
 
     @property
     def stats(self) -> DraftStats:
@@ -86,16 +82,16 @@ class Drafting:
             draft_state=self._state,
             processors=row.request.processors,
         )
-        self.row, self._followed, self._state = row, None, None
+        self._followed = self._state = None
 
-    def step(self) -> list[int]:
-        """The next tokens, one at least; the text may end before the last of them.
+    def step(self, row: Row) -> list[int]:
+        """The next tokens of the text, one at least; it may end before the last of them.
 
         Raises:
             NumericalError: The logits of the model are not finite.
         """
         decoding = cast(SpeculativeDecoding, self._decoding)
-        tokens = decoding.step(is_last=cast(Row, self.row).completion.remaining == 1)
+        tokens = decoding.step(is_last=row.completion.remaining == 1)
         while decoding.num_ready:
             tokens += decoding.step()
         return tokens
@@ -104,7 +100,7 @@ class Drafting:
         """Lets go of the text; returns what the model has read of it, all but the last token."""
         state = cast(SpeculativeDecoding, self._decoding).state
         self._before = self.stats
-        self.row = self._decoding = None
+        self._decoding = None
         return state
 
     def _read_on(self, tokens: list[int]) -> None:
@@ -188,6 +184,8 @@ class Scheduler:
         self._reading = PromptReading(model, prefill_step_size, sessions)
         self._writing = Writing(model)
         self._choice: Choice | None = None
+        # the text that is written with the draft model
+        self._drafted: Row | None = None
         # those that are not over, by their numbers
         self._rows: dict[int, Row] = {}
         self._has_cancelled = False
@@ -199,7 +197,7 @@ class Scheduler:
         """Whether a request is not over yet."""
         return bool(
             self._waiting
-            or self._reading
+            or self._reading.rows
             or self._writing.rows
             or self._drafted
             or self._choice
@@ -211,11 +209,6 @@ class Scheduler:
     def draft_stats(self) -> DraftStats:
         """What the draft model was worth so far."""
         return DraftStats() if self._drafting is None else self._drafting.stats
-
-    @property
-    def _drafted(self) -> Row | None:
-        """The text that is written with the draft model."""
-        return None if self._drafting is None else self._drafting.row
 
     @property
     def tokens_read(self) -> int:
@@ -260,22 +253,24 @@ class Scheduler:
 
         A request has one event at most, unless a draft model has proposed more tokens.
         """
-        self._drop_cancelled()
+        if self._has_cancelled:
+            self._drop_cancelled()
         self._keep()
         self._admit()
         self._reading.read()
         self._failed += [self._failure(row, error) for row, error in self._reading.failed]
         if self._sessions is not None:
             self._unkept += self._reading.ends
-        if self._drafted is not None and self._reading:
-            row = self._drafted
+        if self._drafted is not None and self._reading.rows:
+            row, self._drafted = self._drafted, None
             self._writing.join([row], [cast(Drafting, self._drafting).end()])
         self._join()
         choice, self._choice = self._choice, self._writing.step() if self._writing.rows else None
         events, self._failed = self._failed, []
         if choice is not None:
             events += self._handed_out(choice)
-        self._leave([row for row in self._writing.rows if row.is_over or row.is_written])
+        if over := [row for row in self._writing.rows if row.is_over or row.is_written]:
+            self._leave(over)
         if self._drafted is not None:
             events += self._draft(self._drafted)
         elif self._drafting is not None:
@@ -283,26 +278,26 @@ class Scheduler:
         return events
 
     def _drop_cancelled(self) -> None:
-        if self._has_cancelled:
-            self._has_cancelled = False
-            self._waiting = deque(row for row in self._waiting if not row.is_over)
-            self._reading.drop_over()
-            self._leave([row for row in self._writing.rows if row.is_over])
-            if self._drafted is not None and self._drafted.is_over:
-                self._let_go(self._drafted)
+        self._has_cancelled = False
+        self._waiting = deque(row for row in self._waiting if not row.is_over)
+        self._reading.drop_over()
+        self._leave([row for row in self._writing.rows if row.is_over])
+        if self._drafted is not None and self._drafted.is_over:
+            self._let_go(self._drafted)
 
     def _admit(self) -> None:
         """Gives free places to those who came first."""
         drafted = self._drafted is not None
         while (
             self._waiting
-            and len(self._reading) + len(self._writing.rows) + drafted < self._max_rows
+            and len(self._reading.rows) + len(self._writing.rows) + drafted < self._max_rows
         ):
             row = self._waiting.popleft()
             self._reading.add(row)
             for other in self._waiting:
                 if other.tokens == row.tokens:
-                    self._reading.share(row, other)
+                    # holds what is read until the other has a place
+                    other.beginning = row.beginning
 
     def _join(self) -> None:
         """Lets rows write whose prompts are read."""
@@ -310,8 +305,12 @@ class Scheduler:
         for row in self._reading.take_read():
             beginning, row.beginning = row.beginning, None
             assert beginning is not None
+            prompt = mx.array([row.tokens], mx.int32)
             try:
-                row.start(self._model.vocab_size)
+                row.seen = [
+                    process.start(prompt, None, self._model.vocab_size)
+                    for process in row.request.processors
+                ]
             except Exception as error:
                 self._failed.append(self._failure(row, error))
                 continue
@@ -335,17 +334,14 @@ class Scheduler:
     def _add(self, row: Row, token: int, logprobs: TokenLogprobs | None = None) -> Event:
         text = row.completion.add(token)
         if row.completion.finish_reason is not None:
-            self._end(row)
+            row.is_over = True
+            del self._rows[row.number]
         return row.event(text, token, logprobs)
 
     def _failure(self, row: Row, error: Exception) -> Event:
-        self._end(row)
-        row.has_failed = True
-        return row.event(error=error)
-
-    def _end(self, row: Row) -> None:
-        row.is_over = True
+        row.is_over = row.has_failed = True
         del self._rows[row.number]
+        return row.event(error=error)
 
     def _leave(self, rows: Collection[Row]) -> None:
         if self._sessions is not None:
@@ -356,7 +352,7 @@ class Scheduler:
     def _begin_to_draft(self, drafting: Drafting) -> list[Event]:
         """Hands a text that is alone to the draft model, once that has read it."""
         rows, choice = self._writing.rows, self._choice
-        if len(rows) != 1 or self._waiting or self._reading or choice is None:
+        if len(rows) != 1 or self._waiting or self._reading.rows or choice is None:
             return []
         (row,) = rows
         if list(row.request.processors) != self._plain or not drafting.catches_up(row):
@@ -367,6 +363,7 @@ class Scheduler:
         self._writing.leave([row])
         if not row.is_over:
             drafting.begin(row, state)
+            self._drafted = row
         elif not row.has_failed and self._sessions is not None:
             self._unkept.append((row.read[:-1], state))
         return events
@@ -375,7 +372,7 @@ class Scheduler:
         """The next tokens of a text that is written with the draft model."""
         events: list[Event] = []
         try:
-            tokens = cast(Drafting, self._drafting).step()
+            tokens = cast(Drafting, self._drafting).step(row)
         except MMFreeError as error:
             events.append(self._failure(row, error))
             tokens = []
@@ -388,6 +385,7 @@ class Scheduler:
         return events
 
     def _let_go(self, row: Row) -> None:
+        self._drafted = None
         state = cast(Drafting, self._drafting).end()
         if self._sessions is not None and not row.has_failed:
             self._unkept.append((row.read[:-1], state))

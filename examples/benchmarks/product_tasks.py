@@ -269,7 +269,7 @@ def _training_products(model: nn.Module, rows: int) -> tuple[list[Factors], int]
     pairs: list[Factors] = []
     macs = 0
     for matrix in matrices(model).values():
-        if matrix.storage != "floats" or matrix.is_embedding:
+        if not matrix.holds_floats or matrix.is_embedding:
             continue
         weight = matrix.layer.weight.astype(mx.float32)
         outputs, inputs = weight.shape

@@ -57,7 +57,7 @@ def _part(module: nn.Module, path: str, name: str) -> Part:
         shape = (matrix.output_dims, matrix.input_dims)
         bias = arrays["bias"].size if "bias" in arrays else 0
         # scales and codes are the form of the matrix, not parameters beside it
-        own = bias + (shape[0] * shape[1] if matrix.storage != "elsewhere" else 0)
+        own = bias + (shape[0] * shape[1] if not matrix.is_shared else 0)
     elif len(arrays) == 1 and not parts:
         shape = next(iter(arrays.values())).shape
     else:

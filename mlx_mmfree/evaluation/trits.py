@@ -49,7 +49,7 @@ def count_trits(model: nn.Module) -> list[TritCounts]:
     """The trits of every packed ternary matrix of a model, in the order of its layers."""
     found = []
     for path, matrix in matrices(model).items():
-        if matrix.storage == "trits":
+        if matrix.holds_trits:
             layer: Any = matrix.layer
             shape = (matrix.output_dims, matrix.input_dims)
             scale = np.array(layer.scale, np.float64)

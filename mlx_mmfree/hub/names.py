@@ -1,7 +1,7 @@
 """Translates between the names of tensors on disk, which are the Hub's, and the names in memory."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import compress, product
 from typing import NamedTuple
@@ -75,7 +75,7 @@ class WeightNames:
         Raises:
             KeyError: The table has no entry for it.
         """
-        name = _translate(memory_name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK)
+        name = self._on_disk(memory_name)
         if name is None:
             raise KeyError(memory_name)
         return name
@@ -87,8 +87,12 @@ class WeightNames:
 
     def has_module(self, path: str) -> bool:
         """Whether a module with a weight has a name on disk."""
-        name = f"{path}.weight"
-        return _translate(name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK) is not None
+        return self._on_disk(f"{path}.weight") is not None
+
+    def modules_to_disk(self, paths: Iterable[str]) -> dict[str, str]:
+        """The names on disk of those modules with a weight that have one, by their paths."""
+        names = {path: self._on_disk(f"{path}.weight") for path in paths}
+        return {path: name.removesuffix(".weight") for path, name in names.items() if name}
 
     def module_to_disk(self, path: str) -> str:
         """The name on disk of a module with a weight.
@@ -97,6 +101,9 @@ class WeightNames:
             KeyError: The table has no entry for it.
         """
         return self.to_disk(f"{path}.weight").removesuffix(".weight")
+
+    def _on_disk(self, memory_name: str) -> str | None:
+        return _translate(memory_name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK)
 
 
 def _layer_patterns(to_disk: Mapping[str, str]) -> list[re.Pattern[str]]:

@@ -4,6 +4,7 @@ Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 
 """
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +21,11 @@ from ..ops import (
     ternarize,
     ternary_linear,
     ternary_matmul,
+    unpack_ternary,
 )
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
-from .matrix import Matrix, matrices
+from .matrix import Matrix, are_same, matrices
 
 SCALES = ("scale", "input_scale")
 
@@ -82,22 +84,25 @@ class _TernaryLinear(Matrix, nn.Module):
     def output_dims(self) -> int:
         return self._output_dims
 
-    def packed_from(self, weight: mx.array) -> "PackedBitLinear":
-        packed = PackedBitLinear(self.input_dims, self.output_dims, **self._options())
-        trits, scale = ternarize(weight)
-        packed.weight, packed.scale = pack_ternary(trits), scale
+    def packed_room(self) -> "PackedBitLinear":
+        packed = PackedBitLinear(
+            self._input_dims,
+            self._output_dims,
+            "bias" in self,
+            norm_eps=self._norm_eps,
+            rounding=self._rounding,
+            quantize_activations=self._quantize_activations,
+        )
         for name in ("norm", "bias"):
             if name in self:
                 packed[name] = self[name]
         return packed
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "bias": "bias" in self,
-            "norm_eps": self._norm_eps,
-            "rounding": self._rounding,
-            "quantize_activations": self._quantize_activations,
-        }
+    def packed_from(self, weight: mx.array) -> "PackedBitLinear":
+        packed = self.packed_room()
+        trits, packed.scale = ternarize(weight)
+        packed.weight = pack_ternary(trits)
+        return packed
 
     def _extra_repr(self) -> str:
         return (
@@ -182,7 +187,7 @@ class BitLinear(_FromMaster):
         (2, 32)
     """
 
-    storage = "floats"
+    holds_floats = True
 
     def _make_weight(self) -> None:
         bound = math.sqrt(1.0 / self.input_dims)
@@ -218,7 +223,7 @@ class TiedBitLinear(_FromMaster):
         (1, 3, 10)
     """
 
-    storage = "elsewhere"
+    is_shared = True
 
     def __init__(
         self, embedding: nn.Embedding, *, norm_eps: float | None, rounding: Rounding = "half_even"
@@ -256,7 +261,7 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
         ('PackedBitLinear', (32, 4), (2, 32))
     """
 
-    storage = "trits"
+    holds_trits = True
 
     def _make_weight(self) -> None:
         shape = (self.output_dims, packed_width(self.input_dims))
@@ -271,6 +276,10 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
     def multiply(self, x: mx.array) -> mx.array:
         y: mx.array = ternary_matmul(x.astype(mx.float32), self.weight) * self.scale
         return y
+
+    def is_made_of(self, array: mx.array) -> bool:
+        packed = self.packed_from(array)
+        return all(mx.array_equal(packed[name], self[name]) for name in self.kept)
 
     def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Unfreezes what can be trained; packed codes and their scale never are."""
@@ -332,7 +341,7 @@ def set_quantization_strength(model: nn.Module, strength: float) -> int:
     if not 0 <= strength <= 1:
         raise ValueError(f"[BitLinear] 'strength' must be from 0 to 1 but got {strength}.")
     found = (matrix for matrix in matrices(model).values() if matrix.is_ternary)
-    layers = [matrix.layer for matrix in found if matrix.storage != "trits"]
+    layers = [matrix.layer for matrix in found if not matrix.holds_trits]
     for layer in layers:
         layer._quantization_strength = strength
     return len(layers)
@@ -408,7 +417,7 @@ class PackedLinear(Matrix, Float32Scales):
         (2, 32)
     """
 
-    storage = "trits"
+    holds_trits = True
 
     def __init__(
         self,
@@ -447,6 +456,15 @@ class PackedLinear(Matrix, Float32Scales):
         x = x * self.input_scale if "input_scale" in self else x
         y: mx.array = ternary_matmul(x, self.weight) * self.scale
         return y
+
+    def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
+        matrix = unpack_ternary(parts["weight"], self.input_dims) * parts["scale"][:, None]
+        if "input_scale" in parts:
+            matrix = matrix * parts["input_scale"]
+        return matrix.astype(mx.float32)
+
+    def is_made_of(self, array: mx.array) -> bool:
+        return are_same(self.multiply(mx.eye(self.input_dims)).T, array)
 
     def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Unfreezes what can be trained; packed codes and their scales never are."""

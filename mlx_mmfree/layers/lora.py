@@ -221,7 +221,7 @@ _KINDS: dict[tuple[AdapterKind, bool], type[AdaptedLayer]] = {
 def can_adapt(module: nn.Module) -> bool:
     """Whether an adapter can be put on the module."""
     matrix = matrix_of(module)
-    return matrix is not None and matrix.storage != "elsewhere"
+    return matrix is not None and not matrix.is_shared
 
 
 def adapter_shapes(base: nn.Module, rank: int) -> dict[str, tuple[int, ...]]:

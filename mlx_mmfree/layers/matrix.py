@@ -1,17 +1,13 @@
 """What a linear layer or an embedding says of its matrix, and what a model says of its parameters."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..ops.float_dtypes import FLOATS
-
-Storage = Literal["floats", "trits", "codes", "elsewhere"]
-"""How a layer holds its matrix: as floats; as trits of 2 bits (`ops.ternary`) with scales; as codes of
-MLX's affine form; or not at all, as a head that shares the matrix of an embedding."""
 
 
 class Matrix:
@@ -20,13 +16,20 @@ class Matrix:
     A layer of this package is a `Matrix` itself; `matrix_of` adapts those of MLX.
 
     Attributes:
-        storage: How the layer holds it.
+        holds_floats: The parameter `weight` of the layer is the matrix itself.
+        holds_trits: The layer holds trits of 2 bits (`ops.ternary`) and scales.
+        holds_codes: The layer holds codes, scales and biases of MLX's affine form.
+        is_shared: The layer holds none of its own, as a head that shares that of an embedding. A layer
+            that neither shares one nor holds floats is packed: its weights have few bits.
         is_ternary: The layer is a `BitLinear` in one of its forms: it computes with the trits of the
             matrix that it is given, whatever its values.
         is_embedding: The layer gives the rows of tokens, and only backwards the product with `W`.
     """
 
-    storage: ClassVar[Storage]
+    holds_floats: ClassVar[bool] = False
+    holds_trits: ClassVar[bool] = False
+    holds_codes: ClassVar[bool] = False
+    is_shared: ClassVar[bool] = False
     is_ternary: ClassVar[bool] = False
     is_embedding: ClassVar[bool] = False
 
@@ -56,6 +59,11 @@ class Matrix:
         return None
 
     @property
+    def is_packed(self) -> bool:
+        """Whether the layer holds the matrix in few bits, whatever the form."""
+        return not (self.holds_floats or self.is_shared)
+
+    @property
     def is_plain(self) -> bool:
         """Whether the layer is a matrix of floats and perhaps a bias, nothing else.
 
@@ -72,9 +80,21 @@ class Matrix:
         """The same layer with room for codes of MLX's affine form, where it `is_plain`."""
         raise NotImplementedError
 
+    def packed_room(self) -> nn.Module:
+        """The packed form of the layer, where it `is_ternary`, with room for trits and their scale."""
+        raise NotImplementedError
+
     def packed_from(self, weight: mx.array) -> nn.Module:
         """The packed form of the layer, where it `is_ternary`, with the trits of another matrix."""
         raise NotImplementedError
+
+    def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
+        """The float matrix, given the layer's parameters; that of few bits is float32."""
+        return parts["weight"]
+
+    def is_made_of(self, array: mx.array) -> bool:
+        """Whether an array of its shape is the matrix, or became it when it took the layer's form."""
+        return are_same(self.layer.weight, array)
 
     def multiply(self, x: mx.array) -> mx.array:
         """`x W^T` in float32 with the matrix alone: no norm, no quantised activations, no bias."""
@@ -97,7 +117,7 @@ class _OfMLX(Matrix):
 
 
 class _Floats(_OfMLX):
-    storage = "floats"
+    holds_floats = True
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -121,7 +141,7 @@ class _Floats(_OfMLX):
 
 
 class _Codes(_OfMLX):
-    storage = "codes"
+    holds_codes = True
 
     @property
     def input_dims(self) -> int:
@@ -149,6 +169,18 @@ class _Codes(_OfMLX):
             group_size=layer.group_size,
             bits=layer.bits,
         )
+
+    def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
+        scales, biases = (parts[key].astype(mx.float32) for key in ("scales", "biases"))
+        matrix: mx.array = mx.dequantize(
+            parts["weight"], scales, biases, self._layer.group_size, self._layer.bits
+        )
+        return matrix
+
+    def is_made_of(self, array: mx.array) -> bool:
+        layer = self._layer
+        codes = mx.quantize(array.astype(layer.scales.dtype), layer.group_size, layer.bits)
+        return all(map(mx.array_equal, codes, (layer.weight, layer.scales, layer.biases)))
 
 
 class _EmbeddingFloats(_Floats):
@@ -183,6 +215,12 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
     """The matrices of all linear layers and embeddings in a model, by the paths of the layers."""
     found = ((path, matrix_of(module)) for path, module in model.named_modules())
     return {path: matrix for path, matrix in found if matrix is not None}
+
+
+def are_same(a: mx.array, b: mx.array) -> bool:
+    """Whether two arrays are equal in the coarser of their dtypes."""
+    dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.size)
+    return a.shape == b.shape and bool(mx.array_equal(a.astype(dtype), b.astype(dtype)))
 
 
 Model = TypeVar("Model", bound=nn.Module)

@@ -57,6 +57,16 @@ def has_code_three(words: mx.array) -> bool:
     return any(found)
 
 
+def has_valid_codes(words: mx.array, input_dims: int) -> bool:
+    """Whether words in the layout of `ops.ternary` hold only codes 0 to 2, and code 1 in the padding."""
+    if has_code_three(words):
+        return False
+    # 16 codes of 2 bits fill a word
+    tail = words[:, input_dims // 16 :, None] >> mx.arange(0, 32, 2, dtype=mx.uint32)
+    padding = mx.bitwise_and(tail, 3).reshape(words.shape[0], -1)[:, input_dims % 16 :]
+    return bool(mx.all(padding == 1).item())
+
+
 def pack_codes(codes: np.ndarray) -> np.ndarray:
     """Packs codes 0 to 3 into `uint32` words, in which the first code has the lowest bits.
 

@@ -178,7 +178,7 @@ def _check_images(settings: Settings) -> None:
 def _draw_embedding(model: TokenModel, standard_deviation: float | None) -> None:
     """Draws the embedding anew. It is drawn last, so that the other weights do not depend on it."""
     head = matrix_of(model.head) if "head" in model else None
-    if head is None or head.storage == "elsewhere":
+    if head is None or head.is_shared:
         if standard_deviation is not None:
             raise TrainingError(
                 "[train] 'embedding_std' must be left out for a model with 'tie_word_embeddings', "

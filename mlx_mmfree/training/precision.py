@@ -104,7 +104,7 @@ def _ternary_masters(model: nn.Module) -> set[str]:
     return {
         f"{path}.weight"
         for path, matrix in matrices(model).items()
-        if matrix.is_ternary and matrix.storage == "floats"
+        if matrix.is_ternary and matrix.holds_floats
     }
 
 

@@ -94,7 +94,7 @@ def trained_parameters(model: nn.Module) -> tuple[int, int]:
         for tree in (model.trainable_parameters(), model.parameters())
     )
     for matrix in matrices(model).values():
-        if matrix.storage in ("trits", "codes"):
+        if matrix.is_packed:
             total += matrix.output_dims * matrix.input_dims - matrix.layer.weight.size
     return trained, total
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlx_mmfree.hub.checkpoint.forms import bitnet_format
+from mlx_mmfree.hub.checkpoint.forms import bitnet
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.layers.attention.positions import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find
@@ -182,8 +182,8 @@ def test_llama3_wavelengths(tensors: Tensors) -> None:
 
 def test_packed_trits(tensors: Tensors) -> None:
     trits, packed = tensors["pack.ternary"].astype(mx.float32), tensors["pack.packed"]
-    assert bitnet_format.packed_shape(*trits.shape) == packed.shape
-    assert mx.array_equal(bitnet_format.repack(packed, len(trits)), pack_ternary(trits))
+    assert bitnet.packed_shape(*trits.shape) == packed.shape
+    assert mx.array_equal(bitnet.repack(packed, len(trits)), pack_ternary(trits))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_packed_trits(tensors: Tensors) -> None:
 def test_packed_linear(tensors: Tensors, name: str, described: dict[str, str]) -> None:
     output_dims, input_dims = tensors["pack.ternary"].shape
     layer = PackedBitLinear(input_dims, output_dims)
-    layer.weight = bitnet_format.repack(tensors["pack.packed"], output_dims)
-    layer.scale = bitnet_format.scale_of(described, tensors[f"{name}.weight_scale"])
+    layer.weight = bitnet.repack(tensors["pack.packed"], output_dims)
+    layer.scale = bitnet.scale_of(described, tensors[f"{name}.weight_scale"])
     for got, want in zip(layer(tensors["tf_act_quant.x"]), tensors[f"{name}.y"], strict=True):
         assert relative_error(got, want) <= FLOAT32

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint
-from mlx_mmfree.hub.checkpoint.forms import bitnet_format
+from mlx_mmfree.hub.checkpoint.forms import bitnet
 from mlx_mmfree.ops.ternary import unpack_ternary
 from tests.hub.checkpoints import tiny_transformer, write_bitnet_checkpoint
 
@@ -21,7 +21,7 @@ def test_sizes_that_are_no_multiples(rows: int, columns: int) -> None:
     packed = np.zeros((quarter, columns), np.uint8)
     for row in range(rows):
         packed[row % quarter] |= ((trits[row] + 1) << (2 * (row // quarter))).astype(np.uint8)
-    repacked = bitnet_format.repack(mx.array(packed), rows)
+    repacked = bitnet.repack(mx.array(packed), rows)
     assert mx.array_equal(unpack_ternary(repacked, columns), mx.array(trits.astype(np.float32)))
 
 
@@ -31,7 +31,7 @@ def test_a_matrix_of_bitnet_2b_4t() -> None:
     packed = np.random.default_rng(0).integers(0, 256, (rows // 4, columns), np.uint8)
     codes = np.concatenate([packed >> shift & 3 for shift in (0, 2, 4, 6)]).astype(np.uint32)
     words = sum(codes[:, first::16] << (2 * first) for first in range(16))
-    assert mx.array_equal(bitnet_format.repack(mx.array(packed), rows), mx.array(words))
+    assert mx.array_equal(bitnet.repack(mx.array(packed), rows), mx.array(words))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_a_matrix_of_bitnet_2b_4t() -> None:
 )
 def test_known_forms(keys: dict[str, str], is_packed: bool) -> None:
     described = {"quant_method": "bitnet", **keys}
-    bitnet_format.check_form(described)
-    assert bitnet_format.is_packed(described) == is_packed
+    bitnet.check_form(described)
+    assert bitnet.is_packed(described) == is_packed
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_known_forms(keys: dict[str, str], is_packed: bool) -> None:
 )
 def test_unknown_forms(keys: dict[str, str]) -> None:
     with pytest.raises(UnsupportedModelError, match="'linear_class' and 'quantization_mode' must"):
-        bitnet_format.check_form({"quant_method": "bitnet", **keys})
+        bitnet.check_form({"quant_method": "bitnet", **keys})
 
 
 @pytest.mark.parametrize(

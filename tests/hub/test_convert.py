@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SHARD_BYTES = 12_000_000
 CONVERT = """
 import resource, sys
-from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.files import tensors as safetensors_writer
 from mlx_mmfree.hub import convert, open_checkpoint
 safetensors_writer.MAX_SHARD_BYTES = int(sys.argv[4])
 def peak():
@@ -38,7 +38,7 @@ KILLED = (
     """
 import os, signal, sys
 from pathlib import Path
-from mlx_mmfree.files import safetensors_writer
+from mlx_mmfree.files import tensors as safetensors_writer
 
 def killed(array, write=safetensors_writer.tensor_bytes):
     if list(Path(sys.argv[2]).parent.glob(".m.*.mmfree/new/*.safetensors")):

@@ -12,11 +12,11 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.forms import five_trits
-from mlx_mmfree.hub.checkpoint.forms.packed_format import has_valid_codes
 from mlx_mmfree.hub.checkpoint.load import open_model
 from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import pack_ternary
+from mlx_mmfree.ops.host_blocks import has_valid_codes
 from tests.hub.checkpoints import (
     TOKENS,
     edit_json,

@@ -25,7 +25,7 @@ from mlx_mmfree.hub import (
     save_model,
 )
 from mlx_mmfree.hub.checkpoint.checkpoint import record
-from mlx_mmfree.hub.checkpoint.forms.packed_format import WRITER_KEY
+from mlx_mmfree.hub.checkpoint.weight_form import WRITER_KEY
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears

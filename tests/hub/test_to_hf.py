@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint.forms import bitnet_format
+from mlx_mmfree.hub.checkpoint.forms import bitnet
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
@@ -40,12 +40,12 @@ def assert_same(left: Path, right: Path, **options: Any) -> None:
 def test_packing_is_the_inverse_of_reading(rows: int, columns: int) -> None:
     trits = mx.random.randint(-1, 2, (rows, columns))
     words = pack_ternary(trits)
-    packed = bitnet_format.pack(words, columns)
+    packed = bitnet.pack(words, columns)
     codes, quarter = np.array(trits) + 1, rows // 4
     want = sum(codes[n * quarter : (n + 1) * quarter] << 2 * n for n in range(4))
     assert packed.dtype == mx.uint8
     np.testing.assert_array_equal(np.array(packed), want)
-    assert mx.array_equal(bitnet_format.repack(packed, rows), words)
+    assert mx.array_equal(bitnet.repack(packed, rows), words)
 
 
 @pytest.mark.parametrize("name", ["bitnet_packed", "bitnet_online_bf16", "llama_bitlinear_headdim"])

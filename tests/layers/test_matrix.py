@@ -148,46 +148,58 @@ LAYERS: dict[
 ] = {
     "nn.Linear": (
         lambda: nn.Linear(64, 8),
-        {"storage": "floats", "is_plain": True},
+        {"holds_floats": True, "is_plain": True},
         lambda layer: layer.weight,
     ),
     "nn.Embedding": (
         lambda: nn.Embedding(8, 64),
-        {"storage": "floats", "is_plain": True, "is_embedding": True},
+        {"holds_floats": True, "is_plain": True, "is_embedding": True},
         lambda layer: layer.weight,
     ),
     "nn.QuantizedLinear": (
         lambda: nn.QuantizedLinear(64, 8, group_size=32, bits=4),
-        {"storage": "codes", "group_size": 32, "kept": ("weight",)},
+        {"is_packed": True, "holds_codes": True, "group_size": 32, "kept": ("weight",)},
         _dequantized,
     ),
     "nn.QuantizedEmbedding": (
         lambda: nn.QuantizedEmbedding(8, 64, group_size=32, bits=8),
-        {"storage": "codes", "group_size": 32, "kept": ("weight",), "is_embedding": True},
+        {
+            "is_packed": True,
+            "holds_codes": True,
+            "group_size": 32,
+            "kept": ("weight",),
+            "is_embedding": True,
+        },
         _dequantized,
     ),
     "BitLinear": (
         lambda: BitLinear(64, 8, norm_eps=1e-6),
-        {"storage": "floats", "is_ternary": True},
+        {"holds_floats": True, "is_ternary": True},
         lambda layer: _trits(layer.weight),
     ),
     "TiedBitLinear": (
         _tied,
-        {"storage": "elsewhere", "is_ternary": True},
+        {"is_shared": True, "is_ternary": True},
         lambda layer: _trits(layer.master),
     ),
     "PackedBitLinear": (
         lambda: BitLinear(64, 8).to_packed(),
-        {"storage": "trits", "is_ternary": True, "kept": ("weight", "scale")},
+        {"is_packed": True, "holds_trits": True, "is_ternary": True, "kept": ("weight", "scale")},
         lambda layer: unpack_ternary(layer.weight, 64) * layer.scale,
     ),
     "PackedLinear": (
         _packed_linear,
-        {"storage": "trits", "kept": ("weight", "scale", "input_scale")},
+        {"is_packed": True, "holds_trits": True, "kept": ("weight", "scale", "input_scale")},
         _written_out,
     ),
 }
-SILENT = {"is_plain": False, "is_ternary": False, "is_embedding": False, "group_size": 1}
+SILENT = {
+    **dict.fromkeys(
+        ("holds_floats", "holds_trits", "holds_codes", "is_shared", "is_packed", "is_plain"), False
+    ),
+    **dict.fromkeys(("is_ternary", "is_embedding"), False),
+    "group_size": 1,
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -212,7 +224,7 @@ def test_a_layer_of_floats_has_a_form_in_codes(make: Callable[[int, int], nn.Mod
     assert matrix is not None
     codes = matrix_of(matrix.in_codes(32, 4))
     assert codes is not None
-    assert (codes.storage, codes.is_embedding) == ("codes", matrix.is_embedding)
+    assert (codes.is_packed, codes.is_embedding) == (True, matrix.is_embedding)
     assert (codes.output_dims, codes.input_dims) == (64, 64)
     assert ("bias" in codes.layer) == ("bias" in matrix.layer)
 

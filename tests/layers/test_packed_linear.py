@@ -5,11 +5,9 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.hub.checkpoint.forms.ternary_values import (
-    pack_ternary_values,
-    simplify_affine,
-)
+from mlx_mmfree.hub.checkpoint.forms.packed import FORM, pack_ternary_values
 from mlx_mmfree.layers import PackedLinear
+from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.ops import pack_ternary
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -76,13 +74,13 @@ def test_affine_groups(split: str) -> None:
     scales = mx.random.uniform(0.1, 1.0, shapes[split])
     made.scales = mx.contiguous(mx.broadcast_to(scales, (rows, 4)))
     made.biases = -made.scales
-    model = nn.Sequential(made)
     x = mx.random.normal((3, columns))
-    want = made(x)
-    simplify_affine(model)
-    kind = nn.QuantizedLinear if split == "groups" else PackedLinear
-    assert type(model.layers[0]) is kind
-    assert relative_error(model(x), want) <= TOLERANCE[mx.float32]
+    layer = FORM.simplify(matrices(made)[""])
+    if split == "groups":
+        assert layer is None
+        return
+    assert isinstance(layer, PackedLinear)
+    assert relative_error(layer(x), made(x)) <= TOLERANCE[mx.float32]
 
 
 def test_codes_are_never_trained() -> None:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.generation import with_key_values
-from mlx_mmfree.hub.checkpoint.forms.ternary_values import pack_ternary_values
+from mlx_mmfree.hub.checkpoint.forms.packed import pack_ternary_values
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.layers.matrix import converted

@@ -251,7 +251,7 @@ FAULTS = {
     ),
     "training: an embedding that the head shares is drawn as large as another": Fault(
         "training/first_model.py",
-        'if head is None or head.storage == "elsewhere":',
+        "if head is None or head.is_shared:",
         "if standard_deviation is not None and head is None:",
         ("training/test_first_model.py",),
     ),

@@ -29,7 +29,7 @@ from ...layers.lora import (
     can_adapt,
     remove_adapters,
 )
-from ...layers.matrix import Matrix, matrices, parameters
+from ...layers.matrix import are_same, matrices, parameters
 from ...models import Decoder, TokenModel
 from ..names import WeightNames, layer_numbers, weight_names
 from ..remote.download import REPOSITORY_NAME, local_folder
@@ -195,9 +195,10 @@ def _check_weights(
             path = _EMBEDDING
         own = arrays.get(f"{path}.{key}")
         is_same = own is not None and (
-            _is_matrix(held[path], array)
+            array.shape == (held[path].output_dims, held[path].input_dims)
+            and held[path].is_made_of(array)
             if key == "weight" and path in held
-            else _are_same(own, array)
+            else are_same(own, array)
         )
         if not is_same:
             raise CheckpointError(
@@ -205,28 +206,6 @@ def _check_weights(
                 "PEFT would replace the model's by it. Give the model that the adapter was trained on, "
                 "or merge the adapter into it with PEFT and convert the result."
             )
-
-
-def _is_matrix(matrix: Matrix, array: mx.array) -> bool:
-    """Whether an array is the matrix of a layer, or what it was before it took the layer's form."""
-    layer = matrix.layer
-    if array.shape != (matrix.output_dims, matrix.input_dims):
-        return False
-    if matrix.storage == "codes":
-        codes = mx.quantize(array.astype(layer.scales.dtype), layer.group_size, layer.bits)
-        return all(map(mx.array_equal, codes, (layer.weight, layer.scales, layer.biases)))
-    if matrix.is_ternary and matrix.storage == "trits":
-        packed = matrix.packed_from(array)
-        return all(mx.array_equal(packed[name], layer[name]) for name in matrix.kept)
-    if matrix.storage == "trits":
-        return _are_same(matrix.multiply(mx.eye(matrix.input_dims)).T, array)
-    return _are_same(layer.weight, array)
-
-
-def _are_same(a: mx.array, b: mx.array) -> bool:
-    """Whether two arrays are equal in the coarser of their dtypes."""
-    dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.size)
-    return a.shape == b.shape and bool(mx.array_equal(a.astype(dtype), b.astype(dtype)))
 
 
 def _wrapped(
@@ -374,12 +353,12 @@ def why_not_in_mlx_lm(model: Decoder) -> str | None:
         matrix = layer.matrix
         if "norm" in layer.base:
             return f"'{name}' has a norm inside, and DoRA of such a layer is not supported there"
-        if matrix.is_ternary and matrix.storage == "trits" and matrix.input_dims % 32:
+        if matrix.is_ternary and matrix.holds_trits and matrix.input_dims % 32:
             return (
                 f"the inputs of '{name}' are no multiple of 32, and DoRA of such a layer is not "
                 "supported there"
             )
-        if matrix.is_embedding and matrix.storage == "codes":
+        if matrix.is_embedding and matrix.is_packed:
             return f"'{name}' is a quantised embedding, and DoRA of such a layer is not supported there"
     ranks = {parts["lora_a"].shape[1] for parts in adapter_of(model).tensors.values()}
     return f"its layers have {len(ranks)} different ranks" if len(ranks) > 1 else None

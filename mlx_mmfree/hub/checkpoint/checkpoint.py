@@ -49,10 +49,10 @@ from ...ops.ternary import CODES_PER_WORD, ROUNDING_VERSION
 from ...version import __version__
 from ..names import WeightNames
 from ..remote.download import gguf_file, local_folder
-from .forms import bitnet_format
-from .forms.latent import with_latent
-from .forms.packed_format import WRITER_KEY
+from .forms import bitnet
+from .forms.bitnet import with_latent
 from .gguf_checkpoint import read_gguf_checkpoint
+from .weight_form import WRITER_KEY
 
 
 def notify(text: str) -> None:
@@ -235,7 +235,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
 
 
 def _read_scales(folder: Path, others: Collection[str]) -> dict[str, TensorEntry]:
-    """The exact scales beside weights that were written for mlx-lm, see `forms.packed_format`."""
+    """The exact scales beside weights that were written for mlx-lm, see `forms.packed`."""
     file = folder / SCALES_FILE
     if not file.exists():
         return {}
@@ -367,7 +367,7 @@ def _is_own(checkpoint: Checkpoint) -> bool:
         return False
     if any(file.suffix == GGUF_SUFFIX for file in files):
         return False
-    if not bitnet_format.is_packed(described):
+    if not bitnet.is_packed(described):
         return True
     return all(safetensors.read_header(file)[1] == METADATA for file in files)
 
@@ -377,7 +377,7 @@ def _weights(checkpoint: Checkpoint, scale: TensorEntry) -> int:
     weight = checkpoint.tensors.get(scale.name.removesuffix("_scale"))
     if weight is None or len(weight.shape) != 2:
         return 0
-    packed = {mx.uint8: bitnet_format.CODES_PER_BYTE, mx.uint32: CODES_PER_WORD}
+    packed = {mx.uint8: bitnet.CODES_PER_BYTE, mx.uint32: CODES_PER_WORD}
     return weight.shape[0] * weight.shape[1] * packed.get(weight.dtype, 1)
 
 

@@ -1,6 +1,6 @@
 """Reads a GGUF file as a checkpoint of the Hub: its configuration, tokenizer files and tensors.
 
-Ternary linears keep their trits and their one scale, in the form of `forms.packed_format`, in two cases:
+Ternary linears keep their trits and their one scale, in the form of `forms.packed`, in two cases:
 
 - I2_S, which bitnet.cpp multiplies with 8-bit activations, in every architecture;
 - TQ1_0, TQ2_0 and Q2_0 in the BitNet architectures, whose activations have 8 bits.
@@ -38,9 +38,10 @@ from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
 from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
-from .forms.affine_format import TERNARY_BITS, form
-from .forms.packed_format import WRITER_KEY, describe_packing
+from .forms.affine import TERNARY_BITS, form
+from .forms.packed import describe_packing
 from .gguf_config import ROPE_FACTORS, check_rope_factors, find_form, hub_config, hub_name
+from .weight_form import WRITER_KEY
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types of GGUF that hold plain floats."""

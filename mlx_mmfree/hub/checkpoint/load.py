@@ -71,8 +71,7 @@ class Masters:
         """
         modules = dict(model.named_modules())
         few_bits = any(
-            matrix.storage != "floats" and not matrix.is_ternary
-            for matrix in matrices(model).values()
+            matrix.is_packed and not matrix.is_ternary for matrix in matrices(model).values()
         )
         for path, module in self.training.items():
             packed = modules[path]

@@ -30,8 +30,9 @@ from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
 from .checkpoint import Checkpoint, notify
-from .forms.packed_format import FORMAT_VERSION, PACKED_DTYPES, describe_packing
+from .forms.packed import OWN, describe_packing
 from .save import disk_tensors, write_tensors
+from .weight_form import PACKED_DTYPES
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
     files = sorted({entry.file for entry in checkpoint.tensors.values()})
     stats = [(file, file.stat()) for file in files]
     value: Mapping[str, Any] = {
-        "format": FORMAT_VERSION,
+        "format": OWN["format_version"],
         "rounding": ROUNDING_VERSION,
         "config": checkpoint.config,
         # a snapshot of the Hub links to a file that is named after its etag

@@ -9,11 +9,10 @@ from ...files.tensors import TensorEntry, read_tensor
 from ...layers import PackedLinear
 from ...layers.matrix import Matrix, StoredLayout, matrices, parameters, stored_layouts
 from ...models import Decoder
-from ...ops import ternarize_packed, unpack_ternary
+from ...ops import ternarize_packed
 from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
-from .forms.affine_format import KEYS as AFFINE_KEYS
-from .forms.ternary_values import pack_ternary_values
+from .forms.packed import pack_ternary_values
 from .weights import EMBEDDING, build_skeleton, check_finite, check_packed
 
 
@@ -37,7 +36,7 @@ class ParameterReader:
         skeleton = build_skeleton(checkpoint, packed=True)
         self.names = skeleton.names
         self._entries = skeleton.entries
-        self._forms = skeleton.forms
+        self._stored = skeleton.stored
         self._masters = skeleton.masters
         self.model: Decoder = skeleton.model
 
@@ -64,19 +63,15 @@ class ParameterReader:
     @cached_property
     def quantized(self) -> dict[str, nn.Module]:
         """The modules in MLX's affine form by their paths."""
-        return {
-            path: matrix.layer
-            for path, matrix in self.matrices.items()
-            if matrix.storage == "codes"
-        }
+        return {path: matrix.layer for path, matrix in self.matrices.items() if matrix.holds_codes}
 
     @cached_property
     def packed_dense(self) -> dict[str, Matrix]:
-        """The linears of a dense model that are stored packed, by their paths."""
+        """The matrices with float activations in any other form of few bits, by their paths."""
         return {
             path: matrix
             for path, matrix in self.matrices.items()
-            if matrix.storage == "trits" and not matrix.is_ternary
+            if matrix.is_packed and not matrix.is_ternary and not matrix.holds_codes
         }
 
     @cached_property
@@ -140,8 +135,8 @@ class ParameterReader:
         """
         entry = self.entry(name)
         array = read_tensor(entry)
-        if name in self._forms:
-            array = self._forms[name].read(array)
+        if name in self._stored:
+            array = self._stored[name].read(array)
         mx.eval(array)
         if mx.issubdtype(array.dtype, mx.floating):
             check_finite(array, entry)
@@ -163,21 +158,17 @@ class ParameterReader:
 
         That of one in few bits is float32, so that it is rounded only once where it is written.
         """
-        weight = self.read(f"{path}.weight")
-        if path in self.quantized:
-            module = self.quantized[path]
-            scales, biases = (
-                self.read(f"{path}.{key}").astype(mx.float32) for key in AFFINE_KEYS[1:]
-            )
-            return mx.dequantize(weight, scales, biases, module.group_size, module.bits)
-        if path in self.packed_dense:
-            packed = self.packed_dense[path]
-            trits = unpack_ternary(weight, packed.input_dims)
-            matrix = trits * self.read(f"{path}.scale")[:, None]
-            if "input_scale" in packed.kept:
-                matrix = matrix * self.read(f"{path}.input_scale")
-            return matrix.astype(mx.float32)
-        return weight
+        prefix = f"{path}."
+        parts = {name.removeprefix(prefix): self.read(name) for name in self.parts(path)}
+        return self.matrices[path].written_out(parts)
+
+    def parts(self, path: str) -> set[str]:
+        """The names of the parameters that make up a matrix: all of its layer but the bias."""
+        matrix = self.matrices[path]
+        if not matrix.is_packed:
+            return {f"{path}.weight"}
+        names = {f"{path}.{key}" for key in matrix.layer if key != "bias"}
+        return names & self.shapes.keys()
 
     def read_ternary(self, path: str) -> tuple[mx.array, mx.array]:
         """The packed weight and the float32 scale of a ternary linear. Floats are ternarised.
@@ -192,9 +183,8 @@ class ParameterReader:
             mx.eval(weight, scale)
             return weight, scale
         scale = self.read(f"{path}.scale")
-        module = self.ternary[path]
-        check_packed(weight, "weight", module.input_dims, self.entry(name))
-        check_packed(scale, "scale", module.input_dims, self.entry(f"{path}.scale"))
+        arrays = {name: weight, f"{path}.scale": scale}
+        check_packed({path: self.ternary[path]}, arrays, self._entries)
         return weight, scale
 
 

@@ -32,8 +32,7 @@ from ...tokenizer.pair_tokenizer import TranslationTokenizer
 from ...tokenizer.tokenizer import Tokenizer
 from ..names import WeightNames
 from .checkpoint import record
-from .forms import affine_format
-from .forms.packed_format import WRITER_KEY, describe_packing
+from .weight_form import WRITER_KEY, weight_forms
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CHECKPOINT_FILES = (
@@ -166,7 +165,7 @@ def save_model(
 ) -> None:
     """Writes a model as a checkpoint folder that `load` reads back without loss.
 
-    Packed linears are written packed (see `forms.packed_format`), and float ones as they are. Names and
+    Packed linears are written packed (see `forms.packed`), and float ones as they are. Names and
     `config.json` are those of the Hub. The folder appears under its name only when it is complete.
 
     Args:
@@ -237,15 +236,11 @@ def describe_model(model: TokenModel) -> dict[str, Any]:
     if isinstance(model, EncoderDecoder):
         searched = model.search_files.config
         config |= {key: searched[key] for key in SEARCH_KEYS & searched.keys()}
-    packed = [matrix for matrix in matrices(model).values() if matrix.storage == "trits"]
-    if packed:
-        described = config.get("quantization_config")
-        is_dense = not any(matrix.is_ternary for matrix in packed)
-        config["quantization_config"] = describe_packing(described, is_dense=is_dense)
-    names = WeightNames(architecture_of(model.config).weight_names)
-    quantization = affine_format.describe(model, names)
-    if quantization is not None:
-        config["quantization"] = quantization
+    held = matrices(model)
+    names = WeightNames(architecture_of(model.config).weight_names).modules_to_disk(held)
+    on_disk = {name: held[path] for path, name in names.items()}
+    for form in weight_forms().values():
+        config |= form.describe(on_disk, config)
     return config
 
 

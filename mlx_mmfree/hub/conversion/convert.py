@@ -23,10 +23,9 @@ from ..checkpoint.checkpoint import (
     record,
     rounding_of,
 )
-from ..checkpoint.forms.five_trits import TRITS_PER_BYTE
-from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import check_target, copy_files, token_ids
+from ..checkpoint.weight_form import WRITER_KEY
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
 from .to_folder import MODEL_FILES, FloatForms, FolderPlan, plan_hf, plan_mlx
@@ -101,7 +100,7 @@ def convert(
         kind = gguf_type.upper() if gguf_type is not None else None
         writer = _gguf_writer(reader, target.name, kind, forms, max_part_bytes)
     else:
-        plan_packed = partial(plan_mlx, has_five_trits=trits_per_byte == TRITS_PER_BYTE)
+        plan_packed = partial(plan_mlx, trits_per_byte=trits_per_byte)
         writer = _folder_writer(reader, plan_packed if to == "mlx" else plan_hf, forms)
     made = new_folder(target, replaces=overwrite, needed_bytes=writer.nbytes)
     with writing("convert", target), made as folder:

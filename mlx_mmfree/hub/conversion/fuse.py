@@ -19,8 +19,8 @@ from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ..adapters.adapter import write_adapter, write_peft_adapter
 from ..checkpoint.checkpoint import ADAPTER_KEY
-from ..checkpoint.forms.packed_format import WRITER_KEY
 from ..checkpoint.save import check_target, save_model
+from ..checkpoint.weight_form import WRITER_KEY
 from ..names import weight_names
 from ..publish.model_card import ModelCard, write_model_card
 
@@ -127,7 +127,7 @@ def save_with_adapter(
             write_json(folder / CONFIG_FILE, config)
         if card is not None:
             held = matrices(model).values()
-            is_ternary = any(each.is_ternary or each.storage == "trits" for each in held)
+            is_ternary = any(each.is_ternary or each.holds_trits for each in held)
             write_model_card(folder, replace(card, is_ternary=is_ternary))
 
 

@@ -26,9 +26,10 @@ from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
 from ...ops.float_dtypes import FLOATS
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.forms import affine_format, bitnet_format, five_trits
-from ..checkpoint.forms.packed_format import PACKED_DTYPES, describe_packing
+from ..checkpoint.forms import affine
+from ..checkpoint.forms.packed import OWN, describe_packing
 from ..checkpoint.parameter_reader import ParameterReader
+from ..checkpoint.weight_form import PACKED_DTYPES, WeightForm, weight_forms
 from ..names import WeightNames, weight_names
 
 
@@ -173,64 +174,58 @@ _EMBEDDING_GROUPS = (64, 32)
 Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
 
 
-def plan_mlx(
-    reader: ParameterReader, forms: FloatForms, *, has_five_trits: bool = False
-) -> FolderPlan:
+def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int = 4) -> FolderPlan:
     """Plans a folder in MLX's form.
 
     Args:
         reader: The source.
         forms: What becomes of float weights.
-        has_five_trits: Store ternary linears with five trits a byte.
+        trits_per_byte: How many weights of ternary linears share a byte.
 
     Raises:
         UnsupportedModelError: The form does not fit the model.
     """
-    if has_five_trits and not reader.ternary:
+    if trits_per_byte != 4 and not reader.ternary:
         raise UnsupportedModelError(
-            "[convert] 'trits_per_byte' must be 4 for this model but got 5: it has no ternary linears "
-            "with one scale each. Leave it out."
+            f"[convert] 'trits_per_byte' must be 4 for this model but got {trits_per_byte}: it has no "
+            "ternary linears with one scale each. Leave it out."
         )
+    ternary = _written_form("mlx-lm", trits_per_byte)
     quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
     config: dict[str, Any] = reader.model.config.to_hub()
-    plan = FolderPlan(config, [], model_files=_model_files(reader, has_five_trits))
+    plan = FolderPlan(config, [], model_files=_model_files(reader, trits_per_byte != 4))
     described: dict[str, dict[str, Any]] = {}
     if reader.ternary:
+        described_as = ternary.own or OWN
         config["quantization_config"] = describe_packing(
-            config.get("quantization_config"), has_five_trits=has_five_trits
+            config.get("quantization_config"), described_as
         )
     if plan.model_files:
         config["model_file"] = plan.model_files[0]
     done: set[str] = set()
     for path, module in reader.ternary.items():
         name = reader.names.to_disk(path)
-        group_size = affine_format.group_size_of(module.input_dims)
-        described[name] = affine_format.form(group_size, affine_format.TERNARY_BITS)
-        plan.tensors.append(
-            _five_trits_tensors(reader, path)
-            if has_five_trits
-            else _ternary_tensors(reader, path, group_size, forms.dtype, plan.scales)
-        )
+        group_size = affine.group_size_of(module.input_dims)
+        described[name] = affine.form(group_size, affine.TERNARY_BITS)
+        plan.tensors.append(_ternary_tensors(reader, path, ternary, forms.dtype, plan.scales))
         done |= {f"{path}.weight", f"{path}.scale"}
     for path, (group_size, bits, quantize) in quantized.items():
         name = reader.names.to_disk(path)
-        described[name] = affine_format.form(group_size, bits)
+        described[name] = affine.form(group_size, bits)
         plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
-        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
+        done |= reader.parts(path)
     for path in set(reader.packed_dense) - set(quantized):
         plan.tensors.append(written_out(reader, path, forms.dtype))
-        done |= {f"{path}.{key}" for key in ("weight", "scale", "input_scale")}
+        done |= reader.parts(path)
     for path, kept in reader.quantized.items():
-        described[reader.names.to_disk(path)] = affine_format.form(kept.group_size, kept.bits)
+        described[reader.names.to_disk(path)] = affine.form(kept.group_size, kept.bits)
     plan.tensors += [
         float_tensor(reader, name, forms.dtype) for name in reader.shapes if name not in done
     ]
     if described:
-        default = next(
-            (f for f in described.values() if f["bits"] == affine_format.TERNARY_BITS), None
-        )
+        default = next((f for f in described.values() if f["bits"] == affine.TERNARY_BITS), None)
         config["quantization"] = {
-            **(default or affine_format.form(GROUP_SIZE, affine_format.TERNARY_BITS)),
+            **(default or affine.form(GROUP_SIZE, affine.TERNARY_BITS)),
             **described,
         }
     return plan
@@ -273,7 +268,7 @@ def quantized_forms(
                     f"{GROUP_SIZE} does not divide the {matrix.input_dims} inputs of "
                     f"{reader.names.to_disk(path)}. Use 'tensor'."
                 )
-            found[path] = (GROUP_SIZE, affine_format.TERNARY_BITS, ternarize_groups)
+            found[path] = (GROUP_SIZE, affine.TERNARY_BITS, ternarize_groups)
     return found
 
 
@@ -287,11 +282,11 @@ def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize
         if path in reader.quantized:
             continue
         columns = packed.get("input_scale")
-        for group_size in reversed(affine_format.GROUP_SIZES):
+        for group_size in reversed(affine.GROUP_SIZES):
             is_whole = packed.input_dims % group_size == 0
             if is_whole and (columns is None or _has_equal_groups(columns, group_size)):
                 values = partial(_affine_values, packed=packed, group_size=group_size)
-                found[path] = (group_size, affine_format.TERNARY_BITS, values)
+                found[path] = (group_size, affine.TERNARY_BITS, values)
                 break
     return found
 
@@ -323,53 +318,46 @@ def _why_not(place: str, matrix: Matrix | None) -> str:
     return "it is stored in few bits already. Leave it out."
 
 
-def _model_files(reader: ParameterReader, has_five_trits: bool) -> tuple[str, ...]:
+def _model_files(reader: ParameterReader, is_unpacked: bool) -> tuple[str, ...]:
     """The names of the Python files that mlx-lm needs for the model, of which it runs the first."""
     config = reader.model.config
     own = architecture_of(config).mlx_lm(config, reader.ternary_dims)
-    if has_five_trits and own is not None:
+    if is_unpacked and own is not None:
         return _UNPACKING_FILE, own or _USUAL_FILE
     return (own,) if own else ()
+
+
+def _written_form(program: str, trits_per_byte: int = 4) -> WeightForm:
+    """The form in which ternary matrices are written for a program."""
+    return next(
+        form
+        for form in weight_forms().values()
+        if form.write is not None
+        and form.trits_per_byte == trits_per_byte
+        and program in form.opens_in
+    )
 
 
 def _ternary_tensors(
     reader: ParameterReader,
     path: str,
-    group_size: int,
+    form: WeightForm,
     dtype: mx.Dtype | None,
     exact: dict[str, mx.array],
 ) -> PlannedTensors:
-    name, dtype = reader.names.to_disk(path), dtype or reader.activation_dtype
-    rows, words = reader.shapes[f"{path}.weight"]
-    groups = (rows, words * 16 // group_size)
+    """The plan of a ternary linear. A scale that the form holds only rounded goes to `exact`."""
+    name, matrix = reader.names.to_disk(path), reader.ternary[path]
+    assert form.write is not None
+    sizes = matrix.output_dims, matrix.input_dims
+    written = form.write(name, *sizes, dtype or reader.activation_dtype)
 
     def make() -> Sequence[mx.array]:
-        weight, scale = reader.read_ternary(path)
-        exact[f"{name}.weight_scale"] = scale
-        scales = mx.broadcast_to(scale.astype(dtype), groups)
-        return weight, scales, -scales
+        words, scale = reader.read_ternary(path)
+        if written.repeats_scale:
+            exact[f"{name}.weight_scale"] = scale
+        return written.make(words, scale)
 
-    specs = (
-        TensorSpec(f"{name}.weight", mx.uint32, (rows, words)),
-        TensorSpec(f"{name}.scales", dtype, groups),
-        TensorSpec(f"{name}.biases", dtype, groups),
-    )
-    return PlannedTensors(specs, make)
-
-
-def _five_trits_tensors(reader: ParameterReader, path: str) -> PlannedTensors:
-    name, module = reader.names.to_disk(path), reader.ternary[path]
-    shape = five_trits.packed_shape(module.output_dims, module.input_dims)
-
-    def make() -> Sequence[mx.array]:
-        weight, scale = reader.read_ternary(path)
-        return five_trits.pack(weight, module.input_dims), scale
-
-    specs = (
-        TensorSpec(f"{name}.weight", mx.uint8, shape),
-        TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
-    )
-    return PlannedTensors(specs, make)
+    return PlannedTensors(written.specs, make)
 
 
 def _quantized_tensors(
@@ -417,12 +405,12 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
         if forms.keep_masters:
             plan.tensors += _masters(reader, path)
         else:
-            plan.tensors.append(_packed(reader, path))
+            form = _written_form("transformers")
+            plan.tensors.append(_ternary_tensors(reader, path, form, None, plan.scales))
         done |= {f"{path}.weight", f"{path}.scale"}
     for path in (*reader.quantized, *reader.packed_dense):
         plan.tensors.append(written_out(reader, path, forms.dtype))
-        stored = ("weight", "scales", "biases", "scale", "input_scale")
-        done |= {f"{path}.{key}" for key in stored}
+        done |= reader.parts(path)
     # a tied ternary head is made of the embedding
     kept = {"embed.weight"} if any(map(reader.is_tied, reader.ternary)) else set()
     plan.tensors += [
@@ -468,7 +456,8 @@ def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
             )
         return
     architecture = architecture_of(reader.model.config)
-    if bitnet_format.QUANT_METHOD not in architecture.packed_forms:
+    form = _written_form("transformers")
+    if form.method not in architecture.packed_forms:
         raise UnsupportedModelError(
             f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r}, which has "
             "no packed weights in transformers' form. Give it, or write MLX's form."
@@ -479,27 +468,12 @@ def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
             "it by the scale, but have one. Give 'keep_masters', which keeps it."
         )
     for path, module in reader.ternary.items():
-        if module.output_dims % bitnet_format.CODES_PER_BYTE:
+        if module.output_dims % form.rows:
             raise UnsupportedModelError(
                 f"[convert] the outputs of {reader.names.to_disk(path)!r} must be a multiple of "
-                f"{bitnet_format.CODES_PER_BYTE} in transformers' form but are {module.output_dims}. "
+                f"{form.rows} in transformers' form but are {module.output_dims}. "
                 "Write MLX's form."
             )
-
-
-def _packed(reader: ParameterReader, path: str) -> PlannedTensors:
-    name, module = reader.names.to_disk(path), reader.ternary[path]
-    shape = bitnet_format.packed_shape(module.output_dims, module.input_dims)
-
-    def make() -> Sequence[mx.array]:
-        weight, scale = reader.read_ternary(path)
-        return bitnet_format.pack(weight, module.input_dims), scale
-
-    specs = (
-        TensorSpec(f"{name}.weight", mx.uint8, shape),
-        TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
-    )
-    return PlannedTensors(specs, make)
 
 
 def _masters(reader: ParameterReader, path: str) -> list[PlannedTensors]:

@@ -15,8 +15,7 @@ from ...models import architecture_of
 from ...models.parts.architecture import GGUFForm
 from ...tokenizer.to_gguf import vocabulary_metadata
 from ..checkpoint.checkpoint import record, rounding_of
-from ..checkpoint.forms.affine_format import TERNARY_BITS
-from ..checkpoint.forms.packed_format import WRITER_KEY
+from ..checkpoint.forms.affine import TERNARY_BITS
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
 from ..checkpoint.gguf_config import (
     ROPE_FACTORS,
@@ -27,6 +26,7 @@ from ..checkpoint.gguf_config import (
     scaling_metadata,
 )
 from ..checkpoint.parameter_reader import ParameterReader
+from ..checkpoint.weight_form import WRITER_KEY
 from ..publish.runtimes import BITNET_CPP_ONLY
 from .to_folder import FloatForms
 

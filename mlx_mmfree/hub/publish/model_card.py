@@ -15,11 +15,9 @@ from ...files.reading import read_json_object, read_member
 from ...files.writing import new_file, writing
 from ...files.yaml_text import parse_yaml
 from ...models.parts.architecture import Pipeline, find_described
-from ...models.parts.fields import section
 from ...version import __version__
-from ..checkpoint.forms.five_trits import BITS, TRITS_PER_BYTE
-from ..checkpoint.forms.packed_format import has_five_trits
 from ..checkpoint.save import copy_files
+from ..checkpoint.weight_form import forms_of
 from ..remote.download import REPOSITORY_NAME
 from .runtimes import MLX_LM, Opening, opening
 
@@ -230,13 +228,8 @@ def pipeline_of(folder: Path) -> Pipeline:
 def storage_of(folder: Path) -> str:
     """How the ternary weights in a folder are stored, by its `config.json`; empty if as usual."""
     file = folder / CONFIG_FILE
-    described = section(read_json_object(file), "quantization_config") if file.exists() else {}
-    if not has_five_trits(described):
-        return ""
-    return (
-        f"Ternary weights are stored with {TRITS_PER_BYTE} trits a byte, {BITS} bits each. They are "
-        "unpacked to 2 bits when the model is loaded."
-    )
+    found = forms_of(read_json_object(file)).values() if file.exists() else ()
+    return " ".join(form.words for form, _ in found if form.words)
 
 
 def read_source_card(folder: Path) -> SourceCard:

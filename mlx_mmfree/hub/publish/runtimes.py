@@ -13,6 +13,7 @@ from ...layers.attention.positions import yarn_attention_factor
 from ...models import architecture_of
 from ...models.parts.rotation import Rotation
 from ..checkpoint.parameter_reader import ParameterReader
+from ..checkpoint.weight_form import forms_of
 
 Form = Literal["mlx", "hf", "gguf"]
 
@@ -69,9 +70,10 @@ def _no(runtime: str, why: str) -> Opening:
 
 def _mlx_lm(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
     is_ternary = bool(written.ternary)
-    if is_ternary and "quantization" not in config:
+    is_read = any(MLX_LM in form.opens_in for form, _ in forms_of(config).values())
+    if is_ternary and not is_read:
         return _no(MLX_LM, "it needs MLX's form of ternary weights, which --to mlx writes")
-    if written.packed_dense and "quantization" not in config:
+    if written.packed_dense and not is_read:
         return _no(MLX_LM, "it knows no packed weights of this library; --to mlx writes others")
     model_file = config.get("model_file")
     needed = architecture_of(written.model.config).mlx_lm(
@@ -115,8 +117,7 @@ def _mlx_lm_rotation(rotation: Rotation, config: Any) -> str | None:
 def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
     model = written.model.config
     architecture = architecture_of(model)
-    described = config.get("quantization_config") or {}
-    is_own = "quantization" in config or described.get("quant_method") == "mmfree"
+    is_own = any(TRANSFORMERS not in form.opens_in for form, _ in forms_of(config).values())
     if architecture.transformers is None:
         return _no(TRANSFORMERS, "it has no such architecture")
     if is_own:

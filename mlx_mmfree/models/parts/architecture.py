@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import UnsupportedModelError
-from ...layers.matrix import matrix_of
+from ...layers.matrix import matrices
 from .ternary_linears import PACKED_FORMS
 
 Pipeline = Literal[
@@ -286,11 +286,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def draw_weights(model: Model, standard_deviation: float) -> Model:
     """Draws the weights of embeddings and linears from a normal distribution; returns the model."""
-
-    def draw(_: str, module: nn.Module) -> None:
-        matrix = matrix_of(module)
-        if matrix is not None and matrix.storage == "floats":
-            module.weight = mx.random.normal(module.weight.shape, scale=standard_deviation)
-
-    model.apply_to_modules(draw)
+    for matrix in matrices(model).values():
+        if matrix.holds_floats:
+            layer = matrix.layer
+            layer.weight = mx.random.normal(layer.weight.shape, scale=standard_deviation)
     return model

@@ -286,7 +286,7 @@ class TokenModel(Stack):
         if "head" not in self:
             return [self.embed]
         matrix = matrix_of(self.head)
-        is_shared = matrix is None or matrix.storage == "elsewhere"
+        is_shared = matrix is None or matrix.is_shared
         return [self.embed, self.head] if is_shared else [self.head]
 
     def logits(self, hidden: mx.array) -> mx.array:

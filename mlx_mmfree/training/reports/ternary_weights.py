@@ -26,7 +26,7 @@ class TernaryWeights:
         self._matrices = [
             (name, matrix)
             for name, matrix in found.items()
-            if matrix.is_ternary and matrix.storage == "floats"
+            if matrix.is_ternary and matrix.holds_floats
         ]
         self.names = [name for name, _ in self._matrices]
         self._first = [self._packed(matrix.layer) for _, matrix in self._matrices]

@@ -145,7 +145,7 @@ def main():
     import os, signal, sys
     from multiprocessing import active_children
     from pathlib import Path
-    from mlx_mmfree.tokenizer import document_encoder
+    from mlx_mmfree.tokenizer import documents as document_encoder
     from mlx_mmfree.training.corpus import tokenize as module
     from mlx_mmfree.training.corpus.sources import find_sources
 

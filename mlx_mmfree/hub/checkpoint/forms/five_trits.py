@@ -11,14 +11,18 @@ A ternary linear `X` of N outputs and D inputs has
 to the layout of `ops.ternary`, which takes a quarter more memory than the file.
 """
 
-from functools import cache
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
 
 import mlx.core as mx
 import numpy as np
 
-from ....files.tensors import host_array
+from ....files.tensors import TensorSpec, host_array
 from ....ops.host_blocks import in_blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
+from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm, WrittenMatrix, always
+from .packed import OWN, packed_linears
 
 TRITS_PER_BYTE = 5
 NUMBERS = 3**TRITS_PER_BYTE
@@ -33,8 +37,26 @@ _BITS_OF_BYTE = 2 * TRITS_PER_BYTE
 _GROUP_BYTES, _GROUP_WORDS = 16, 5
 
 
-def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
-    """The shape of a packed weight."""
+def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
+    found = packed_linears(places)
+    for path, stored in found.items():
+        matrix = places[path].matrix
+        shape = _shape(matrix.output_dims, matrix.input_dims)
+        read = partial(unpack, input_dims=matrix.input_dims)
+        weight = StoredTensor((shape,), (mx.uint8,), read)
+        found[path] = replace(stored, tensors={"weight": weight})
+    return found
+
+
+def _write(name: str, output_dims: int, input_dims: int, dtype: mx.Dtype) -> WrittenMatrix:
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint8, _shape(output_dims, input_dims)),
+        TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
+    )
+    return WrittenMatrix(specs, lambda words, scale: (pack(words, input_dims), scale))
+
+
+def _shape(output_dims: int, input_dims: int) -> tuple[int, int]:
     return output_dims, -(-input_dims // TRITS_PER_BYTE)
 
 
@@ -46,7 +68,7 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
         input_dims: The columns of the matrix.
     """
     octets = np.asarray(mx.contiguous(weight)).view(np.uint8)
-    rows, width = packed_shape(len(octets), input_dims)
+    rows, width = _shape(len(octets), input_dims)
     packed, room = host_array((rows, width), mx.uint8)
     # the four codes of a byte, each in a byte of its own
     single = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)
@@ -68,7 +90,7 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
     """The inverse of `pack`. A byte above 242, or another padding, becomes codes 3.
 
     Args:
-        weight: `uint8` of shape `packed_shape(N, input_dims)`.
+        weight: `uint8` of shape `(N, ceil(input_dims / 5))`.
         input_dims: The columns of the matrix.
     """
     packed = np.asarray(weight)
@@ -112,3 +134,18 @@ def _codes_of_pairs() -> np.ndarray:
     )
     codes = codes.astype(np.uint32)
     return (codes[:, None] << np.uint32(_BITS_OF_BYTE) | codes).reshape(-1)
+
+
+FORM = WeightForm(
+    name="five_trits",
+    open=_open,
+    # other bits, so that versions that do not know the form refuse it
+    own={**OWN, "bits": BITS, "trits_per_byte": TRITS_PER_BYTE},
+    covers=always,
+    write=_write,
+    trits_per_byte=TRITS_PER_BYTE,
+    # with the file that unpacks it
+    opens_in=("mlx-lm",),
+    words=f"Ternary weights are stored with {TRITS_PER_BYTE} trits a byte, {BITS} bits each. They are "
+    "unpacked to 2 bits when the model is loaded.",
+)

@@ -7,16 +7,16 @@ float for each group of inputs. The weight is `code * scale + bias`. Activations
 `bias = -scale`.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import mlx.nn as nn
-from mlx.utils import tree_unflatten
+import mlx.core as mx
 
 from ....errors import CheckpointError, UnsupportedModelError
-from ....layers.matrix import matrices
+from ....files.tensors import TensorSpec
+from ....layers.matrix import Matrix
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from ...names import WeightNames
+from ..weight_form import Place, StoredMatrix, WeightForm, WrittenMatrix
 
 METHOD = "affine"
 TERNARY_BITS = 2
@@ -37,21 +37,6 @@ def group_size_of(input_dims: int) -> int:
     """The largest group that divides a row after it was padded to a multiple of 32."""
     padded = packed_width(input_dims) * CODES_PER_WORD
     return next(size for size in reversed(GROUP_SIZES) if padded % size == 0)
-
-
-def describe(model: nn.Module, names: WeightNames) -> dict[str, Any] | None:
-    """The value of `quantization` for a model; `None` if no module has this form."""
-    forms = {
-        path: form(module.group_size, module.bits)
-        for path, module in (
-            (p, m.layer) for p, m in matrices(model).items() if m.storage == "codes"
-        )
-    }
-    if not forms:
-        return None
-    usual = next(iter(forms.values()))
-    others = {names.module_to_disk(path): own for path, own in forms.items() if own != usual}
-    return {**usual, **others}
 
 
 def check_form(described: Any) -> None:
@@ -92,39 +77,65 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
 
-def is_copy(described: Any, quantization: Any) -> bool:
-    """Whether a `quantization_config` only repeats `quantization`, as mlx-lm writes it."""
-    return quantization is not None and not (
-        isinstance(described, Mapping) and "quant_method" in described
-    )
-
-
-def quantize_modules(
-    model: nn.Module, names: WeightNames, tensors: Container[str], described: Mapping[str, Any]
-) -> None:
-    """Replaces the linears and the embedding that a checkpoint stores in this form.
-
-    Args:
-        model: The model, dense where modules may be replaced.
-        names: Names on disk and in memory.
-        tensors: The names of the checkpoint's tensors.
-        described: The value of `quantization`.
-
-    Raises:
-        CheckpointError: A group does not divide the inputs of a module.
-    """
-    replaced: list[tuple[str, nn.Module]] = []
-    for path, matrix in matrices(model).items():
-        if not matrix.is_plain:
+def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
+    found = {}
+    for path, (matrix, name, tensors, said) in places.items():
+        if not matrix.is_plain or "scales" not in tensors:
             continue
-        name = names.module_to_disk(path)
-        if f"{name}.scales" not in tensors:
-            continue
-        sizes: dict[str, Any] = _sizes_of(name, described)
+        sizes: dict[str, Any] = _sizes_of(name, said)
         if matrix.input_dims % sizes["group_size"]:
             raise CheckpointError(
                 f"[config.json] 'group_size' must divide the {matrix.input_dims} inputs of {name!r} but "
                 f"got {sizes['group_size']}. Take config.json from the original checkpoint."
             )
-        replaced.append((path, matrix.in_codes(**sizes)))
-    model.update_modules(tree_unflatten(replaced))
+        scales, biases = tensors["scales"], tensors.get("biases", tensors["scales"])
+        if biases.dtype != scales.dtype:
+            wanted, got = (str(each.dtype).removeprefix("mlx.core.") for each in (scales, biases))
+            raise CheckpointError(
+                f"[load] tensor {biases.name!r} in '{biases.file}' must be {wanted}, as {scales.name!r} "
+                f"is, but is {got}. Check that config.json and the weights belong together and are "
+                "complete."
+            )
+        found[path] = StoredMatrix(matrix.in_codes(**sizes))
+    return found
+
+
+def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
+    forms = {
+        name: form(matrix.layer.group_size, matrix.layer.bits)
+        for name, matrix in held.items()
+        if matrix.holds_codes
+    }
+    if not forms:
+        return {}
+    usual = next(iter(forms.values()))
+    others = {name: own for name, own in forms.items() if own != usual}
+    return {"quantization": {**usual, **others}}
+
+
+def _write(name: str, output_dims: int, input_dims: int, dtype: mx.Dtype) -> WrittenMatrix:
+    """Codes with the scale s and the bias -s for each group, rounded to a dtype."""
+    width = packed_width(input_dims)
+    groups = (output_dims, width * CODES_PER_WORD // group_size_of(input_dims))
+
+    def make(words: mx.array, scale: mx.array) -> Sequence[mx.array]:
+        scales = mx.broadcast_to(scale.astype(dtype), groups)
+        return words, scales, -scales
+
+    specs = (
+        TensorSpec(f"{name}.weight", mx.uint32, (output_dims, width)),
+        TensorSpec(f"{name}.scales", dtype, groups),
+        TensorSpec(f"{name}.biases", dtype, groups),
+    )
+    return WrittenMatrix(specs, make, repeats_scale=True)
+
+
+FORM = WeightForm(
+    name=METHOD,
+    open=_open,
+    section="quantization",
+    check=check_form,
+    describe=_describe,
+    write=_write,
+    opens_in=("mlx-lm",),
+)

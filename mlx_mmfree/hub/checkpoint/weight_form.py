@@ -1,0 +1,243 @@
+"""What the rest of the library asks of a form in which checkpoints store weights: one record each.
+
+Each file of the folder `forms`, or on its search path, has such a record as `FORM`.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...errors import UnsupportedModelError
+from ...files.tensors import TensorEntry, TensorSpec
+from ...layers.matrix import Matrix
+
+PACKED_DTYPES = (mx.uint8, mx.uint32)
+"""The dtypes of packed weights, in all forms that are read."""
+
+WRITER_KEY = "mlx_mmfree"
+"""The key under which `config.json` describes its writer, see `hub.checkpoint.checkpoint`."""
+
+_PACKAGE = f"{__package__}.forms"
+_SECTION = "quantization_config"
+_ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """How a parameter is stored.
+
+    Attributes:
+        shapes: The shapes that the tensor may have.
+        dtypes: The dtypes that it may have.
+        read: Turns the tensor into the parameter.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[mx.Dtype, ...]
+    read: Callable[[mx.array], mx.array]
+
+
+class Place(NamedTuple):
+    """A matrix of a model whose weights are not read yet.
+
+    Attributes:
+        matrix: The matrix in its training form.
+        name: The name of its module on disk.
+        tensors: The tensors of the module, by what follows its name.
+        said: What `config.json` says of the form; empty if it says nothing.
+    """
+
+    matrix: Matrix
+    name: str
+    tensors: Mapping[str, TensorEntry]
+    said: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix that a checkpoint stores in some form.
+
+    Attributes:
+        layer: Takes the place of the layer in the model. It holds the parameters, and multiplies: with
+            scales for the matrix, for its rows or for groups, or after it has rotated its input.
+        tensors: How its parameters are stored where that differs from how it holds them, by their names.
+        copies: Names of further tensors, which repeat what the others say.
+    """
+
+    layer: nn.Module
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    copies: tuple[str, ...] = ()
+
+
+class WrittenMatrix(NamedTuple):
+    """How a ternary matrix is written.
+
+    Attributes:
+        specs: The names, dtypes and shapes of its tensors.
+        make: Makes them of its words in the layout of `ops.ternary` and its float32 scale.
+        repeats_scale: Whether the scale is only in rounded copies, and needs a file of its own.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    make: Callable[[mx.array, mx.array], Sequence[mx.array]]
+    repeats_scale: bool = False
+
+
+def always(said: Any) -> bool:
+    """Whatever a description says."""
+    return True
+
+
+def _accept(said: Any) -> None:
+    pass
+
+
+def _nowhere(said: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _no_words(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """A form in which checkpoints store matrices, as `FORM` in a file of the folder `forms`.
+
+    Only `name` and `open` are needed.
+
+    Attributes:
+        name: Its name, which architectures list in `packed_forms`, unless `own` has a `quant_method`.
+        open: From the places of matrices by their paths, those that are stored in this form.
+        section: The key of `config.json` that describes it.
+        own: The entries that each description has, which tell the form from others.
+        check: Refuses a description that asks for something that is not read.
+        is_for_all: Whether matrices of every architecture may have it.
+        is_usual: Whether tensors that no description speaks of may have it.
+        covers: From a description, whether all ternary linears have this form.
+        simplify: From a loaded matrix, a layer of this form that computes the same with fewer bits;
+            `None` if there is none.
+        describe: From the matrices of a model by their names on disk, and its `config.json` so far, the
+            keys to add; none if no matrix has the form.
+        write: From the name, the outputs and the inputs of a ternary matrix, and the dtype of floats,
+            how it is written.
+        trits_per_byte: How many ternary weights share a byte, where that is not 4.
+        rows: What the outputs of a matrix that it writes must be a multiple of.
+        opens_in: The programs that open it beside this library.
+        words: How weights are stored, for a model card, where that is not the usual way.
+    """
+
+    name: str
+    open: Callable[[Mapping[str, Place]], Mapping[str, StoredMatrix]]
+    section: str = _SECTION
+    own: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Any], None] = _accept
+    is_for_all: bool = False
+    is_usual: bool = False
+    covers: Callable[[Mapping[str, Any]], bool] = _nowhere
+    simplify: Callable[[Matrix], nn.Module | None] | None = None
+    describe: Callable[[Mapping[str, Matrix], Mapping[str, Any]], Mapping[str, Any]] = _no_words
+    write: Callable[[str, int, int, mx.Dtype], WrittenMatrix] | None = None
+    trits_per_byte: int = 4
+    rows: int = 1
+    opens_in: tuple[str, ...] = ()
+    words: str = ""
+
+    @property
+    def method(self) -> str:
+        """Its name in `quant_method`."""
+        return str(self.own.get("quant_method", self.name))
+
+
+def weight_forms() -> dict[str, WeightForm]:
+    """All forms by their names."""
+    return _weight_forms(tuple(importlib.import_module(_PACKAGE).__path__))
+
+
+@cache
+def _weight_forms(search: tuple[str, ...]) -> dict[str, WeightForm]:
+    files = sorted(entry.name for entry in pkgutil.iter_modules(search))
+    found = [importlib.import_module(f"{_PACKAGE}.{name}").FORM for name in files]
+    return {form.name: form for form in found}
+
+
+def forms_of(config: Mapping[str, Any]) -> dict[str, tuple[WeightForm, Mapping[str, Any]]]:
+    """The forms that a `config.json` names, by their names, with what it says of each.
+
+    Nothing is checked but which forms they are.
+    """
+    found: dict[str, tuple[WeightForm, Mapping[str, Any]]] = {}
+    for form in weight_forms().values():
+        said = config.get(form.section)
+        if form.section != _SECTION and said is not None:
+            found[form.name] = form, said
+    said = config.get(_SECTION)
+    if isinstance(said, Mapping) and "quant_method" in said:
+        named = [form for form in weight_forms().values() if form.method == said["quant_method"]]
+        # of forms with one method, the one of which most is said
+        named.sort(key=lambda form: (-len(form.own.keys() & said), len(form.own)))
+        found |= {form.name: (form, said) for form in named[:1] if form.section == _SECTION}
+    return found
+
+
+def described_forms(
+    config: Mapping[str, Any], read: Sequence[str]
+) -> list[tuple[WeightForm, Mapping[str, Any]]]:
+    """The forms in which a checkpoint may store its matrices, with what `config.json` says of each.
+
+    Args:
+        config: The content of `config.json`.
+        read: The `packed_forms` that the architecture reads.
+
+    Raises:
+        UnsupportedModelError: The weights are stored in a way that is not read.
+    """
+    _refuse_rotated(config)
+    found = forms_of(config)
+    usual = next(form for form in weight_forms().values() if form.is_usual)
+    is_own = any(form.method == usual.method for form, _ in found.values())
+    for form, own_section in found.values():
+        if form.section != _SECTION:
+            if not (is_own or form.is_for_all or form.method in read):
+                raise UnsupportedModelError(
+                    f"[config.json] {form.section!r} must be absent for this architecture but is given. "
+                    "Load the checkpoint that it was made from."
+                )
+            form.check(own_section)
+    said: Any = config.get(_SECTION)
+    packed = next((form for form, _ in found.values() if form.section == _SECTION), usual)
+    # mlx-lm writes its own section twice
+    is_copy = bool(found) and not (isinstance(said, Mapping) and "quant_method" in said)
+    if said is not None and not is_copy:
+        named = dict(said) if isinstance(said, Mapping) else {}
+        is_read = packed.method in read and packed.method == named.get("quant_method")
+        if not is_read or any(named.get(key) != value for key, value in packed.own.items()):
+            known = packed if packed.method == usual.method else usual
+            others = "".join(
+                f", with 'quant_method' {name}" for name in read if name != usual.method
+            )
+            raise UnsupportedModelError(
+                f"[config.json] 'quantization_config' must be {dict(known.own)}{others}, or absent for "
+                f"this architecture but got {said!r:.200}. Load the checkpoint that it was made from."
+            )
+        packed.check(said)
+    rest = [each for each in found.values() if each[0] is not packed]
+    return [(packed, said if isinstance(said, Mapping) else {}), *rest]
+
+
+def _refuse_rotated(config: Mapping[str, Any]) -> None:
+    """Refuses weights in a rotated basis, unless that is a form that is read."""
+    quantization = config.get("quantization")
+    keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
+    rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
+    if rotated and not any(form.section in rotated for form in weight_forms().values()):
+        raise UnsupportedModelError(
+            f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as those "
+            "of Ternary Bonsai 2, are not read. Use a checkpoint of the first generation."
+        )

@@ -7,19 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .parts import loading
 from .parts.command import CommandParser, check_writable, command
 from .parts.flags import non_negative
-from .parts.loading import (
-    DTYPES,
-    add_adapter_flag,
-    add_latent_flag,
-    add_memory_flags,
-    dtype_of,
-    limited_memory,
-    model_name,
-    model_source,
-    with_adapter,
-)
 from .parts.show_attention import require_matplotlib
 from .parts.terminal import aligned
 
@@ -48,14 +38,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder or Hub repository of the model; default: the model in the package",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    add_adapter_flag(parser)
-    add_latent_flag(parser)
+    loading.add_adapter_flag(parser)
+    loading.add_latent_flag(parser)
     parser.add_argument(
         "--config", help="shape to certify instead, without weights: {}, or a config.json"
     )
     parser.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=loading.DTYPES,
         help="float type of what is not ternary; default: that of the checkpoint or configuration",
     )
     parser.add_argument(
@@ -73,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="PNG file for a picture of the composition; needs matplotlib",
     )
-    add_memory_flags(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -82,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     _check(args)
     certificate = _certificate(args)
-    name = args.config or model_name(args)
+    name = args.config or loading.model_name(args)
     if args.json:
         from ..evaluation.audit.certificate import to_json
 
@@ -114,10 +104,14 @@ def _certificate(args: argparse.Namespace) -> "Certificate":
     from ..hub.checkpoint.load import open_model
 
     if args.config is not None:
-        return certify(skeleton(read_config("audit", args.config), dtype_of(args)), args.position)
-    opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
-    with limited_memory(args, opened.nbytes):
-        return certify(with_adapter(args, opened), args.position)
+        return certify(
+            skeleton(read_config("audit", args.config), loading.dtype_of(args)), args.position
+        )
+    opened = open_model(
+        loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
+    )
+    with loading.limited_memory(args, opened.nbytes):
+        return certify(loading.with_adapter(args, opened), args.position)
 
 
 def _text(certificate: "Certificate") -> str:

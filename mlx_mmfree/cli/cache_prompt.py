@@ -6,22 +6,9 @@ from pathlib import Path
 from time import perf_counter
 
 from ..platform.units import BYTES_PER_GB
+from .parts import loading, prompts
 from .parts.command import CommandParser, argument_errors, check_writable, command
 from .parts.flags import escaped
-from .parts.loading import (
-    add_key_value_flags,
-    add_memory_flags,
-    add_model_flags,
-    key_value_settings,
-    loaded,
-)
-from .parts.prompts import (
-    PromptWriter,
-    add_prefill_flag,
-    add_template_flags,
-    given_prompt,
-    max_token_count,
-)
 from .parts.terminal import ReadingBar, size_text
 
 HELP = "read a long prompt once and save the model's state"
@@ -29,7 +16,7 @@ HELP = "read a long prompt once and save the model's state"
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree cache_prompt", description=__doc__)
-    add_model_flags(parser)
+    loading.add_model_flags(parser)
     group = parser.add_argument_group("prompt")
     group.add_argument(
         "--prompt",
@@ -44,10 +31,10 @@ def build_parser() -> argparse.ArgumentParser:
         required=True,
         help="file to write; give it to 'mmfree generate' by the flag of the same name",
     )
-    add_template_flags(group)
-    add_prefill_flag(group)
-    add_key_value_flags(parser)
-    add_memory_flags(parser)
+    prompts.add_template_flags(group)
+    prompts.add_prefill_flag(group)
+    loading.add_key_value_flags(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -60,16 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..generation import cache_prompt, keeps_key_values, save_prompt_cache
     from ..generation.decode import check_not_empty
 
-    prompt = given_prompt(args.prompt)
+    prompt = prompts.given_prompt(args.prompt)
     with argument_errors():
         check_not_empty(prompt, "cache_prompt")
-    with loaded(
+    with loading.loaded(
         args,
         batch_size=1,
         prefill_step_size=args.prefill_step_size,
-        context_length=max_token_count(prompt),
+        context_length=prompts.max_token_count(prompt),
     ) as (model, tokenizer):
-        write = PromptWriter(
+        write = prompts.PromptWriter(
             tokenizer,
             system_prompt=args.system_prompt,
             ignore_chat_template=args.ignore_chat_template,
@@ -86,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 prompt_progress_callback=bar,
             )
         speed = len(tokens) / (perf_counter() - start)
-        settings = key_value_settings(args) if keeps_key_values(model) else None
+        settings = loading.key_value_settings(args) if keeps_key_values(model) else None
         save_prompt_cache(args.prompt_cache_file, model, cache, settings)
         print(f"Prompt: {len(tokens)} tokens, {speed:.3f} tokens-per-sec")
         print(f"State: {size_text(cache.nbytes)} in '{args.prompt_cache_file}'")

@@ -9,32 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .parts import flags, loading, process_group
 from .parts.command import INTERRUPTED, CommandParser, argument_errors, command
-from .parts.flags import (
-    add_penalty_flags,
-    add_sampling_flags,
-    boolean,
-    escaped,
-    positive,
-    processors_from,
-    sampler_from,
-)
-from .parts.loading import (
-    add_draft_flags,
-    add_key_value_flags,
-    add_memory_flags,
-    add_model_flags,
-    adopt_key_value_settings,
-    draft_of,
-    loaded,
-    model_name,
-)
-from .parts.process_group import (
-    add_tensor_parallel_flag,
-    common_seed,
-    quiet_unless_first,
-    tensor_group,
-)
 from .parts.prompts import (
     PromptWriter,
     add_end_flags,
@@ -59,28 +35,28 @@ DEFAULT_PROMPT = "Once upon a time"
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree generate", description=__doc__)
-    add_model_flags(parser)
+    loading.add_model_flags(parser)
     _add_prompt_flags(parser.add_argument_group("prompt"))
     choice = parser.add_argument_group("choice of tokens")
-    add_sampling_flags(choice)
-    add_penalty_flags(choice)
+    flags.add_sampling_flags(choice)
+    flags.add_penalty_flags(choice)
     end = parser.add_argument_group("end of the text")
     add_end_flags(end, max_tokens=100)
     end.add_argument(
         "--stop",
-        type=escaped,
+        type=flags.escaped,
         nargs="+",
         default=[],
         metavar="TEXT",
         help="strings that end the text; they are not printed",
     )
     _add_output_flags(parser.add_argument_group("output"))
-    add_draft_flags(
+    loading.add_draft_flags(
         parser.add_argument_group("speculative decoding"), "and does not read the prompt cache"
     )
-    add_key_value_flags(parser)
-    add_memory_flags(parser)
-    add_tensor_parallel_flag(parser)
+    loading.add_key_value_flags(parser)
+    loading.add_memory_flags(parser)
+    process_group.add_tensor_parallel_flag(parser)
     return parser
 
 
@@ -89,7 +65,7 @@ def _add_prompt_flags(group: Any) -> None:
     source.add_argument(
         "--prompt",
         "-p",
-        type=escaped,
+        type=flags.escaped,
         help=r"text to continue, in which \n is a line break and \t a tab; '-' reads standard input; "
         f"default: {DEFAULT_PROMPT!r}",
     )
@@ -101,7 +77,7 @@ def _add_prompt_flags(group: Any) -> None:
     )
     group.add_argument(
         "--batch-size",
-        type=positive,
+        type=flags.positive,
         default=32,
         help="number of prompts of the file continued at a time (%(default)s)",
     )
@@ -118,7 +94,7 @@ def _add_prompt_flags(group: Any) -> None:
 def _add_output_flags(group: Any) -> None:
     group.add_argument(
         "--verbose",
-        type=boolean,
+        type=flags.boolean,
         default=True,
         metavar="T|F",
         help="F prints the text alone, without statistics",
@@ -133,15 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     with argument_errors():
         # bad values are refused before the model is loaded
-        sampler_from(args, special_tokens=())
+        flags.sampler_from(args, special_tokens=())
         options = _options(args)
     prompts = _prompts(args)
     context_length = max(map(max_token_count, prompts)) + args.max_tokens + _cached_tokens(args)
     texts = 1 if args.prompts_file is None else args.batch_size
-    group = tensor_group(args)
+    group = process_group.tensor_group(args)
     with (
-        quiet_unless_first(0 if group is None else group.rank()),
-        loaded(
+        process_group.quiet_unless_first(0 if group is None else group.rank()),
+        loading.loaded(
             args,
             batch_size=texts,
             # the prompts of a batch share the positions that are read at a time
@@ -182,7 +158,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "stop": args.stop,
         "prefill_step_size": args.prefill_step_size,
-        "processors": processors_from(args),
+        "processors": flags.processors_from(args),
     }
 
 
@@ -213,7 +189,7 @@ def _cached_tokens(args: argparse.Namespace) -> int:
             "prompt is cached."
         )
     settings, count = read_settings(args.prompt_cache_file)
-    adopt_key_value_settings(args, settings)
+    loading.adopt_key_value_settings(args, settings)
     return count
 
 
@@ -245,11 +221,11 @@ def _model_options(
     line_break = tokenizer.encode("\n", add_special_tokens=False)
     options: dict[str, Any] = {
         "extra_eos_tokens": end,
-        "sampler": sampler_from(args, special_tokens=[*line_break, *end]),
+        "sampler": flags.sampler_from(args, special_tokens=[*line_break, *end]),
     }
     if args.prompt_cache_file is not None:
         options["state"] = load_prompt_cache(args.prompt_cache_file, model).state
-    draft = draft_of(args, model, tokenizer)
+    draft = loading.draft_of(args, model, tokenizer)
     if draft is not None:
         options |= {"draft_model": draft, "num_draft_tokens": args.num_draft_tokens}
     return options
@@ -259,7 +235,9 @@ def _seed(args: argparse.Namespace, group: Any) -> None:
     """Seeds random choices as the flag asks; processes that share a model need the same seed."""
     import mlx.core as mx
 
-    seed = common_seed(group) if args.seed is None and group is not None else args.seed
+    seed = (
+        process_group.common_seed(group) if args.seed is None and group is not None else args.seed
+    )
     if seed is not None:
         mx.random.seed(seed)
 
@@ -375,7 +353,7 @@ def _results(response: "BatchResponse") -> list[dict[str, Any]]:
 
 
 def _print_json(args: argparse.Namespace, record: Mapping[str, Any]) -> None:
-    print(json.dumps({"model": model_name(args), **record}))
+    print(json.dumps({"model": loading.model_name(args), **record}))
 
 
 def _print_statistics(statistics: "GenerationResponse | BatchStats") -> None:

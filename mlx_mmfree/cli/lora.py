@@ -14,17 +14,9 @@ from ..platform.units import BYTES_PER_GB
 from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping
+from .parts import loading
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
-from .parts.loading import (
-    add_dry_run_flag,
-    add_latent_flag,
-    add_memory_flags,
-    dtype_of,
-    limited_memory,
-    model_source,
-    show_plan,
-)
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
@@ -68,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_settings_flags(parser, FineTuneSettings)
     add_report_flags(parser)
-    add_dry_run_flag(parser)
+    loading.add_dry_run_flag(parser)
     parser.add_argument(
         "--rebuild-masters",
         action="store_true",
@@ -76,9 +68,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="with --fine-tune-type full: make float master weights from the ternary weights of a "
         "packed model; what had been rounded away stays lost",
     )
-    add_latent_flag(parser)
+    loading.add_latent_flag(parser)
     add_process_flags(parser)
-    add_memory_flags(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -101,9 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_full = settings.is_full and bool(args.train)
     args.dtype = "float32" if is_full else settings.dtype
     opened = open_model(
-        model_source(args),
+        loading.model_source(args),
         args.revision,
-        dtype_of(args),
+        loading.dtype_of(args),
         packed=not is_full,
         latent=args.latent,
         rebuild_masters=bool(args.rebuild_masters),
@@ -121,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.train and not args.dry_run:
             own = own_run_folder(Path(settings.adapter_path), is_first=processes.is_first)
             stack.enter_context(own)
-        stack.enter_context(limited_memory(args, model_bytes))
+        stack.enter_context(loading.limited_memory(args, model_bytes))
         processor: Any = opened.processor()
         model = opened.load()
         data = read_data(settings, processor, model)
@@ -142,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = None if companion is None else load_companion(companion, processor)
         teacher = None if settings.teacher is None else loaded
         if args.train:
-            show_plan(plan_fine_tune(model, data, settings, processes, teacher=teacher))
+            loading.show_plan(plan_fine_tune(model, data, settings, processes, teacher=teacher))
         if args.dry_run:
             return 0
         if settings.train_mode == "dpo":

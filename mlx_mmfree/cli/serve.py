@@ -11,18 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
+from .parts import loading
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import add_sampling_flags, json_object, positive, sampler_from, size_bytes
-from .parts.loading import (
-    add_draft_flags,
-    add_key_value_flags,
-    add_memory_flags,
-    add_model_flags,
-    adopt_key_value_settings,
-    draft_of,
-    loaded,
-    model_name,
-)
 
 if TYPE_CHECKING:
     from ..generation.sessions import Sessions
@@ -39,7 +30,7 @@ _MB = 10**6
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree serve", description=__doc__)
-    add_model_flags(parser)
+    loading.add_model_flags(parser)
     parser.add_argument(
         "--adapter",
         type=named_adapter,
@@ -73,12 +64,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TOKEN",
         help="further tokens or ids that end a text, beside the tokenizer's own",
     )
-    add_draft_flags(
+    loading.add_draft_flags(
         parser.add_argument_group("speculative decoding"),
         "while one text without random choice is written alone",
     )
-    add_key_value_flags(parser)
-    add_memory_flags(parser)
+    loading.add_key_value_flags(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -196,9 +187,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sampler_from(args, special_tokens=())
     settings = _settings(args)
     if args.prompt_cache_file is not None:
-        adopt_key_value_settings(args, read_settings(args.prompt_cache_file)[0])
+        loading.adopt_key_value_settings(args, read_settings(args.prompt_cache_file)[0])
     with (
-        loaded(
+        loading.loaded(
             args,
             batch_size=args.decode_concurrency,
             prefill_step_size=args.prefill_step_size,
@@ -208,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ):
         with argument_errors():
             end_tokens(tokenizer, args.extra_eos_token)
-            draft = draft_of(args, model, tokenizer)
+            draft = loading.draft_of(args, model, tokenizer)
         models = served_models(args, model, tokenizer, sessions, draft)
         names = ", ".join(served.name for served in models)
 
@@ -360,7 +351,7 @@ def opened_sessions(args: argparse.Namespace, model: "Decoder") -> "Iterator[Ses
 
 def _name(args: argparse.Namespace) -> str:
     """What requests call the model: its repository, or the last part of a path of this machine."""
-    name = model_name(args)
+    name = loading.model_name(args)
     return Path(name).resolve().name if Path(name).expanduser().exists() else name
 
 

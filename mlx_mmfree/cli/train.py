@@ -8,15 +8,9 @@ from pathlib import Path
 from ..platform.allocator import keep_freed_memory
 from ..training.precision import precision_note
 from ..training.settings import Settings, read_settings
+from .parts import loading
 from .parts.command import CommandParser, command
 from .parts.flags import add_settings_flags
-from .parts.loading import (
-    add_dry_run_flag,
-    add_latent_flag,
-    add_memory_flags,
-    limited_memory,
-    show_plan,
-)
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
@@ -39,11 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("ternary", "dense"),
         help="kind of the architecture's linear layers, whatever the file says",
     )
-    add_latent_flag(parser)
+    loading.add_latent_flag(parser)
     add_report_flags(parser)
     add_process_flags(parser)
-    add_dry_run_flag(parser)
-    add_memory_flags(parser)
+    loading.add_dry_run_flag(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -64,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = FirstModel(settings)
     first.task.check_files(settings)
     processes = DataParallel(group, timeout_s=settings.process_timeout_s)
-    with quiet_unless_first(processes.rank), limited_memory(args, first.nbytes):
+    with quiet_unless_first(processes.rank), loading.limited_memory(args, first.nbytes):
         if note := precision_note(settings.dtype):
             print(note)
         teacher = None if first.teacher is None else first.teacher.without_values()
-        show_plan(plan_training(settings, first.model, processes, teacher=teacher))
+        loading.show_plan(plan_training(settings, first.model, processes, teacher=teacher))
         if args.dry_run:
             return 0
         callbacks = report_callbacks(args, output, settings.record(), processes)

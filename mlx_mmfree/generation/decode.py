@@ -196,7 +196,7 @@ class StopStrings:
             # The one that is complete first, so that it does not matter how the text is cut.
             self.is_met, self._held = True, ""
             return text[: min(found)[1]]
-        cut = len(text) - max((_overlap(text, s) for s in self._strings), default=0)
+        cut = len(text) - max((overlap(text, s) for s in self._strings), default=0)
         self._held = text[cut:]
         return text[:cut]
 
@@ -206,7 +206,7 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, string: str) -> int:
+def overlap(text: str, string: str) -> int:
     """The length of the longest proper beginning of `string` that `text` ends with."""
     longest = min(len(text), len(string) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

@@ -33,6 +33,7 @@ class Channel:
 
     Attributes:
         size: As above.
+        is_open: Whether a text is not finished.
         on_first: Called when the first token comes.
     """
 
@@ -41,7 +42,8 @@ class Channel:
         self._leave = leave
         self._unread: list[tuple[int, Event]] = []
         self._error: Exception | None = None
-        self._open = size
+        self.is_open = size > 0
+        self._unfinished = size
         self.on_first: Callable[[], None] | None = None
         self._news = asyncio.Event()
         timer = asyncio.get_running_loop().call_later
@@ -70,7 +72,8 @@ class Channel:
             self.on_first()
             self.on_first = None
         self._unread.append((index, event))
-        self._open -= event.finish_reason is not None
+        self._unfinished -= event.finish_reason is not None
+        self.is_open = self._unfinished > 0
         if len(self._unread) > MOST_UNREAD:
             self._unread.clear()
             self.fail(
@@ -100,7 +103,7 @@ class Channel:
                 yield batch
             elif self._error is not None:
                 raise self._error
-            elif not self._open:
+            elif not self.is_open:
                 return
             else:
                 self._news.clear()
@@ -183,7 +186,7 @@ class Engine:
         if channel in self._channels:
             self._channels.remove(channel)
             self.active -= channel.size
-            for worker in self._workers.values():
+            for worker in self._workers.values() if channel.is_open else ():
                 self._commands.put(partial(worker.cancel, channel))
 
     async def run_steps(self, served: ServedModel, steps: Steps, timeout_s: float) -> Any:

@@ -204,8 +204,7 @@ def text_requests(
     defaults = settings.sampling
     seed = defaults.seed if body.seed is None else body.seed
     try:
-        sampler = _sampler(served, body, defaults, end)
-        processors = _processors(served, body)
+        sampler, processors = _choice(served, body, defaults, end)
     except (ValueError, MMFreeError) as error:
         named = re.search(r"'(\w+)'", str(error))
         raise RequestError(str(error), param=named and named[1]) from error
@@ -244,20 +243,18 @@ def _room(served: ServedModel, settings: Settings, prompt: Prompt, max_tokens: i
     return min(settings.max_tokens, room) if max_tokens is None else max_tokens
 
 
-def _sampler(
+def _choice(
     served: ServedModel, body: TextRequest, defaults: Sampling, end: Collection[int]
-) -> Sampler:
+) -> tuple[Sampler, list[LogitsProcessor]]:
+    """How tokens are chosen: with the server's own values where the request has none."""
     given: dict[str, Any] = {name: getattr(body, name) for name in ("temperature", *_SAMPLING)}
     values = {
         name: getattr(defaults, name) if value is None else value for name, value in given.items()
     }
     line_break = served.tokenizer.encode("\n", add_special_tokens=False)
-    return make_sampler(
+    sampler = make_sampler(
         temp=values.pop("temperature"), xtc_special_tokens=[*line_break, *end], **values
     )
-
-
-def _processors(served: ServedModel, body: TextRequest) -> list[LogitsProcessor]:
     processors = make_processors(
         repetition_penalty=body.repetition_penalty,
         repetition_context_size=body.repetition_context_size,
@@ -266,4 +263,4 @@ def _processors(served: ServedModel, body: TextRequest) -> list[LogitsProcessor]
     )
     if body.logit_bias:
         processors.append(LogitBias.of(body.logit_bias, served.model.vocab_size))
-    return processors
+    return sampler, processors

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..files.reading import parse_json
+from ..generation.decode import overlap
 
 
 def _new_id() -> str:
@@ -127,7 +128,7 @@ class TaggedCalls:
             self._held = after
             self._inside = not self._inside
         if not self._inside:
-            cut = len(self._held) - _overlap(self._held, BEGIN)
+            cut = len(self._held) - overlap(self._held, BEGIN)
             parts += self._text(self._held[:cut])
             self._held = self._held[cut:]
         return parts
@@ -151,12 +152,6 @@ class TaggedCalls:
         # line breaks between two calls belong to neither
         is_empty = not text or (self._has_call and text.isspace())
         return [] if is_empty else [text]
-
-
-def _overlap(text: str, tag: str) -> int:
-    """The length of the longest proper beginning of a tag that the text ends with."""
-    longest = min(len(text), len(tag) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
 
 
 @dataclass(frozen=True)

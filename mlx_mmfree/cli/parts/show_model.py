@@ -4,15 +4,8 @@ import argparse
 import json
 from collections.abc import Sequence
 
+from . import loading
 from .command import CommandParser, command
-from .loading import (
-    DTYPES,
-    add_latent_flag,
-    add_memory_flags,
-    dtype_of,
-    limited_memory,
-    model_source,
-)
 from .terminal import aligned, size_text
 
 
@@ -22,7 +15,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
         "--model", help="folder or Hub repository of the model; default: the model in the package"
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    add_latent_flag(parser)
+    loading.add_latent_flag(parser)
 
 
 def build_parser() -> CommandParser:
@@ -30,7 +23,7 @@ def build_parser() -> CommandParser:
     add_checkpoint_flags(parser)
     parser.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=loading.DTYPES,
         help="float type of what is not ternary; default: the checkpoint's",
     )
     parser.add_argument(
@@ -38,7 +31,7 @@ def build_parser() -> CommandParser:
         action="store_true",
         help="print one JSON object with every part instead of a tree",
     )
-    add_memory_flags(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -48,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ...evaluation.model_tree import all_parts, model_tree, tree_rows
     from ...hub.checkpoint.load import open_model
 
-    opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
-    with limited_memory(args, opened.nbytes):
+    opened = open_model(
+        loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
+    )
+    with loading.limited_memory(args, opened.nbytes):
         tree = model_tree(opened.load())
     if args.json:
         parts = [

@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, cast
 
 import mlx.core as mx
@@ -61,7 +60,7 @@ class Batches:
         """
         first = len(self._lengths)
         self._lengths += lengths
-        self._add(dict(enumerate(states, first)))
+        self._place(dict(enumerate(states, first)))
 
     def state_of(self, place: int) -> State:
         """That of one row, for a batch of one in the ordinary form."""
@@ -96,21 +95,22 @@ class Batches:
         logits, finite = (mx.concatenate(list(parts))[back] for parts in zip(*results, strict=True))
         return logits, finite
 
-    def _stage(self, place: int) -> int:
-        """How many times the state of a row has been quantised further once it has read a token more."""
-        return bisect_right(self._exact_lengths, self._lengths[place])
-
     def _move(self) -> None:
         """Moves the rows that the next token quantises."""
+        stages = [bisect_right(self._exact_lengths, length) for length in self._lengths]
         for stage, batch in list(self._batches.items()):
-            moving = [place for place in batch.places if self._stage(place) != stage]
+            moving = [place for place in batch.places if stages[place] != stage]
             states = {place: self._states(batch, [place]) for place in moving}
             self._drop(batch, moving)
-            self._add(states)
+            self._place(states)
 
-    def _add(self, states: dict[int, State]) -> None:
-        for stage, group in groupby(sorted(states, key=self._stage), self._stage):
-            places = list(group)
+    def _place(self, states: dict[int, State]) -> None:
+        """Puts rows into the batches of those that are quantised alike once they have read one more."""
+        stages: dict[int, list[int]] = {}
+        for place in states:
+            stage = bisect_right(self._exact_lengths, self._lengths[place])
+            stages.setdefault(stage, []).append(place)
+        for stage, places in stages.items():
             added = [states[place] for place in places]
             batch = self._batches.get(stage)
             if batch is None:

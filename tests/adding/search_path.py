@@ -7,14 +7,14 @@ The library then finds the files in them as it finds its own. The module is a pl
 import importlib
 from pathlib import Path
 
-PACKAGES = ("token_mixers", "models", "cli")
+PACKAGES = ("token_mixers", "models", "cli", "hub.checkpoint.forms")
 
 
 def extend() -> None:
     """Lets the packages find the new files."""
     for name in PACKAGES:
         path = importlib.import_module(f"mlx_mmfree.{name}").__path__
-        folder = str(Path(__file__).with_name(name))
+        folder = _folder(name)
         if folder not in path:
             path.append(folder)
 
@@ -22,9 +22,11 @@ def extend() -> None:
 def retract() -> None:
     """Lets the packages find nothing but their own files again."""
     for name in PACKAGES:
-        importlib.import_module(f"mlx_mmfree.{name}").__path__.remove(
-            str(Path(__file__).with_name(name))
-        )
+        importlib.import_module(f"mlx_mmfree.{name}").__path__.remove(_folder(name))
+
+
+def _folder(name: str) -> str:
+    return str(Path(__file__).with_name(name.rpartition(".")[2]))
 
 
 def pytest_configure() -> None:

@@ -105,7 +105,8 @@ class Loop:
 
         An instruction for several numbers counts for each of them, as a GPU's threads have no such
         instructions. What only copies a register or a constant to a register does not count: it is
-        there because the multiply-add of arm64 overwrites an operand and takes no constants.
+        there because the multiply-add of arm64 overwrites an operand and takes no constants. Nor does
+        what only widens a half, which a GPU's multiply-add takes as it is.
         """
         return sum(_numbers(each) for each in self.instructions if not _COPY.match(each))
 
@@ -117,7 +118,10 @@ class Loop:
 
 # of 32 bits, which is what the kernels compute with, in a register
 _LANES = {"16b": 4, "8b": 2, "4s": 4, "2s": 2, "2d": 4, "8h": 8, "4h": 4}
-_COPY = re.compile(r"mov\tv\d+\.16b, v|dup\tv\d+\.4s, |fmov\t[sv][\w.]+, [s#]|movi\t|movk?\tw\d+, ")
+_COPY = re.compile(
+    r"mov\tv\d+\.16b, v|dup\tv\d+\.4s, |fmov\t[sv][\w.]+, [s#]|movi\t|movk?\tw\d+, "
+    r"|fcvt\ts\d+, h|fcvtl2?\t"
+)
 _SLOW = re.compile(r"(?:ls[lr]|asr|ror)\tw?x?\d+, [wx]\d+, [wx]\d+|[us]r?shl\t|\w+div\t|blr?\t")
 _PRODUCT = re.compile(r"fn?m(?:la|ls|add|sub)\t|fadd\t|simdgroup_multiply")
 

@@ -25,6 +25,11 @@ typedef bfloat bfloat16_t;
 VECTORS(bool) VECTORS(char) VECTORS(uchar) VECTORS(short) VECTORS(ushort) VECTORS(int)
 VECTORS(uint) VECTORS(long) VECTORS(ulong) VECTORS(half) VECTORS(float)
 
+// vectors convert, which C++ does not write as a call
+inline float2 as_float2(float x) { return x; }
+inline float2 as_float2(half2 x) { return __builtin_convertvector(x, float2); }
+#define float2(...) as_float2(__VA_ARGS__)
+
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
 
 #define kernel

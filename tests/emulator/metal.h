@@ -12,6 +12,7 @@ typedef unsigned char uint8_t;
 typedef unsigned int uint32_t;
 typedef int int32_t;
 typedef long int64_t;
+typedef unsigned long uint64_t;
 typedef unsigned long size_t;
 typedef _Float16 half;
 typedef __bf16 bfloat;
@@ -19,8 +20,16 @@ typedef half float16_t;
 typedef bfloat bfloat16_t;
 typedef uint uint3 __attribute__((ext_vector_type(3)));
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
+typedef vec<uint, 2> uint2;
 typedef vec<uint, 4> uint4;
+typedef vec<half, 2> half2;
+typedef vec<half, 4> half4;
+typedef vec<float, 2> float2;
 typedef vec<float, 4> float4;
+// vectors convert, which C++ does not write as a call
+inline float2 as_float2(float x) { return x; }
+inline float2 as_float2(half2 x) { return __builtin_convertvector(x, float2); }
+#define float2(...) as_float2(__VA_ARGS__)
 typedef ulong ulong2 __attribute__((ext_vector_type(2)));
 
 struct Attributes {
@@ -125,6 +134,7 @@ inline float rint(float x) { return __builtin_rintf(x); }
 inline float round(float x) { return __builtin_roundf(x); }
 inline float floor(float x) { return __builtin_floorf(x); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float2 fma(float2 a, float2 b, float2 c) { return __builtin_elementwise_fma(a, b, c); }
 inline float4 fma(float4 a, float4 b, float4 c) { return __builtin_elementwise_fma(a, b, c); }
 inline float exp(float x) { return __builtin_expf(x); }
 inline float log(float x) { return __builtin_logf(x); }

@@ -68,7 +68,7 @@ FAULTS = {
     "weights of another channel": Fault(small, "(lane * SIDE + u)", "(u * SIDE + u)", 0),
     "weights turned": Fault(small, "* SIDE + v]", "* SIDE + SIDE - 1 - v]", 0),
     "missing barrier": Fault(small, "threadgroup_barrier(mem_flags::mem_threadgroup);", "", 0),
-    "places beyond the row": Fault(small, "min(TILE, columns - column)", "TILE", 0),
+    "places beyond the row": Fault(small, "t < columns - column", "true", 0),
     "channels beyond the last": Fault(small, " || channel >= dims", "", 0),
     "weights of the next channels": Fault(small, "min(32, dims - block)", "32", 0),
     "bias left out": Fault(small, "static_cast<float>(bias[channel])", "0.0f", 0),

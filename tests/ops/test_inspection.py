@@ -26,12 +26,15 @@ def test_metal_kernels_pass_their_checks(metal: None) -> None:
     checked = metal_kernels()
     assert set(checked.values()) == {None}
     for start in (
-        "bit_linear(matrices=1, rows=1, gate=silu, ",
-        "bit_linear(matrices=3, rows=1, gate=None, ",
+        "bit_linear(matrices=1, rows=1, outputs=4, are_halves=True, is_whole=True, gate=silu, ",
+        "bit_linear(matrices=3, rows=1, outputs=4, are_halves=True, is_whole=True, gate=None, ",
+        "bit_linear(matrices=1, rows=1, outputs=8, are_halves=True, is_whole=True, gate=None, ",
+        "bit_linear(matrices=1, rows=1, outputs=4, are_halves=True, is_whole=False, gate=None, ",
+        "half_denormals(",
         "bit_linear_tiles(matrices=1, rows=65, gate=silu, ",
         "bit_linear_split(matrices=1, rows=65, gate=silu, ",
         "gated_rms_norm(gate=bfloat16, ",
-        "bit_linear(matrices=4, rows=1, gate=None, ",
+        "bit_linear(matrices=4, rows=1, outputs=4, are_halves=True, is_whole=True, gate=None, ",
         "linear_scan_forward(",
         "linear_scan_backward(",
         "mlgru_scan(gates=float16, ",
@@ -68,8 +71,8 @@ def test_every_variant_of_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatc
     written = {_variant(name) for name in kernel_texts()}
     assert {_variant(name) for name in launched} == written
     for matrices in range(1, 5):
-        for rows in range(1, 9):
-            start = f"bit_linear(matrices={matrices}, rows={rows}, gate=None, quantize=True, "
+        for rows in range(1, 5):
+            start = f"bit_linear(matrices={matrices}, rows={rows}, outputs=4, are_halves=True, "
             assert any(kernel.startswith(start) for kernel in metal_kernels()), start
     # of all that was asked
     assert steps == [(n, len(steps)) for n in range(1, len(steps) + 1)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mlx_mmfree.ops.backend.inspection import kernel_texts
+from mlx_mmfree.ops.backend.inspection import fallback_texts, kernel_texts
 from tests.emulator import compiler
 
 if reason := compiler.unavailable():
@@ -18,8 +18,9 @@ if reason := compiler.unavailable():
 # for each weight, by number of rows: its trit, products with each row's input, loads and addresses;
 # a little more than was counted, as compilers differ
 MOST_INSTRUCTIONS = {
-    "bit_linear_1__float16_t_{}_0_0_0_1_0_0_": {1: 3.6, 2: 4.7, 4: 7.1, 8: 11.3},
-    "ternary_matmul_decode__{}_1_float_": {1: 3.7, 2: 5.0, 4: 7.8, 8: 13.1},
+    "bit_linear_1__float16_t_1_4_256_1_1_0_0_0_1_0_0_": {1: 2.8},
+    "bit_linear_1__float16_t_{}_4_64_1_1_0_0_0_1_0_0_": {3: 7.1, 4: 9.1},
+    "ternary_matmul_decode__{}_1_float_": {1: 3.7, 2: 5.0, 4: 7.8},
 }
 WEIGHTS_OF_A_STEP = 4 * 16
 # the last words of a row may hold fewer inputs
@@ -60,7 +61,9 @@ def test_every_text_compiles(texts: dict[str, str]) -> None:
         *("mlgru_scan", "mlgru_step", "ternary_matmul_prefill"),
     ):
         assert kernel in kernels
-    compiler.check(texts.values())
+    fallbacks = fallback_texts()
+    assert any("bit_linear_4" in name for name in fallbacks)
+    compiler.check([*texts.values(), *fallbacks.values()])
 
 
 def test_no_loop_shifts_by_variables_divides_or_calls(loops: dict[str, compiler.Loop]) -> None:
@@ -78,8 +81,8 @@ def test_no_loop_of_any_text_does(texts: dict[str, str]) -> None:
 def test_instructions_of_a_weight(loops: dict[str, compiler.Loop], kernel: str) -> None:
     for rows, most in MOST_INSTRUCTIONS[kernel].items():
         count = loops[kernel.format(rows)].count / WEIGHTS_OF_A_STEP
-        # with far fewer instructions it would not be this loop
-        assert rows + 1 < count <= most, (rows, count)
+        # the products and a mask for two trits: with fewer instructions it would not be this loop
+        assert rows + 0.5 < count <= most, (rows, count)
 
 
 @pytest.mark.parametrize("kernel", TILES)

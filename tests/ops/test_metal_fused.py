@@ -12,6 +12,10 @@ from mlx_mmfree.ops import (
     use_backend,
 )
 from mlx_mmfree.ops.activations import Activation
+from mlx_mmfree.ops.backend import self_check
+from mlx_mmfree.ops.backend.inspection import metal_kernels
+from mlx_mmfree.ops.backend.metal_functions import keeps_half_denormals, without_halves
+from mlx_mmfree.ops.linear_scan import metal_scan
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import (
@@ -31,7 +35,7 @@ from tests.tolerances import GRADIENT_TOLERANCE
 pytestmark = [pytest.mark.metal, pytest.mark.usefixtures("metal")]
 
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
-SIZES = [1, 31, 33, 63, 100, 5460]
+SIZES = [1, 31, 33, 63, 100, 2064, 5460]
 
 
 @pytest.mark.parametrize("dims", SIZES)
@@ -51,6 +55,46 @@ def test_sums_for_other_numbers_of_rows(rows: int) -> None:
 )
 def test_sums_for_other_matrices(outputs: tuple[int, ...]) -> None:
     check_fused_sums(2, 63, outputs, mx.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("dims", [31, 48])
+def test_sums_for_enough_outputs_to_fill_a_gpu(emulated: Emulator, rows: int, dims: int) -> None:
+    check_fused_sums(rows, dims, (4100, 5), mx.float16)
+    record = emulated.records[-1]
+    outputs = 64 if rows < 3 else 32
+    assert record.threadgroups == -(-4100 // outputs) + 1
+
+
+@pytest.mark.parametrize("dims", SIZES)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_sums_on_a_device_that_flushes_denormal_halves(rows: int, dims: int) -> None:
+    with without_halves():
+        check_fused_sums(rows, dims, (33, 8, 5), mx.float16)
+        check_fused_codes(rows, dims, mx.float32, gate="silu", norm_eps=1e-2, eps=1e-2)
+
+
+def test_a_device_that_flushes_denormal_halves_is_recognised(
+    emulated: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_check, "_checks", {})
+    flushing = "HALVES ? (word & 0u) :"
+    emulated.edit = lambda text: text.replace("HALVES ? word :", flushing)
+    with pytest.warns(RuntimeWarning, match=r"half_denormals\(\) is switched off"):
+        check_fused_sums(2, 100, (33, 5), mx.float16)
+    assert not keeps_half_denormals()
+    assert metal_kernels()["half_denormals()"] is not None
+
+
+@pytest.mark.parametrize("dims", [2**16, 2**16 + 16])
+@pytest.mark.parametrize("code", [127, -127])
+def test_the_largest_sums_are_exact(dims: int, code: int) -> None:
+    """The sum of products with codes of 2, which trits are before 1 is taken off, is 2^24 at most."""
+    signs = mx.where(mx.arange(dims) % 3 == 1, -1, 1) * mx.array([[1], [0]]) + mx.array([[0], [1]])
+    weight = pack_ternary(signs)
+    with use_backend("metal"):
+        got = bit_linear(mx.full((1, dims), float(code)), [Projection(weight, mx.array([1.0]))])
+    assert got.tolist() == [(code * signs.sum(axis=1)).tolist()]
 
 
 @pytest.mark.parametrize(("gate", "norm_eps", "eps", "rounding"), CODE_OPTIONS)
@@ -114,6 +158,11 @@ def test_step_without_bound_or_mask(is_bounded: bool, is_masked: bool) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_positions(length: int, dims: int, dtype: mx.Dtype) -> None:
     check_step(2, dims, dtype, length=length, has_starts=True)
+
+
+def test_positions_with_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metal_scan, "_MANY_PLACES", 0)
+    check_step(2, 40, mx.float16, length=130, has_starts=True)
 
 
 @pytest.mark.parametrize("dims", [2048, 2560])
@@ -182,16 +231,18 @@ def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> 
     check_gated_norm(*mx.random.normal((2, 2, 300)), mx.ones((300,)))
 
 
-@pytest.mark.parametrize("rows", [1, 5, 8])
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (3, 1), (4, 1), (6, 2), (8, 2)])
 @pytest.mark.parametrize("dims", [100, 2100])
-def test_a_launch_reads_each_packed_word_once(emulated: Emulator, rows: int, dims: int) -> None:
+def test_a_group_of_rows_reads_each_packed_word_once(
+    emulated: Emulator, rows: int, groups: int, dims: int
+) -> None:
     outputs = (33, 40)
     check_fused_sums(rows, dims, outputs, mx.float16)
     record = emulated.records[-1]
     for n, count in enumerate(outputs):
         # the last words of a row may hold padding alone; the last output is read in the place of
         # these fill up the last four
-        assert record.loaded[f"weight{n}"] == -(-count // 4) * 4 * -(-dims // 16) * 4
+        assert record.loaded[f"weight{n}"] == groups * -(-count // 4) * 4 * -(-dims // 16) * 4
     # each of 2 + 2 threadgroups reads the input for its statistics and for its codes
     assert record.loaded["x"] == 4 * 2 * rows * dims * 2
     assert record.loaded["residual"] == rows * sum(outputs) * 2

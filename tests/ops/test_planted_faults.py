@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.ops.backend import choice
+from mlx_mmfree.ops.backend.metal_functions import without_halves
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import (
     check_bad_row,
@@ -52,7 +53,16 @@ def codes() -> None:
 
 
 def fused_sums() -> None:
-    check_fused_sums(2, 1100, (33, 5), mx.float32)
+    check_fused_sums(2, 2100, (33, 5), mx.float32)
+
+
+def fused_flushing() -> None:
+    with without_halves():
+        check_fused_sums(2, 2100, (33, 5), mx.float32)
+
+
+def fused_wide() -> None:
+    check_fused_sums(1, 63, (4161,), mx.float32)
 
 
 def fused_groups() -> None:
@@ -93,6 +103,8 @@ KERNELS = {
     split_tiles: "bit_linear_tiles_2",
     codes: "rms_norm_quantize",
     fused_sums: "bit_linear_2",
+    fused_flushing: "bit_linear_2",
+    fused_wide: "bit_linear_1",
     fused_groups: "bit_linear_2",
     fused_codes: "bit_linear_2",
     fused_ties: "bit_linear_1",
@@ -190,11 +202,27 @@ FAULTS: dict[str, Fault] = {
         0,
     ),
     "fused: stride of words": Fault(fused_sums, "word += 32", "word += 33", 0),
-    "fused: wrong mask": Fault(fused_sums, "3u << (2 * place)", "3u << (2 * place + 1)", 0),
-    "fused: trits of another place": Fault(fused_sums, "(k + n) % 8", "k % 8", 0),
-    "fused: upper places": Fault(fused_sums, "k - k % 8", "0", 0),
-    "fused: inputs of another quarter": Fault(fused_sums, "+ k / 4) * LINE", "+ k / 8) * LINE", 0),
-    "fused: inputs of another place": Fault(fused_sums, "+ at % 4]", "+ at % 2]", 0),
+    "fused: wrong mask": Fault(fused_sums, "0x00030003u", "0x00010003u", 0),
+    "fused: trits of another place": Fault(fused_sums, "4 * four + k)", "4 * four)", 0),
+    "fused: upper places": Fault(fused_sums, "word >> 10", "word >> 8", 0),
+    "fused: unit of another place": Fault(fused_sums, "index % 2 == 0 ?", "true ?", 0),
+    "fused: inputs of another quarter": Fault(fused_sums, "+ four + 2)", "+ four + 1)", 0),
+    "fused: inputs of another place": Fault(fused_sums, "low[k]", "low[k / 2]", 0),
+    "fused: sum of inputs left out": Fault(fused_sums, "-totals[r]", "0.0f", 0),
+    "fused: sum of one SIMD group's inputs": Fault(
+        fused_sums, "lane < SIMD_GROUPS ? total", "lane == 0 ? total", 0
+    ),
+    "fused: barrier of sums of inputs": Fault(fused_sums, BARRIER, "", 3),
+    "fused without halves: wrong mask": Fault(
+        fused_flushing, "3u << (2 * place)", "3u << (2 * place + 1)", 0
+    ),
+    "fused without halves: upper places": Fault(
+        fused_flushing, "under_exponent(word, 8)", "under_exponent(word, 0)", 0
+    ),
+    "fused wide: outputs beyond the last": Fault(fused_wide, "&& output < outputs", "", 0),
+    "fused wide: result of another output": Fault(
+        fused_wide, "OUTPUTS * r + n", "4 * r + n % 4", 0
+    ),
     "fused: words beyond the last": Fault(fused_sums, "min(n, outputs - 1 - first)", "n", 0),
     "fused: rows beyond the last": Fault(fused_groups, "row < rows &&", "row <= rows &&", 0),
     "fused: inputs beyond the last row": Fault(
@@ -206,14 +234,16 @@ FAULTS: dict[str, Fault] = {
     "fused: rows of the first group": Fault(
         fused_groups, "min(first_row + row, rows - 1)", "row", 0
     ),
-    "fused: words of the first slab": Fault(fused_sums, "+ start + word]", "+ word]", 0),
-    "fused: a word too few": Fault(fused_sums, "used_words - start", "used_words - start - 1", 0),
-    "fused: an input too many": Fault(fused_sums, "inside = k < dims", "inside = k <= dims", 0),
-    "fused: inputs of the first slab": Fault(fused_sums, "k = 16 * start + at", "k = at", 0),
+    "fused: words of the first slab": Fault(fused_sums, "+ first_word + word]", "+ word]", 0),
+    "fused: a word too few": Fault(
+        fused_sums, "used_words - first_word", "used_words - first_word - 1", 0
+    ),
+    "fused: an input too many": Fault(fused_sums, "start + k < dims", "start + k <= dims", 1),
+    "fused: inputs of the first slab": Fault(fused_sums, "16 * first_word + at", "at", 0),
     "fused: barrier before products": Fault(fused_sums, BARRIER, "", 1),
     "fused: barrier after products": Fault(fused_sums, BARRIER, "", 2),
-    "fused: outputs beyond the last": Fault(fused_sums, "&& first + n < outputs", "", 0),
-    "fused: lanes not summed": Fault(fused_sums, "simd_sum(sums[row][n])", "(sums[row][n])", 0),
+    "fused: outputs beyond the last": Fault(fused_sums, "&& output < outputs", "", 0),
+    "fused: lanes not summed": Fault(fused_sums, "sum = simd_sum(sum);", "", 0),
     "fused: wrong matrix": Fault(fused_sums, "block >= (outputs", "block > (outputs", 0),
     "fused: outputs of matrices before": Fault(fused_sums, "before += outputs", "before += 32", 0),
     "fused: scale of another output": Fault(
@@ -223,7 +253,7 @@ FAULTS: dict[str, Fault] = {
     "fused: residual of another row": Fault(fused_sums, "residual[at]", "residual[output]", 0),
     "fused: residual left out": Fault(fused_sums, "if (RESIDUAL)", "if (false)", 0),
     "fused: barrier of statistics": Fault(fused_codes, BARRIER, "", 0),
-    "fused: wrong scale": Fault(fused_codes, "/ code_scales[row])", "/ code_scales[0])", 0),
+    "fused: wrong scale": Fault(fused_codes, "scale = code_scales[r]", "scale = code_scales[0]", 0),
     "fused: scale of codes": Fault(fused_codes, "127.0f /", "128.0f /", 0),
     "fused: largest without own norm": Fault(
         fused_codes,
@@ -231,18 +261,20 @@ FAULTS: dict[str, Fault] = {
         "abs(normed)",
         0,
     ),
-    "fused: first norm": Fault(fused_codes, "if (NORM) factors", "if (false) factors", 0),
+    "fused: first norm": Fault(
+        fused_codes, "factors[row] = precise", "const float unused = precise", 0
+    ),
     "fused: norm weight": Fault(fused_codes, "NORM && inside ?", "false ?", 0),
-    "fused: own norm of another matrix": Fault(fused_codes, "own_norm0[k]", "own_norm1[k]", 1),
+    "fused: own norm of another matrix": Fault(fused_codes, "(own_norm0 +", "(own_norm1 +", 1),
     "fused: squares of another norm": Fault(
         fused_codes,
-        "squares[row] / size + epsilons[0]",
-        "normed_squares[row] / size + epsilons[0]",
+        "found[0] = squares[row]",
+        "found[0] = normed_squares[row]",
         0,
     ),
     "fused: epsilon of another norm": Fault(fused_codes, "epsilons[1]", "epsilons[0]", 0),
     "fused: gate": Fault(fused_codes, "value * sigmoid(value) * up", "sigmoid(value) * up", 0),
-    "fused: gated by a neighbour": Fault(fused_codes, "+ dims + k]", "+ dims + k - 1]", 0),
+    "fused: gated by a neighbour": Fault(fused_codes, "+ dims))[k]", "+ dims - 1))[k]", 0),
     "fused: half of a row": Fault(fused_codes, "rows - 1) * width", "rows - 1) * dims", 0),
     "fused: ties": Fault(fused_ties, "half_away ? round", "half_away ? rint", 0),
     "tiles: barrier before tiles are reused": Fault(tiles, BARRIER, "", 0),
@@ -282,7 +314,7 @@ FAULTS: dict[str, Fault] = {
     "many codes: barrier": Fault(many_codes, BARRIER, "", 0),
     "many codes: ties": Fault(many_codes, "half_away ? round", "half_away ? rint", 0),
     "many codes: gate": Fault(many_codes, "value * sigmoid(value) * up", "sigmoid(value) * up", 0),
-    "many codes: gated by a neighbour": Fault(many_codes, "+ dims + k]", "+ dims + k - 1]", 1),
+    "many codes: gated by a neighbour": Fault(many_codes, "+ dims))[k]", "+ dims - 1))[k]", 1),
     "many codes: input of another row": Fault(
         many_codes, "static_cast<size_t>(row) * width", "0", 0
     ),
@@ -295,7 +327,7 @@ FAULTS: dict[str, Fault] = {
         0,
     ),
     "many codes: largest without own norm": Fault(many_codes, "? normed * ", "? normed + 0 * ", 0),
-    "many codes: own norm of another matrix": Fault(many_codes, "own_norm0[k]", "own_norm1[k]", 1),
+    "many codes: own norm of another matrix": Fault(many_codes, "(own_norm0 +", "(own_norm1 +", 1),
     "many codes: epsilon of another norm": Fault(many_codes, "epsilons[1]", "epsilons[0]", 0),
     "many codes: squares of another norm": Fault(
         many_codes,

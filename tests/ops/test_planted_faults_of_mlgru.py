@@ -25,7 +25,7 @@ def scan_gradient() -> None:
 
 
 def step() -> None:
-    check_step(3, 100, mx.float32)
+    check_step(3, 201, mx.float32)
 
 
 def positions() -> None:
@@ -65,10 +65,10 @@ FAULTS: dict[str, Fault] = {
     "step: mask": Fault(step, "stays ? old", "false ? old", 0),
     "step: mask of another row": Fault(step, "valid[row]", "valid[0]", 0),
     "step: epsilon left out": Fault(step, "dims) + eps", "dims)", 0),
-    "step: forget gate of another place": Fault(step, "inputs + dims", "inputs + 2 * dims", 0),
+    "step: forget gate of another place": Fault(step, "values + dims", "values + 2 * dims", 0),
     "step: old state": Fault(step, "f * old +", "old +", 0),
     "step: new value": Fault(step, "* (1.0f - f);", ";", 0),
-    "step: last channel": Fault(step, "k < dims;", "k < dims - 1;", 1),
+    "step: last channel": Fault(step, "first + k < dims", "first + k + 1 < dims", 1),
     "positions: barrier": Fault(positions, BARRIER, "", 0),
     "positions: bound": Fault(positions, "bound + (1.0f - bound) * gate", "bound + gate", 0),
     "positions: bound of another channel": Fault(
@@ -79,7 +79,7 @@ FAULTS: dict[str, Fault] = {
     "positions: value of a masked position": Fault(positions, "input = 0;", "", 1),
     "positions: starts": Fault(positions, "if (STARTS &&", "if (false &&", 1),
     "positions: starts at masked positions": Fault(positions, "gate = 1;", "", 1),
-    "positions: place": Fault(positions, "* length + t;", "* length + t + 1;", 1),
+    "positions: place": Fault(positions, "valid[first_step + t]", "valid[first_step + t + 1]", 1),
     "positions: forget gate": Fault(positions, "gates[inputs + dims]", "gates[inputs]", 1),
     "positions: new value": Fault(positions, "* (1.0f - gate);", ";", 1),
     "positions: swish": Fault(positions, "candidate * sigmoid", "sigmoid", 1),

@@ -128,8 +128,9 @@ def test_a_wrong_cuda_kernel_is_switched_off(cuda: None, monkeypatch: pytest.Mon
     compiler.unavailable() is not None, reason="clang comes with the package ziglang"
 )
 @pytest.mark.parametrize("type_", ["float", "_Float16", "__bf16"])
-def test_the_cuda_kernels_compile(type_: str, tmp_path: Path) -> None:
-    text = DECLARATIONS
+@pytest.mark.parametrize("place", ["unsigned", "size_t"])
+def test_the_cuda_kernels_compile(type_: str, place: str, tmp_path: Path) -> None:
+    text = f"{DECLARATIONS}typedef {place} Place;"
     for kernel in KERNELS:
         parameters = []
         for name in kernel.text["input_names"]:
@@ -160,4 +161,8 @@ def test_cuda_kernels_have_names_of_their_own_for_dtypes(monkeypatch: pytest.Mon
     kernel = CudaKernel("scan", "", input_names=["f", "i"], output_names=["states"])
     for dtype in (mx.float16, mx.float32, mx.float16):
         kernel(inputs=[mx.zeros(1, dtype), mx.zeros(1)])
-    assert built == ["scan_float16_float32", "scan_float32_float32"]
+        kernel(inputs=[mx.zeros(1, dtype)], template=[("Place", mx.uint64)])
+    assert built == [
+        *("scan_float16_float32", "scan_float16_uint64"),
+        *("scan_float32_float32", "scan_float32_uint64"),
+    ]

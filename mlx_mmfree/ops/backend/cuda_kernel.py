@@ -21,7 +21,8 @@ _WORDS = {
 class CudaKernel:
     """`mx.fast.cuda_kernel`, built when it is launched, since MLX builds none without CUDA.
 
-    MLX keeps compiled kernels by their names alone, so each combination of dtypes has its own.
+    MLX keeps compiled kernels by their names alone, so each combination of dtypes, those of the template
+    among them, has its own.
 
     Args:
         name: The beginning of the kernels' names.
@@ -44,9 +45,16 @@ class CudaKernel:
             source = source.replace(metal, cuda)
         return cls(name, source, **text)
 
-    def __call__(self, *, inputs: Sequence[mx.array], **call: Any) -> list[mx.array]:
-        name = "_".join([self.name, *(str(x.dtype).rpartition(".")[2] for x in inputs)])
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        template: Sequence[tuple[str, Any]] | None = None,
+        **call: Any,
+    ) -> list[mx.array]:
+        selected = [*(x.dtype for x in inputs), *(value for _, value in template or ())]
+        name = "_".join([self.name, *(str(each).rpartition(".")[2] for each in selected)])
         if name not in self._built:
             self._built[name] = mx.fast.cuda_kernel(name=name, source=self.source, **self.text)
-        outputs: list[mx.array] = self._built[name](inputs=inputs, **call)
+        outputs: list[mx.array] = self._built[name](inputs=inputs, template=template, **call)
         return outputs

@@ -154,6 +154,10 @@ def _bit_linear_calls(numbers_of_rows: Sequence[int]) -> Iterator[Call]:
         yield Call((x, plain, ProjectionOptions()), {})
         wide = Projection(mx.zeros((8, packed_width(dims)), mx.uint32), mx.ones((8,)))
         yield Call((x, (wide,) * 2, ProjectionOptions()), {})
+        filling = Projection(mx.zeros((4096, packed_width(dims)), mx.uint32), scale)
+        yield Call((x, (filling,), ProjectionOptions()), {})
+        ragged = Projection(mx.zeros((4, packed_width(dims + 1)), mx.uint32), scale)
+        yield Call((mx.zeros((rows, dims + 1), dtype), (ragged,), ProjectionOptions()), {})
         shared = ProjectionOptions(norm=norm, norm_eps=1e-6)
         for matrices in range(3, MAX_MATRICES + 1):
             yield Call((x, (wide,) * matrices, shared), {})
@@ -189,7 +193,7 @@ def _gated_rms_norm_calls() -> Iterator[Call]:
 
 
 def _mlgru_step_calls() -> Iterator[Call]:
-    for length, dims, dtype in product((1, 2), _DIMS, FLOATS):
+    for length, dims, dtype in product((1, 2), (*_DIMS, 33), FLOATS):
         options = GateOptions(eps=1e-6, lower_bound=mx.zeros((dims,), dtype))
         gates = mx.zeros((1, length, 3 * dims), dtype)
         yield Call((gates, mx.zeros((1, dims)), mx.ones((dims,)), options), {})
@@ -202,6 +206,9 @@ def _linear_scan_calls() -> Iterator[Call]:
     for dims, dtype in product(_DIMS, FLOATS):
         x = mx.zeros((1, 2, dims), dtype)
         yield Call((x, x, mx.zeros((1, dims))), {})
+    # with places of 64 bits
+    x = mx.zeros((1, 2**16, 2**15))
+    yield Call((x, x, mx.zeros((1, 2**15))), {})
 
 
 def _layer_norm_calls() -> Iterator[Call]:
@@ -219,7 +226,7 @@ def _rms_norm_calls() -> Iterator[Call]:
 
 
 def _rms_norm_quantize_calls() -> Iterator[Call]:
-    for dims, dtype in product(_DIMS, FLOATS):
+    for dims, dtype in product((*_DIMS, 33), FLOATS):
         x = mx.zeros((1, dims), dtype)
         for rounding in ("half_even", "half_away"):
             yield Call((x, None), {"eps": None, "rounding": rounding})

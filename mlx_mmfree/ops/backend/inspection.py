@@ -19,6 +19,7 @@ from .dispatch import (
 )
 from .example_calls import ROWS, example_calls
 from .gradient_tracing import assume_gradients
+from .metal_functions import keeps_half_denormals, record_half_denormals, without_halves
 
 _Progress = Callable[[int, int], None]
 
@@ -108,6 +109,7 @@ def operation_reports(
     self_check.check_again()
     if dispatch.metal_unavailable() is None:
         plain_read.fault()
+        keeps_half_denormals()
     calls = [(op, call) for op, those in example_calls(rows).items() for call in those]
     found: dict[str, dict[str, str | None]] = {op: {} for op, _ in calls}
     taken = set()
@@ -136,6 +138,25 @@ def kernel_texts() -> dict[str, str]:
 
     These are the kernels that `operation_reports` checks. No Metal device is needed.
     """
+    texts = _texts_of_operations()
+    with launch.recording() as others:
+        plain_read.plain_read(mx.zeros((4, 4), mx.uint32))
+        record_half_denormals()
+    return texts | others
+
+
+def fallback_texts() -> dict[str, str]:
+    """Returns the texts of the Metal kernels on a device that flushes denormal halves to zero.
+
+    Only those are among them that are others than in `kernel_texts`.
+    """
+    usual = kernel_texts()
+    with without_halves():
+        texts = _texts_of_operations()
+    return {name: text for name, text in texts.items() if name not in usual}
+
+
+def _texts_of_operations() -> dict[str, str]:
     with launch.recording() as texts, use_any_backend():
         for op, calls in example_calls(ROWS).items():
             # an optimizer's step is left to MLX's own operations
@@ -148,7 +169,6 @@ def kernel_texts() -> dict[str, str]:
                     if "unsupported" in vars(backend):
                         backend.unsupported(*call.args, **call.kwargs)
                     backend.run(*call.args, **call.kwargs)
-        plain_read.plain_read(mx.zeros((4, 4), mx.uint32))
     return texts
 
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from ...errors import UsageError
 from ...files.writing import new_folder, writing
-from .inspection import kernel_texts
+from .inspection import fallback_texts, kernel_texts
 
 SCRIPT = "compile.sh"
 # what MLX puts before each text
@@ -44,7 +44,7 @@ def write_kernel_files(folder: Path) -> int:
         raise UsageError(
             f"[doctor] '--dump-kernels' must be a new or empty folder but '{folder}' is neither."
         )
-    texts = kernel_texts()
+    texts = kernel_texts() | fallback_texts()
     include = Path(mx.__file__).parent / "include"
     script = _SCRIPT.format(include=shlex.quote(str(include)), count=len(texts))
     with writing("doctor", folder), new_folder(folder) as new:

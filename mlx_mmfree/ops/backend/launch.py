@@ -12,8 +12,9 @@ from ..float_dtypes import FLOATS
 SIMD_GROUP = 32
 """The number of lanes of a SIMD group."""
 
-MAX_GROUP_ROWS = 8
-"""The most rows for which a kernel reads each packed word once."""
+MAX_GROUP_ROWS = 4
+"""The most rows for which a kernel reads each packed word once. More need so many registers that fewer
+threads run, and take about as many instructions a row."""
 
 FEW_ROWS = 48
 """The most rows that are computed in groups, each of which reads the packed words again."""

@@ -27,7 +27,7 @@ from ..ternary_matmul.metal_choice import (
 from . import Options, Projection
 from .dense_gradient import defined, with_dense_gradient
 from .metal_form import GATES, Form, check_inputs
-from .metal_groups import OUTPUTS, in_groups
+from .metal_groups import SIMD_GROUPS, Tuning, in_groups, slab_words
 from .metal_texts import MAX_MATRICES
 from .metal_tiles import in_split_tiles, in_tiles
 
@@ -126,14 +126,26 @@ def _fault(
     if product is None:
         return None
     own_norm = projections[0].norm
-    for matrices in {len(part) for part in _parts(projections)}:
-        if fault := _fault_of_kernel(product, x, matrices, own_norm, options):
+    form, width = Form.of(options), x.shape[-1]
+    dims = width if form.gate is None else width // 2
+    outputs = [[weight.shape[0] for weight, *_ in part] for part in _parts(projections)]
+    kernels = {
+        (len(part), Tuning.of(form, x.size // width, dims, part) if product is in_groups else None)
+        for part in outputs
+    }
+    for matrices, tuning in kernels:
+        if fault := _fault_of_kernel(product, x, matrices, tuning, own_norm, options):
             return fault
     return None
 
 
 def _fault_of_kernel(
-    product: _Product, x: mx.array, matrices: int, own_norm: mx.array | None, options: Options
+    product: _Product,
+    x: mx.array,
+    matrices: int,
+    tuning: Tuning | None,
+    own_norm: mx.array | None,
+    options: Options,
 ) -> str | None:
     form = Form.of(options)
     dtypes: dict[str, Any] = {"x": x.dtype}
@@ -144,20 +156,27 @@ def _fault_of_kernel(
     ):
         dtypes[name] = None if array is None else array.dtype
     others = range(5, 4 + matrices)
-    if product is in_groups:
-        rows = launch.rows_of_a_group(x.size // x.shape[-1])
-        # a second slab, and a second threadgroup of the first matrix
-        sizes = rows, 16 * (128 // rows if rows < 3 else 32) + 40, (OUTPUTS + 1, *others)
-    else:
+    run = partial(product, form)
+    if tuning is None:
         # a second tile in each direction, and more than one step of each part
-        sizes = 65, 9 * launch.SIMD_GROUP - 3, (65, *others)
+        rows, dims, outputs = 65, 9 * launch.SIMD_GROUP - 3, (65, *others)
+        selected: dict[str, Any] = {"rows": rows}
+    else:
+        run = partial(run, tuning=tuning)
+        # a second slab, and a second threadgroup of the first matrix
+        rows, dims = (
+            tuning.rows,
+            16 * slab_words(form, tuning.rows) + 48 - 7 * (not tuning.is_whole),
+        )
+        outputs = (SIMD_GROUPS * tuning.outputs + 1, *others)
+        selected = tuning._asdict()
     return kernel_fault(
         _KERNELS[product],
-        partial(product, form),
+        run,
         partial(defined, form),
-        partial(check_inputs, form, *sizes, **dtypes),
+        partial(check_inputs, form, rows, dims, outputs, **dtypes),
         matrices=matrices,
-        rows=sizes[0],
+        **selected,
         gate=form.gate,
         quantize=form.quantize,
         rounding=form.rounding,

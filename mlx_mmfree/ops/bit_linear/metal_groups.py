@@ -6,12 +6,15 @@ its SIMD groups multiply them. Each packed word is read once for a group of rows
 `x` and the norms twice, once for the statistics and once for the activations.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ..backend import launch
-from ..backend.metal_functions import QUANTIZE, TERNARY
+from ..backend.metal_functions import PAIRS, QUANTIZE, TERNARY, keeps_half_denormals
+from ..ternary import CODES_PER_WORD
+from ..ternary_matmul.quantized import MOST_CODES
 from .metal_form import GATES, Form, epsilons
 from .metal_texts import (
     GATED,
@@ -28,21 +31,34 @@ OUTPUTS_PER_GROUP = 4
 OUTPUTS = SIMD_GROUPS * OUTPUTS_PER_GROUP
 """Outputs of a threadgroup."""
 
+MANY_OUTPUTS = 8
+"""Outputs of a SIMD group where enough are left to fill a GPU: they take fewer instructions a weight."""
+
+MOST_ROWS_OF_MANY = 2
+"""The most rows with whose sums so many outputs do not take up the registers of other threads."""
+
+FILLING_THREADGROUPS = 64
+"""How many threadgroups are taken to fill a GPU: as many SIMD groups as the tiles of
+`ternary_matmul.metal_choice`."""
+
 _HEADER = f"""
     {TERNARY}
+    {PAIRS}
     {GATED}
     {QUANTIZE}
     constant constexpr int SIMD_GROUPS = {SIMD_GROUPS};
-    constant constexpr int OUTPUTS = {OUTPUTS_PER_GROUP};
+    // activations in threadgroup memory; halves hold codes exactly, in units of codes too
+    template <bool QUANTIZED> struct InputsOf {{ typedef float One; typedef float4 Four; }};
+    template <> struct InputsOf<true> {{ typedef half One; typedef half4 Four; }};
 """
 
 _SOURCE = """
     constexpr int THREADS = 32 * SIMD_GROUPS;
     // words of a row in threadgroup memory, where 4 inputs of all words make a line; lines are longer
     // by one, to spread over memory banks
-    constexpr int SLAB = ROWS < 3 ? 128 / ROWS : 32;
     constexpr int LINE = SLAB + 1;
-    typedef float4 Inputs;
+    typedef typename InputsOf<QUANTIZED>::One Input;
+    typedef typename InputsOf<QUANTIZED>::Four Inputs;
     threadgroup Inputs slab[ROWS * 4 * LINE];
     threadgroup float statistics[ROWS * 3 * SIMD_GROUPS];
 
@@ -51,8 +67,8 @@ _SOURCE = """
     const int dims = GATE == 0 ? width : width / 2;
     const int words = weight0_shape[1];
     const int used_words = (dims + 15) / 16;
-    const int index = thread_index_in_threadgroup;
-    const int lane = thread_index_in_simdgroup;
+    const uint index = thread_index_in_threadgroup;
+    const uint lane = thread_index_in_simdgroup;
     const int group = simdgroup_index_in_threadgroup;
 
     <choice of the matrix>
@@ -86,122 +102,183 @@ _SOURCE = """
             normed_squares[row] = 0;
             largest[row] = 0;
         }
-        for (int k = index; k < dims; k += THREADS) {
-            const float weight_of_norm = NORM ? static_cast<float>(norm[k]) : 1.0f;
-            const float weight_of_own = OWN_NORM ? <own_norm[k]> : 1.0f;
+        for (int start = 4 * index; start < dims; start += 4 * THREADS) {
             #pragma clang loop unroll(full)
-            for (int row = 0; row < ROWS; row++) {
-                const float value = <input k of a row>;
-                const float normed = value * weight_of_norm;
-                squares[row] += value * value;
-                normed_squares[row] += normed * normed;
-                largest[row] = max(largest[row], abs(normed * weight_of_own));
+            for (int k = 0; k < 4; k++) {
+                const bool inside = WHOLE_WORDS || start + k < dims;
+                const float weight_of_norm = NORM && inside ? <norm[k]> : 1.0f;
+                const float weight_of_own = OWN_NORM && inside ? <own_norm[k]> : 1.0f;
+                #pragma clang loop unroll(full)
+                for (int row = 0; row < ROWS; row++) {
+                    const float value = inside ? <input k of a row> : 0.0f;
+                    const float normed = value * weight_of_norm;
+                    if (NORM) squares[row] += value * value;
+                    if (OWN_NORM) normed_squares[row] += normed * normed;
+                    if (QUANTIZED) largest[row] = max(largest[row], abs(normed * weight_of_own));
+                }
             }
         }
         #pragma clang loop unroll(full)
         for (int row = 0; row < ROWS; row++) {
-            squares[row] = simd_sum(squares[row]);
-            normed_squares[row] = simd_sum(normed_squares[row]);
-            largest[row] = simd_max(largest[row]);
+            threadgroup float* found = statistics + 3 * row * SIMD_GROUPS + group;
+            if (NORM) squares[row] = simd_sum(squares[row]);
+            if (OWN_NORM) normed_squares[row] = simd_sum(normed_squares[row]);
+            if (QUANTIZED) largest[row] = simd_max(largest[row]);
             if (lane == 0) {
-                statistics[(3 * row + 0) * SIMD_GROUPS + group] = squares[row];
-                statistics[(3 * row + 1) * SIMD_GROUPS + group] = normed_squares[row];
-                statistics[(3 * row + 2) * SIMD_GROUPS + group] = largest[row];
+                if (NORM) found[0] = squares[row];
+                if (OWN_NORM) found[SIMD_GROUPS] = normed_squares[row];
+                if (QUANTIZED) found[2 * SIMD_GROUPS] = largest[row];
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         #pragma clang loop unroll(full)
         for (int row = 0; row < ROWS; row++) {
-            const threadgroup float* found = statistics + 3 * row * SIMD_GROUPS;
-            const int other = lane % SIMD_GROUPS;
+            const threadgroup float* found =
+                statistics + 3 * row * SIMD_GROUPS + lane % SIMD_GROUPS;
             const bool counts = lane < SIMD_GROUPS;
-            squares[row] = simd_sum(counts ? found[other] : 0.0f);
-            normed_squares[row] = simd_sum(counts ? found[SIMD_GROUPS + other] : 0.0f);
-            largest[row] = simd_max(found[2 * SIMD_GROUPS + other]);
             const float size = static_cast<float>(dims);
-            if (NORM) factors[row] = precise::rsqrt(squares[row] / size + epsilons[0]);
+            if (NORM) {
+                const float sum = simd_sum(counts ? found[0] : 0.0f);
+                factors[row] = precise::rsqrt(sum / size + epsilons[0]);
+            }
             if (OWN_NORM) {
+                const float sum = simd_sum(counts ? found[SIMD_GROUPS] : 0.0f);
                 // where squares overflow, the factor is zero: the row becomes zero, not NaN
-                const float square = factors[row] == 0.0f
-                    ? 0.0f : factors[row] * factors[row] * normed_squares[row];
+                const float square =
+                    factors[row] == 0.0f ? 0.0f : factors[row] * factors[row] * sum;
                 factors[row] *= precise::rsqrt(square / size + epsilons[1]);
             }
-            if (QUANTIZED) code_scales[row] = scale_of_codes(largest[row] * factors[row]);
+            if (QUANTIZED) {
+                code_scales[row] = scale_of_codes(simd_max(found[2 * SIMD_GROUPS]) * factors[row]);
+            }
         }
     }
 
     const device uint* first_line = weights + static_cast<size_t>(first) * words;
-    threadgroup float* values = reinterpret_cast<threadgroup float*>(slab);
-    float4 sums[ROWS];  // of 4 outputs
+    float2 sums[ROWS][OUTPUTS];  // of inputs in the low and in the high halves of words
+    float totals[ROWS];  // of the inputs that this thread lays out
     #pragma clang loop unroll(full)
-    for (int row = 0; row < ROWS; row++) sums[row] = float4(0.0f);
-    for (int start = 0; start < used_words; start += SLAB) {
-        const int filled = min(SLAB, used_words - start);
-        for (uint at = index; at < 16u * filled; at += THREADS) {
-            const int k = 16 * start + at;
-            const bool inside = k < dims;
-            const float weight_of_norm = NORM && inside ? static_cast<float>(norm[k]) : 1.0f;
-            const float weight_of_own = OWN_NORM && inside ? <own_norm[k]> : 1.0f;
+    for (int row = 0; row < ROWS; row++) {
+        totals[row] = 0;
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < OUTPUTS; n++) sums[row][n] = float2(0.0f);
+    }
+    for (int first_word = 0; first_word < used_words; first_word += SLAB) {
+        const int filled = min(SLAB, used_words - first_word);
+        for (uint at = 4 * index; at < 16u * filled; at += 4 * THREADS) {
+            const int start = 16 * first_word + at;
+            Inputs inputs[ROWS];
+            #pragma clang loop unroll(full)
+            for (int k = 0; k < 4; k++) {
+                const bool inside = WHOLE_WORDS || start + k < dims;
+                const float weight_of_norm = NORM && inside ? <norm[k]> : 1.0f;
+                const float weight_of_own = OWN_NORM && inside ? <own_norm[k]> : 1.0f;
+                #pragma clang loop unroll(full)
+                for (int row = 0; row < ROWS; row++) {
+                    float value = 0;
+                    if (inside) {
+                        value = <input k of a row> * weight_of_norm;
+                        value *= weight_of_own * factors[row];
+                        // the largest one becomes 127, so that none need be clipped
+                        if (QUANTIZED) value = rounded(value * code_scales[row], HALF_AWAY);
+                    }
+                    if (HALVES) {
+                        totals[row] += value;
+                        // threads lay out the same four of each word's half every time
+                        value *= index % 2 == 0 ? unit_of_code(k) : unit_of_code(4 + k);
+                    }
+                    inputs[row][k] = static_cast<Input>(value);
+                }
+            }
             #pragma clang loop unroll(full)
             for (int row = 0; row < ROWS; row++) {
-                float value = 0;
-                if (inside) {
-                    value = <input k of a row> * weight_of_norm;
-                    value *= weight_of_own * factors[row];
-                    if (QUANTIZED) value = code_of(value * code_scales[row], HALF_AWAY);
-                }
-                values[4 * ((4 * row + at % 16 / 4) * LINE + at / 16) + at % 4] = value;
+                slab[(4 * row + at % 16 / 4) * LINE + at / 16] = inputs[row];
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         // a SIMD group without outputs has only activations to compute
         for (int word = first < outputs ? lane : filled; word < filled; word += 32) {
-            uint4 packed;
+            uint2 packed[OUTPUTS];
             #pragma clang loop unroll(full)
-            for (int n = 0; n < OUTPUTS; n++) packed[n] = first_line[word_line[n] + start + word];
+            for (int n = 0; n < OUTPUTS; n++) {
+                packed[n] = shifts_of<HALVES>(first_line[word_line[n] + first_word + word]);
+            }
             #pragma clang loop unroll(full)
-            for (int k = 0; k < 16; k += 4) {
-                float4 trits[4];
+            for (int four = 0; four < 2; four++) {
+                float2 trits[4][OUTPUTS];
                 #pragma clang loop unroll(full)
-                for (int n = 0; n < 4; n++) {
-                    trits[n] = trits_at<float4>(under_exponent(packed, k - k % 8), (k + n) % 8);
+                for (int k = 0; k < 4; k++) {
+                    #pragma clang loop unroll(full)
+                    for (int n = 0; n < OUTPUTS; n++) {
+                        trits[k][n] = pair_at<HALVES>(packed[n], 4 * four + k);
+                    }
                 }
                 #pragma clang loop unroll(full)
                 for (int row = 0; row < ROWS; row++) {
-                    const Inputs inputs = slab[(4 * row + k / 4) * LINE + word];
+                    const Inputs low = slab[(4 * row + four) * LINE + word];
+                    const Inputs high = slab[(4 * row + four + 2) * LINE + word];
                     #pragma clang loop unroll(full)
-                    for (int n = 0; n < 4; n++) {
-                        sums[row] = fma(float4(inputs[n]), trits[n], sums[row]);
+                    for (int k = 0; k < 4; k++) {
+                        float2 inputs;
+                        inputs[0] = static_cast<float>(low[k]);
+                        inputs[1] = static_cast<float>(high[k]);
+                        #pragma clang loop unroll(full)
+                        for (int n = 0; n < OUTPUTS; n++) {
+                            sums[row][n] = fma(inputs, trits[k][n], sums[row][n]);
+                        }
                     }
                 }
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
+    if (HALVES) {
+        // codes are trits plus 1: the sum of all inputs is too much
+        #pragma clang loop unroll(full)
+        for (int row = 0; row < ROWS; row++) {
+            const float total = simd_sum(totals[row]);
+            if (lane == 0) statistics[row * SIMD_GROUPS + group] = total;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        #pragma clang loop unroll(full)
+        for (int row = 0; row < ROWS; row++) {
+            const float total = statistics[row * SIMD_GROUPS + lane % SIMD_GROUPS];
+            totals[row] = lane < SIMD_GROUPS ? total : 0.0f;
+        }
+    }
+    // each lane stores one of the results
+    const int row = lane / OUTPUTS;
+    const int output = first + lane % OUTPUTS;
+    float result = 0;
+    float code_scale = 1;
     #pragma clang loop unroll(full)
-    for (int row = 0; row < ROWS; row++) {
+    for (int r = 0; r < ROWS; r++) {
+        if (row == r) code_scale = code_scales[r];
         #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) {
-            const float sum = simd_sum(sums[row][n]);
-            if (lane == 0 && first_row + row < rows && first + n < outputs) {
-                const int output = first + n;
-                const size_t at =
-                    static_cast<size_t>(first_row + row) * <all outputs> + before + output;
-                float result = sum * (<scale of the output> / code_scales[row]);
-                if (RESIDUAL) result += static_cast<float>(residual[at]);
-                out[at] = static_cast<T>(result);
-            }
+            float sum = sums[r][n][0] + sums[r][n][1];
+            if (HALVES) sum = fma(sum, 16777216.0f, -totals[r]);
+            sum = simd_sum(sum);
+            if (lane == OUTPUTS * r + n) result = sum;
         }
+    }
+    if (row < ROWS && first_row + row < rows && output < outputs) {
+        const size_t at = static_cast<size_t>(first_row + row) * <all outputs> + before + output;
+        result *= <scale of the output> / code_scale;
+        if (RESIDUAL) result += static_cast<float>(residual[at]);
+        out[at] = static_cast<T>(result);
     }
 """
 
 
 def _kernel(matrices: int) -> Any:
     """The kernel for a number of matrices. Each has inputs of its own, chosen by threadgroup."""
-    source = _SOURCE.replace("<choice of the matrix>", choice_of_matrix(matrices, OUTPUTS, "int"))
+    choice = choice_of_matrix(matrices, "(OUTPUTS * SIMD_GROUPS)", "int")
+    source = _SOURCE.replace("<choice of the matrix>", choice)
     for name, text in {
-        "<input k of a row>": input_of_row("input_line[row]"),
-        "<own_norm[k]>": weight_of_own_norm(matrices),
+        "<input k of a row>": input_of_row("input_line[row] + start"),
+        "<norm[k]>": "static_cast<float>((norm + start)[k])",
+        "<own_norm[k]>": weight_of_own_norm(matrices, "start"),
         "<scale of the output>": scale_of_output(matrices),
         "<all outputs>": all_outputs(matrices),
     }.items():
@@ -222,14 +299,50 @@ def _kernel(matrices: int) -> Any:
 _KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 1)}
 
 
-def in_groups(form: Form, *arrays: mx.array) -> mx.array:
+def slab_words(form: Form, rows: int) -> int:
+    """The packed words of a row whose inputs lie in threadgroup memory at once, as halves or floats."""
+    return 128 // rows * (2 if form.quantize else 1) // launch.SIMD_GROUP * launch.SIMD_GROUP
+
+
+class Tuning(NamedTuple):
+    """What selects the text of a launch beside its form.
+
+    Attributes:
+        rows: Those of a group, which share the packed words that are read.
+        outputs: Those of a SIMD group.
+        are_halves: Whether codes are taken from packed words as halves.
+        is_whole: Whether the inputs of a row fill its packed words.
+    """
+
+    rows: int
+    outputs: int
+    are_halves: bool
+    is_whole: bool
+
+    @classmethod
+    def of(cls, form: Form, rows: int, dims: int, outputs: Sequence[int]) -> "Tuning":
+        """That for a number of rows of `dims` inputs, and of the outputs of each matrix."""
+        group_rows = launch.rows_of_a_group(rows)
+        threadgroups = sum(-(-count // (SIMD_GROUPS * MANY_OUTPUTS)) for count in outputs)
+        threadgroups *= -(-rows // group_rows)
+        is_wide = group_rows <= MOST_ROWS_OF_MANY and threadgroups >= FILLING_THREADGROUPS
+        return cls(
+            group_rows,
+            MANY_OUTPUTS if is_wide else OUTPUTS_PER_GROUP,
+            form.quantize and dims <= MOST_CODES and keeps_half_denormals(),
+            dims % CODES_PER_WORD == 0,
+        )
+
+
+def in_groups(form: Form, *arrays: mx.array, tuning: Tuning | None = None) -> mx.array:
     """The results for up to four matrices."""
     x, projections, norm, residual = form.nested(arrays)
     *leading, width = x.shape
     rows = x.size // width
-    group_rows = launch.rows_of_a_group(rows)
     x = x.reshape(rows, width)
     outputs = [weight.shape[0] for weight, *_ in projections]
+    if tuning is None:
+        tuning = Tuning.of(form, rows, width if form.gate is None else width // 2, outputs)
     # x stands in for what the kernel does not read
     inputs = [
         x,
@@ -240,13 +353,17 @@ def in_groups(form: Form, *arrays: mx.array) -> mx.array:
     for weight, scale, own_norm in projections:
         inputs += [weight, scale, x if own_norm is None else own_norm]
     threads = launch.SIMD_GROUP * SIMD_GROUPS
-    blocks = sum(-(-count // OUTPUTS) for count in outputs)
+    blocks = sum(-(-count // (SIMD_GROUPS * tuning.outputs)) for count in outputs)
     (result,) = launch.launch(
         _KERNELS[len(projections)],
         inputs=inputs,
         template=[
             ("T", x.dtype),
-            ("ROWS", group_rows),
+            ("ROWS", tuning.rows),
+            ("OUTPUTS", tuning.outputs),
+            ("SLAB", slab_words(form, tuning.rows)),
+            ("HALVES", tuning.are_halves),
+            ("WHOLE_WORDS", tuning.is_whole),
             ("GATE", GATES[form.gate]),
             ("NORM", norm is not None),
             ("OWN_NORM", form.eps is not None),
@@ -254,7 +371,7 @@ def in_groups(form: Form, *arrays: mx.array) -> mx.array:
             ("HALF_AWAY", form.rounding == "half_away"),
             ("RESIDUAL", residual is not None),
         ],
-        grid=(threads * blocks, -(-rows // group_rows), 1),
+        grid=(threads * blocks, -(-rows // tuning.rows), 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, sum(outputs))],
         output_dtypes=[x.dtype],

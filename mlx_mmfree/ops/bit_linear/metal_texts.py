@@ -22,9 +22,12 @@ GATED = (
 
 
 def input_of_row(start: str) -> str:
-    """Input `k` of the row of `x` that begins at `start`, gated."""
-    up = f"GATE == 0 ? 0.0f : static_cast<float>(x[{start} + dims + k])"
-    return f"gated<GATE>(static_cast<float>(x[{start} + k]), {up})"
+    """Input `k` of those of `x` that begin at `start`, gated.
+
+    Neighbours are loaded at once where a number `k` is known to the compiler.
+    """
+    up = f"GATE == 0 ? 0.0f : static_cast<float>((x + ({start} + dims))[k])"
+    return f"gated<GATE>(static_cast<float>((x + ({start}))[k]), {up})"
 
 
 def choice_of_matrix(matrices: int, outputs_of_block: int | str, integer: str) -> str:
@@ -53,9 +56,9 @@ def choice_of_matrix(matrices: int, outputs_of_block: int | str, integer: str) -
     return "".join([first, *others])
 
 
-def weight_of_own_norm(matrices: int) -> str:
-    """Weight `k` of the norm of the chosen matrix."""
-    return _chosen([f"own_norm{n}[k]" for n in range(matrices)])
+def weight_of_own_norm(matrices: int, start: str = "0") -> str:
+    """Weight `k` of the norm of the chosen matrix, from the one at `start` on."""
+    return _chosen([f"(own_norm{n} + {start})[k]" for n in range(matrices)])
 
 
 def scale_of_output(matrices: int) -> str:

@@ -49,15 +49,19 @@ _SOURCE = """
     const size_t image = threadgroup_position_in_grid.z;
 
     float sums[TILE];
+    #pragma clang loop unroll(full)
     for (int t = 0; t < TILE; t++) sums[t] = static_cast<float>(bias[channel]);
     for (int u = 0; u < SIDE; u++) {
         const int above = row * STRIDE + u - SIDE / 2;
         if (above < 0 || above >= height) continue;
         const size_t origin = (image * height + above) * width * dims + channel;
+        // with known places of `sums`, which then stay in registers
+        #pragma clang loop unroll(full)
         for (int p = 0; p < (TILE - 1) * STRIDE + SIDE; p++) {
             const int beside = column * STRIDE + p - SIDE / 2;
             if (beside < 0 || beside >= width) continue;
             const float value = static_cast<float>(x[origin + static_cast<size_t>(beside) * dims]);
+            #pragma clang loop unroll(full)
             for (int t = 0; t < TILE; t++) {
                 const int v = p - t * STRIDE;
                 if (v >= 0 && v < SIDE) {
@@ -67,8 +71,9 @@ _SOURCE = """
         }
     }
     const size_t place = (image * rows + row) * columns + column;
-    for (int t = 0; t < min(TILE, columns - column); t++) {
-        y[(place + t) * dims + channel] = static_cast<T>(sums[t]);
+    #pragma clang loop unroll(full)
+    for (int t = 0; t < TILE; t++) {
+        if (t < columns - column) y[(place + t) * dims + channel] = static_cast<T>(sums[t]);
     }
 """
 

@@ -9,6 +9,7 @@ first finds its two numbers. Then it starts from the state to which the chunks b
 bits of long sequences therefore depend on how they are cut into calls.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from ..backend import launch
 
 CHUNK_STEPS = 64
 MAX_CHUNKS = 16
+_MANY_PLACES = 2**31
+"""From so many on, places are numbers of 64 bits, which take several instructions."""
 
 # A SIMD group runs one chunk of 32 neighbouring channels, of `length` steps of `dims` channels.
 PLACE = """
@@ -29,9 +32,9 @@ PLACE = """
     const int start = min(chunk * steps, length);
     const int stop = channel < dims ? min(start + steps, length) : start;
     const size_t row = static_cast<size_t>(threadgroup_position_in_grid.y) * dims + channel;
-    // of this channel at step 0
-    const size_t origin =
-        static_cast<size_t>(threadgroup_position_in_grid.y) * length * dims + channel;
+    // of the sequence, and of this channel at a step of it
+    const Place first_step = static_cast<Place>(threadgroup_position_in_grid.y) * length;
+    Place at;
     threadgroup float products[16 * 32];
     threadgroup float sums[16 * 32];
     float product = 1;
@@ -40,11 +43,12 @@ PLACE = """
 
 _FORWARD = """
     if (chunk + 1 < chunks) {
+        at = (first_step + start) * dims + channel;
         for (int t = start; t < stop; t++) {
-            const size_t at = origin + static_cast<size_t>(t) * dims;
             <load>
             product *= gate;
             sum = gate * sum + input;
+            at += dims;
         }
     }
     products[chunk * 32 + lane] = product;
@@ -53,11 +57,12 @@ _FORWARD = """
 
     float value = channel < dims ? static_cast<float>(state[row]) : 0.0f;
     for (int c = 0; c < chunk; c++) value = products[c * 32 + lane] * value + sums[c * 32 + lane];
+    at = (first_step + start) * dims + channel;
     for (int t = start; t < stop; t++) {
-        const size_t at = origin + static_cast<size_t>(t) * dims;
         <load>
         value = gate * value + input;
         states[at] = value;
+        at += dims;
     }
     if (channel < dims && chunk + 1 == chunks) last[row] = value;
 """
@@ -73,20 +78,30 @@ def forward_scan(shape: str, load: str) -> str:
     return shape + PLACE + _FORWARD.replace("<load>", load.strip())
 
 
+def place_type(shape: Sequence[int]) -> mx.Dtype:
+    """The type of places for gates of the shape `(B, length, dims)`."""
+    # a model's gates lie beside each other, three for each channel
+    return mx.uint64 if 3 * math.prod(shape) >= _MANY_PLACES else mx.uint32
+
+
 def launch_scan(
     kernel: Any,
     inputs: Sequence[mx.array],
     shapes: Sequence[tuple[int, ...]],
-    template: Sequence[tuple[str, bool]] = (),
+    place: mx.Dtype | None,
+    template: Sequence[tuple[str, bool | mx.Dtype]] = (),
 ) -> list[mx.array]:
-    """Launches a kernel of which the first of the output's `shapes` is `(B, length, dims)`."""
+    """Launches a kernel of which the first of the output's `shapes` is `(B, length, dims)`.
+
+    Places are of the type `place`, which the shape decides if it is `None`.
+    """
     batch, length, dims = shapes[0]
     chunks = min(max(length // CHUNK_STEPS, 1), MAX_CHUNKS)
     threads = launch.SIMD_GROUP * chunks
     return launch.launch(
         kernel,
         inputs=inputs,
-        template=template,
+        template=[*template, ("Place", place or place_type(shapes[0]))],
         grid=(-(-dims // launch.SIMD_GROUP) * threads, batch, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=shapes,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ from ..backend import launch
 from ..backend.gradient import with_reference_gradient
 from ..backend.self_check import kernel_fault
 from . import reference
-from .metal_scan import CHUNK_STEPS, PLACE, forward_scan, launch_scan
+from .metal_scan import CHUNK_STEPS, PLACE, forward_scan, launch_scan, place_type
 
 _SHAPE = """
     const int length = f_shape[1];
@@ -42,8 +43,9 @@ BACKWARD: dict[str, Any] = {
     + PLACE
     + """
     if (chunk > 0) {
+        at = (first_step + stop) * dims + channel;
         for (int t = stop - 1; t >= start; t--) {
-            const size_t at = origin + static_cast<size_t>(t) * dims;
+            at -= dims;
             const float gate = static_cast<float>(f[at]);
             product *= gate;
             sum = gate * (states_gradient[at] + sum);
@@ -57,8 +59,9 @@ BACKWARD: dict[str, Any] = {
     for (int c = chunks - 1; c > chunk; c--) {
         value = products[c * 32 + lane] * value + sums[c * 32 + lane];
     }
+    at = (first_step + stop) * dims + channel;
     for (int t = stop - 1; t >= start; t--) {
-        const size_t at = origin + static_cast<size_t>(t) * dims;
+        at -= dims;
         const float gradient = states_gradient[at] + value;
         i_gradient[at] = gradient;
         f_gradient[at] = gradient * (t > 0 ? states[at - dims] : state[row]);
@@ -85,27 +88,32 @@ class ScanKernels:
         if reason := launch.not_floats(f, i, state):
             return reason
         dtypes = {"f": f.dtype, "i": i.dtype}
+        place = place_type(f.shape)
         return kernel_fault(
             "linear_scan_forward",
-            self._states,
+            partial(self._states, place=place),
             reference.run,
             lambda: _check_inputs(**dtypes),
             **dtypes,
+            place=place,
         ) or kernel_fault(
             "linear_scan_backward",
-            lambda *inputs: mx.vjp(self._scan, [*inputs], [*reference.run(*inputs)])[1],
+            partial(self._gradients_of_itself, place=place),
             lambda *inputs: mx.vjp(reference.run, [*inputs], [*reference.run(*inputs)])[1],
             lambda: _check_inputs(**dtypes),
             **dtypes,
+            place=place,
         )
 
     def run(self, f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
         states, last = self._scan(f, i, state)
         return states, last
 
-    def _states(self, f: mx.array, i: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
+    def _states(
+        self, f: mx.array, i: mx.array, state: mx.array, place: mx.Dtype | None = None
+    ) -> tuple[mx.array, mx.array]:
         inputs = [f, i, state.astype(mx.float32)]
-        states, last = launch_scan(self._forward, inputs, [f.shape, state.shape])
+        states, last = launch_scan(self._forward, inputs, [f.shape, state.shape], place)
         return states, last
 
     def _gradients(
@@ -113,14 +121,21 @@ class ScanKernels:
         inputs: Sequence[mx.array],
         cotangents: Sequence[mx.array],
         outputs: Sequence[mx.array],
+        place: mx.Dtype | None = None,
     ) -> tuple[mx.array, ...]:
         f, _, state = inputs
         gradients = launch_scan(
             self._backward,
             [f, state.astype(mx.float32), outputs[0], *cotangents],
             [f.shape, f.shape, state.shape],
+            place,
         )
         return tuple(g.astype(x.dtype) for g, x in zip(gradients, inputs, strict=True))
+
+    def _gradients_of_itself(self, *inputs: mx.array, place: mx.Dtype) -> tuple[mx.array, ...]:
+        """The gradients where the results are their own cotangents."""
+        results = reference.run(*inputs)
+        return self._gradients(inputs, results, results, place)
 
 
 def _check_inputs(f: mx.Dtype, i: mx.Dtype) -> tuple[mx.array, ...]:

@@ -9,11 +9,11 @@ import mlx.core as mx
 from ..backend import launch
 from ..backend.gradient import with_reference_gradient
 from ..backend.self_check import kernel_fault
-from ..linear_scan.metal_scan import CHUNK_STEPS
+from ..linear_scan.metal_scan import CHUNK_STEPS, place_type
 from . import Options, reference
 from .metal_form import Form
 from .metal_many import in_two_launches
-from .metal_one import in_one_launch
+from .metal_one import CHANNELS_PER_THREAD, in_one_launch
 
 _Step = Callable[..., tuple[mx.array, mx.array]]
 
@@ -27,14 +27,26 @@ def unsupported(gates: mx.array, state: mx.array, weight: mx.array, options: Opt
     dtypes: dict[str, Any] = {"gates": gates.dtype, "weight": weight.dtype} | {
         name: None if array is None else array.dtype for name, array in given.items()
     }
-    # two chunks, of which the second is longer, or one position of some sequences
-    batch, length = (3, 1) if step is in_one_launch else (2, 2 * CHUNK_STEPS + 2)
+    run: Callable[..., Any] = partial(step, form)
+    selected: dict[str, Any]
+    if step is in_one_launch:
+        # some sequences, of more than one SIMD group of threads
+        kernel, batch, length, dims = "mlgru_step", 3, 1, 130
+        selected = {"is_whole": state.shape[1] % CHANNELS_PER_THREAD == 0}
+        dims += 2 * selected["is_whole"]
+    else:
+        # two chunks, of which the second is longer, of more than one SIMD group of channels
+        kernel, batch, length = "mlgru_scan", 2, 2 * CHUNK_STEPS + 2
+        dims = launch.SIMD_GROUP + 1
+        selected = {"place": place_type((*gates.shape[:2], state.shape[1]))}
+        run = partial(run, **selected)
     return kernel_fault(
-        "mlgru_step" if step is in_one_launch else "mlgru_scan",
-        partial(step, form),
+        kernel,
+        run,
         partial(_reference, form),
-        partial(_check_inputs, batch, length, **dtypes),
+        partial(_check_inputs, batch, length, dims, **dtypes),
         **dtypes,
+        **selected,
     )
 
 
@@ -56,6 +68,7 @@ def _step(gates: mx.array, options: Options) -> _Step:
 def _check_inputs(
     batch: int,
     length: int,
+    dims: int,
     *,
     gates: mx.Dtype,
     weight: mx.Dtype,
@@ -63,8 +76,6 @@ def _check_inputs(
     valid: mx.Dtype | None,
     starts: mx.Dtype | None,
 ) -> list[mx.array]:
-    # more than one SIMD group of channels, in one position more than one of threads
-    dims = 97 if length == 1 else launch.SIMD_GROUP + 1
     pattern = mx.arange(batch * length * 3 * dims)
     values = ((pattern * 37 % 101) / 25.0 - 2.0).reshape(batch, length, -1)
     state = ((pattern[: batch * dims] * 53 % 97) / 24.0 - 2.0).reshape(batch, dims)

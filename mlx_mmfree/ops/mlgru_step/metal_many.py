@@ -23,8 +23,7 @@ _kernel = mx.fast.metal_kernel(
     const int dims = state_shape[1];
         """,
         """
-            const size_t place = static_cast<size_t>(threadgroup_position_in_grid.y) * length + t;
-            const size_t inputs = at + 2 * place * dims;
+            const Place inputs = 3 * at - 2 * channel;
             float gate = sigmoid(static_cast<float>(gates[inputs + dims]));
             if (BOUNDED) {
                 const float bound = static_cast<float>(lower_bound[channel]);
@@ -32,8 +31,8 @@ _kernel = mx.fast.metal_kernel(
             }
             const float candidate = static_cast<float>(gates[inputs]);
             float input = candidate * sigmoid(candidate) * (1.0f - gate);
-            if (STARTS && static_cast<bool>(starts[place])) gate = 0;
-            if (MASKED && !static_cast<bool>(valid[place])) {
+            if (STARTS && static_cast<bool>(starts[first_step + t])) gate = 0;
+            if (MASKED && !static_cast<bool>(valid[first_step + t])) {
                 gate = 1;
                 input = 0;
             }
@@ -42,7 +41,9 @@ _kernel = mx.fast.metal_kernel(
 )
 
 
-def in_two_launches(form: Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+def in_two_launches(
+    form: Form, *arrays: mx.array, place: mx.Dtype | None = None
+) -> tuple[mx.array, mx.array]:
     """Output and last state."""
     (gates, state, weight), options = form.nested(arrays)
     batch, length, _ = gates.shape
@@ -52,6 +53,7 @@ def in_two_launches(form: Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         _kernel,
         [gates, state, *optional],
         [(batch, length, state.shape[1]), state.shape],
+        place,
         [("BOUNDED", form.is_bounded), ("MASKED", form.is_masked), ("STARTS", form.has_starts)],
     )
     return gated(form.eps, gates, states, weight), last

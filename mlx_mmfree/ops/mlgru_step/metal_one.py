@@ -7,7 +7,7 @@ from ..backend.metal_functions import SIGMOID, SUM_OF_THREADGROUP
 from .metal_form import Form
 
 MAX_THREADS = 512
-CHANNELS_PER_THREAD = 2
+CHANNELS_PER_THREAD = 4
 
 _kernel = mx.fast.metal_kernel(
     name="mlgru_step",
@@ -23,32 +23,54 @@ _kernel = mx.fast.metal_kernel(
     const uint groups = simdgroups_per_threadgroup;
     const uint row = threadgroup_position_in_grid.x;
     const size_t start = static_cast<size_t>(row) * dims;
-    const size_t inputs = 3 * start;
-    const size_t forget = inputs + dims;
-    const size_t output = forget + dims;
+    const auto values = gates + 3 * start;
+    const auto forgets = values + dims;
+    const auto shown = forgets + dims;
+    const auto olds = state + start;
+    const auto outs = out + start;
+    const auto lasts = last + start;
     threadgroup float group_squares[32];
 
     float squares = 0;
-    for (uint k = index; k < dims; k += 32 * groups) {
-        const float gate = static_cast<float>(gates[output + k]);
-        squares += gate * gate;
+    for (uint first = 4 * index; first < dims; first += 128 * groups) {
+        #pragma clang loop unroll(full)
+        for (uint k = 0; k < 4; k++) {
+            if (WHOLE_FOURS || first + k < dims) {
+                const float gate = static_cast<float>((shown + first)[k]);
+                squares += gate * gate;
+            }
+        }
     }
     squares = sum_of_threadgroup(squares, group_squares, lane, group, groups);
     const float factor = precise::rsqrt(squares / static_cast<float>(dims) + eps);
     const bool stays = MASKED && !static_cast<bool>(valid[row]);
-    for (uint k = index; k < dims; k += 32 * groups) {
-        float f = sigmoid(static_cast<float>(gates[forget + k]));
-        if (BOUNDED) {
-            const float bound = static_cast<float>(lower_bound[k]);
-            f = bound + (1.0f - bound) * f;
+    for (uint first = 4 * index; first < dims; first += 128 * groups) {
+        float results[4];
+        float states[4];
+        #pragma clang loop unroll(full)
+        for (uint n = 0; n < 4; n++) {
+            // behind the last channel those of the last one
+            const uint k = WHOLE_FOURS ? n : min(n, dims - 1 - first);
+            float f = sigmoid(static_cast<float>((forgets + first)[k]));
+            if (BOUNDED) {
+                const float bound = static_cast<float>((lower_bound + first)[k]);
+                f = bound + (1.0f - bound) * f;
+            }
+            const float value = static_cast<float>((values + first)[k]);
+            const float old = static_cast<float>((olds + first)[k]);
+            const float h = stays ? old : f * old + value * sigmoid(value) * (1.0f - f);
+            const float normed = static_cast<float>((shown + first)[k]) * factor
+                * static_cast<float>((weight + first)[k]);
+            results[n] = normed * h * sigmoid(h);
+            states[n] = h;
         }
-        const float value = static_cast<float>(gates[inputs + k]);
-        const float old = static_cast<float>(state[start + k]);
-        const float h = stays ? old : f * old + value * sigmoid(value) * (1.0f - f);
-        const float normed = static_cast<float>(gates[output + k]) * factor
-            * static_cast<float>(weight[k]);
-        out[start + k] = static_cast<T>(normed * h * sigmoid(h));
-        last[start + k] = h;
+        #pragma clang loop unroll(full)
+        for (uint k = 0; k < 4; k++) {
+            if (WHOLE_FOURS || first + k < dims) {
+                (outs + first)[k] = static_cast<T>(results[k]);
+                (lasts + first)[k] = states[k];
+            }
+        }
     }
     """,
 )
@@ -72,7 +94,12 @@ def in_one_launch(form: Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
             state if valid is None else valid,
             mx.array(form.eps, mx.float32),
         ],
-        template=[("T", gates.dtype), ("BOUNDED", form.is_bounded), ("MASKED", form.is_masked)],
+        template=[
+            ("T", gates.dtype),
+            ("BOUNDED", form.is_bounded),
+            ("MASKED", form.is_masked),
+            ("WHOLE_FOURS", dims % CHANNELS_PER_THREAD == 0),
+        ],
         grid=(threads * batch, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(batch, dims), (batch, dims)],

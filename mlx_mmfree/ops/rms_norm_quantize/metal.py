@@ -31,12 +31,20 @@ _kernel = mx.fast.metal_kernel(
     threadgroup float group_squares[16];
     threadgroup float group_largest[16];
 
+    const auto inputs = x + start;
+    const auto row_codes = codes + start;
     float squares = 0;
     float largest = 0;
-    for (uint k = index; k < dims; k += 32 * groups) {
-        const float value = static_cast<float>(x[start + k]);
-        squares += value * value;
-        largest = max(largest, abs(WEIGHTED ? value * static_cast<float>(weight[k]) : value));
+    for (uint first = 4 * index; first < dims; first += 128 * groups) {
+        #pragma clang loop unroll(full)
+        for (uint k = 0; k < 4; k++) {
+            if (WHOLE_FOURS || first + k < dims) {
+                float value = static_cast<float>((inputs + first)[k]);
+                squares += value * value;
+                if (WEIGHTED) value *= static_cast<float>((weight + first)[k]);
+                largest = max(largest, abs(value));
+            }
+        }
     }
     squares = simd_sum(squares);
     largest = simd_max(largest);
@@ -51,10 +59,21 @@ _kernel = mx.fast.metal_kernel(
     const float factor = NORM ? precise::rsqrt(squares / static_cast<float>(dims) + eps) : 1.0f;
     // the largest value passes over NaN
     const float row_scale = scale_of_codes(isnan(squares) ? squares : largest * factor);
-    for (uint k = index; k < dims; k += 32 * groups) {
-        float value = static_cast<float>(x[start + k]) * factor;
-        if (WEIGHTED) value *= static_cast<float>(weight[k]);
-        codes[start + k] = code_of(value * row_scale, HALF_AWAY);
+    for (uint first = 4 * index; first < dims; first += 128 * groups) {
+        float four[4];
+        #pragma clang loop unroll(full)
+        for (uint n = 0; n < 4; n++) {
+            // behind the last input those of the last one
+            const uint k = WHOLE_FOURS ? n : min(n, dims - 1 - first);
+            float value = static_cast<float>((inputs + first)[k]) * factor;
+            if (WEIGHTED) value *= static_cast<float>((weight + first)[k]);
+            // the largest one becomes 127, so that none need be clipped
+            four[n] = rounded(value * row_scale, HALF_AWAY);
+        }
+        #pragma clang loop unroll(full)
+        for (uint k = 0; k < 4; k++) {
+            if (WHOLE_FOURS || first + k < dims) (row_codes + first)[k] = four[k];
+        }
     }
     if (index == 0) scale[row] = row_scale;
     """,
@@ -66,15 +85,17 @@ def unsupported(
 ) -> str | None:
     if reason := launch.not_floats(x, weight):
         return reason
+    is_whole = x.shape[-1] % INPUTS_PER_THREAD == 0
     return kernel_fault(
         "rms_norm_quantize",
         lambda *arrays: _codes(eps, rounding, *arrays),
         lambda *arrays: _reference(eps, rounding, *arrays),
-        lambda: _check_inputs(x.dtype, None if weight is None else weight.dtype),
+        lambda: _check_inputs(x.dtype, None if weight is None else weight.dtype, is_whole),
         x=x.dtype,
         norm=eps is not None,
         weight=None if weight is None else weight.dtype,
         rounding=rounding,
+        is_whole=is_whole,
     )
 
 
@@ -86,13 +107,16 @@ def run(
     return codes, scale
 
 
-def _check_inputs(dtype: mx.Dtype, weight_dtype: mx.Dtype | None) -> tuple[mx.array, ...]:
+def _check_inputs(
+    dtype: mx.Dtype, weight_dtype: mx.Dtype | None, is_whole: bool
+) -> tuple[mx.array, ...]:
     # with whole numbers up to 127 and no norm the scale is 1, so that ties stay ties
-    x = (mx.arange(2 * 129) * 37 % 255 - 127).astype(mx.float32).reshape(2, 129)
+    dims = 132 if is_whole else 129
+    x = (mx.arange(2 * dims) * 37 % 255 - 127).astype(mx.float32).reshape(2, dims)
     x[:, 2:4] = mx.array([0.5, -2.5])
     if weight_dtype is None:
         return (x.astype(dtype),)
-    return x.astype(dtype), mx.full((129,), 2.0, weight_dtype)
+    return x.astype(dtype), mx.full((dims,), 2.0, weight_dtype)
 
 
 def _reference(
@@ -119,6 +143,7 @@ def _codes(
             ("NORM", eps is not None),
             ("WEIGHTED", weight is not None),
             ("HALF_AWAY", rounding == "half_away"),
+            ("WHOLE_FOURS", dims % INPUTS_PER_THREAD == 0),
         ],
         grid=(threads * rows, 1, 1),
         threadgroup=(threads, 1, 1),

@@ -1,18 +1,18 @@
 """The ways in which Metal can compute a ternary product, and which of them come into question.
 
-- `groups`: our kernel for groups of up to 8 rows, each of which reads the packed words again
+- `groups`: our kernel for groups of up to 4 rows, each of which reads the packed words again
 - `tiles`: our kernel for tiles of 64 rows and 64 outputs
 - `split`: the same for tiles of 32 rows and 32 outputs, each computed in parts of the inputs
 - `mlx`: `mx.quantized_matmul`
 
 Which one is fastest is timed, see `backend.choice`, but for four that counts leave out:
 
-- For up to 8 rows, groups read each word once, in one launch with all around the product. MLX's own
-  product takes launches for codes and scales beside its own, and reads a quarter more: two floats for
-  128 weights.
-- Tiles compute 64 rows whatever their number, and groups of 8 take 11 instructions for 8 products, so
-  that tiles take more up to 32 rows, see `tests/ops/test_machine_code.py`.
-- Groups decode each word again for 8 rows, for more than 64 rows at least 9 times.
+- For up to 8 rows, groups read each word once or twice, in one launch with all around the product.
+  MLX's own product takes launches for codes and scales beside its own, more instructions a weight and
+  row, and reads a quarter more: two floats for 128 weights.
+- Tiles compute 64 rows whatever their number, and groups of 4 take up to 9 instructions for 4 products,
+  so that tiles take more up to 32 rows, see `tests/ops/test_machine_code.py`.
+- Groups decode each word again for 4 rows, for more than 64 rows at least 17 times.
 - Where tiles fill a GPU, split inputs gain nothing, and decode each word for 32 rows instead of 64.
 """
 
@@ -33,6 +33,7 @@ FEWEST_SPLIT_INPUTS = 512
 
 _CLASSES_OF_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512)
 MOST_TIMED_ROWS = _CLASSES_OF_ROWS[-1]
+_MOST_IN_ONE_LAUNCH = 8
 _MOST_IN_GROUPS = 64
 _FEWEST_IN_TILES = 33
 
@@ -58,7 +59,7 @@ def candidates(
         GROUPS: rows <= _MOST_IN_GROUPS,
         TILES: rows >= _FEWEST_IN_TILES,
         SPLIT: is_worth_splitting(rows, dims, outputs),
-        MLX: rows > launch.MAX_GROUP_ROWS and mlx_is_exact,
+        MLX: rows > _MOST_IN_ONE_LAUNCH and mlx_is_exact,
     }
     timed = sorted((name for name in is_timed if is_timed[name]), key=lambda name: name != default)
     others = [name for name in is_timed if name not in timed and (name != MLX or mlx_is_exact)]

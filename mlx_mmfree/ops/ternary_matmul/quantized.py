@@ -8,7 +8,7 @@ import mlx.core as mx
 from ..ternary import CODES_PER_WORD
 
 GROUP_SIZES = (128, 64, 32)
-_MOST_CODES = 2**24 // 256
+MOST_CODES = 2**24 // 256
 """The most 8-bit codes of which all sums are exact. MLX adds up codes times 0, 1 or 2."""
 
 
@@ -17,7 +17,7 @@ def is_exact(dtype: mx.Dtype, dims: int, codes: bool) -> bool:
 
     On GPUs with matrix units MLX multiplies float32 as TF32, whose 11 bits hold codes and halves.
     """
-    return dims <= _MOST_CODES if codes else dtype in (mx.float16, mx.bfloat16)
+    return dims <= MOST_CODES if codes else dtype in (mx.float16, mx.bfloat16)
 
 
 def product(x: mx.array, weight: mx.array) -> mx.array:

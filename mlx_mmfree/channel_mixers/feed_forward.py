@@ -9,8 +9,8 @@ import mlx.nn as nn
 
 from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
+from ..layers.linear import apply_linear
 from ..layers.mixer import Linears, Partition, factory_of
-from ..layers.projection import apply_linear
 from ..ops import activate
 from ..ops.activations import gelu_tanh, relu
 

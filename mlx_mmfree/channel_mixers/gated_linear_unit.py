@@ -9,6 +9,7 @@ from ..layers import ChannelMixer, project_apart, project_gated
 from ..layers.arguments import check_features, check_optional_sizes, check_sizes
 from ..layers.mixer import Linears, Partition, factory_of
 from ..ops.activations import Activation
+from ..ops.float_dtypes import FLOATS
 
 
 class GatedLinearUnit(ChannelMixer):
@@ -82,7 +83,8 @@ class GatedLinearUnit(ChannelMixer):
     def __call__(
         self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None
     ) -> mx.array:
-        check_features(type(self).__name__, x, self._dims)
+        if x.shape[-1:] != (self._dims,) or x.dtype not in FLOATS:
+            check_features(type(self).__name__, x, self._dims)
         # items, since attributes of a module are slow to find
         if "gate_up_proj" in self:
             inner: tuple[nn.Module, ...] = (self["gate_up_proj"],)

@@ -125,6 +125,8 @@ class _Recorder:
                 weights = block.mixing_weights(x, state, context, **arguments)
                 for kind, of_mixer in weights.items():
                     self._note(number, kind, block[f"{kind}_mixer"], of_mixer)
+            if run is None:
+                return block(x, state, context, **arguments)
             return run(block, x, state, context, **arguments)
 
         stack.run_block = noted

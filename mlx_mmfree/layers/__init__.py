@@ -2,17 +2,17 @@
 
 from .attention.positions import DynamicRoPE as DynamicRoPE
 from .attention.positions import RoPE as RoPE
-from .bit_linear import BitLinear as BitLinear
-from .bit_linear import PackedBitLinear as PackedBitLinear
-from .bit_linear import PackedLinear as PackedLinear
-from .bit_linear import TiedBitLinear as TiedBitLinear
-from .bit_linear import pack_linears as pack_linears
-from .bit_linear import packable as packable
-from .bit_linear import set_quantization_strength as set_quantization_strength
 from .embedding import apply_head as apply_head
+from .linear import BitLinear as BitLinear
+from .linear import PackedBitLinear as PackedBitLinear
+from .linear import PackedLinear as PackedLinear
+from .linear import TiedBitLinear as TiedBitLinear
+from .linear import pack_linears as pack_linears
+from .linear import packable as packable
+from .linear import project as project
+from .linear import project_apart as project_apart
+from .linear import project_gated as project_gated
+from .linear import set_quantization_strength as set_quantization_strength
 from .mixer import ChannelMixer as ChannelMixer
 from .norms import apply_norm as apply_norm
-from .projection import project as project
-from .projection import project_apart as project_apart
-from .projection import project_gated as project_gated
 from .short_convolution import ShortConvolution as ShortConvolution

@@ -9,10 +9,10 @@ import mlx.nn as nn
 from ..ops import depthwise_convolution
 from ..ops.backend.gradient import with_reference_gradient
 from .arguments import check_counts, check_features, check_sizes
+from .linear import apply_linear
 from .matrix import StoredLayout
 from .mixer import LinearFactory
 from .norms import BatchNorm
-from .projection import apply_linear
 
 
 class DropPath(nn.Module):

@@ -15,7 +15,7 @@ from mlx.nn.layers.distributed import shard_linear
 from ..ops import gated, packed_columns, rms_norm_quantize, ternary_matmul
 from ..ops.activations import Activation
 from .arguments import check_features
-from .bit_linear import PackedBitLinear, PackedLinear
+from .linear import PackedBitLinear, PackedLinear
 from .mixer import Group, part_of
 
 
@@ -66,6 +66,8 @@ class ShardedToAllBitLinear(PackedBitLinear):
     Shape:
         Input `(..., input_dims / size)`, result `(..., output_dims)`, the same on all processes.
     """
+
+    projects = True
 
     def __init__(self, linear: PackedBitLinear, group: Group):
         width = linear.input_dims // group.size()
@@ -195,7 +197,7 @@ def all_to_sharded(linear: nn.Module, group: Group, sections: int = 1) -> nn.Mod
         dense: nn.Module = shard_linear(linear, "all-to-sharded", segments=sections, group=group)
         return dense
     part = copy(linear)
-    part._output_dims = linear.output_dims // group.size()
+    part.output_dims = linear.output_dims // group.size()
     part.weight = part_of(linear.weight, group, sections)
     if linear.scale.size > 1:
         part.scale = part_of(linear.scale, group, sections)

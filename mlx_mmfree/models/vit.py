@@ -18,8 +18,8 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
 from ..layers.arguments import check_sizes
 from ..layers.attention.mixer import SelfAttention
+from ..layers.linear import merge_heads, project, split_heads
 from ..layers.norms import LayerNorm
-from ..layers.projection import merge_heads, project, split_heads
 from ..ops.activations import relu
 from ..ops.long_sums import log_softmax, long_mean, long_sum
 from .parts.architecture import Architecture, draw_weights, sample_images

@@ -7,9 +7,9 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import dims_of_a_head
+from ..layers.linear import merge_heads, split_heads
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
-from ..layers.projection import merge_heads, split_heads
 from ..ops import long_sum
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")

@@ -7,11 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_sizes, dims_of_a_head
+from ..layers.linear import merge_heads
 from ..layers.maps import DepthwiseConvolution
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
 from ..layers.norms import BatchNorm
-from ..layers.projection import merge_heads
 from ..layers.recurrence import attend_to_all, with_ones
 from ..ops.activations import relu
 

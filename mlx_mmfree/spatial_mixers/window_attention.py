@@ -8,8 +8,8 @@ import numpy as np
 
 from ..layers import project
 from ..layers.arguments import check_counts, check_sizes, dims_of_a_head
+from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
-from ..layers.projection import merge_heads, split_heads
 from ..ops import attention
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from ..layers import project
 from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context, RealTokens, read_without_padding
+from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import (
     QUERIES_KEYS_VALUES,
     Group,
@@ -19,7 +20,6 @@ from ..layers.mixer import (
     factory_of,
     own_share,
 )
-from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 PlanFunction = Callable[[int], np.ndarray]

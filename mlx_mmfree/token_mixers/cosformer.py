@@ -9,8 +9,8 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context, count_on
+from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
-from ..layers.projection import merge_heads, split_heads
 from ..layers.recurrence import attend_to_all, check_no_starts, weights_of_kernel, with_ones
 from ..ops import gated_linear_attention
 from ..ops.activations import relu

@@ -9,9 +9,9 @@ import mlx.nn as nn
 from ..layers.arguments import check_optional_sizes, check_sizes
 from ..layers.context import Context, RealTokens
 from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
+from ..layers.linear import apply_linear
 from ..layers.mixer import Linears, factory_of
 from ..layers.norms import LayerNorm
-from ..layers.projection import apply_linear
 from ..ops import activate
 
 

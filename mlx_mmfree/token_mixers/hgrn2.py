@@ -8,8 +8,8 @@ import mlx.nn as nn
 from ..layers import apply_norm, project
 from ..layers.arguments import check_sequences, dims_of_a_head
 from ..layers.context import Context
+from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import Linears, Partition, TokenMixer, factory_of
-from ..layers.projection import merge_heads, split_heads
 from ..layers.recurrence import bounded_gate, weights_of_recurrence
 from ..ops import gated_linear_attention
 from ..ops.activations import silu

@@ -8,8 +8,8 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context, padding_last
+from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
-from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 

@@ -9,8 +9,8 @@ from ..layers import project
 from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
 from ..layers.attention.key_values import SequenceBlocks, near_mask
 from ..layers.context import Context, RealTokens, padding_last, read_without_padding
+from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
-from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")

@@ -7,9 +7,9 @@ import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context, RealTokens, read_without_padding
+from ..layers.linear import apply_linear
 from ..layers.matrix import matrix_of
 from ..layers.mixer import Linears, TokenMixer, factory_of
-from ..layers.projection import apply_linear
 from ..ops import activate
 
 

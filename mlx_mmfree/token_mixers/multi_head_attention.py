@@ -12,8 +12,8 @@ from ..layers.attention.mixer import SelfAttention
 from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.context import Context
+from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import Linears, State, StateKind, factory_of
-from ..layers.projection import merge_heads, one_hot_values, split_heads
 from ..ops import attention
 
 Memory = mx.array | tuple[mx.array, mx.array]

@@ -10,8 +10,8 @@ import numpy as np
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, dims_of_a_head
 from ..layers.context import Context
+from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
-from ..layers.projection import merge_heads, split_heads
 from ..layers.recurrence import (
     attend_to_all,
     check_no_starts,

@@ -13,8 +13,8 @@ from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.attention.key_values import KeyValueState, extend, read
 from ..layers.context import Context, RealTokens
 from ..layers.held_tokens import HeldTokens, KeyValueMixer
+from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import Group, Linears, Partition, factory_of, own_share
-from ..layers.projection import merge_heads, one_hot_values, split_heads
 
 Tokens = tuple[mx.array, mx.array, mx.array]
 UNSEEN = -1e9

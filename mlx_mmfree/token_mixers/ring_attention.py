@@ -9,8 +9,8 @@ from ..layers import project
 from ..layers.attention.mixer import SelfAttention, SelfAttentionState
 from ..layers.attention.positions import RoPE
 from ..layers.context import Context
+from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import Linears, StatesByPosition
-from ..layers.projection import merge_heads, split_heads
 from ..ops.ring_attention import ring_attention
 
 

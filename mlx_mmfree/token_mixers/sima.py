@@ -8,8 +8,8 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_sequences, dims_of_a_head
 from ..layers.context import Context
+from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
-from ..layers.projection import merge_heads, split_heads
 from ..layers.recurrence import weights_of_kernel
 from ..ops import long_sum
 

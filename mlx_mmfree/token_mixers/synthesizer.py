@@ -11,8 +11,8 @@ from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
 from ..layers.context import Context, RealTokens
 from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
+from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, factory_of
-from ..layers.projection import merge_heads, split_heads
 from ..ops.activations import relu
 
 Scores = Literal["dense", "random", "factorized_dense", "factorized_random"]

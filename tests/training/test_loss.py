@@ -9,7 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.bit_linear import TiedBitLinear
+from mlx_mmfree.layers.linear import TiedBitLinear
 from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training import loss as module

@@ -15,6 +15,7 @@ from ...ops.slots import next_place
 from ...ops.splitting import split_many
 from ..arguments import check_sequences
 from ..context import Context, RealTokens, read_without_padding
+from ..linear import merge_heads, project, split_heads
 from ..mixer import (
     QUERIES_KEYS_VALUES,
     Group,
@@ -26,7 +27,6 @@ from ..mixer import (
     factory_of,
     one_by_one,
 )
-from ..projection import merge_heads, project, split_heads
 from .key_values import (
     FixedKeyValueState,
     KeyValueKind,
@@ -213,7 +213,7 @@ class SelfAttention(TokenMixer):
         return self._cache.capacity
 
     @property
-    def _takes_steps(self) -> bool:
+    def takes_steps(self) -> bool:
         """Whether `attention_step` computes what this layer does with a single token."""
         cache, rope = self._cache, self.get("rope")
         if not self.has_plain_weights or "position_bias" in self or cache.step > 1:
@@ -223,7 +223,7 @@ class SelfAttention(TokenMixer):
     @property
     def _key_values(self) -> KeyValueKind:
         heads, dims = self.num_kv_heads, self.head_dim
-        return KeyValueKind(heads, dims, self._cache, takes_steps=self._takes_steps)
+        return KeyValueKind(heads, dims, self._cache, takes_steps=self.takes_steps)
 
     @property
     def state_kind(self) -> StateKind:
@@ -351,9 +351,11 @@ class SelfAttention(TokenMixer):
             y = self._attend_around(projected, context, tokens)
             return merge_heads(y).astype(projected.dtype), state
         is_plain = tokens.counts is None and tokens.starts is None
-        if is_plain and projected.shape[1] == 1 and self._takes_steps and not state.is_quantized:
-            roomy = state.with_room(1, self._cache.window, self._cache.sinks)
-            return self._step(projected, roomy, context)
+        is_exact = isinstance(state.keys, mx.array)
+        if is_plain and is_exact and projected.shape[1] == 1 and self.takes_steps:
+            if state.positions.shape[1] == state.keys.shape[2]:
+                state = state.with_room(1, self._cache.window, self._cache.sinks)
+            return self._step(projected, state, context)
         y, state = self._attend_before(projected, state, context, tokens)
         return merge_heads(y).astype(projected.dtype), state
 
@@ -363,8 +365,9 @@ class SelfAttention(TokenMixer):
         window, sinks, room = self._cache.window, self._cache.sinks, keys.shape[2]
         options: dict[str, Any] = {"window": window, "sinks": sinks}
         rope, query_norm, key_norm = self.get("rope"), self.get("query_norm"), self.get("key_norm")
-        scale = self._query_scale
+        scale = 1.0
         if rope is not None:
+            scale = rope.query_scale
             options["wavelengths"] = rope.wavelengths
             options["is_interleaved"] = rope.is_interleaved
         if query_norm is not None and key_norm is not None:
@@ -533,8 +536,8 @@ class SelfAttention(TokenMixer):
     @property
     def _query_scale(self) -> float:
         """What queries are multiplied by, instead of queries and keys by its root."""
-        factor: float = self["rope"].attention_factor if "rope" in self else 1.0
-        return factor**2
+        scale: float = self["rope"].query_scale if "rope" in self else 1.0
+        return scale
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(self._name, x, self._dims)

@@ -151,7 +151,7 @@ class RoPE(nn.Module):
     Attributes:
         wavelengths: Positions per radian of each pair; `None` where they depend on the position.
         is_interleaved: As the argument.
-        attention_factor: What rotated queries and keys are to be multiplied by.
+        query_scale: What queries are to be multiplied by, the square of `attention_factor`.
 
     Shape:
         `x` and result `(B, H, L, K)`; `offset`: the position of the first token, a number or `(B,)`,
@@ -185,7 +185,7 @@ class RoPE(nn.Module):
             raise ValueError(f"[RoPE] 'base' must be a positive number but got {base}.")
         self._dims = dims
         self.is_interleaved = is_interleaved
-        self.attention_factor = attention_factor
+        self.query_scale = attention_factor**2
         waves = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
         self._set_wavelengths(waves)
 

@@ -16,6 +16,12 @@ from ...layers.mixer import State, TokenMixer
 NormOrder = Literal["pre", "post", "branch", "sandwich", "parallel", "none"]
 Branch = Callable[[mx.array], mx.array]
 
+_PARTS = {
+    name: (f"{name}_mixer", f"{name}_norm", f"{name}_output_norm")
+    for name in ("token", "memory", "channel")
+}
+"""What belongs to each mixer of a block: itself, its norm, and its norm on the branch."""
+
 
 class Block(nn.Module):
     r"""Residual block, with its norms where they are asked for.
@@ -96,13 +102,14 @@ class Block(nn.Module):
         mixers = {"token": token_mixer, "memory": memory_mixer, "channel": channel_mixer}
         for name, mixer in mixers.items():
             if mixer is not None:
+                of_mixer, of_norm, of_branch = _PARTS[name]
                 if norm_order not in ("branch", "none"):
-                    self[f"{name}_norm"] = norm(dims, eps=norm_eps)
+                    self[of_norm] = norm(dims, eps=norm_eps)
                 if norm_order in ("branch", "sandwich"):
-                    self[f"{name}_output_norm"] = norm(dims, eps=norm_eps)
-                self[f"{name}_mixer"] = mixer
-        self._is_post = norm_order == "post"
-        self._is_parallel = norm_order == "parallel"
+                    self[of_branch] = norm(dims, eps=norm_eps)
+                self[of_mixer] = mixer
+        self._order: str = norm_order
+        self._names = tuple(name for name, mixer in mixers.items() if mixer is not None)
         self._dropout = 0.0
 
     @property
@@ -125,47 +132,62 @@ class Block(nn.Module):
     ) -> tuple[mx.array, State]:
         """`context` is what all blocks share; `arguments`, as a lower bound, go to the token mixer."""
         context = Context() if context is None else context
-        # items, since attributes of a module are slow to find
-        carries = isinstance(self["channel_mixer"], TokenMixer)
-        state, of_channels = state if carries and state is not None else (state, None)
-        if "memory_mixer" not in self:
-            alone = context
-            y, state = self._added("token", x, x, state, alone, **arguments)
-        else:
-            alone = context.with_memory(None)
-            own, of_memory = (None, None) if state is None else state
-            y, own = self._added("token", x, x, own, alone, **arguments)
-            given = x if self._is_parallel else y
-            y, of_memory = self._added("memory", given, y, of_memory, context)
-            state = own, of_memory
-        y, of_channels = self._added(
-            "channel", x if self._is_parallel else y, y, of_channels, alone
-        )
-        return y, (state, of_channels) if carries else state
+        y, _, state = self._mixed(self["_names"], x, x, state, context, arguments)
+        return y, state
 
-    def _added(
+    def _mixed(
         self,
-        name: str,
-        x: mx.array,
+        names: Sequence[str],
         residual: mx.array,
+        given: mx.array,
         state: State,
         context: Context,
-        **arguments: Any,
-    ) -> tuple[mx.array, State]:
-        """The residual stream plus what the named mixer makes of `x`, and the mixer's state."""
-        mixer, branch_norm = self[name + "_mixer"], self.get(name + "_output_norm")
-        norm = None if self._is_post else self.get(name + "_norm")
-        drops = self._dropout > 0 and self.training
-        # a mixer may add in the same operation what nothing else is done to
-        fused = None if drops or branch_norm is not None else residual
-        if isinstance(mixer, TokenMixer):
-            y, state = mixer(x, state, context=context, norm=norm, residual=fused, **arguments)
-        else:
-            y = mixer(x, norm=norm, residual=fused)
-        if fused is None:
-            y = y if branch_norm is None else apply_norm(branch_norm, y)
-            y = residual + (nn.Dropout(self._dropout)(y) if drops else y)
-        return self[name + "_norm"](y) if self._is_post else y, state
+        arguments: dict[str, Any],
+    ) -> tuple[mx.array, mx.array, State]:
+        """What the named mixers make of `given` is added to `residual`, one after the other.
+
+        Returns:
+            What the next mixer would be added to, what it would be given, and the new state.
+        """
+        # items, since attributes of a module are slow to find
+        has_memory, carries = "memory_mixer" in self, isinstance(self["channel_mixer"], TokenMixer)
+        order, drops = self._order, self._dropout > 0 and self.training
+        states = {"token": state}
+        if carries:
+            states["token"], states["channel"] = (None, None) if state is None else state
+        if has_memory:
+            both = states["token"]
+            states["token"], states["memory"] = (None, None) if both is None else both
+        alone = context.with_memory(None) if has_memory else context
+        for name in names:
+            of_mixer, of_norm, of_branch = _PARTS[name]
+            mixer, norm, branch_norm = self[of_mixer], self.get(of_norm), self.get(of_branch)
+            before = None if order == "post" else norm
+            # a mixer may add in the same operation what nothing else is done to
+            fused = None if drops or branch_norm is not None else residual
+            if name in states:
+                own = context if name == "memory" else alone
+                others = arguments if name == "token" else {}
+                y, states[name] = mixer(
+                    given, states[name], context=own, norm=before, residual=fused, **others
+                )
+            else:
+                y = mixer(given, norm=before, residual=fused)
+            if fused is None:
+                y = y if branch_norm is None else apply_norm(branch_norm, y)
+                y = residual + (nn.Dropout(self._dropout)(y) if drops else y)
+            if order == "post":
+                y = apply_norm(norm, y)
+            if order == "parallel":
+                residual = y
+            elif order == "reversible":
+                residual, given = given, y
+            else:
+                residual = given = y
+        after = states["token"]
+        if has_memory:
+            after = after, states["memory"]
+        return residual, given, (after, states["channel"]) if carries else after
 
     def mixing_weights(
         self, x: mx.array, state: State, context: Context, **arguments: Any
@@ -174,14 +196,12 @@ class Block(nn.Module):
         weights: dict[str, Callable[[], mx.array]]
         weights = {"token": partial(self._weights, "token", x, **arguments)}
         if "memory_mixer" in self:
-            own = None if state is None else state[0]
-            y, _ = self._added("token", x, x, own, context.with_memory(None), **arguments)
-            given = x if self._is_parallel else y
+            _, given, _ = self._mixed(("token",), x, x, state, context, arguments)
             weights["memory"] = partial(self._weights, "memory", given, memory=context.memory)
         return weights
 
     def _weights(self, name: str, x: mx.array, **arguments: Any) -> mx.array:
-        norm = None if self._is_post else self.get(name + "_norm")
+        norm = None if self._order == "post" else self.get(name + "_norm")
         mixer: TokenMixer = self[name + "_mixer"]
         return mixer.mixing_weights(x if norm is None else norm(x), **arguments)
 
@@ -266,6 +286,7 @@ class ReversibleBlock(Block):
             dims, token_mixer, channel_mixer, norm=make, norm_eps=norm_eps, norm_order=order
         )
         self._dims = dims
+        self._order = "reversible"
 
     def __call__(
         self, x: mx.array, state: State = None, context: Context | None = None, **arguments: Any
@@ -273,8 +294,7 @@ class ReversibleBlock(Block):
         check_features("ReversibleBlock", x, 2 * self._dims)
         context = Context() if context is None else context
         first, second = mx.split(x, 2, axis=-1)
-        first, state = self._added("token", second, first, state, context, **arguments)
-        second, _ = self._added("channel", first, second, None, context)
+        first, second, state = self._mixed(self["_names"], first, second, state, context, arguments)
         return mx.concatenate([first, second], axis=-1), state
 
     def mixing_weights(

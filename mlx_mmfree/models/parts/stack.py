@@ -21,12 +21,6 @@ RunBlock = Callable[..., tuple[mx.array, State]]
 """Calls a block: `run(block, x, state, context, **arguments)` gives what the block gives."""
 
 
-def run_block(
-    block: Block, x: mx.array, state: State, context: Context, **arguments: Any
-) -> tuple[mx.array, State]:
-    return block(x, state, context, **arguments)
-
-
 class Stack(nn.Module):
     r"""Blocks and the norm after them; the models that have a head are made of it.
 
@@ -44,7 +38,8 @@ class Stack(nn.Module):
     Attributes:
         channel_arrays: Arrays of a subclass whose last axis has a number for each channel of a token
             mixer.
-        run_block: Calls each block; another one may recompute it in the backward pass.
+        run_block: Calls each block, as one that recomputes it in the backward pass does; `None`: the
+            stack does.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -71,7 +66,7 @@ class Stack(nn.Module):
         self.norm = norm
         if positions is not None:
             self.positions = positions
-        self.run_block: RunBlock = run_block
+        self.run_block: RunBlock | None = None
 
     @property
     def token_mixers(self) -> list[TokenMixer]:
@@ -104,8 +99,6 @@ class Stack(nn.Module):
 
     def _of_blocks(self, state: Sequence[State]) -> Sequence[State]:
         """The states of all mixers, as one for each block."""
-        if len(state) == len(self.blocks):
-            return state
         rest = iter(state)
         counts = [len(block.carriers) for block in self.blocks]
         grouped = [tuple(islice(rest, count)) for count in counts]
@@ -132,11 +125,17 @@ class Stack(nn.Module):
         each = self.block_arguments() if block_arguments is None else block_arguments
         x, state, added = self._placed(x, state, context)
         new_state: list[State] = []
-        x = two_streams(x) if self._is_reversible else x
-        for block, arguments, old in zip(self.blocks, each, self._of_blocks(state), strict=True):
-            x, new = self.run_block(block, x, old, context, **arguments)
-            new_state += new if len(block.carriers) > 1 else (new,)
-        x = self.joined(x) if self._is_reversible else x
+        is_reversible, run = self._is_reversible, self.run_block
+        x = two_streams(x) if is_reversible else x
+        is_flat = len(state) == len(self.blocks)
+        states = state if is_flat else self._of_blocks(state)
+        for block, arguments, old in zip(self.blocks, each, states, strict=True):
+            if run is None:
+                x, new = block(x, old, context, **arguments)
+            else:
+                x, new = run(block, x, old, context, **arguments)
+            new_state += (new,) if is_flat or len(block.carriers) == 1 else new
+        x = self.joined(x) if is_reversible else x
         return apply_norm(self.norm, x), (*new_state, *added)
 
     def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
@@ -147,8 +146,7 @@ class Stack(nn.Module):
         """
         context = Context() if context is None else context
         state = self.init_state(x.shape[0], x.dtype)
-        is_plain = self.run_block is run_block
-        if not self._is_reversible or x.dtype != mx.float32 or not is_plain:
+        if not self._is_reversible or x.dtype != mx.float32 or self.run_block is not None:
             return self.run(x, state, context)[0]
         x, _, _ = self._placed(x, state, context)
         blocks = cast("list[ReversibleBlock]", self.blocks)

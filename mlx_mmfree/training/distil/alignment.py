@@ -104,7 +104,10 @@ def _recorded(model: Decoder) -> Iterator[list[mx.array]]:
     def run(block: Any, x: mx.array, *arguments: Any, **options: Any) -> Any:
         if not streams:
             streams.append(x)
-        y, state = run_block(block, x, *arguments, **options)
+        if run_block is None:
+            y, state = block(x, *arguments, **options)
+        else:
+            y, state = run_block(block, x, *arguments, **options)
         streams.append(y)
         return y, state
 

@@ -11,8 +11,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from mlx_mmfree.layers.context import Context
+from mlx_mmfree.layers.linear import merge_heads, split_heads
 from mlx_mmfree.layers.mixer import TokenMixer
-from mlx_mmfree.layers.projection import merge_heads, split_heads
 from mlx_mmfree.ops.activations import gelu, silu
 from mlx_mmfree.token_mixers import MLPMixer
 from tests.token_mixers.contract.cases import (

@@ -1,10 +1,10 @@
-"""Ternary linear layers: the training form with a float master weight and the packed form.
+"""Linear layers with ternary weights, and projections of any linears that share one input.
 
 Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 2406.02528).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,9 @@ from ..ops import (
     Projection,
     Quantization,
     bit_linear,
+    gated,
+    gated_activation,
+    linear_product,
     pack_ternary,
     packed_width,
     ternarize,
@@ -23,9 +26,12 @@ from ..ops import (
     ternary_matmul,
     unpack_ternary,
 )
+from ..ops.activations import Activation
+from ..ops.float_dtypes import FLOATS
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .matrix import Matrix, are_same, matrices
+from .norms import apply_norm
 
 SCALES = ("scale", "input_scale")
 
@@ -50,6 +56,9 @@ class _TernaryLinear(Matrix, nn.Module):
     """What the ternary linears share: norm, activation quantisation, scales and bias."""
 
     is_ternary = True
+    # ordinary attributes, which take less time than the properties that they are elsewhere
+    input_dims: int = 0
+    output_dims: int = 0
 
     def __init__(
         self,
@@ -63,7 +72,7 @@ class _TernaryLinear(Matrix, nn.Module):
     ):
         check_sizes("BitLinear", input_dims=input_dims, output_dims=output_dims)
         super().__init__()
-        self._input_dims, self._output_dims = input_dims, output_dims
+        self.input_dims, self.output_dims = input_dims, output_dims
         self._norm_eps = norm_eps
         self._rounding: Rounding = rounding
         self._quantize_activations = quantize_activations
@@ -76,23 +85,8 @@ class _TernaryLinear(Matrix, nn.Module):
     def _make_weight(self) -> None:
         """Makes the layer's own weight, if it has one."""
 
-    @property
-    def input_dims(self) -> int:
-        return self._input_dims
-
-    @property
-    def output_dims(self) -> int:
-        return self._output_dims
-
     def packed_room(self) -> "PackedBitLinear":
-        packed = PackedBitLinear(
-            self._input_dims,
-            self._output_dims,
-            "bias" in self,
-            norm_eps=self._norm_eps,
-            rounding=self._rounding,
-            quantize_activations=self._quantize_activations,
-        )
+        packed = PackedBitLinear(self.input_dims, self.output_dims, **self._options())
         for name in ("norm", "bias"):
             if name in self:
                 packed[name] = self[name]
@@ -103,6 +97,14 @@ class _TernaryLinear(Matrix, nn.Module):
         trits, packed.scale = ternarize(weight)
         packed.weight = pack_ternary(trits)
         return packed
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "bias": "bias" in self,
+            "norm_eps": self._norm_eps,
+            "rounding": self._rounding,
+            "quantize_activations": self._quantize_activations,
+        }
 
     def _extra_repr(self) -> str:
         return (
@@ -418,6 +420,8 @@ class PackedLinear(Matrix, Float32Scales):
     """
 
     holds_trits = True
+    input_dims: int = 0
+    output_dims: int = 0
 
     def __init__(
         self,
@@ -430,7 +434,7 @@ class PackedLinear(Matrix, Float32Scales):
     ):
         super().__init__()
         check_sizes("PackedLinear", input_dims=input_dims, output_dims=output_dims)
-        self._input_dims, self._output_dims = input_dims, output_dims
+        self.input_dims, self.output_dims = input_dims, output_dims
         self.weight = mx.full((output_dims, packed_width(input_dims)), 0x55555555, dtype=mx.uint32)
         self.scale = mx.ones((output_dims if has_row_scales else 1,))
         if has_column_scales:
@@ -438,14 +442,6 @@ class PackedLinear(Matrix, Float32Scales):
         if bias:
             self.bias = mx.zeros((output_dims,))
         self.freeze(recurse=False, keys=list(self.kept))
-
-    @property
-    def input_dims(self) -> int:
-        return self._input_dims
-
-    @property
-    def output_dims(self) -> int:
-        return self._output_dims
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -486,3 +482,180 @@ class PackedLinear(Matrix, Float32Scales):
         if "bias" in self:
             y = y + self.bias
         return y.astype(x.dtype)
+
+
+def split_heads(x: mx.array, num_heads: int) -> mx.array:
+    """`(B, L, H * K)` as `(B, H, L, K)`."""
+    return mx.unflatten(x, -1, (num_heads, -1)).swapaxes(1, 2)
+
+
+def merge_heads(x: mx.array) -> mx.array:
+    """`(B, H, L, K)` as `(B, L, H * K)`."""
+    return mx.flatten(x.swapaxes(1, 2), 2)
+
+
+def one_hot_values(batch_size: int, num_heads: int, length: int) -> mx.array:
+    """The values for which a sum of weighted values is the weights, float32 `(B, H, N, N)`."""
+    return mx.broadcast_to(mx.eye(length), (batch_size, num_heads, length, length))
+
+
+def project(
+    x: mx.array,
+    linears: Sequence[nn.Module],
+    *,
+    gate: Activation | None = None,
+    norm: nn.Module | None = None,
+    residual: mx.array | None = None,
+) -> mx.array:
+    r"""Applies several linears to one input.
+
+    .. math::
+        y = \big[\mathrm{linear}_p(\mathrm{norm}(u))\big]_p + r
+
+    with `u` the input or, with a gate, :math:`a(x_{..D}) \odot x_{D..}`. Packed ternary linears are
+    computed in one operation, in float32; others one by one. A linear that `projects` has a `project` of
+    its own, with what lies around it.
+
+    Args:
+        x: `(..., D)`, or gate and up halves `(..., 2D)` with `gate`.
+        linears: Modules that take `(..., D)`.
+        gate: The activation of the gate half.
+        norm: Applied before the linears.
+        residual: Added to the result.
+
+    Returns:
+        The results, one behind the other in the last axis, in the dtype of `x`.
+
+    Raises:
+        ValueError: The input does not fit a linear.
+
+    Example:
+        >>> gate, up = nn.Linear(8, 4), nn.Linear(8, 4)
+        >>> project(mx.ones((1, 3, 8)), [gate, up]).shape
+        (1, 3, 8)
+    """
+    first = linears[0]
+    if _is_fused(linears, norm):
+        dims = first.input_dims if gate is None else 2 * first.input_dims
+        if x.shape[-1:] != (dims,) or x.dtype not in FLOATS:
+            check_features("BitLinear", x, dims)
+        return bit_linear(
+            x,
+            [linear.projection for linear in linears],
+            gate=gate,
+            norm=None if norm is None else norm["weight"],
+            norm_eps=None if norm is None else norm.eps,
+            residual=residual,
+            **first.activations,
+        )
+    dtype = x.dtype
+    if len(linears) == 1 and getattr(first, "projects", False):
+        return first.project(x, gate=gate, norm=norm, residual=residual)
+    if gate is not None:
+        x = gated(x, gate)
+    if norm is not None:
+        x = apply_norm(norm, x)
+    if len(linears) == 1:
+        y = apply_linear(first, x)
+    elif _are_one_product(linears, x):
+        y = linear_product(x, mx.concatenate([linear["weight"] for linear in linears]))
+    else:
+        y = mx.concatenate([apply_linear(linear, x) for linear in linears], axis=-1)
+    return (y if residual is None else residual + y).astype(dtype)
+
+
+def project_apart(
+    x: mx.array, linears: Sequence[nn.Module], *, norm: nn.Module | None = None
+) -> tuple[mx.array, ...]:
+    """As `project`, but without copying results to lie side by side.
+
+    Args:
+        x: `(..., D)`.
+        linears: Modules that take `(..., D)`.
+        norm: Applied before the linears.
+
+    Returns:
+        The result of each linear, or where one operation computes them, the one that holds them all.
+
+    Example:
+        >>> gate, up = nn.Linear(8, 4), nn.Linear(8, 4)
+        >>> [part.shape for part in project_apart(mx.ones((1, 3, 8)), [gate, up])]
+        [(1, 3, 4), (1, 3, 4)]
+    """
+    if len(linears) == 1 or _is_fused(linears, norm) or _are_one_product(linears, x):
+        return (project(x, linears, norm=norm),)
+    dtype = x.dtype
+    if norm is not None:
+        x = apply_norm(norm, x)
+    return tuple(apply_linear(linear, x).astype(dtype) for linear in linears)
+
+
+def project_gated(
+    parts: tuple[mx.array, ...],
+    linear: nn.Module,
+    gate: Activation,
+    *,
+    norm: nn.Module | None = None,
+    residual: mx.array | None = None,
+) -> mx.array:
+    r"""Applies a linear to gated values.
+
+    .. math::
+        y = \mathrm{linear}(\mathrm{norm}(a(g) \odot u)) + r
+
+    Args:
+        parts: :math:`g` and :math:`u`, as `project_apart` returns them for the gate and what it gates.
+        linear: Takes `(..., D)`.
+        gate: The activation `a`.
+        norm: Applied before the linear.
+        residual: Added to the result, :math:`r`.
+
+    Returns:
+        `(..., N)` in the dtype of the parts.
+
+    Example:
+        >>> gate, up, down = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 8)
+        >>> parts = project_apart(mx.ones((1, 3, 8)), [gate, up])
+        >>> project_gated(parts, down, "silu").shape
+        (1, 3, 8)
+    """
+    if len(parts) == 1 or _is_fused((linear,), norm):
+        x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
+        return project(x, (linear,), gate=gate, norm=norm, residual=residual)
+    values, ups = parts
+    y = project(gated_activation(values, ups, gate), (linear,), norm=norm, residual=residual)
+    return y.astype(values.dtype)
+
+
+def apply_linear(linear: nn.Module, x: mx.array) -> mx.array:
+    """`linear(x)`, where the gradient of a plain weight is laid out as the weight is."""
+    if type(linear) is nn.Linear:
+        return linear_product(x, linear["weight"], linear.get("bias"))
+    y: mx.array = linear(x)
+    return y
+
+
+def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
+    if norm is not None and type(norm) is not nn.RMSNorm:
+        return False
+    for linear in linears:
+        if type(linear) is not PackedBitLinear or "bias" in linear:
+            return False
+        if linear.activations != linears[0].activations:
+            return False
+    return True
+
+
+def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
+    """Whether the matrices are joined: with more rows than columns, they are less to copy than the
+    results, and the input is arranged for one product only.
+    """
+    return _are_plain(linears) and x.size > x.shape[-1] ** 2
+
+
+def _are_plain(linears: Sequence[nn.Module]) -> bool:
+    """Whether all are matrices of floats of one dtype, and nothing else."""
+    dtypes = {linear["weight"].dtype for linear in linears if type(linear) is nn.Linear}
+    return len(dtypes) == 1 and not any(
+        type(linear) is not nn.Linear or "bias" in linear for linear in linears
+    )

@@ -1,8 +1,8 @@
-"""Channel mixers: modules that mix within one position. One file per mixer."""
+"""Channel mixers: modules that mix within one position. One file per family."""
 
 from .feed_forward import FeedForward as FeedForward
 from .gated_linear_unit import GatedLinearUnit as GatedLinearUnit
-from .geglu import GeGLU as GeGLU
-from .reglu import ReGLU as ReGLU
-from .squared_relu_glu import SquaredReLUGLU as SquaredReLUGLU
-from .swiglu import SwiGLU as SwiGLU
+from .gated_linear_unit import GeGLU as GeGLU
+from .gated_linear_unit import ReGLU as ReGLU
+from .gated_linear_unit import SquaredReLUGLU as SquaredReLUGLU
+from .gated_linear_unit import SwiGLU as SwiGLU

@@ -102,3 +102,105 @@ class GatedLinearUnit(ChannelMixer):
 def default_hidden_dims(dims: int, ratio: float = 4) -> int:
     """`dims * ratio * 2 / 3`, rounded up to a multiple of 256."""
     return 256 * -(-int(dims * ratio * 2 / 3) // 256)
+
+
+class SwiGLU(GatedLinearUnit):
+    r"""Gated feed-forward with SiLU.
+
+    .. math::
+        y = W_\mathrm{down}\,(\mathrm{silu}(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
+
+    Source: Shazeer, arXiv 2002.05202.
+
+    Args: as `GatedLinearUnit`.
+
+    Shape: as `GatedLinearUnit`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
+    Example:
+        >>> SwiGLU(64, hidden_dims=128)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
+    """
+
+    name = "swiglu"
+    activation = "silu"
+
+
+class GeGLU(GatedLinearUnit):
+    r"""Gated feed-forward with the exact GELU.
+
+    .. math::
+        y = W_\mathrm{down}\,(\mathrm{gelu}(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
+
+    Source: Shazeer, arXiv 2002.05202.
+
+    Args: as `GatedLinearUnit`.
+
+    Shape: as `GatedLinearUnit`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
+    Example:
+        >>> GeGLU(64, hidden_dims=128)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
+    """
+
+    name = "geglu"
+    activation = "gelu"
+
+
+class ReGLU(GatedLinearUnit):
+    r"""Gated feed-forward with ReLU.
+
+    .. math::
+        y = W_\mathrm{down}\,(\mathrm{relu}(W_\mathrm{gate}\,x) \odot W_\mathrm{up}\,x)
+
+    Source: Shazeer, arXiv 2002.05202.
+
+    Args: as `GatedLinearUnit`.
+
+    Shape: as `GatedLinearUnit`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
+    Example:
+        >>> ReGLU(64, hidden_dims=128)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
+    """
+
+    name = "reglu"
+    activation = "relu"
+
+
+class SquaredReLUGLU(GatedLinearUnit):
+    r"""Gated feed-forward with the square of ReLU.
+
+    .. math::
+        y = W_\mathrm{down}\,(\mathrm{relu}(W_\mathrm{gate}\,x)^2 \odot W_\mathrm{up}\,x)
+
+    The hidden values are float32: the squares of real models overflow float16.
+
+    Source: the activation of So et al., arXiv 2109.08668, in the unit of BitNet b1.58 2B4T.
+
+    Args: as `GatedLinearUnit`.
+
+    Shape: as `GatedLinearUnit`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, or an input has other dims.
+
+    Example:
+        >>> SquaredReLUGLU(64, hidden_dims=128, norm_eps=1e-5)(mx.ones((1, 3, 64))).shape
+        (1, 3, 64)
+    """
+
+    name = "squared_relu_glu"
+    activation = "relu2"

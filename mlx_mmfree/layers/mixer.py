@@ -178,6 +178,7 @@ class TokenMixer(nn.Module):
     where they mean something. What its kind can do is declared:
 
     Attributes:
+        name: What a description of a model calls it; `""`: the name of its file.
         equation: What it computes, in a line.
         complexity: Multiplications for a sequence of `T` positions of `D` dims.
         paper: Where it was published.
@@ -193,6 +194,7 @@ class TokenMixer(nn.Module):
         partition: How it is divided between processes; `None`: it cannot be, or has no weights.
     """
 
+    name: ClassVar[str] = ""
     equation: ClassVar[str] = ""
     complexity: ClassVar[str] = ""
     paper: ClassVar[str] = ""
@@ -366,6 +368,7 @@ class ChannelMixer(nn.Module):
     One that looks back, as that of RWKV does, is a `TokenMixer`, which a block takes in its place.
 
     Attributes:
+        name: What a description of a model calls it; `""`: the name of its file.
         partition: How it is divided between processes; `None`: it cannot be.
 
     Shape:
@@ -379,6 +382,7 @@ class ChannelMixer(nn.Module):
         [[3.0, 3.0]]
     """
 
+    name: ClassVar[str] = ""
     partition: Partition | None = None
 
     def take_part(self, group: Group) -> None:
@@ -408,6 +412,7 @@ class SpatialMixer(nn.Module):
     It is made as `Mixer(dims, *, ..., linear=nn.Linear)` and takes maps of any height and width.
 
     Attributes:
+        name: What a description of a model calls it; `""`: the name of its file.
         equation: What it computes, in a line.
         complexity: Multiplications for a map of `T` places of `D` dims.
         paper: Where it was published.

@@ -1,8 +1,7 @@
-"""Token mixers: modules that mix along the sequence and carry state. One file per mixer."""
+"""Token mixers: modules that mix along the sequence and carry state. One file per mixer or family."""
 
 from ..layers.attention.options import AttentionNorms as AttentionNorms
 from ..layers.attention.options import KeyValueCache as KeyValueCache
-from .attention_sink import AttentionSink as AttentionSink
 from .big_bird import BigBird as BigBird
 from .cosformer import CosFormer as CosFormer
 from .cosformer import CosFormerState as CosFormerState
@@ -11,6 +10,9 @@ from .gla import GLA as GLA
 from .gla import GLAState as GLAState
 from .gmlp import GMLP as GMLP
 from .gqa import GQA as GQA
+from .gqa import AttentionSink as AttentionSink
+from .gqa import LocalAttention as LocalAttention
+from .gqa import SlidingWindowAttention as SlidingWindowAttention
 from .gru import GRU as GRU
 from .gru import GRUState as GRUState
 from .hgrn import HGRN as HGRN
@@ -22,7 +24,6 @@ from .hydra import HydraState as HydraState
 from .linear_attention import LinearAttention as LinearAttention
 from .linear_attention import LinearAttentionState as LinearAttentionState
 from .linformer import Linformer as Linformer
-from .local_attention import LocalAttention as LocalAttention
 from .longformer import Longformer as Longformer
 from .mlgru import MLGRU as MLGRU
 from .mlgru import MLGRUState as MLGRUState
@@ -40,5 +41,4 @@ from .retnet import RetNetState as RetNetState
 from .ring_attention import RingAttention as RingAttention
 from .sima import SimA as SimA
 from .sinkhorn import Sinkhorn as Sinkhorn
-from .sliding_window_attention import SlidingWindowAttention as SlidingWindowAttention
 from .synthesizer import Synthesizer as Synthesizer

@@ -41,19 +41,19 @@ def channel_mixers() -> dict[str, type[ChannelMixer]]:
 
 
 def _mixers(package: str, base: type) -> dict[str, Any]:
-    """Each file of the package, or on its search path, holds a mixer of its name."""
+    """Each file of the package, or on its search path, holds a mixer of its name, or several."""
     return _found(package, base, tuple(importlib.import_module(package).__path__))
 
 
 @cache
 def _found(package: str, base: type, search: tuple[str, ...]) -> dict[str, Any]:
     found = {}
-    for name in sorted(entry.name for entry in pkgutil.iter_modules(search)):
+    for name in [entry.name for entry in pkgutil.iter_modules(search)]:
         module = importlib.import_module(f"{package}.{name}")
         for _, value in inspect.getmembers(module, inspect.isclass):
             if issubclass(value, base) and value.__module__ == module.__name__:
-                found[name] = value
-    return found
+                found[vars(value).get("name", name)] = value
+    return dict(sorted(found.items()))
 
 
 def capabilities(mixer: type[TokenMixer]) -> list[str]:

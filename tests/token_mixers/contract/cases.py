@@ -84,7 +84,7 @@ MIXERS = _mixers()
 @cache
 def variants_file(mixer: type[TokenMixer]) -> ModuleType | None:
     """The file of `variants` that is named as the mixer's own, if there is one."""
-    name = f"{FOLDER}.{mixer.__module__.rpartition('.')[2]}"
+    name = f"{FOLDER}.{mixer.name or mixer.__module__.rpartition('.')[2]}"
     return None if importlib.util.find_spec(name) is None else importlib.import_module(name)
 
 

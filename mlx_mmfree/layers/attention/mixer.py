@@ -351,9 +351,9 @@ class SelfAttention(TokenMixer):
             y = self._attend_around(projected, context, tokens)
             return merge_heads(y).astype(projected.dtype), state
         is_plain = tokens.counts is None and tokens.starts is None
-        is_exact = isinstance(state.keys, mx.array)
-        if is_plain and is_exact and projected.shape[1] == 1 and self.takes_steps:
-            if state.positions.shape[1] == state.keys.shape[2]:
+        keys = state.keys
+        if projected.shape[1] == 1 and is_plain and isinstance(keys, mx.array) and self.takes_steps:
+            if state.positions.shape[1] == keys.shape[2]:
                 state = state.with_room(1, self._cache.window, self._cache.sinks)
             return self._step(projected, state, context)
         y, state = self._attend_before(projected, state, context, tokens)

@@ -176,7 +176,7 @@ class Block(nn.Module):
             if fused is None:
                 y = y if branch_norm is None else apply_norm(branch_norm, y)
                 y = residual + (nn.Dropout(self._dropout)(y) if drops else y)
-            if order == "post":
+            if norm is not None and order == "post":
                 y = apply_norm(norm, y)
             if order == "parallel":
                 residual = y

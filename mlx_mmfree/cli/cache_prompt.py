@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
+from ..errors import UsageError
 from ..platform.units import BYTES_PER_GB
 from .parts import loading, prompts
 from .parts.command import CommandParser, argument_errors, check_writable, command
@@ -45,11 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     import mlx.core as mx
 
     from ..generation import cache_prompt, keeps_key_values, save_prompt_cache
-    from ..generation.decode import check_not_empty
 
     prompt = prompts.given_prompt(args.prompt)
-    with argument_errors():
-        check_not_empty(prompt, "cache_prompt")
+    if not prompt:
+        raise UsageError("[cache_prompt] 'prompt' must not be empty. Give at least one word.")
     with loading.loaded(
         args,
         batch_size=1,

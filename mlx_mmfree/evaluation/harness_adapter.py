@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from ..errors import UsageError
 from ..generation import Sampler, batch_generate, make_processors, make_sampler
-from ..generation.decode import encode_once_begun
+from ..generation.decode import prompt_tokens
 from ..models import Decoder
 from .scoring import score_continuations
 
@@ -86,9 +86,10 @@ class HarnessAdapter:
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         parse_special = True if self._renders_chats else None
-        if add_special_tokens is not False:
-            return encode_once_begun(self.tokenizer, string, parse_special)
-        ids: list[int] = self.tokenizer.encode(string, False, parse_special)
+        if string and add_special_tokens is not False:
+            return prompt_tokens(self.tokenizer, string, self._model.vocab_size, parse_special)
+        framed = add_special_tokens is not False
+        ids: list[int] = self.tokenizer.encode(string, framed, parse_special)
         return ids
 
     def _loglikelihood_tokens(

@@ -22,38 +22,29 @@ from .states import fixed_state, growing_state
 Prompt = str | Sequence[int]
 
 
-def prompt_tokens(tokenizer: Any, prompt: Prompt, vocab_size: int) -> list[int]:
-    """The ids of a prompt.
+def prompt_tokens(
+    tokenizer: Any, prompt: Prompt, vocab_size: int, parse_special: bool | None = None
+) -> list[int]:
+    """The ids of a prompt. The first token of a text comes once, though a chat template may spell it.
 
     Args:
         tokenizer: Encodes a text, with the special tokens that the model expects.
         prompt: A text or ids.
         vocab_size: Every id is below it.
+        parse_special: As for `Tokenizer.encode`.
 
     Raises:
         ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
     """
-    ids = encode_once_begun(tokenizer, prompt) if isinstance(prompt, str) and prompt else prompt
-    check_not_empty(ids, "generate")
+    ids: Sequence[Any] = prompt
+    if isinstance(prompt, str) and prompt:
+        ids = tokenizer.encode(prompt, parse_special=parse_special)
+        if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+            ids = ids[1:]
+    if len(ids) == 0:
+        raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
     check_tokens(ids, vocab_size)
     return [int(token) for token in ids]
-
-
-def check_not_empty(prompt: Prompt, place: str) -> None:
-    """Refuses a prompt without a word or token.
-
-    Raises:
-        ValueError: It is empty.
-    """
-    if len(prompt) == 0:
-        raise ValueError(f"[{place}] 'prompt' must not be empty. Give at least one word or token.")
-
-
-def encode_once_begun(tokenizer: Any, text: str, parse_special: bool | None = None) -> list[int]:
-    """The ids of a text with its first token once, though a chat template may have spelled it."""
-    ids: list[int] = tokenizer.encode(text, parse_special=parse_special)
-    is_twice = len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id
-    return ids[1:] if is_twice else ids
 
 
 def are_finite(logits: mx.array) -> mx.array:

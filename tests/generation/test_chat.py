@@ -12,7 +12,7 @@ import pytest
 
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.generation import Chat, generate
-from mlx_mmfree.generation.decode import Decoding, encode_once_begun, prompt_tokens
+from mlx_mmfree.generation.decode import Decoding, prompt_tokens
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
@@ -222,9 +222,10 @@ def test_a_conversation_given_as_text_begins_once(folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     messages = [{"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    ids = encode_once_begun(tokenizer, text, parse_special=True)
+    size = tokenizer.vocab_size
+    ids = prompt_tokens(tokenizer, text, size, parse_special=True)
     assert ids == tokenizer.apply_chat_template(messages)
-    assert encode_once_begun(tokenizer, "Hello") == tokenizer.encode("Hello")
+    assert prompt_tokens(tokenizer, "Hello", size) == tokenizer.encode("Hello")
     if folder == BPE:
         assert prompt_tokens(tokenizer, text, 518) == ids
 

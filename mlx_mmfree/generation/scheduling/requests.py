@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...models.parts.tokens import check_tokens
-from ..decode import Completion, FinishReason, check_max_tokens, check_not_empty
+from ..decode import Completion, FinishReason, check_max_tokens
 from ..sampling import LogitsProcessor, Sampler, greedy
 
 State = Any
@@ -63,7 +63,8 @@ class Request:
             ValueError: The prompt is empty, too long or has a token outside the vocabulary, or a number
                 is out of its bounds.
         """
-        check_not_empty(self.tokens, "scheduler")
+        if len(self.tokens) == 0:
+            raise ValueError("[scheduler] 'prompt' must not be empty. Give at least one token.")
         check_tokens(self.tokens, vocab_size)
         if max_length is not None and len(self.tokens) > max_length:
             raise ValueError(

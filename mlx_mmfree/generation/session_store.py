@@ -200,7 +200,7 @@ class SessionContent(NamedTuple):
     Attributes:
         head: The header.
         tokens: The text, as `token_bytes` gives it.
-        state_bytes: How many bytes the packed state has, which follows, and behind it its SHA-256.
+        state_bytes: How many bytes the packed state has, which follows, and after it its SHA-256.
     """
 
     head: bytes

@@ -41,7 +41,7 @@ from .states import (
 
 
 def pack(model: Decoder, state: Any, count: int) -> bytes | None:
-    """The arrays of a state, one behind the other.
+    """The arrays of a state, one after the other.
 
     Args:
         model: The model that made it.

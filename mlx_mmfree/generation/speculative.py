@@ -70,7 +70,7 @@ def _piece(tokenizer: Any, token: int) -> str | None:
 
 
 def accept_chosen(chosen: mx.array, drafts: list[mx.array]) -> tuple[mx.array, mx.array]:
-    """How many tokens are the choices themselves `(1,)`, and the choice behind them `(1,)`."""
+    """How many tokens are the choices themselves `(1,)`, and the choice after them `(1,)`."""
     chosen = chosen.astype(mx.int32)
     if not drafts:
         return mx.zeros((1,), mx.int32), chosen
@@ -84,7 +84,7 @@ def accept_drawn(
 ) -> tuple[mx.array, mx.array]:
     """How many tokens are kept `(1,)`, and a token drawn from what they leave over `(1,)`."""
     p = mx.exp(log_softmax(scores))
-    # nothing was proposed behind the last token
+    # nothing was proposed after the last token
     q = mx.concatenate([*(mx.exp(log_softmax(row)) for row in draft_scores), mx.zeros_like(p[:1])])
     kept = mx.zeros((1,), mx.int32)
     if drafts:
@@ -176,7 +176,7 @@ class _Trail:
         return state
 
     def settled(self, count: int) -> State:
-        """The state before the last `count` tokens, fewer than there are; none can go back behind it."""
+        """The state before the last `count` tokens, fewer than there are; none can go back beyond it."""
         stretches, self._stretches = self._stretches, []
         while count >= stretches[-1][1]:
             count -= stretches.pop()[1]
@@ -248,7 +248,7 @@ class SpeculativeDecoding:
             )
         )
         self._last = int(tokens[0, -1])
-        # behind the last token that the draft model has read
+        # after the last token that the draft model has read
         self._pending = [self._last]
         self._seen: Any = [p.start(tokens, None, model.vocab_size) for p in processors]
         self._ready: deque[tuple[int, bool]] = deque()

@@ -166,7 +166,7 @@ def growing_state(
 
 
 def joined_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The rows of several states in the ordinary form, one behind the other."""
+    """The rows of several states in the ordinary form, one after the other."""
     if len(states) == 1:
         return states[0]
     mixers = model.token_mixers
@@ -187,7 +187,7 @@ def selected_rows(
 
 
 def trimmed_state(model: Decoder, state: Any, count: int) -> tuple[Any, ...] | None:
-    """The state of one row without the room behind its tokens.
+    """The state of one row without the room after its tokens.
 
     Args:
         model: The model that made it.

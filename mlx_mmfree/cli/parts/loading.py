@@ -315,7 +315,7 @@ def add_draft_flags(group: Any, reads: str) -> None:
 
     Args:
         group: The parser or a group of it.
-        reads: What users must know of its use, behind what it does.
+        reads: What users must know of its use, after what it does.
     """
     group.add_argument(
         "--draft-model",

@@ -37,7 +37,7 @@ def left_padded(rows: Sequence[Sequence[int]]) -> tuple[mx.array, mx.array | Non
 class PromptReading:
     """The prompts that are being read, in turn: one chunk of the first, which then goes to the end.
 
-    Prompts behind it that fit into the same chunk as a whole are read with it.
+    Prompts after it that fit into the same chunk as a whole are read with it.
 
     Args:
         model: Reads them.
@@ -144,7 +144,7 @@ class PromptReading:
     def _fit(self, parts: Sequence[Beginning], room: int) -> bool:
         """Whether parts are read whole in one call.
 
-        Only such that nothing precedes: keys and values behind padding would take the slots of both. And
+        Only such that nothing precedes: keys and values after padding would take the slots of both. And
         only such as stay exact or are quantised from the start: padding would count as tokens.
         """
         longest = max(part.length for part in parts)

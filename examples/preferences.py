@@ -23,11 +23,10 @@ from mlx_mmfree import batch_generate, demo, load, make_sampler
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.training.fine_tune import fine_tune, prepare
+from mlx_mmfree.training.fine_tune import fine_tune, held_out_loss, prepare
 from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.held_out_samples import held_out_loss
-from mlx_mmfree.training.reference import with_reference
+from mlx_mmfree.training.preferences import with_reference
 
 STORIES = Path(__file__).parent / "demo_corpus" / "valid-tinystories.txt.xz"
 WORDS = 14

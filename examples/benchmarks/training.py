@@ -24,10 +24,10 @@ from mlx_mmfree.evaluation.benchmark import measure
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.platform.threads import thread_count
-from mlx_mmfree.training.adamw import AdamW
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.optimizer import AdamW
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.run_settings import LoopSettings
 

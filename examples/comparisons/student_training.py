@@ -16,7 +16,6 @@ from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.mixers import MixerChoice
 from mlx_mmfree.training import Settings, train_model
-from mlx_mmfree.training.callbacks import Callback
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.distil.distil import Distillation
@@ -27,6 +26,7 @@ from mlx_mmfree.training.distil.student import (
     mixers_of,
     student_config,
 )
+from mlx_mmfree.training.log import Callback
 
 from .recall_text import recall_accuracy, with_recall
 from .runs import Figures

@@ -111,7 +111,7 @@ def efforts_shown(distillation: "Distillation") -> list[str]:
     """The lines that a dry run prints: a row for each stage, one for all, and where rates come from."""
     import mlx.core as mx
 
-    from ..training.distil.effort import MACHINES
+    from ..training.distil.student import MACHINES
 
     asked: mx.Dtype = getattr(mx, distillation.settings.dtype)
     memory: dict[str, int] = {name: plan.total for name, plan in distillation.plans(asked).items()}

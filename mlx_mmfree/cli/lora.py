@@ -81,10 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..hub import Tokenizer
     from ..hub.adapters.adapter import read_adapter
     from ..hub.checkpoint.load import open_model
-    from ..training.companion import load_companion
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import check_fine_tunable, plan_fine_tune
     from ..training.fine_tune_data import read_data
+    from ..training.first_model import load_companion
     from ..training.run_folder import own_run_folder
 
     keep_freed_memory()
@@ -176,8 +176,7 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
 
 
 def _prepare(model: "Decoder", settings: FineTuneSettings) -> None:
-    from ..training.fine_tune import prepare
-    from ..training.trainable import trained_parameters
+    from ..training.fine_tune import prepare, trained_parameters
 
     names = prepare(model, settings)
     trained, total = trained_parameters(model)
@@ -197,7 +196,7 @@ def _referenced(
     processes: "DataParallel",
 ) -> "dict[str, Samples[Any]]":
     """The pairs that the command uses, with their log-probabilities under the reference model."""
-    from ..training.reference import with_reference
+    from ..training.preferences import with_reference
 
     used = [*(("train", "valid") if args.train else ()), *(("test",) if args.test else ())]
     return with_reference(
@@ -270,7 +269,7 @@ def _test(
 ) -> None:
     """Prints the figures of the test samples; `adapter` is one that the model does not have yet."""
     from ..hub.adapters.adapter import attach
-    from ..training.held_out_samples import held_out_figures
+    from ..training.fine_tune import held_out_figures
 
     if adapter is not None:
         attach(model, adapter)

@@ -12,7 +12,7 @@ from .parts.command import CommandParser, command
 from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:
-    from ..training.reports.runs import RunSummary
+    from ..training.curve import RunSummary
 
 HELP = "compare the logs of training runs, in a table and in a picture"
 
@@ -36,8 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    from ..training.reports.curve import plot_runs
-    from ..training.reports.runs import differing_settings, distinct_names, read_run
+    from ..training.curve import differing_settings, distinct_names, plot_runs, read_run
 
     runs = [read_run(path) for path in args.runs]
     names = distinct_names(args.runs, runs)

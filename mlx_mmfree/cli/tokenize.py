@@ -81,8 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     from ..hub.checkpoint.load import load_text_tokenizer
-    from ..training.corpus.sources import find_sources
-    from ..training.corpus.tokenize import tokenize
+    from ..training.corpus.tokenize import find_sources, tokenize
 
     check_revision(args)
     sources = find_sources(args.data, args.include, args.data_revision)

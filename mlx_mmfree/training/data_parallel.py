@@ -1,12 +1,14 @@
-"""Data parallelism: several processes train one model, each on its own rows of every batch."""
+"""Training on several machines or processes, each with a share of every batch."""
 
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from itertools import accumulate
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
 
@@ -14,8 +16,98 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import TrainingError
-from .exchanges import Exchanges
-from .gradient_buckets import backward_order, buckets, joined, parted
+
+
+class Exchanges:
+    """Runs exchanges in the order in which they are asked for, beside the thread that computes.
+
+    After one has failed, all later ones fail with the same error.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[tuple[Callable[[], mx.array], Future[mx.array]]] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    def add(self, exchange: Callable[[], mx.array]) -> "Future[mx.array]":
+        """The future result of an exchange.
+
+        Args:
+            exchange: Builds the array that is exchanged from arrays of which each has been computed, or
+                is being computed after `mx.async_eval`.
+        """
+        if self._thread is None:
+            # an exchange with a process that hangs cannot be ended, and must not keep this one running
+            self._thread = Thread(target=self._work, daemon=True)
+            self._thread.start()
+        future: Future[mx.array] = Future()
+        self._tasks.put((exchange, future))
+        return future
+
+    def _work(self) -> None:
+        failure: Exception | None = None
+        while True:
+            exchange, future = self._tasks.get()
+            if failure is not None:
+                future.set_exception(failure)
+                continue
+            try:
+                result = exchange()
+                mx.eval(result)
+            except Exception as error:
+                failure = error
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+                del result
+            # what was exchanged is not kept until the next exchange
+            del exchange, future
+
+
+_BYTES = 25 * 2**20
+_MOST = 32
+_ITEMSIZE = mx.float32.size
+
+
+def backward_order(names: Iterable[str]) -> list[str]:
+    """The names of parameters, those first whose gradients are computed first.
+
+    The last layers come first. What the model itself holds, such as lower bounds, belongs to all
+    blocks, and its gradient is complete only after the first one's.
+    """
+    return sorted(reversed(list(names)), key=lambda name: "." not in name)
+
+
+def buckets(arrays: Sequence[mx.array]) -> Iterator[list[mx.array]]:
+    """Groups arrays, in order, into buckets of at most 25 MiB of float32 or a single larger array.
+
+    Large models have larger buckets, at most about 32, since each has a cost of its own.
+    """
+    largest = max(_BYTES // _ITEMSIZE, -(-sum(array.size for array in arrays) // _MOST))
+    bucket: list[mx.array] = []
+    size = 0
+    for array in arrays:
+        if bucket and size + array.size > largest:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(array)
+        size += array.size
+    if bucket:
+        yield bucket
+
+
+def joined(bucket: Sequence[mx.array]) -> mx.array:
+    """The numbers of all arrays of a bucket, float32 `(N,)`."""
+    return mx.concatenate([array.astype(mx.float32).reshape(-1) for array in bucket])
+
+
+def parted(numbers: mx.array, bucket: Sequence[mx.array]) -> list[mx.array]:
+    """The inverse of `joined`: arrays of the shapes and dtypes of those in a bucket."""
+    ends = list(accumulate(array.size for array in bucket))
+    return [
+        piece.reshape(array.shape).astype(array.dtype)
+        for piece, array in zip(mx.split(numbers, ends[:-1]), bucket, strict=True)
+    ]
+
 
 Result = TypeVar("Result")
 Tree = TypeVar("Tree")

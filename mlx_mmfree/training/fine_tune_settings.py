@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..errors import TrainingError
 from .optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
 from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
-from .preference_loss import LossType, TrainMode
+from .preferences import LossType, TrainMode
 from .run_settings import (
     NOT_NEGATIVE,
     POSITIVE,

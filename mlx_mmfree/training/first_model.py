@@ -1,23 +1,155 @@
 """The model that a run from files begins with, with random weights or those of a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_unflatten
 
-from ..errors import CheckpointError, DownloadError, TrainingError
+from ..errors import CheckpointError, DownloadError, TrainingError, UnsupportedModelError
+from ..hub import Tokenizer
 from ..hub.checkpoint.load import OpenedModel, load_text_tokenizer, open_model
 from ..layers.matrix import matrices, matrix_of, parameters
-from ..models import Decoder, TokenModel, find_described
+from ..models import (
+    Decoder,
+    EncoderDecoder,
+    ImageClassifier,
+    MaskedLM,
+    SequenceClassifier,
+    TokenModel,
+    architecture_of,
+    check_causal,
+    find_described,
+)
 from ..models.parts.ternary_linears import TernaryLinears
-from .companion import load_companion
-from .new_head import described_classes, with_classes
+from .image_sets.image_set import read_classes
 from .precision import compute_dtype
 from .settings import Settings
-from .tasks.causal_lm import CausalLMTask
-from .tasks.kinds import task_of
+from .tasks.corpus import CausalLMTask, MaskedLMTask, Task
+from .tasks.samples import ClassifierTask, EncoderDecoderTask, ImageTask
+
+
+def load_companion(opened: OpenedModel, tokenizer: Tokenizer) -> Decoder:
+    """Loads a model whose predictions are compared with those of a model with the given tokenizer.
+
+    Raises:
+        TrainingError: It has another vocabulary.
+        CheckpointError: It cannot be loaded.
+    """
+    _check_same_tokens(tokenizer, opened.tokenizer(), str(opened.checkpoint.folder))
+    return opened.load()
+
+
+def _check_same_tokens(tokenizer: Tokenizer, other: Tokenizer, name: str) -> None:
+    rule = f"[training] '{name}' must have the tokens of the model that is trained"
+    way_out = "Choose one with the same vocabulary."
+    count = tokenizer.vocab_size
+    if other.vocab_size != count:
+        raise TrainingError(f"{rule}, {count}, but has {other.vocab_size}. {way_out}")
+    for token_id in range(count):
+        wanted, got = tokenizer.piece(token_id), other.piece(token_id)
+        if wanted != got:
+            raise TrainingError(
+                f"{rule} but its token {token_id} is {got!r:.80} instead of {wanted!r:.80}. {way_out}"
+            )
+
+
+def described_classes(description: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """The description of a new model of images, with the classes of the training files.
+
+    It also says how pictures are prepared, unless it does so itself: the middle square is scaled to the
+    size of the model, and values lie from -1 to 1.
+
+    Raises:
+        TrainingError: The files cannot be read, or do not agree.
+        CheckpointError, UnsupportedModelError: As for `ImageConfig.from_hub`.
+    """
+    described = dict(description)
+    if not {"num_classes", "label_names"} & described.keys():
+        count, names = _classes(settings)
+        described |= {"num_classes": count, **({"label_names": list(names)} if names else {})}
+    elif "num_classes" not in described and isinstance(described["label_names"], list):
+        described["num_classes"] = len(described["label_names"])
+    if "pretrained_cfg" not in described:
+        config = find_described(described).config.from_hub(described)
+        described["pretrained_cfg"] = {
+            "input_size": [config.input_channels, *config.image_size],
+            "fixed_input_size": config.has_fixed_size,
+            "crop_pct": 1.0,
+            "interpolation": "bicubic",
+            "mean": [0.5] * config.input_channels,
+            "std": [0.5] * config.input_channels,
+        }
+    return described
+
+
+def with_classes(model: ImageClassifier, settings: Settings) -> ImageClassifier:
+    """A model with other classes, those of the training files, and all weights that know of none.
+
+    Raises:
+        TrainingError: The files cannot be read, or do not agree.
+    """
+    count, names = _classes(settings)
+    config = replace(
+        model.config, num_classes=count, label_names=tuple(names), label_descriptions={}
+    )
+    build = architecture_of(config).build
+    new: ImageClassifier = build(config)
+    # weights of classes are those whose number the classes change
+    larger = parameters(build(replace(config, num_classes=count + 1, label_names=())))
+    known = parameters(model)
+    kept = [
+        (name, known[name])
+        for name, array in parameters(new).items()
+        if array.shape == larger[name].shape
+    ]
+    new.update(tree_unflatten(kept))
+    new.rounding = model.rounding
+    return new
+
+
+def _classes(settings: Settings) -> tuple[int, tuple[str, ...]]:
+    """How many classes the training files have, and what they are called, if they say so."""
+    files = sorted({name for stage in settings.stages for name in stage.weights})
+    found = [read_classes(settings.path(name)) for name in files]
+    names = {name for _, each in found for name in each}
+    if names and not all(each for _, each in found):
+        silent = next(file for file, (_, each) in zip(files, found, strict=True) if not each)
+        raise TrainingError(
+            f"[data] '{silent}' must say what its classes are called, as other training files do, but "
+            "does not. Name them under 'label_names' of 'model'."
+        )
+    # numbered in the order of the first file, which may be a file of arrays with an order of its own
+    ordered = dict.fromkeys(name for _, each in found for name in each)
+    return len(ordered) or max(count for count, _ in found), tuple(ordered)
+
+
+_TASKS: dict[type, type[Task]] = {
+    Decoder: CausalLMTask,
+    MaskedLM: MaskedLMTask,
+    SequenceClassifier: ClassifierTask,
+    EncoderDecoder: EncoderDecoderTask,
+    ImageClassifier: ImageTask,
+}
+
+
+def task_of(model: Any) -> type[Task]:
+    """What a model learns in a run from files.
+
+    Raises:
+        UnsupportedModelError: Nothing, or the model is to continue texts but sees what comes after.
+    """
+    if isinstance(model, Decoder):
+        check_causal(model)
+    for kind, task in _TASKS.items():
+        if isinstance(model, kind):
+            return task
+    raise UnsupportedModelError(
+        f"[train] a model for {model.purpose} cannot be trained with `mmfree train`."
+    )
+
 
 DEFAULT_EMBEDDING_STD = 1.0
 """The standard deviation of a fresh embedding that no head shares.

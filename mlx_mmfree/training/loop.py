@@ -8,16 +8,25 @@ from contextlib import ExitStack
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx.optimizers as optim
+import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
 from ..errors import TrainingError, TrainingStopped, install_extra
 from ..layers import set_quantization_strength
+from ..layers.matrix import matrices
 from ..models import TokenModel
+from ..ops.ternary import ternarize_packed
 from ..platform.resident_memory import resident_memory
-from .callbacks import Callback
-from .checkpoint import (
+from .curve import plot_run
+from .data_parallel import DataParallel
+from .interruption import StopRequest
+from .log import Callback, Clock, RunLog, environment, read_log
+from .loss import Loss, next_token_loss
+from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult
+from .run_folder import (
     check_record,
     kept_state,
     learned,
@@ -25,16 +34,64 @@ from .checkpoint import (
     read_progress,
     restore_checkpoint,
     save_checkpoint,
+    writing,
 )
-from .data_parallel import DataParallel
-from .interruption import StopRequest
-from .log import Clock, RunLog, environment, read_log
-from .loss import Loss, next_token_loss
-from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult
-from .reports.curve import plot_run
-from .reports.ternary_weights import TernaryWeights
-from .run_folder import writing
 from .run_settings import LoopSettings
+
+_LOW_BITS = np.uint32(0x55555555)
+
+
+class TernaryWeights:
+    """The ternary weights of a model when it was made, with which later ones are compared.
+
+    Trits are kept packed, in 2 bits each.
+
+    Args:
+        model: The model; its ternary layers in their training form are looked at.
+
+    Attributes:
+        names: The paths of these layers, first to last.
+    """
+
+    def __init__(self, model: nn.Module):
+        found = matrices(model)
+        self._matrices = [
+            (name, matrix)
+            for name, matrix in found.items()
+            if matrix.is_ternary and matrix.holds_floats
+        ]
+        self.names = [name for name, _ in self._matrices]
+        self._first = [self._packed(matrix.layer) for _, matrix in self._matrices]
+
+    def figures(self) -> dict[str, list[float]]:
+        """Shares of the trits of each layer, from 0 to 1.
+
+        Returns:
+            `zero_trits`, those that are zero, and `flipped_trits`, those that were another one when the
+            model was made. Nothing if the model has no such layer.
+        """
+        if not self._matrices:
+            return {}
+        zeros, flips = [], []
+        for (_, matrix), first in zip(self._matrices, self._first, strict=True):
+            now = self._packed(matrix.layer)
+            count = matrix.output_dims * matrix.input_dims
+            padding = now.size * 16 - count
+            # a zero has the code 1, and so has the padding
+            zeros.append((_count(now & ~(now >> 1)) - padding) / count)
+            changed = now ^ first
+            flips.append(_count(changed | (changed >> 1)) / count)
+        return {"zero_trits": zeros, "flipped_trits": flips}
+
+    @staticmethod
+    def _packed(layer: nn.Module) -> np.ndarray:
+        return np.array(ternarize_packed(layer.master)[0])
+
+
+def _count(words: np.ndarray) -> int:
+    """How many of the 2-bit fields have their lower bit set."""
+    return int(np.bitwise_count(words & _LOW_BITS).sum(dtype=np.int64))
+
 
 Validation = Callable[[Any], dict[str, Any]]
 """Maps the model to figures by name. The figure `valid_loss` decides which weights are the best."""

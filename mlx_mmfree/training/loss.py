@@ -1,15 +1,116 @@
-"""The losses that training minimises: cross-entropies, of the next token and in general."""
+"""What training makes small: the cross-entropy of the next tokens, and the divergence from a teacher."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_map
 
+from ..errors import TrainingError
 from ..models import Decoder, TokenModel
-from ..ops import cross_entropy, long_sum
+from ..ops import cross_entropy, log_softmax, long_sum
 from .batches import Batch
-from .loss_in_blocks import losses_in_blocks
+
+
+def random_key() -> mx.array:
+    """The key from which the next numbers are drawn."""
+    # the generator writes to its own array
+    return mx.stop_gradient(cast(Any, mx.random.state)[0])
+
+
+def set_random_key(key: mx.array) -> None:
+    """Makes the generator draw its next numbers from a key."""
+    cast(Any, mx.random.state)[0][:] = key
+
+
+def losses_in_blocks(
+    modules: Sequence[nn.Module],
+    loss: Callable[..., mx.array],
+    hidden: mx.array,
+    given: Sequence[mx.array],
+    rows: int,
+) -> mx.array:
+    """The losses of all tokens. Their gradients compute each block again, one after the other.
+
+    Args:
+        modules: The modules whose trainable parameters the loss uses.
+        loss: Maps the rows of some tokens, of `hidden` and of each of `given`, to losses `(R,)`.
+        hidden: The hidden values `(T, D)`.
+        given: What else the loss is computed from, `(T, ...)`. It gets no gradient.
+        rows: The number of tokens in a block.
+
+    Returns:
+        float32 `(T,)`.
+    """
+    key = random_key()
+    own = [module.trainable_parameters() for module in modules]
+    blocks = [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
+
+    def of_block(
+        parameters: Any, hidden: mx.array, given: list[mx.array], block: slice
+    ) -> mx.array:
+        # dropout must drop the same numbers in both passes
+        set_random_key(key + mx.array([0, block.start], mx.uint32))
+        _update(modules, parameters)
+        return loss(hidden, *(array[block] for array in given))
+
+    def forward(parameters: Any, hidden: mx.array, given: list[mx.array]) -> mx.array:
+        parts: list[mx.array] = []
+        for block in blocks:
+            values = _after([hidden[block]], parts[-1:])[0]
+            parts.append(of_block(parameters, values, given, block))
+        return mx.concatenate(parts)
+
+    def backward(primals: Any, cotangent: mx.array, outputs: Any) -> Any:
+        parameters, hidden, given = primals
+        flat = [array for _, array in cast(Any, tree_flatten(parameters))]
+        # 16 bits would lose what later blocks add
+        sums = [mx.zeros(array.shape) for array in flat]
+        of_hidden: list[mx.array] = []
+        for block in blocks:
+            # a block waits for the gradients of the one before
+            inputs = _after([*flat, hidden[block]], [cotangent, *sums, *of_hidden[-1:]])
+
+            def of_inputs(*arrays: mx.array, block: slice = block) -> mx.array:
+                known = _like(parameters, arrays[:-1])
+                return of_block(known, arrays[-1], given, block)
+
+            *added, last = mx.vjp(of_inputs, inputs, [cotangent[block]])[1]
+            sums = [total + part for total, part in zip(sums, added, strict=True)]
+            of_hidden.append(last)
+        _update(modules, parameters)
+        sums = [total.astype(array.dtype) for total, array in zip(sums, flat, strict=True)]
+        none = [mx.zeros_like(array) for array in given]
+        return _like(parameters, sums), mx.concatenate(of_hidden), none
+
+    # parameters are given to the function, so that they get gradients
+    function: Any = mx.custom_function(forward)
+    function.vjp(backward)
+    losses: mx.array = function(own, hidden, list(given))
+    _update(modules, own)
+    return losses
+
+
+def _update(modules: Sequence[nn.Module], parameters: Sequence[Any]) -> None:
+    for module, own in zip(modules, parameters, strict=True):
+        module.update(own)
+
+
+def _after(arrays: list[mx.array], others: list[mx.array]) -> list[mx.array]:
+    """The arrays, which are computed after the others."""
+    after: Any = mx.depends(arrays, others) if others else arrays
+    return list(after)
+
+
+def _like(tree: Any, arrays: Sequence[mx.array]) -> Any:
+    """The arrays in the structure of a tree."""
+    following = iter(arrays)
+    return tree_map(lambda _: next(following), tree)
+
 
 Loss = Callable[[Any, Any], mx.array]
 """Maps a model and a batch to the sum of the losses of what it learns, float32 `()`.
@@ -142,3 +243,141 @@ def losses_of_hidden(
         max(_BLOCK // model.vocab_size, 1),
     )
     return losses.reshape(shape)
+
+
+def distillation_loss(
+    teacher: Decoder,
+    student: Decoder,
+    *,
+    weight: float = 1.0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+) -> Loss:
+    r"""A loss that adds the divergence from a teacher to the cross-entropy on the data.
+
+    .. math::
+        \mathrm{CE}(\text{target}, q) + w\,T^2\,\mathrm{KL}(p_T \,\|\, q_T)
+
+    It is summed over the learned tokens, in blocks like `next_token_loss`. :math:`q` is the student's
+    distribution, and :math:`p_T, q_T` are those of teacher and student at temperature :math:`T`; see
+    `divergence`.
+
+    Args:
+        teacher: The teacher, which is frozen here.
+        student: The model that will be trained.
+        weight: The factor :math:`w`.
+        temperature: The divisor :math:`T` of both models' logits.
+        top_k: Compare only the `top_k` tokens that the teacher finds likeliest; `None` compares all.
+
+    Raises:
+        TrainingError: The models have different vocabularies, or an argument is out of range.
+    """
+    if teacher.vocab_size != student.vocab_size:
+        raise TrainingError(
+            f"[distillation] 'teacher' must have the student's {student.vocab_size} tokens but has "
+            f"{teacher.vocab_size}. Choose a teacher with the same vocabulary."
+        )
+    for name, value in (("weight", weight), ("temperature", temperature)):
+        if not 0 < value < math.inf:
+            raise TrainingError(
+                f"[distillation] '{name}' must be positive and finite but got {value}."
+            )
+    check_top_k(top_k, teacher.vocab_size)
+    teacher.freeze()
+    teacher.eval()
+
+    def loss(model: Decoder, batch: Batch) -> mx.array:
+        def of_hidden(hidden: mx.array, targets: mx.array, of_teacher: mx.array) -> mx.array:
+            logits, wanted = model.logits(hidden), teacher.logits(of_teacher)
+            apart = divergence(logits, wanted, temperature=temperature, top_k=top_k)
+            return cross_entropy(logits, targets) + weight * apart
+
+        known = mx.stop_gradient(batch_hidden(teacher, batch))
+        given = [mx.array(batch.targets), known]
+        losses = losses_of_hidden(model, of_hidden, batch_hidden(model, batch), given)
+        return long_sum(losses * mx.array(batch.weights))
+
+    return loss
+
+
+def check_top_k(top_k: int | None, vocab_size: int) -> None:
+    """Refuses a number of tokens that a distribution cannot be compared on, with `TrainingError`."""
+    if top_k is not None and not 1 < top_k <= vocab_size:
+        raise TrainingError(
+            f"[distillation] 'top_k' must be from 2 to the size of the vocabulary, {vocab_size}, "
+            f"but got {top_k}."
+        )
+
+
+@dataclass(frozen=True)
+class KnownBatch(Batch):
+    """A batch with what a teacher expects at each place.
+
+    Attributes:
+        likeliest: The tokens that the teacher finds likeliest, int32 `(B, L, K)`.
+        logits: Their logits, up to a term that they share, float `(B, L, K)`.
+    """
+
+    likeliest: np.ndarray = field(kw_only=True)
+    logits: np.ndarray = field(kw_only=True)
+
+
+def known_loss(*, weight: float = 1.0, temperature: float = 1.0) -> Loss:
+    """As `distillation_loss` with `top_k`, of each `KnownBatch` instead of a teacher."""
+
+    def loss(model: Decoder, batch: KnownBatch) -> mx.array:
+        def of_hidden(
+            hidden: mx.array, targets: mx.array, chosen: mx.array, wanted: mx.array
+        ) -> mx.array:
+            logits = model.logits(hidden)
+            apart = _divergence(logits, wanted, chosen, temperature)
+            return cross_entropy(logits, targets) + weight * apart
+
+        known = [mx.array(batch.likeliest), mx.array(batch.logits).astype(mx.float32)]
+        given = [mx.array(batch.targets), *known]
+        losses = losses_of_hidden(model, of_hidden, batch_hidden(model, batch), given)
+        return long_sum(losses * mx.array(batch.weights))
+
+    return loss
+
+
+def divergence(
+    logits: mx.array, wanted: mx.array, *, temperature: float = 1.0, top_k: int | None = None
+) -> mx.array:
+    r"""The divergence of a student's distribution from the teacher's, times the squared temperature.
+
+    .. math::
+        T^2 \sum_{v \in S} p_v (\log p_v - \log q_v), \quad
+        p = \mathrm{softmax}_S(z'/T), \quad q = \mathrm{softmax}(z/T)
+
+    :math:`S` holds all tokens, or the `top_k` with the largest :math:`z'`. The teacher's probabilities
+    are normalised over :math:`S`. The student's are not, so that it loses by likely tokens outside of
+    :math:`S`. The factor :math:`T^2` keeps the size of the gradient. All is computed in float32.
+
+    Args:
+        logits: The student's logits :math:`z`, `(..., V)`.
+        wanted: The teacher's logits :math:`z'`, `(..., V)`. They get no gradient.
+        temperature: The divisor :math:`T`.
+        top_k: The number of tokens in :math:`S`; `None` takes all.
+
+    Returns:
+        The divergence in nats, float32 `(...)`.
+    """
+    wanted = mx.stop_gradient(wanted).astype(mx.float32)
+    chosen = None
+    if top_k is not None:
+        chosen = mx.argpartition(-wanted, kth=top_k - 1, axis=-1)[..., :top_k]
+        wanted = mx.take_along_axis(wanted, chosen, axis=-1)
+    return _divergence(logits, wanted, chosen, temperature)
+
+
+def _divergence(
+    logits: mx.array, wanted: mx.array, chosen: mx.array | None, temperature: float
+) -> mx.array:
+    """As `divergence`, with the teacher's logits of the chosen tokens alone."""
+    scale = 1.0 / temperature
+    q = log_softmax(logits.astype(mx.float32) * scale)
+    if chosen is not None:
+        q = mx.take_along_axis(q, chosen, axis=-1)
+    p = log_softmax(wanted * scale)
+    return temperature**2 * long_sum(mx.exp(p) * (p - q), axis=-1)

@@ -1,29 +1,182 @@
-"""One optimizer step: gradients of all batches and processes, clipping, and the update of weights."""
+"""One step of training: gradients of its batches, added up, and what the optimizer makes of them."""
 
 import math
 import re
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_map, tree_reduce, tree_unflatten
 
 from ..errors import TrainingError
 from ..layers import set_quantization_strength
+from ..layers.context import Context
+from ..layers.mixer import State
 from ..layers.norms import running_statistics
-from ..models import TokenModel
+from ..models import Block, TokenModel
+from ..models.parts.stack import Stack
 from ..ops import long_sum
+from ..ops.backend.choice import untimed
 from ..ops.backend.compilation import can_compile, compiled
-from .batch_gradient import BatchGradient
 from .batches import Batch
-from .checkpoint import kept_state
 from .data_parallel import DataParallel
-from .loss import Loss
+from .loss import Loss, random_key, set_random_key
+from .precision import in_dtype
+from .run_folder import kept_state
 from .run_settings import LoopSettings
+
+
+def recomputed(
+    block: Block, x: mx.array, state: State, context: Context, **arguments: Any
+) -> tuple[mx.array, State]:
+    """Calls a block so that only its inputs are kept in memory for the backward pass.
+
+    A block is recomputed once the gradient of its output is known, and all of its gradients are
+    computed before the backward pass goes on to the block before it. `mx.checkpoint` does not ensure
+    this: it puts off a gradient that all blocks share, such as that of the lower bounds, and so keeps
+    what each block recomputed until the end.
+
+    Args:
+        block: The block.
+        x: The input, `(B, L, D)`.
+        state: The block's state, or `None` for an empty one.
+        context: What the call shares with other blocks.
+        arguments: Further arrays that the block takes by name.
+
+    Returns:
+        The output `(B, L, D)` and the new state.
+    """
+    key = random_key()
+    parameters = block.trainable_parameters()
+
+    def forward(
+        parameters: dict[str, Any],
+        x: mx.array,
+        state: State,
+        memory: dict[str, mx.array],
+        handed: dict[str, mx.array],
+        arguments: dict[str, Any],
+    ) -> tuple[mx.array, State, dict[str, mx.array]]:
+        # dropout must drop the same numbers in both passes
+        set_random_key(key)
+        block.update(parameters)
+        own = context.with_memory(memory.get("memory"))
+        own.handed = dict(handed)
+        y, state = block(x, state, own, **arguments)
+        return y, state, own.handed
+
+    def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
+        given = _flatten(cotangents)
+        waiting: Any = mx.depends(_flatten(primals), given)
+        _, gradients = mx.vjp(lambda *a: _flatten(forward(*_unflatten(primals, a))), waiting, given)
+        block.update(parameters)
+        return _unflatten(primals, mx.depends(gradients, gradients))
+
+    # parameters, memory and what layers hand on are given to the function, so that they get gradients
+    checkpointed: Any = mx.custom_function(forward)
+    checkpointed.vjp(backward)
+    memory = {} if context.memory is None else {"memory": context.memory}
+    y, after, handed = checkpointed(parameters, x, state, memory, context.handed, arguments)
+    context.handed.update(handed)
+    block.update(parameters)
+    return y, after
+
+
+def checkpoint_blocks(model: Stack) -> None:
+    """Turns on gradient checkpointing for every block of a model, those of its encoder too."""
+    for _, module in model.named_modules():
+        if isinstance(module, Stack):
+            module.run_block = recomputed
+
+
+def _flatten(tree: Any) -> list[Any]:
+    return [array for _, array in cast(Any, tree_flatten(tree))]
+
+
+def _unflatten(tree: Any, arrays: Any) -> Any:
+    """Puts arrays into the structure of a tree."""
+    following = iter(arrays)
+    return tree_map(lambda _: next(following), tree)
+
+
+class BatchGradient:
+    """Computes the sum of the losses of a batch and its gradient.
+
+    The graph depends on the batch, the trainable parameters, running statistics and the random key.
+    Frozen parameters are constants of it. Kernels are not chosen by timing, since a resumed run must
+    choose the same ones.
+
+    Args:
+        model: The model.
+        loss: The sum of the losses of a batch.
+        repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its form.
+        dtype: The float dtype to compute in, which gradients have too; `None` is that of the weights.
+    """
+
+    def __init__(
+        self, model: TokenModel, loss: Loss, repeats_graphs: bool, dtype: mx.Dtype | None = None
+    ):
+        self._model = model
+        computed: Callable[..., tuple[mx.array, Any]] = nn.value_and_grad(model, loss)
+        # not around the loss alone: gradients in 16 bits take half of the memory, and lose nothing
+        self._loss_and_gradient = computed if dtype is None else in_dtype(computed, model, dtype)
+        self._repeats_graphs = repeats_graphs
+        self._graphs: dict[Any, Callable[..., tuple[mx.array, Any, dict[str, mx.array]]]] = {}
+
+    def __call__(self, batch: Batch, *, is_special: bool = False) -> tuple[mx.array, Any]:
+        """The loss and its gradient, yet to be computed.
+
+        Args:
+            batch: The batch.
+            is_special: Whether the model differs from how other steps find it, so that the graph holds
+                for this call alone.
+        """
+        with untimed():
+            if is_special or not self._repeats_graphs:
+                return self._loss_and_gradient(self._model, batch)
+            given = {name: array for name, array in vars(batch).items() if array is not None}
+            form = type(batch), *((name, array.shape) for name, array in given.items())
+            if form not in self._graphs:
+                function = partial(_traced, self._model, self._loss_and_gradient, batch)
+                self._graphs[form] = compiled(function, is_random=True)
+            arrays = {name: mx.array(array) for name, array in given.items()}
+            model = self._model
+            loss, gradient, statistics = self._graphs[form](
+                arrays, model.trainable_parameters(), running_statistics(model)
+            )
+            _set(model, statistics)
+            return loss, gradient
+
+
+def _traced(
+    model: TokenModel,
+    loss_and_gradient: Callable[..., tuple[mx.array, Any]],
+    batch: Batch,
+    arrays: dict[str, Any],
+    parameters: dict[str, Any],
+    statistics: dict[str, mx.array],
+) -> tuple[mx.array, Any, dict[str, mx.array]]:
+    own = model.trainable_parameters()
+    known = running_statistics(model)
+    model.update(parameters)
+    _set(model, statistics)
+    try:
+        loss, gradient = loss_and_gradient(model, replace(batch, **arrays))
+        return loss, gradient, running_statistics(model)
+    finally:
+        model.update(own)
+        _set(model, known)
+
+
+def _set(model: nn.Module, arrays: dict[str, mx.array]) -> None:
+    model.update(tree_unflatten(list(arrays.items())))
+
 
 Batches = Callable[[int], list[Batch]]
 """Maps a step to its batches, one for each accumulated forward pass."""

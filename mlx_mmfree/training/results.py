@@ -16,9 +16,8 @@ from ..hub.checkpoint.load import MASTERS_FOLDER
 from ..hub.checkpoint.save import check_target
 from ..layers import pack_linears, packable
 from ..models import Decoder, TokenModel
-from .callbacks import BestWeights, Callback
-from .checkpoint import load_learned
-from .run_folder import writing
+from .log import BestWeights, Callback
+from .run_folder import load_learned, writing
 
 
 class AdapterFiles(Callback):

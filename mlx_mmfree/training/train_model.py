@@ -5,22 +5,18 @@ from typing import Any
 
 from ..errors import TrainingError
 from ..models import Decoder, TokenModel, set_dropout
-from .callbacks import Callback
-from .checkpoint import check_record, read_progress
 from .data_parallel import DataParallel
-from .digests import weights_digest
-from .distillation import distillation_loss
-from .first_model import FirstModel
-from .gradient_checkpoint import checkpoint_blocks
+from .first_model import FirstModel, task_of
+from .log import Callback
 from .loop import Trainer
-from .loss import Loss
+from .loss import Loss, distillation_loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import build_optimizer, build_schedule
+from .optimizer_step import checkpoint_blocks
 from .results import TrainedModel
-from .run_folder import own_run_folder
+from .run_folder import check_record, own_run_folder, read_progress, weights_digest
 from .run_tokens import tokenizer_folder
 from .settings import Settings
-from .tasks.kinds import task_of
 
 
 def train_model(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.cli.lora import main
-from mlx_mmfree.training import reference
+from mlx_mmfree.training import preferences
 from mlx_mmfree.training.log import read_log
 from tests.cli.test_lora import QUICK, _flags
 
@@ -68,7 +68,7 @@ def test_dry_run_asks_no_reference(
     flags = [*_flags(folder, data), "--train-mode", "dpo", *QUICK, "--train"]
     assert main(flags) == 0
     plan = next(line for line in capsys.readouterr().out.splitlines() if "memory on" in line)
-    monkeypatch.setattr(reference, "answer_log_probabilities", None)
+    monkeypatch.setattr(preferences, "answer_log_probabilities", None)
     assert main([*flags, "--test", "--adapter-path", str(data / "other"), "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == plan
     assert not (data / "other").exists()

@@ -20,7 +20,7 @@ from mlx_mmfree.hub.names import layer_numbers, weight_names
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.layers.matrix import matrices, parameters
 from mlx_mmfree.models import ImageClassifier
-from mlx_mmfree.training.trainable import adapt_layers
+from mlx_mmfree.training.fine_tune import adapt_layers
 from tests.hub.timm_models import (
     CLASSIFIERS,
     DATA,

@@ -17,7 +17,7 @@ from mlx_mmfree.models import (
     check_causal,
 )
 from mlx_mmfree.token_mixers import GQA, MLGRU
-from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
+from mlx_mmfree.training.optimizer_step import checkpoint_blocks
 from tests.adding.token_mixers.gate_by_memory import GateByMemory
 from tests.tolerances import TOLERANCE, relative_error
 

@@ -20,9 +20,9 @@ from mlx_mmfree.ops.backend import compilation
 from mlx_mmfree.ops.backend.self_check import packed_pattern
 from mlx_mmfree.ops.bit_linear import Options, dense_gradient
 from mlx_mmfree.ops.ternary import packed_width, unpack_ternary
-from mlx_mmfree.training.batch_gradient import BatchGradient
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.optimizer_step import BatchGradient
 from tests import graph
 from tests.ops.test_layer_launches import MODELS
 from tests.tolerances import TOLERANCE, relative_error

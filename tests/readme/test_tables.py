@@ -15,8 +15,8 @@ from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli.distil import build_parser, efforts_shown
 from mlx_mmfree.training.distil.distil import Distillation
-from mlx_mmfree.training.distil.effort import MACHINES
 from mlx_mmfree.training.distil.settings import DistilSettings, read_settings
+from mlx_mmfree.training.distil.student import MACHINES
 from tests.readme.documents import ROOT, sections
 
 EXAMPLES = ROOT / "examples"

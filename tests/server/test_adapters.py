@@ -14,7 +14,7 @@ from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.training.trainable import adapt_layers
+from mlx_mmfree.training.fine_tune import adapt_layers
 
 pytestmark = pytest.mark.serve
 

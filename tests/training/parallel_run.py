@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.training import data_parallel, gradient_buckets
+from mlx_mmfree.training import data_parallel
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.loop import Trainer
@@ -97,7 +97,7 @@ def train(
             os.kill(os.getpid(), number)
         if step == DEATH and dying is not None:
             # each array is exchanged alone
-            gradient_buckets._BYTES = 4
+            data_parallel._BYTES = 4
             pause_evaluations()
         return [batch(step, rank, size)]
 
@@ -140,7 +140,7 @@ def exact(processes: DataParallel) -> list[str]:
     """Digests of the same sum in buckets, in buckets again, and in one message."""
     digests = []
     for size in (SMALL_BUCKET, SMALL_BUCKET, 2**20):
-        gradient_buckets._BYTES = size
+        data_parallel._BYTES = size
         own = gradient_of(processes.rank)
         _, _, total = processes.sums(mx.zeros(()), mx.array(0, mx.int32), own)
         digest = hashlib.sha256()
@@ -178,7 +178,7 @@ def raw(processes: DataParallel) -> dict[str, Any]:
 def main(task: str, folder: str, results: str, *arguments: str) -> None:
     """Runs a task; what it finds goes to a file of this process in the folder `results`."""
     # the small models then send several messages at once
-    gradient_buckets._BYTES = SMALL_BUCKET
+    data_parallel._BYTES = SMALL_BUCKET
     processes = DataParallel(connect())
     if task in ("kill", "stop"):
         number = signal.SIGKILL if task == "kill" else signal.SIGSTOP

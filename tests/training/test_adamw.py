@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.ops import adamw
-from mlx_mmfree.training.adamw import AdamW
+from mlx_mmfree.training.optimizer import AdamW
 from tests.tolerances import TOLERANCE, relative_error
 
 SHAPES = [(), (5,), (1, 300), (37, 259), (3, 4, 5)]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_reduce
 
-from mlx_mmfree.training import adamw_8bit
-from mlx_mmfree.training.adamw_8bit import (
+from mlx_mmfree.training.batches import Batch
+from mlx_mmfree.training.loop import Trainer
+from mlx_mmfree.training.optimizer import (
     BLOCK,
     MIN_SIZE,
     AdamW8bit,
@@ -18,8 +19,6 @@ from mlx_mmfree.training.adamw_8bit import (
     dynamic_map,
     encoded,
 )
-from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.run_settings import LoopSettings
 from tests.training.test_precision import _batches, _model
 
@@ -59,7 +58,7 @@ def test_a_number_gets_the_nearest_code(is_signed: bool) -> None:
 def test_pieces_change_no_bit(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for piece in (4 * BLOCK, 2**22):
-        monkeypatch.setattr(adamw_8bit, "_PIECE", piece)
+        monkeypatch.setattr("mlx_mmfree.training.optimizer._PIECE", piece)
         optimizer = AdamW8bit(learning_rate=1e-2, weight_decay=0.1)
         weight = _trained(optimizer, shape, steps=3)
         found.append({"weight": weight, **dict(tree_flatten(optimizer.state))})

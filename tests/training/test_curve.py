@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.training.reports import curve
-from mlx_mmfree.training.reports.curve import plot_run, plot_runs, token_unit
+from mlx_mmfree.training import curve
+from mlx_mmfree.training.curve import plot_run, plot_runs, token_unit
 
 RECORDS: list[dict[str, Any]] = [
     {"step": 0, "mlx_version": "0", "settings": {}},

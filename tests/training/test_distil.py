@@ -25,8 +25,7 @@ from mlx_mmfree.models.parts.hybrid_config import ATTENTION
 from mlx_mmfree.models.parts.mixers import MixerChoice
 from mlx_mmfree.training import loop
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.distil.alignment import hidden_loss, mixer_loss
-from mlx_mmfree.training.distil.distil import Distillation
+from mlx_mmfree.training.distil.distil import Distillation, hidden_loss, mixer_loss
 from mlx_mmfree.training.distil.settings import DistilSettings, read_settings
 from mlx_mmfree.training.distil.student import (
     base_config,
@@ -36,7 +35,7 @@ from mlx_mmfree.training.distil.student import (
     student_config,
 )
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.memory.plan import MemoryPlan
+from mlx_mmfree.training.memory import MemoryPlan
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import TOLERANCE, relative_error
 

@@ -13,8 +13,8 @@ from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.models import find
 from mlx_mmfree.training.distil.distil import Distillation
-from mlx_mmfree.training.distil.effort import MACHINES, Effort
 from mlx_mmfree.training.distil.settings import DistilSettings
+from mlx_mmfree.training.distil.student import MACHINES, Effort
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import HubServer
 

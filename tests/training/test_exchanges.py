@@ -5,7 +5,7 @@ from threading import Event
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.training.exchanges import Exchanges
+from mlx_mmfree.training.data_parallel import Exchanges
 
 
 def test_an_exchange_begins_when_the_one_before_has_ended() -> None:

@@ -17,16 +17,20 @@ from mlx_mmfree.layers.lora import LoRALinear, add_adapters
 from mlx_mmfree.layers.matrix import converted
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training.batches import SampleBatches, padded_batch
-from mlx_mmfree.training.callbacks import Callback
-from mlx_mmfree.training.fine_tune import fine_tune, prepare
+from mlx_mmfree.training.fine_tune import (
+    adapt_layers,
+    fine_tune,
+    held_out_loss,
+    prepare,
+    trained_parameters,
+    unfreeze_layers,
+)
 from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
-from mlx_mmfree.training.held_out_samples import held_out_loss
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.log import Callback, read_log
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS
-from mlx_mmfree.training.trainable import adapt_layers, trained_parameters, unfreeze_layers
+from mlx_mmfree.training.optimizer_step import checkpoint_blocks
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")

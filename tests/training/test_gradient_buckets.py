@@ -12,11 +12,16 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.models import Decoder, find, known_model_types
-from mlx_mmfree.training import gradient_buckets
+from mlx_mmfree.training import data_parallel
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.exchanges import Exchanges
-from mlx_mmfree.training.gradient_buckets import backward_order, buckets, joined, parted
+from mlx_mmfree.training.data_parallel import (
+    DataParallel,
+    Exchanges,
+    backward_order,
+    buckets,
+    joined,
+    parted,
+)
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
 from mlx_mmfree.training.optimizer_step import OptimizerStep
@@ -111,7 +116,7 @@ def test_exchanges_belong_to_the_graph_of_the_backward_pass(
     # computes nothing, so that the graph stays
     monkeypatch.setattr(mx, "async_eval", sent.append)
     monkeypatch.setattr(Exchanges, "add", lambda *_: Future())
-    monkeypatch.setattr(gradient_buckets, "_BYTES", 1)
+    monkeypatch.setattr(data_parallel, "_BYTES", 1)
     model = build("dense")
     mx.eval(model.parameters())
     processes = DataParallel()

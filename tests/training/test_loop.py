@@ -25,17 +25,20 @@ from mlx_mmfree.files.writing import try_lock_file
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.callbacks import BestWeights, Callback
-from mlx_mmfree.training.checkpoint import new_progress, read_progress, save_checkpoint
 from mlx_mmfree.training.corpus.mixture import Stage
-from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.log import BestWeights, Callback, read_log
 from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule, named_optimizer
-from mlx_mmfree.training.optimizer_step import gradient_norm
+from mlx_mmfree.training.optimizer_step import checkpoint_blocks, gradient_norm
 from mlx_mmfree.training.precision import in_dtype
-from mlx_mmfree.training.run_folder import make_run_folder, own_run_folder
+from mlx_mmfree.training.run_folder import (
+    make_run_folder,
+    new_progress,
+    own_run_folder,
+    read_progress,
+    save_checkpoint,
+)
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")

@@ -8,13 +8,14 @@ import pytest
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.training.pairs import Pair, pair_batch
-from mlx_mmfree.training.preference_loss import (
+from mlx_mmfree.training.preferences import (
     LossType,
+    Pair,
     TrainMode,
     answer_log_probabilities,
     dpo,
     orpo,
+    pair_batch,
     preference_loss,
     preferences,
 )

@@ -12,15 +12,17 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.training import reference
-from mlx_mmfree.training.fine_tune import fine_tune, prepare
+from mlx_mmfree.training import preferences
+from mlx_mmfree.training.fine_tune import fine_tune, held_out_figures, prepare
 from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.held_out_samples import held_out_figures
 from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.pairs import Pair, pair_batch
-from mlx_mmfree.training.preference_loss import answer_log_probabilities
-from mlx_mmfree.training.reference import with_reference
+from mlx_mmfree.training.preferences import (
+    Pair,
+    answer_log_probabilities,
+    pair_batch,
+    with_reference,
+)
 from mlx_mmfree.training.samples import Samples
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_fine_tune import GOLDENS, _build, _Kill, _Killed, _losses, _settings
@@ -130,7 +132,7 @@ def test_the_reference_is_computed_once(
     def refuse(*_: Any) -> mx.array:
         raise AssertionError("they are computed again")
 
-    monkeypatch.setattr(reference, "answer_log_probabilities", refuse)
+    monkeypatch.setattr(preferences, "answer_log_probabilities", refuse)
     assert _values(with_reference(pairs, model, folder=folder)) == _values(computed)
     # what belongs to another model or to other pairs is not used
     for changed in ((pairs, other), ({"train": pairs["train"]}, model)):

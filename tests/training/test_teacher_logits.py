@@ -18,7 +18,7 @@ from mlx_mmfree.training.distil import teacher_logits
 from mlx_mmfree.training.distil.distil import Distillation
 from mlx_mmfree.training.distil.settings import DistilSettings
 from mlx_mmfree.training.distil.teacher_logits import TeacherLogits
-from mlx_mmfree.training.distillation import distillation_loss, known_loss
+from mlx_mmfree.training.loss import distillation_loss, known_loss
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_distil import (
     MLGRU,

@@ -8,11 +8,10 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_mmfree.training import optimizer_step
-from mlx_mmfree.training.batch_gradient import BatchGradient
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS, build_optimizer, named_optimizer
-from mlx_mmfree.training.optimizer_step import update_groups
+from mlx_mmfree.training.optimizer_step import BatchGradient, update_groups
 from mlx_mmfree.training.precision import frozen_in_dtype, in_dtype
 from mlx_mmfree.training.settings import Settings
 from tests.training.test_compiled_step import STEPS, batch, model, run

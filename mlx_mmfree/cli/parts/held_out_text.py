@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...files.reading import decode_text, read_file
-from ...training.corpus.documents import END_OF_TEXT
-from ...training.corpus.pieces import COMPRESSED, read_pieces
+from ...training.corpus.documents import COMPRESSED, END_OF_TEXT, read_pieces
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from ...training.callbacks import Callback
     from ...training.data_parallel import DataParallel
+    from ...training.log import Callback
 
 _SERVICES = ("wandb", "tensorboard")
 
@@ -39,7 +39,7 @@ def report_callbacks(
     args: argparse.Namespace, folder: Path, record: Mapping[str, Any], processes: "DataParallel"
 ) -> "list[Callback]":
     """The callbacks that the flags ask for. Only the first process has any."""
-    from ...training.reports.services import TensorBoardReport, WandbReport
+    from ...training.services import TensorBoardReport, WandbReport
 
     chosen = _chosen(args) if processes.is_first else []
     callbacks: list[Callback] = []

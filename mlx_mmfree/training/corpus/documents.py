@@ -1,14 +1,155 @@
-"""The documents of one file, in order and one at a time."""
+"""The documents of files of texts: lines of JSON, rows of parquet files, or plain texts."""
 
 import codecs
-from collections.abc import Iterator
+import gzip
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from ...errors import TrainingError
-from ...files.reading import check_not_utf16, parse_json
-from .parquet import parquet_documents
-from .pieces import COMPRESSED, OnBytes, read_pieces, unreadable
+from ...errors import TrainingError, install_extra
+from ...files.reading import check_not_utf16, open_file, parse_json
+from ...platform.confinement import ConfinedProcess, LimitError
+
+OnBytes = Callable[[int], object]
+"""Is told how many more bytes of a file, as it lies on the disk, have been read."""
+
+# text compresses to about a third of its size, and repeated lines to less
+_MOST_TIMES_LARGER = 100
+_SMALL_BYTES = 1_000_000
+_PIECE_BYTES = 1_000_000
+
+_UNPACKERS: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
+    ".xz": lzma.open,
+}
+COMPRESSED = tuple(_UNPACKERS)
+"""The suffixes of compressed files."""
+
+
+class Growth:
+    """Refuses a file that holds far more text than it has bytes.
+
+    Args:
+        path: The file.
+        kind: What it must hold, for the message.
+        size_bytes: Its size on the disk.
+    """
+
+    def __init__(self, path: Path, kind: str, size_bytes: int):
+        self._path, self._kind = path, kind
+        self._most = self._left = _SMALL_BYTES + _MOST_TIMES_LARGER * size_bytes
+
+    def add(self, size_bytes: int) -> None:
+        """Tells of so many further bytes of text.
+
+        Raises:
+            TrainingError: They are too many.
+        """
+        self._left -= size_bytes
+        if self._left < 0:
+            raise TrainingError(
+                f"[data] '{self._path}' must hold {self._kind}, which grows at most "
+                f"{_MOST_TIMES_LARGER} times, but it grows to over {self._most:,} bytes. If you trust "
+                "the file, write it as plain text."
+            )
+
+
+def read_pieces(path: Path, on_bytes: OnBytes | None = None) -> Iterator[bytes]:
+    """The content of a file in order, decompressed if its suffix is one of `COMPRESSED`.
+
+    Raises:
+        TrainingError: The file cannot be read, or decompresses to far too much.
+    """
+    try:
+        with open_file(path) as stream:
+            unpack = _UNPACKERS.get(path.suffix)
+            growth = Growth(path, "compressed text", os.fstat(stream.fileno()).st_size)
+            source = stream if unpack is None else unpack(stream)
+            done = 0
+            while piece := source.read(_PIECE_BYTES):
+                if unpack is not None:
+                    growth.add(len(piece))
+                yield piece
+                if on_bytes is not None:
+                    on_bytes(stream.tell() - done)
+                    done = stream.tell()
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> TrainingError:
+    """The error for a file that does not hold what its name promises."""
+    return TrainingError(f"[data] '{path}' must be a readable UTF-8 text file: {error}.")
+
+
+# pages of texts grow to a few times their size, and are held a few times over
+_MEMORY_BYTES, _MEMORY_OF_A_BYTE = 2**30, 16
+_CPU_SECONDS = 60.0
+
+
+def parquet_documents(
+    path: Path, column: str, most_bytes: int, on_bytes: OnBytes | None
+) -> Iterator[str]:
+    """The texts of one column in order. Rows without a text are left out.
+
+    Args:
+        path: The file.
+        column: The column.
+        most_bytes: The most that a text may have.
+        on_bytes: Is told of the bytes that have been read.
+
+    Raises:
+        TrainingError: pyarrow is missing, the file is damaged or holds far too much, or the column does
+            not hold texts.
+    """
+    if find_spec("pyarrow") is None:
+        raise TrainingError(
+            f"[data] '{path}' is a parquet file, for which pyarrow is needed, but it is not installed. "
+            + install_extra("parquet")
+        )
+    process = None
+    try:
+        size = path.stat().st_size
+        process = ConfinedProcess(
+            "mlx_mmfree.training.corpus.parquet_server",
+            ("pyarrow",),
+            _MEMORY_BYTES + _MEMORY_OF_A_BYTE * size,
+        )
+        found = process.ask((str(path.absolute()), column, most_bytes), _CPU_SECONDS)
+        _check_column(found["columns"], found["holds_texts"], column, path)
+        # what the file says of itself, before anything is decompressed, and then what there is
+        Growth(path, "text", size).add(found["size_bytes"])
+        growth = Growth(path, "text", size)
+        rows, read = max(found["rows"], 1), 0
+        while (part := process.ask(None, _CPU_SECONDS))["rows"]:
+            growth.add(part["size_bytes"])
+            yield from part["texts"]
+            if on_bytes is not None:
+                on_bytes((read + part["rows"]) * size // rows - read * size // rows)
+            read += part["rows"]
+    except (OSError, LimitError) as error:
+        reason = " ".join(str(error).split())
+        raise TrainingError(
+            f"[data] '{path}' must be a readable parquet file: {reason:.300}"
+        ) from error
+    finally:
+        if process is not None:
+            process.close()
+
+
+def _check_column(columns: list[str], holds_texts: bool, column: str, path: Path) -> None:
+    if not holds_texts:
+        names = ", ".join(f"'{name:.40}'" for name in columns[:8]) or "none"
+        raise TrainingError(
+            f"[data] '{path}': 'text_column' must name a column of texts but {column!r:.60} does not. "
+            f"The columns are {names}."
+        )
+
 
 END_OF_TEXT = "<|endoftext|>"
 TEXT_COLUMN = "text"

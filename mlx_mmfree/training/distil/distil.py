@@ -1,9 +1,10 @@
 """Distils a transformer into a student with other token mixers, stage by stage."""
 
 import gc
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +13,247 @@ import numpy as np
 
 from ...errors import TrainingError
 from ...files.reading import write_json
-from ...hub.checkpoint.checkpoint import described_checkpoint
-from ...hub.checkpoint.load import OpenedModel, Source, open_model
+from ...hub.checkpoint.checkpoint import RUN_MODEL, described_checkpoint, open_checkpoint
+from ...hub.checkpoint.load import MASTERS_FOLDER, OpenedModel, Source, open_model
+from ...hub.checkpoint.parameter_reader import ParameterReader
 from ...hub.checkpoint.save import check_apart
-from ...hub.publish.model_card import ModelCard
+from ...hub.publish.model_card import ModelCard, table, write_model_card
+from ...hub.publish.runtimes import openings
 from ...layers.matrix import kept_names
 from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice
+from ...ops import long_sum
 from ..batches import Batch
-from ..callbacks import BestWeights, Callback
-from ..checkpoint import load_learned
 from ..data_parallel import DataParallel
-from ..digests import weights_digest
-from ..distillation import KnownBatch, check_top_k, distillation_loss, known_loss
-from ..gradient_checkpoint import checkpoint_blocks
+from ..log import BestWeights, Callback
 from ..loop import Trainer, Validation
-from ..loss import Loss, next_token_loss
+from ..loss import (
+    KnownBatch,
+    Loss,
+    batch_hidden,
+    check_top_k,
+    distillation_loss,
+    known_loss,
+    next_token_loss,
+)
 from ..memory import MemoryPlan, plan_memory
 from ..optimizer import build_optimizer, build_schedule
-from ..optimizer_step import Batches
+from ..optimizer_step import Batches, checkpoint_blocks
 from ..precision import compute_dtype, frozen_in_dtype
 from ..results import check_results, save_trained
-from ..run_folder import make_run_folder, own_run_folder
-from ..tasks.causal_lm import CausalLMTask
-from .alignment import hidden_loss, mixer_loss, validation_by
-from .card import write_cards
-from .effort import Effort, effort_of
-from .settings import DistilSettings, StageName
-from .student import base_config, build_student, mixers_of, replaced_layers, student_config
+from ..run_folder import load_learned, make_run_folder, own_run_folder, weights_digest
+from ..tasks.corpus import CausalLMTask
+from .settings import MEASURED, STAGES, DistilSettings, StageName
+from .student import (
+    Effort,
+    base_config,
+    build_student,
+    effort_of,
+    mixers_of,
+    replaced_layers,
+    student_config,
+)
 from .teacher_logits import TeacherLogits
+
+
+def mixer_loss(teacher: Decoder, layers: Sequence[int]) -> Loss:
+    r"""How far each new mixer is from the attention whose place it takes, on the same input.
+
+    .. math::
+        \frac{1}{|S|} \sum_{l \in S} \frac{\sum \lVert M_l(x_l) - A_l(x_l) \rVert^2}
+        {\sum \lVert A_l(x_l) - \bar A_l \rVert^2}
+
+    :math:`x_l` are the normed inputs of layer l in the teacher, so that no layer waits for another, as
+    in the first stage of MOHAWK (Bick et al., arXiv 2408.10189). The mean :math:`\bar A_l` is that of
+    all tokens of the batch. A mixer that gives this mean has a loss of 1. The result is summed over
+    tokens, as losses are.
+
+    Args:
+        teacher: The teacher, which is frozen here.
+        layers: The layers S.
+    """
+    _freeze(teacher)
+
+    def loss(student: Decoder, batch: Batch) -> mx.array:
+        with _recorded(teacher) as inputs:
+            batch_hidden(teacher, batch)
+        errors = []
+        for layer in layers:
+            block = teacher.blocks[layer]
+            x = block.token_norm(inputs[layer])
+            wanted = mx.stop_gradient(block.token_mixer(x)[0])
+            got = student.blocks[layer].token_mixer(mx.stop_gradient(x))[0]
+            errors.append(_relative_error(got, wanted, batch))
+        return _summed(errors, batch)
+
+    return loss
+
+
+def hidden_loss(teacher: Decoder) -> Loss:
+    r"""How far the residual stream of the student is from that of the teacher, behind each block.
+
+    .. math::
+        \frac{1}{N} \sum_{l=1}^{N} \frac{\sum \lVert s_l - t_l \rVert^2}
+        {\sum \lVert t_l - \bar t_l \rVert^2}
+
+    Each block of the student reads what its blocks before gave, so that all prefixes of the student are
+    matched at once. The result is summed over tokens, as losses are.
+
+    Args:
+        teacher: The teacher, which is frozen here.
+    """
+    _freeze(teacher)
+
+    def loss(student: Decoder, batch: Batch) -> mx.array:
+        streams = []
+        for model in (teacher, student):
+            with _recorded(model) as inputs:
+                batch_hidden(model, batch)
+            # the first input is the embedding
+            streams.append(inputs[1:])
+        errors = [
+            _relative_error(got, mx.stop_gradient(wanted), batch)
+            for wanted, got in zip(*streams, strict=True)
+        ]
+        return _summed(errors, batch)
+
+    return loss
+
+
+def validation_by(loss: Loss, rows: np.ndarray, batch_size: int) -> Validation:
+    """A validation by the loss that a stage minimises, on rows of tokens, a batch at a time."""
+    starts = range(0, len(rows), batch_size)
+    batches = [Batch.of_rows(rows[n : n + batch_size]) for n in starts]
+
+    def validate(student: Any) -> dict[str, float]:
+        total = sum(float(loss(student, batch)) for batch in batches)
+        return {"valid_loss": total / sum(batch.tokens for batch in batches)}
+
+    return validate
+
+
+def _freeze(teacher: Decoder) -> None:
+    teacher.freeze()
+    teacher.eval()
+
+
+@contextmanager
+def _recorded(model: Decoder) -> Iterator[list[mx.array]]:
+    """Collects the inputs of all blocks, and at the end the output of the last."""
+    streams: list[mx.array] = []
+    run_block = model.run_block
+
+    def run(block: Any, x: mx.array, *arguments: Any, **options: Any) -> Any:
+        if not streams:
+            streams.append(x)
+        if run_block is None:
+            y, state = block(x, *arguments, **options)
+        else:
+            y, state = run_block(block, x, *arguments, **options)
+        streams.append(y)
+        return y, state
+
+    model.run_block = run
+    try:
+        yield streams
+    finally:
+        model.run_block = run_block
+
+
+def _relative_error(got: mx.array, wanted: mx.array, batch: Batch) -> mx.array:
+    """The squared error of the learned tokens over their spread, float32 `()`."""
+    got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
+    weights = mx.array(batch.weights)[..., None]
+    count = mx.maximum(long_sum(weights), 1)
+    mean = long_sum((weights * wanted).reshape(-1, wanted.shape[-1]), axis=-2) / count
+    spread = long_sum(weights * mx.square(wanted - mean))
+    return long_sum(weights * mx.square(got - wanted)) / mx.maximum(spread, 1e-12)
+
+
+def _summed(errors: list[mx.array], batch: Batch) -> mx.array:
+    """Their mean for each learned token."""
+    return mx.stack(errors).mean() * long_sum(mx.array(batch.weights))
+
+
+Figures = Mapping[str, Mapping[str, float]]
+
+
+def write_cards(
+    card: ModelCard, settings: DistilSettings, mixers: Sequence[MixerChoice], figures: Figures
+) -> None:
+    """Writes the card and the teacher's licence files beside the student, and beside its masters.
+
+    Args:
+        card: What is said of the teacher and of the command.
+        settings: The run.
+        mixers: The mixer of each layer of the student.
+        figures: By stage, the bits per byte of each held-out text.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    path = Path(settings.path).resolve()
+    for name in (RUN_MODEL, MASTERS_FOLDER):
+        if not (path / name).exists():
+            continue
+        reader = ParameterReader(open_checkpoint(path / name))
+        is_ternary = reader.model.config.linears is not None
+        of_student = replace(
+            card,
+            name=path.name if name == RUN_MODEL else f"{path.name}-{name}",
+            format="hf",
+            relation="finetune",
+            openings=openings(reader, "hf", ""),
+            is_ternary=is_ternary,
+            tags=("distillation",),
+            training=training_section(settings, mixers, figures, is_ternary=is_ternary),
+        )
+        write_model_card(path / name, of_student)
+
+
+def training_section(
+    settings: DistilSettings,
+    mixers: Sequence[MixerChoice],
+    figures: Figures,
+    *,
+    is_ternary: bool,
+) -> str:
+    """How the student came about, in Markdown."""
+    linears = " The linears of its blocks are ternary." if is_ternary else ""
+    read = settings.rows * settings.sequence_length
+    held_out = f" Held out: {_names(settings.valid)}." if settings.valid else ""
+    texts = list(next(iter(figures.values()), {}))
+    lines = [
+        (
+            words,
+            *(_schedule(settings, name) if name in STAGES else ("", "")),
+            *(f"{figures[name][text]:.4f}" for text in texts),
+        )
+        for name, words in MEASURED.items()
+        if name in figures and (texts or name in STAGES)
+    ]
+    head = ("after", "steps", "learning rate", *(text.replace("/", ", ") for text in texts))
+    return (
+        "## Distillation\n\nThis model learned from its base model, stage by stage. The token mixers of "
+        f"its layers: {_counted(mixers)}.{linears}\n\nTexts: {_names(settings.data)}.{held_out} A step "
+        f"reads {read:,} tokens.\n\n{table(head, lines)}"
+    )
+
+
+def _schedule(settings: DistilSettings, stage: str) -> tuple[str, str]:
+    return f"{getattr(settings, f'{stage}_steps')}", f"{getattr(settings, f'{stage}_rate'):g}"
+
+
+def _names(files: Sequence[str]) -> str:
+    """File names alone: a card is public, local folders are not."""
+    return ", ".join(f"`{Path(file).name}`" for file in files)
+
+
+def _counted(mixers: Sequence[MixerChoice]) -> str:
+    """The mixers from the first layer to the last, such as `mlgru` x 3, `attention`."""
+    runs = ((name, len(list(run))) for name, run in groupby(choice.name for choice in mixers))
+    return ", ".join(f"`{name}`" if count == 1 else f"`{name}` x {count}" for name, count in runs)
+
 
 REPORT_FILE = "distil.json"
 _WHOLE: tuple[StageName, ...] = ("logits", "text")

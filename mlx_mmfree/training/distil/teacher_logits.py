@@ -20,8 +20,7 @@ from ...files.stored_array import StoredArray
 from ...files.writing import new_file
 from ...models import Decoder
 from ..batches import Batch
-from ..distillation import KnownBatch
-from ..loss import batch_logits
+from ..loss import KnownBatch, batch_logits
 from ..optimizer_step import Batches
 from ..run_folder import writing
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import TrainingError
 from ...files.reading import open_file
-from ..digests import file_digest as digest_of  # noqa: F401, one of the functions of each form
+from ..run_folder import file_digest as digest_of  # noqa: F401, one of the functions of each form
 
 MAX_BYTES = 16 * 10**9
 _MAX_HEADER = 4096

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import TrainingError
 from ...files.reading import open_file
-from ..digests import file_digest
+from ..run_folder import file_digest
 
 MAX_BYTES = 16 * 10**9
 _IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"

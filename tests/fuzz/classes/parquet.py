@@ -4,7 +4,7 @@ import random
 import shutil
 from pathlib import Path
 
-from mlx_mmfree.training.corpus.parquet import parquet_documents
+from mlx_mmfree.training.corpus.documents import parquet_documents
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import damage_bytes, odd_entry
 

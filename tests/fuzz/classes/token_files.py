@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mlx_mmfree.training.corpus.epoch_mixture import EpochMixture
-from mlx_mmfree.training.corpus.mixture import RandomMixture, Stage
-from mlx_mmfree.training.corpus.token_file import HEADER_BYTES, open_token_file
-from mlx_mmfree.training.corpus.token_file_writer import TokenFileWriter
+from mlx_mmfree.training.corpus.mixture import EpochMixture, RandomMixture, Stage
+from mlx_mmfree.training.corpus.token_file import HEADER_BYTES, TokenFileWriter, open_token_file
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, RAW_JSON, damage_bytes, odd_entry
 

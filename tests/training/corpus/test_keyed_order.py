@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlx_mmfree.training.corpus.keyed_order import keyed_order
+from mlx_mmfree.training.corpus.mixture import keyed_order
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16, 17, 100, 1025])

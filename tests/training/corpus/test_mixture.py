@@ -5,9 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_mmfree.training.corpus import epoch_mixture
-from mlx_mmfree.training.corpus.epoch_mixture import EpochMixture, Windows
-from mlx_mmfree.training.corpus.mixture import RandomMixture, Stage
+from mlx_mmfree.training.corpus.mixture import EpochMixture, RandomMixture, Stage, Windows
 
 TOKENS = {
     "low": np.arange(1000, dtype=np.uint16),
@@ -73,7 +71,7 @@ def test_epochs_begin_at_other_places() -> None:
 def test_stages_go_on_where_the_stage_before_them_was(
     monkeypatch: pytest.MonkeyPatch, cycle: int
 ) -> None:
-    monkeypatch.setattr(epoch_mixture, "_CYCLE", cycle)
+    monkeypatch.setattr("mlx_mmfree.training.corpus.mixture._CYCLE", cycle)
     tokens = {"a": np.arange(801), "b": np.arange(1000, 1401)}
     stages = (Stage(0.25, {"a": 1, "b": 2}), Stage(0.5, {"b": 1}), Stage(1, {"a": 2, "b": 1}))
     mixture = EpochMixture(tokens, stages, 3, steps=40, rows=4, length=8)
@@ -86,7 +84,7 @@ def test_stages_go_on_where_the_stage_before_them_was(
 
 
 def test_small_shares_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_mixture, "_CYCLE", 64)
+    monkeypatch.setattr("mlx_mmfree.training.corpus.mixture._CYCLE", 64)
     tokens = {name: np.full(1000, n) for n, name in enumerate("abcd")}
     stages = (Stage(1, {"a": 1e6, "b": 1, "c": 0, "d": 5e5}),)
     mixture = EpochMixture(tokens, stages, 0, steps=1, rows=64, length=8)

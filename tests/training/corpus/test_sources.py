@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, TrainingError
-from mlx_mmfree.training.corpus.sources import find_sources, read_sources
+from mlx_mmfree.training.corpus.tokenize import find_sources, read_sources
 
 
 def _fill(folder: Path, **texts: str) -> None:

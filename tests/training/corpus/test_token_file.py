@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training.corpus.token_file import HEADER_BYTES, TokenFile, open_token_file
-from mlx_mmfree.training.corpus.token_file_writer import TokenFileWriter
+from mlx_mmfree.training.corpus.token_file import (
+    HEADER_BYTES,
+    TokenFile,
+    TokenFileWriter,
+    open_token_file,
+)
 
 DIGEST = "ab" * 32
 

@@ -16,10 +16,8 @@ import pytest
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus import tokenize as module
-from mlx_mmfree.training.corpus.held_out import is_held_out
-from mlx_mmfree.training.corpus.sources import find_sources
 from mlx_mmfree.training.corpus.token_file import Header, open_token_file
-from mlx_mmfree.training.corpus.tokenize import tokenize
+from mlx_mmfree.training.corpus.tokenize import find_sources, is_held_out, tokenize
 from tests.hub.checkpoints import GOLDENS
 from tests.training.conftest import WORDS
 
@@ -145,9 +143,9 @@ def main():
     import os, signal, sys
     from multiprocessing import active_children
     from pathlib import Path
-    from mlx_mmfree.tokenizer import documents as document_encoder
+    from mlx_mmfree.tokenizer import documents
     from mlx_mmfree.training.corpus import tokenize as module
-    from mlx_mmfree.training.corpus.sources import find_sources
+    from mlx_mmfree.training.corpus.tokenize import find_sources
 
     encode = module.encode_documents
 
@@ -158,7 +156,7 @@ def main():
                 os.kill(os.getpid(), getattr(signal, sys.argv[4]))
             yield part
 
-    document_encoder._BATCH_CHARACTERS = 1000
+    documents._BATCH_CHARACTERS = 1000
     module.encode_documents = ends
     data, output, tokenizer = map(Path, sys.argv[1:4])
     module.tokenize(find_sources([str(data)]), output, tokenizer, processes=2)

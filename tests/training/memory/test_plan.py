@@ -15,23 +15,21 @@ from mlx_mmfree.errors import BackendError, TrainingError
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.device import DeviceInfo
-from mlx_mmfree.training import adamw_8bit, optimizer_step
 from mlx_mmfree.training import loss as loss_module
-from mlx_mmfree.training.adamw_8bit import AdamW8bit
+from mlx_mmfree.training import memory, optimizer_step
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.fine_tune import plan_fine_tune
+from mlx_mmfree.training.fine_tune import adapt_layers, plan_fine_tune
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.gradient_checkpoint import checkpoint_blocks
 from mlx_mmfree.training.loss import next_token_loss
-from mlx_mmfree.training.memory import MemoryPlan, peak, plan_memory
-from mlx_mmfree.training.optimizer_step import OptimizerStep
+from mlx_mmfree.training.memory import MemoryPlan, plan_memory
+from mlx_mmfree.training.optimizer import AdamW8bit
+from mlx_mmfree.training.optimizer_step import OptimizerStep, checkpoint_blocks
 from mlx_mmfree.training.run_settings import LoopSettings
 from mlx_mmfree.training.samples import Sample, Samples
 from mlx_mmfree.training.settings import Settings
 from mlx_mmfree.training.train_model import plan_training
-from mlx_mmfree.training.trainable import adapt_layers
 
 needs_extension = pytest.mark.skipif(
     native.unavailable() is not None, reason="the compiled extension reads the operations"
@@ -145,7 +143,7 @@ def test_the_plan_is_within_15_percent_of_what_is_measured(
         monkeypatch.setattr(loss_module, "_BLOCK", 2**14)
     if size := options.pop("groups", 0):
         monkeypatch.setattr(optimizer_step, "_GROUP", size)
-        monkeypatch.setattr(adamw_8bit, "_PIECE", 2**14)
+        monkeypatch.setattr("mlx_mmfree.training.optimizer._PIECE", 2**14)
     optimizer = options.pop("optimizer", optim.AdamW)
     parts, dtype = options.pop("parts", 1), options.pop("dtype", mx.float32)
     batch = _batch(rows, length)
@@ -190,7 +188,7 @@ def test_without_the_extension_activations_are_unknown(monkeypatch: pytest.Monke
     def fail(*arrays: Any) -> None:
         raise BackendError("[native] it was not built")
 
-    monkeypatch.setattr(peak, "graph_of", fail)
+    monkeypatch.setattr(memory, "graph_of", fail)
     plan = _planned(_model("llama"), _batch(2, 64))
     assert plan.activations is None and plan.total > plan.moments
     assert "activations unknown, as the compiled extension is missing" in str(plan)

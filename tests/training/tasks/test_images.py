@@ -21,18 +21,15 @@ from mlx_mmfree.layers.matrix import matrices, parameters
 from mlx_mmfree.layers.norms import BatchNorm, running_statistics
 from mlx_mmfree.models import architectures, find
 from mlx_mmfree.training import Settings, train_model
-from mlx_mmfree.training.batch_gradient import BatchGradient
-from mlx_mmfree.training.callbacks import Callback
-from mlx_mmfree.training.checkpoint import learned
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.first_model import FirstModel
+from mlx_mmfree.training.first_model import FirstModel, with_classes
 from mlx_mmfree.training.image_sets.image_set import digest_of, read_images
-from mlx_mmfree.training.log import read_log
-from mlx_mmfree.training.new_head import with_classes
+from mlx_mmfree.training.log import Callback, read_log
 from mlx_mmfree.training.optimizer import build_optimizer
-from mlx_mmfree.training.optimizer_step import OptimizerStep
-from mlx_mmfree.training.tasks.images import ImageTask, mirrored, moved
+from mlx_mmfree.training.optimizer_step import BatchGradient, OptimizerStep
+from mlx_mmfree.training.run_folder import learned
+from mlx_mmfree.training.tasks.samples import ImageTask, mirrored, moved
 from mlx_mmfree.training.train_model import plan_training
 from tests.hub.timm_models import CLASSIFIERS, FOLDERS, write_backbone
 

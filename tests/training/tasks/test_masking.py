@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlx_mmfree.training.tasks.masking import Masking, masked_count
+from mlx_mmfree.training.tasks.corpus import Masking, masked_count
 
 MASK, END, VOCABULARY = 1, 0, 500
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...errors import TrainingError
-from ..callbacks import Callback
+from ..errors import TrainingError
+from .log import Callback
 
 
 class WandbReport(Callback):

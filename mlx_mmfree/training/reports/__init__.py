@@ -1,1 +1,0 @@
-"""What shows how a run goes on, or went: pictures, figures of ternary weights, and other services."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..generation.decode import PREFILL_STEP_SIZE, are_finite, check_finite
 from ..models import Decoder
-from ..models.parts.tokens import check_tokens
+from ..models.parts.stack import check_tokens
 from ..ops import cross_entropy
 from .perplexity import LOGITS_AT_A_TIME
 

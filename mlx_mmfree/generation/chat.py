@@ -9,7 +9,7 @@ from mlx.utils import tree_reduce
 
 from ..errors import UsageError
 from ..models import Decoder
-from ..models.parts.tokens import token_array
+from ..models.parts.stack import token_array
 from .decode import (
     PREFILL_STEP_SIZE,
     Completion,

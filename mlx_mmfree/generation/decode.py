@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from ..errors import NumericalError
 from ..models import Decoder, check_causal
-from ..models.parts.tokens import check_tokens, token_array
+from ..models.parts.stack import check_tokens, token_array
 from ..ops import long_sum
 from ..ops.backend.compilation import can_compile, compiled
 from ..platform.units import BYTES_PER_GB

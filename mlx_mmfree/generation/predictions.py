@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 
 from ..images import ImageProcessor
-from ..images.imagenet import imagenet_names
+from ..images.processor import imagenet_names
 from ..models import ImageClassifier, MaskedLM, SequenceClassifier
-from ..models.parts.tokens import check_length, check_tokens, token_array
+from ..models.parts.stack import check_length, check_tokens, token_array
 from ..ops import log_softmax
 
 

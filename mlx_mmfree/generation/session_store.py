@@ -34,7 +34,7 @@ from ..files.writing import (
     writing,
 )
 from ..models import Decoder
-from ..models.parts.tokens import check_tokens
+from ..models.parts.stack import check_tokens
 from ..version import __version__
 from .states import arrays_by_place, blank_state, fingerprint
 

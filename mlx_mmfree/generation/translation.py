@@ -11,8 +11,8 @@ from mlx.utils import tree_map
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models import EncoderDecoder
-from ..models.parts.encoder_decoder import SEARCH_KEYS
-from ..models.parts.tokens import check_length, check_tokens
+from ..models.parts.encoders import SEARCH_KEYS
+from ..models.parts.stack import check_length, check_tokens
 from ..ops import log_softmax
 from ..tokenizer.pair_tokenizer import PairTokenizer, SharedVocabulary
 from ..tokenizer.tokenizer import Tokenizer

@@ -1,24 +1,59 @@
 """Opens the file of a picture, which may be hostile, with Pillow.
 
 Only a few formats are tried, and one that needs few lines of C each. The size is read from the header
-and bounded before anything is decoded. Whatever a decoder says of a damaged file becomes one line.
-"""
+and bounded before anything is decoded. Whatever a decoder says of a damaged file becomes one line."""
 
 import io
 import os
+import re
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import ImageError
+from ..errors import ImageError, install_extra
 from ..files.reading import read_file
-from .jpeg_scans import scan_count
-from .pillow import require_pillow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+def require_pillow() -> None:
+    """Says how to install Pillow where it is missing.
+
+    Raises:
+        ImageError: It is not installed.
+    """
+    if find_spec("PIL") is None:
+        raise ImageError(
+            "[image] pictures need the package Pillow, which is not installed. "
+            + install_extra("vision")
+        )
+
+
+_START_OF_IMAGE = b"\xff\xd8"
+# without stuffed bytes, fill bytes and restarts, which have no segment
+_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
+_END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
+
+
+def scan_count(data: bytes) -> int:
+    """The number of scans of a JPEG file, as a decoder meets them; 0 for other files.
+
+    A progressive JPEG is decoded scan by scan, each over all of its pixels, and a scan takes few bytes:
+    a file of a megabyte could keep a decoder busy for a quarter of an hour.
+    """
+    if not data.startswith(_START_OF_IMAGE):
+        return 0
+    count, place = 0, len(_START_OF_IMAGE)
+    while (marker := _MARKER.search(data, place)) and marker[1][0] != _END_OF_IMAGE:
+        count += marker[1][0] == _START_OF_SCAN
+        length = int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+        place = marker.end() + max(length, 2)
+    return count
+
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MAX_PIXELS = 64_000_000

@@ -8,7 +8,7 @@ from .parts.architecture import find_described as find_described
 from .parts.architecture import known_model_types as known_model_types
 from .parts.block import Block as Block
 from .parts.block import set_dropout as set_dropout
-from .parts.encoder_decoder import EncoderDecoder as EncoderDecoder
+from .parts.encoders import EncoderDecoder as EncoderDecoder
 from .parts.encoders import MaskedLM as MaskedLM
 from .parts.encoders import SequenceClassifier as SequenceClassifier
 from .parts.image_classifier import ImageClassifier as ImageClassifier

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 from ..layers.mixer import LinearFactory
 from .parts.architecture import Architecture, draw_weights, find
-from .parts.hybrid_config import ATTENTION, Config
 from .parts.mixers import MixerChoice, MixerPositions
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears, linear_of
-from .parts.transformer import TINY
+from .parts.transformer import ATTENTION, TINY, HybridConfig
 
 _IN_MLX_LM = (ATTENTION, "gla", "hgrn2", "mlgru", "sliding_window_attention")
 """Mixers of the file with which mlx-lm runs a hybrid."""
@@ -30,7 +29,7 @@ class _MixerLinears(dict[str, LinearFactory]):
         return linear_of(self._linears, f"{self._place}.{name}")
 
 
-def build(config: Config) -> Decoder:
+def build(config: HybridConfig) -> Decoder:
     """A model with fresh weights, in its training form.
 
     Raises:
@@ -53,7 +52,7 @@ def build(config: Config) -> Decoder:
     return model
 
 
-def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+def _mlx_lm_file(config: HybridConfig, ternary_dims: Sequence[int]) -> str | None:
     """As `Architecture.mlx_lm`."""
     is_known = all(choice.name in _IN_MLX_LM for choice in config.token_mixers)
     return "hybrid.py" if is_known else None
@@ -61,7 +60,7 @@ def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
 
 ARCHITECTURE = Architecture(
     name="hybrid",
-    config=Config,
+    config=HybridConfig,
     build=build,
     weight_names={
         "model.embed_tokens": "embed",

@@ -17,7 +17,7 @@ from ..layers.attention.positions import AddedPositions, SinusoidalPositions
 from ..token_mixers import MultiHeadAttention
 from .parts.architecture import Architecture, Copy, draw_weights
 from .parts.block import Block
-from .parts.encoder_decoder import EncoderDecoder
+from .parts.encoders import EncoderDecoder
 from .parts.fields import (
     ACTIVATIONS,
     HubConfig,

@@ -19,8 +19,7 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from .parts.architecture import Architecture, Pipeline, draw_weights
 from .parts.block import Block, NormOrder, ReversibleBlock
-from .parts.encoder_decoder import EncoderDecoder
-from .parts.encoders import MaskedLM, Pooling, SequenceClassifier
+from .parts.encoders import EncoderDecoder, MaskedLM, Pooling, SequenceClassifier
 from .parts.fields import (
     HubConfig,
     boolean,

@@ -91,6 +91,13 @@ class SelectingStage(Stage):
     with the tokens `S` that a `TokenSelector` finds important by the scores of the first block. A last
     block without a partner sees all.
 
+    A transcription, since no code of the paper is public. It is trained in stages:
+
+    1. Train the blocks alone, `stage.is_selecting = False`, or load a published model.
+    2. Freeze them, and train the selectors by `selector_loss`: what they predict of a block's attention
+       shall be what that block does.
+    3. Freeze the selectors, `stage.is_selecting = True`, and train the blocks on.
+
     Args:
         blocks: Blocks with bidirectional softmax attention, and neither positions nor norms inside it.
         keep: The share of tokens that a second block sees.

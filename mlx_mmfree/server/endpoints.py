@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from ..generation.decode import end_tokens
 from ..models import Decoder
-from ..models.parts.tokens import token_array
+from ..models.parts.stack import token_array
 from .answers import ChatAnswer, CompletionAnswer, ShownTokens
 from .engine import Steps
 from .errors import RequestError

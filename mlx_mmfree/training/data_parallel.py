@@ -21,7 +21,10 @@ from ..errors import TrainingError
 class Exchanges:
     """Runs exchanges in the order in which they are asked for, beside the thread that computes.
 
-    After one has failed, all later ones fail with the same error.
+    MLX can queue many exchanges. If another process dies, however, those in the queue wait for it for
+    ever, and MLX waits for them when it queues the next one or ends. Here an exchange begins after the
+    one before it has ended, so that nothing is left in MLX's queue when one fails. After one has failed,
+    all later ones fail with the same error.
     """
 
     def __init__(self) -> None:
@@ -77,6 +80,8 @@ def backward_order(names: Iterable[str]) -> list[str]:
     return sorted(reversed(list(names)), key=lambda name: "." not in name)
 
 
+# `mlx.nn.average_gradients` fills its messages in the order of the forward pass, so that the first one
+# waits for the end of the backward pass, and sends each array alone once their dtypes differ
 def buckets(arrays: Sequence[mx.array]) -> Iterator[list[mx.array]]:
     """Groups arrays, in order, into buckets of at most 25 MiB of float32 or a single larger array.
 

@@ -1,4 +1,10 @@
-"""The memory that a run will take."""
+"""The memory that a run will take, found without computing anything.
+
+MLX's CPU backend allocates the results of an operation when it hands the operation to the thread that
+computes, and frees what an operation has read when that thread has run it. The thread lags behind by up
+to about a hundred tasks, so that memory depends on the order of the operations and on this lag. Both are
+followed here (`eval_impl` in MLX's transforms.cpp).
+"""
 
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Sequence

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..errors import TrainingError
-from ..models.parts.tokens import check_tokens
+from ..models.parts.stack import check_tokens
 from ..tokenizer.chat import THOUGHTS
 from .lines import LineError, kind_of, names_in, read_lines, text_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_mmfree.images.imagenet import imagenet_names
+from mlx_mmfree.images.processor import imagenet_names
 
 
 @pytest.mark.parametrize("tag", ["in1k", "usi_in1k", "goog_in21k_ft_in1k"])

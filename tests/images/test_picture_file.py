@@ -14,7 +14,7 @@ from PIL import Image
 
 from mlx_mmfree.errors import ImageError
 from mlx_mmfree.images import read_picture
-from mlx_mmfree.images.jpeg_scans import scan_count
+from mlx_mmfree.images.picture_file import scan_count
 
 _TOO_MANY = r"bomb' must have (at most 64,000,000 pixels but has|fewer pixels: )"
 SHOWN = np.arange(24, dtype=np.uint8).reshape(4, 6)
@@ -157,7 +157,7 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
 
 
 def test_pillow_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_mmfree.images.pillow.find_spec", lambda name: None)
+    monkeypatch.setattr("mlx_mmfree.images.picture_file.find_spec", lambda name: None)
     with pytest.raises(
         ImageError, match=r"not installed\. Run this in .*: pip install '\.\[vision\]'"
     ):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mlx_mmfree.errors import CheckpointError, ImageError, UnsupportedModelError
 from mlx_mmfree.images import ImageProcessor
-from mlx_mmfree.images.configuration import CROP_MODES, INTERPOLATIONS
+from mlx_mmfree.images.processor import CROP_MODES, INTERPOLATIONS
 
 VIT = {
     "image_processor_type": "ViTImageProcessor",

@@ -81,7 +81,7 @@ FAULTS = {
         ("images/test_picture_file.py",),
     ),
     "images: markers within segments count as scans": Fault(
-        "images/jpeg_scans.py",
+        "images/picture_file.py",
         "place = marker.end() + max(length, 2)",
         "place = marker.end() + 2",
         ("images/test_picture_file.py",),
@@ -129,7 +129,7 @@ FAULTS = {
         ("training/test_run_tokens.py",),
     ),
     "corpus: a stage draws again what an earlier one drew": Fault(
-        "training/corpus/epoch_mixture.py",
+        "training/corpus/mixture.py",
         "_Shares(shares, seed, number), dict(drawn))",
         "_Shares(shares, seed, number), dict.fromkeys(tokens, 0))",
         ("training/corpus/test_mixture.py",),
@@ -238,13 +238,13 @@ FAULTS = {
         ("training/test_data_parallel.py",),
     ),
     "training: what all blocks share is exchanged first": Fault(
-        "training/gradient_buckets.py",
+        "training/data_parallel.py",
         'key=lambda name: "." not in name',
         'key=lambda name: "." in name',
         ("training/test_gradient_buckets.py",),
     ),
     "training: a bucket's numbers are parted one place off": Fault(
-        "training/gradient_buckets.py",
+        "training/data_parallel.py",
         "mx.split(numbers, ends[:-1])",
         "mx.split(numbers, [end + 1 for end in ends[:-1]])",
         ("training/test_gradient_buckets.py",),
@@ -364,7 +364,7 @@ FAULTS = {
         ("cli/test_doctor.py",),
     ),
     "messages: no way out of other settings": Fault(
-        "training/checkpoint.py",
+        "training/run_folder.py",
         '            "Resume with the same settings or give another output folder."\n',
         "",
         ("training/test_loop.py",),

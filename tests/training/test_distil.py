@@ -21,8 +21,8 @@ from mlx_mmfree.files.writing import try_lock_file
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.models.parts.hybrid_config import ATTENTION
 from mlx_mmfree.models.parts.mixers import MixerChoice
+from mlx_mmfree.models.parts.transformer import ATTENTION
 from mlx_mmfree.training import loop
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.distil.distil import Distillation, hidden_loss, mixer_loss

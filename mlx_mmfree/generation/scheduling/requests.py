@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
-from ...models.parts.tokens import check_tokens
+from ...models.parts.stack import check_tokens
 from ..decode import Completion, FinishReason, check_max_tokens
 from ..sampling import LogitsProcessor, Sampler, greedy
 

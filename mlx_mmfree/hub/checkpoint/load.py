@@ -28,7 +28,7 @@ from ...files.reading import read_json_object
 from ...images import ImageProcessor
 from ...layers.matrix import converted, kept_names, matrices, parameters
 from ...models import Decoder, EncoderDecoder, ImageClassifier, TokenModel, architecture_of
-from ...models.parts.encoder_decoder import SearchFiles
+from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
 from ...ops.backend.early_checks import check_early
 from ...ops.backend.launch import MAX_GROUP_ROWS

@@ -26,7 +26,7 @@ from ...files.tensors import METADATA, PlannedTensors, write_safetensors, write_
 from ...files.writing import new_folder, writing
 from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
-from ...models.parts.encoder_decoder import SEARCH_KEYS
+from ...models.parts.encoders import SEARCH_KEYS
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.pair_tokenizer import TranslationTokenizer
 from ...tokenizer.tokenizer import Tokenizer

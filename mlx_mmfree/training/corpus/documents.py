@@ -97,6 +97,9 @@ def parquet_documents(
 ) -> Iterator[str]:
     """The texts of one column in order. Rows without a text are left out.
 
+    A few bytes of such a file can stand for any number, and pyarrow takes the memory for them first. So
+    it runs in a process with limits.
+
     Args:
         path: The file.
         column: The column.

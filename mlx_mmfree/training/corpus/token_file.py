@@ -1,4 +1,9 @@
-"""Files of tokens: how they are written and read."""
+"""Files of tokens: the token ids of a corpus, read from the disk as they are needed.
+
+A file begins with a header of 4,096 bytes: `MMFTOKEN`, a JSON object and spaces. The ids of all
+documents follow in order, as little-endian numbers of 16 or 32 bits, with the end-of-text token after
+each document.
+"""
 
 import hashlib
 import json

@@ -13,10 +13,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ...errors import TrainingError
 from ...layers.matrix import matrices
 from ...models import Decoder, architecture_of
-from ...models.parts.hybrid_config import ATTENTION, Config
 from ...models.parts.mixers import MixerChoice, find_token_mixer
 from ...models.parts.ternary_linears import TernaryLinears
-from ...models.parts.transformer import TransformerConfig
+from ...models.parts.transformer import ATTENTION, HybridConfig, TransformerConfig
 from ..batches import Batch
 from ..loss import kept_logits
 from .settings import DistilSettings, StageName
@@ -99,7 +98,7 @@ def student_config(
         base = replace(base, linears=TernaryLinears())
     if all(choice.name == ATTENTION for choice in mixers):
         return base
-    return Config.of(base, tuple(mixers))
+    return HybridConfig.of(base, tuple(mixers))
 
 
 def build_student(
@@ -138,7 +137,7 @@ def build_student(
 def replaced_layers(student: Decoder) -> list[int]:
     """The numbers of the layers whose attention was replaced."""
     config = student.config
-    if not isinstance(config, Config):
+    if not isinstance(config, HybridConfig):
         return []
     return [n for n, choice in enumerate(config.token_mixers) if choice.name != ATTENTION]
 
@@ -265,7 +264,7 @@ def _forward(model: Decoder, length: int) -> int:
 
 def _attention(model: Decoder, length: int) -> int:
     """What queries, keys and values of a layer take, the mean of all places."""
-    base = model.config.base if isinstance(model.config, Config) else model.config
+    base = model.config.base if isinstance(model.config, HybridConfig) else model.config
     return 2 * base.num_attention_heads * base.head_dim * (length + 1)
 
 

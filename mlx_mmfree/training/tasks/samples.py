@@ -14,7 +14,7 @@ from ...errors import TrainingError
 from ...files.checkpoint_files import tokenizer_files
 from ...hub.checkpoint.load import load_text_tokenizer
 from ...images import ImageProcessor
-from ...models.parts.tokens import check_tokens
+from ...models.parts.stack import check_tokens
 from ...tokenizer.pair_tokenizer import open_pair_tokenizer
 from ..batches import PADDED_TO, Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture

@@ -77,13 +77,13 @@ def test_a_long_call_is_read_in_pieces(
     want, want_gradient = run(), mx.grad(loss)(x)
     pieces = []
     monkeypatch.setattr(attention, "PIECE", 4)
-    attend = attention.SelfAttention._attend_piece
+    attend = attention.SelfAttention._attend_before
 
     def noted(self: attention.SelfAttention, projected: mx.array, *rest: Any) -> Any:
         pieces.append(projected.shape[1])
         return attend(self, projected, *rest)
 
-    monkeypatch.setattr(attention.SelfAttention, "_attend_piece", noted)
+    monkeypatch.setattr(attention.SelfAttention, "_attend_before", noted)
     for got, one in zip(run(), want, strict=True):
         assert relative_error(got, one) <= FLOAT32
     if cache != "everything" or "position_bias" in positions:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -42,9 +42,7 @@ from .key_values import (
 from .options import AttentionNorms, KeyValueCache, Quantization, check_heads
 from .positions import PositionBias, RoPE
 
-GrowingState = KeyValueState | tuple[()]
-SelfAttentionState = GrowingState | FixedKeyValueState
-S = TypeVar("S", KeyValueState, FixedKeyValueState)
+SelfAttentionState = KeyValueState | FixedKeyValueState | tuple[()]
 
 PIECE = 256
 """Tokens that are read at a time at least, where a long call is read in pieces."""
@@ -220,6 +218,13 @@ class SelfAttention(TokenMixer):
             return False
         return rope is None or (rope.wavelengths is not None and not cache.sinks)
 
+    def _takes_step(self, state: SelfAttentionState) -> bool:
+        """Whether `attention_step` reads a token into this state."""
+        if not isinstance(state, KeyValueState) or not isinstance(state.keys, mx.array):
+            return isinstance(state, FixedKeyValueState)
+        is_kept = self._cache.quantization is None or self._key_values.left_exact(state) != 0
+        return is_kept and self.takes_steps
+
     @property
     def _key_values(self) -> KeyValueKind:
         heads, dims = self.num_kv_heads, self.head_dim
@@ -293,17 +298,18 @@ class SelfAttention(TokenMixer):
         if not length:
             shape = (projected.shape[0], 0, self.num_heads * self.head_dim)
             return mx.zeros(shape, projected.dtype), state
-        first = None
-        if isinstance(state, FixedKeyValueState):
-            if tokens.counts is not None or tokens.starts is not None:
-                raise ValueError(
-                    f"[{self._name}] 'x' must come without 'valid' and 'starts' while the state has "
-                    "fixed shapes. Make it ordinary by 'growing' of its kind."
-                )
+        is_fixed = isinstance(state, FixedKeyValueState)
+        is_plain = tokens.counts is None and tokens.starts is None
+        if is_fixed and not is_plain:
+            raise ValueError(
+                f"[{self._name}] 'x' must come without 'valid' and 'starts' while the state has fixed "
+                "shapes. Make it ordinary by 'growing' of its kind."
+            )
+        if length == 1 and is_plain and self._takes_step(state):
+            return self._step(projected, state, context)
+        if is_fixed:
             # one by one, so that proposals of a draft model are read as ordinary tokens are
-            pieces = list(pairwise(range(length + 1)))
-        elif length == 1 and self._cache.quantization is None:
-            return self._attend_piece(projected, state, context, tokens)
+            pieces, first = list(pairwise(range(length + 1))), None
         else:
             pieces, first = self._pieces(state, length)
         if first is not None and tokens.starts is not None:
@@ -311,19 +317,25 @@ class SelfAttention(TokenMixer):
                 f"[{self._name}] 'starts' must be None while the state is still to be quantised but got "
                 f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
-        parts = []
-        cut = split_many(projected, [stop for _, stop in pieces[:-1]], axis=1)
-        for piece, (start, stop) in zip(cut, pieces, strict=True):
-            if start == first:
-                state = self._key_values.quantized(cast(KeyValueState, state))
-            if len(pieces) == 1:
-                return self._attend_piece(projected, state, context, tokens)
-            one, own = context.part(start, stop), tokens.part(start, stop)
-            y, state = self._attend_piece(piece, state, one, own)
-            parts.append(y)
-        return mx.concatenate(parts, axis=1), state
+        if first == 0:
+            state = self._key_values.quantized(cast(KeyValueState, state))
+        if len(pieces) > 1:
+            parts = []
+            cut = split_many(projected, [stop for _, stop in pieces[:-1]], axis=1)
+            for piece, (start, stop) in zip(cut, pieces, strict=True):
+                one, own = context.part(start, stop), tokens.part(start, stop)
+                y, state = self._attend(piece, state, one, own)
+                parts.append(y)
+            return mx.concatenate(parts, axis=1), state
+        if isinstance(state, KeyValueState):
+            y, state = self._attend_before(projected, state, context, tokens)
+        else:
+            y = self._attend_around(projected, context, tokens)
+        return merge_heads(y).astype(projected.dtype), state
 
-    def _pieces(self, state: GrowingState, length: int) -> tuple[list[tuple[int, int]], int | None]:
+    def _pieces(
+        self, state: SelfAttentionState, length: int
+    ) -> tuple[list[tuple[int, int]], int | None]:
         """Where a call is cut to be read in pieces, and the piece before which the state is quantised.
 
         With a window, a token of a long call costs what one of a short call does. With a bias, the
@@ -341,28 +353,16 @@ class SelfAttention(TokenMixer):
                 cuts |= set(range(size, length, size))
         return list(pairwise(sorted(cuts))), first
 
-    def _attend_piece(
-        self, projected: mx.array, state: SelfAttentionState, context: Context, tokens: RealTokens
+    def _step(
+        self, projected: mx.array, state: SelfAttentionState, context: Context
     ) -> tuple[mx.array, SelfAttentionState]:
-        """Attention of the tokens of one piece."""
-        if isinstance(state, FixedKeyValueState):
-            return self._step(projected, state, context)
-        if not isinstance(state, KeyValueState):
-            y = self._attend_around(projected, context, tokens)
-            return merge_heads(y).astype(projected.dtype), state
-        is_plain = tokens.counts is None and tokens.starts is None
-        keys = state.keys
-        if projected.shape[1] == 1 and is_plain and isinstance(keys, mx.array) and self.takes_steps:
-            if state.positions.shape[1] == keys.shape[2]:
-                state = state.with_room(1, self._cache.window, self._cache.sinks)
-            return self._step(projected, state, context)
-        y, state = self._attend_before(projected, state, context, tokens)
-        return merge_heads(y).astype(projected.dtype), state
-
-    def _step(self, projected: mx.array, state: S, context: Context) -> tuple[mx.array, S]:
-        """Attention of one token, `(B, 1, (H + 2G) K)`, to itself and those of a state with room."""
+        """Attention of one token, `(B, 1, (H + 2G) K)`, to itself and those of an exact state."""
+        window, sinks = self._cache.window, self._cache.sinks
         keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state)
-        window, sinks, room = self._cache.window, self._cache.sinks, keys.shape[2]
+        if positions.shape[1] == keys.shape[2] and isinstance(state, KeyValueState):
+            roomy = state.with_room(1, window, sinks)
+            keys, values = cast("tuple[mx.array, mx.array]", roomy[:2])
+        room = keys.shape[2]
         options: dict[str, Any] = {"window": window, "sinks": sinks}
         rope, query_norm, key_norm = self.get("rope"), self.get("query_norm"), self.get("key_norm")
         scale = 1.0
@@ -390,7 +390,7 @@ class SelfAttention(TokenMixer):
             place=partial(context.once, ("place", positions.shape[1], room, window, sinks), found),
             **options,
         )
-        return y, type(state)(*new)
+        return y, cast(Any, type(state))(*new)
 
     def _attend_before(
         self, projected: mx.array, state: KeyValueState, context: Context, tokens: RealTokens

@@ -109,6 +109,7 @@ class Stack(nn.Module):
     ):
         super().__init__()
         self.blocks: list[Block | ReversibleBlock] = list(blocks)
+        self._is_reversible = bool(blocks) and isinstance(blocks[0], ReversibleBlock)
         self.norm = norm
         if positions is not None:
             self.positions = positions
@@ -169,8 +170,10 @@ class Stack(nn.Module):
             ValueError: Samples begin inside rows and a token mixer cannot keep them apart.
         """
         each = self.block_arguments() if block_arguments is None else block_arguments
-        x, state, added = self._placed(x, state, context)
         new_state: list[State] = []
+        added: tuple[State, ...] = ()
+        if "positions" in self or context.starts is not None:
+            x, state, added = self._placed(x, state, context)
         is_reversible, run = self._is_reversible, self.run_block
         x = two_streams(x) if is_reversible else x
         is_flat = len(state) == len(self.blocks)
@@ -202,10 +205,6 @@ class Stack(nn.Module):
     def joined(self, x: mx.array) -> mx.array:
         """What the norm gets of both streams behind reversible blocks, `(B, L, 2 D)`."""
         return one_stream(x)
-
-    @property
-    def _is_reversible(self) -> bool:
-        return bool(self.blocks) and isinstance(self.blocks[0], ReversibleBlock)
 
     def _placed(
         self, x: mx.array, state: tuple[State, ...], context: Context

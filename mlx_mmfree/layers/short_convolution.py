@@ -14,7 +14,7 @@ class ShortConvolution(nn.Module):
     r"""Causal depthwise convolution followed by SiLU.
 
     .. math::
-        y_t = \mathrm{silu}\Big(\sum_{k=0}^{K-1} w_k \odot x_{t-K+1+k}\Big)
+        y_t = \mathrm{silu}\Big(b + \sum_{k=0}^{K-1} w_k \odot x_{t-K+1+k}\Big)
 
     The last tap lies on the current position; positions before the first are zero, or the ones
     carried in the state. At a position of `starts` a new sample begins: those before are zero to it.
@@ -25,6 +25,8 @@ class ShortConvolution(nn.Module):
     Args:
         dims: Number of channels `D`.
         kernel_size: Number of taps `K`.
+        bias: Whether there is a bias `b`.
+        activation: Whether SiLU follows.
 
     Shape:
         `x` and result `(B, L, D)`; state `(B, K - 1, D)`, the last inputs.
@@ -41,12 +43,15 @@ class ShortConvolution(nn.Module):
         ((1, 5, 8), (1, 3, 8))
     """
 
-    def __init__(self, dims: int, kernel_size: int):
+    def __init__(self, dims: int, kernel_size: int, *, bias: bool = False, activation: bool = True):
         super().__init__()
         check_sizes("ShortConvolution", dims=dims, kernel_size=kernel_size)
         bound = math.sqrt(1.0 / kernel_size)
         # (D, 1, K), the shape that checkpoints hold.
         self.weight = mx.random.uniform(-bound, bound, (dims, 1, kernel_size))
+        if bias:
+            self.bias = mx.zeros((dims,))
+        self._has_activation = activation
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> mx.array:
         dims, _, kernel_size = self.weight.shape
@@ -55,15 +60,35 @@ class ShortConvolution(nn.Module):
     def __call__(
         self, x: mx.array, state: mx.array, context: Context | None = None
     ) -> tuple[mx.array, mx.array]:
-        context = Context() if context is None else context
-        return read_without_padding(
-            x, context, lambda x, tokens: self._read(x, tokens, state, context)
-        )
+        weight, bias = self["weight"], self.get("bias")
+        y, last = convolve(x, weight, state, context, bias=bias)
+        return silu(y) if self._has_activation else y, last
 
-    def _read(
-        self, x: mx.array, tokens: RealTokens, state: mx.array, context: Context
-    ) -> tuple[mx.array, mx.array]:
-        length, kernel_size = x.shape[1], self.weight.shape[-1]
+
+def convolve(
+    x: mx.array,
+    weight: mx.array,
+    state: mx.array,
+    context: Context | None = None,
+    *,
+    bias: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """The convolution of a `ShortConvolution` before its activation.
+
+    Args:
+        x: `(B, L, D)`.
+        weight: Taps `(D, 1, K)`, of one convolution or of several whose channels lie side by side.
+        state: The last inputs before, `(B, K - 1, D)`.
+        context: The tokens of the call.
+        bias: `(D,)`.
+
+    Returns:
+        `(B, L, D)`, zero where padded, and the last inputs.
+    """
+    context = Context() if context is None else context
+
+    def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, mx.array]:
+        length, kernel_size = x.shape[1], weight.shape[-1]
         window = mx.concatenate([state, x], axis=1)
         taps = [window[:, tap : tap + length] for tap in range(kernel_size)]
 
@@ -83,10 +108,32 @@ class ShortConvolution(nn.Module):
             zero = mx.zeros((), x.dtype)
             taps = [mx.where(mask, seen, zero) for mask, seen in zip(masks, taps, strict=True)]
             last = mx.where(is_last, last, zero)
-        y = self.weight[:, 0, 0] * taps[0]
+        y = weight[:, 0, 0] * taps[0]
         for tap in range(1, kernel_size):
-            y = y + self.weight[:, 0, tap] * taps[tap]
-        return silu(y), last
+            y = y + weight[:, 0, tap] * taps[tap]
+        return y if bias is None else y + bias, last
+
+    return read_without_padding(x, context, read)
+
+
+def shift_state(batch_size: int, dims: int, dtype: mx.Dtype) -> mx.array:
+    """The input before the first, zeros `(B, 1, D)`."""
+    return mx.zeros((batch_size, 1, dims), dtype)
+
+
+def shifted(x: mx.array, before: mx.array, context: Context) -> tuple[mx.array, mx.array]:
+    """The input before each position.
+
+    Args:
+        x: `(B, L, D)`.
+        before: The last input before, `(B, 1, D)`.
+        context: The tokens of the call.
+
+    Returns:
+        `(B, L, D)`, zero at the first position of a sample and where padded, and the last input.
+    """
+    taps = mx.broadcast_to(mx.array([1.0, 0.0], x.dtype), (x.shape[-1], 1, 2))
+    return convolve(x, taps, before, context)
 
 
 def _last_places(tokens: RealTokens, length: int, kernel_size: int) -> mx.array:

@@ -2,10 +2,13 @@
 
 from ..layers.attention.options import AttentionNorms as AttentionNorms
 from ..layers.attention.options import KeyValueCache as KeyValueCache
+from ..layers.delta_rule import DeltaRuleState as DeltaRuleState
 from .big_bird import BigBird as BigBird
 from .cosformer import CosFormer as CosFormer
 from .cosformer import CosFormerState as CosFormerState
+from .delta_net import DeltaNet as DeltaNet
 from .fnet import FNet as FNet
+from .gated_delta_net import GatedDeltaNet as GatedDeltaNet
 from .gla import GLA as GLA
 from .gla import GLAState as GLAState
 from .gmlp import GMLP as GMLP
@@ -21,10 +24,13 @@ from .hgrn2 import HGRN2 as HGRN2
 from .hgrn2 import HGRN2State as HGRN2State
 from .hydra import Hydra as Hydra
 from .hydra import HydraState as HydraState
+from .kda import KDA as KDA
 from .linear_attention import LinearAttention as LinearAttention
 from .linear_attention import LinearAttentionState as LinearAttentionState
 from .linformer import Linformer as Linformer
 from .longformer import Longformer as Longformer
+from .mamba2 import Mamba2 as Mamba2
+from .mamba2 import Mamba2State as Mamba2State
 from .mlgru import MLGRU as MLGRU
 from .mlgru import MLGRUState as MLGRUState
 from .mlp_mixer import MLPMixer as MLPMixer
@@ -39,6 +45,9 @@ from .relu_attention import ReLUAttention as ReLUAttention
 from .retnet import RetNet as RetNet
 from .retnet import RetNetState as RetNetState
 from .ring_attention import RingAttention as RingAttention
+from .rwkv7 import RWKV7 as RWKV7
+from .rwkv7 import RWKV7Channel as RWKV7Channel
+from .rwkv7 import RWKV7State as RWKV7State
 from .sima import SimA as SimA
 from .sinkhorn import Sinkhorn as Sinkhorn
 from .synthesizer import Synthesizer as Synthesizer

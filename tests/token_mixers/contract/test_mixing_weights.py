@@ -143,7 +143,32 @@ def _sima(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     return mx.where((mx.arange(x.shape[1]) == 0)[:, None], y, x) if mixer._class_only else y
 
 
+def _delta_rule(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
+    before = mixer.init_state(x.shape[0], x.dtype)
+    (_, _, values, *_), _ = mixer.inner(x, before, Context())
+    o = (weights @ values).swapaxes(1, 2)
+    return mixer.output_proj(mixer.finish(o, x).flatten(2))
+
+
+def _mamba2(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
+    before = mixer.init_state(x.shape[0], x.dtype).convolution
+    (_, _, values, _, z), _ = mixer._inner(x, before, Context())
+    return mixer.output_proj(mixer._finish(weights @ values, z))
+
+
+def _rwkv7(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
+    before = mixer.init_state(x.shape[0], x.dtype).shift
+    (r, k, values, *_), gate, _ = mixer._inner(x, before, Context())
+    own = (r * k * mixer.bonus[:, None]).sum(axis=-1, keepdims=True) * values
+    return mixer.output_proj(mixer._finish(weights @ values, own) * gate)
+
+
 FINISH: dict[str, Finish] = {
+    "DeltaNet": _delta_rule,
+    "GatedDeltaNet": _delta_rule,
+    "KDA": _delta_rule,
+    "Mamba2": _mamba2,
+    "RWKV7": _rwkv7,
     "FNet": _fnet,
     "GLA": _gated_heads,
     "GMLP": _gmlp,

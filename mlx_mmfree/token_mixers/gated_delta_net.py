@@ -1,0 +1,111 @@
+"""Gated DeltaNet, which forgets by a gate and by keys (Yang et al., arXiv 2412.06464)."""
+
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers.arguments import check_optional_sizes, dims_of_a_head
+from ..layers.delta_rule import (
+    DeltaRuleMixer,
+    fresh_decay_log,
+    fresh_step_bias,
+    gated_output,
+    softplus,
+)
+from ..layers.linear import split_heads
+from ..layers.mixer import Linears, factory_of
+
+
+class GatedDeltaNet(DeltaRuleMixer):
+    r"""DeltaNet whose state decays, by one gate for each head.
+
+    .. math::
+        f_t &= \exp(-e^{A}\,\mathrm{softplus}(W_a x_t + d)), \quad \beta_t = \sigma(W_b x_t) \\
+        S_t &= f_t S_{t-1} + \beta_t\,k_t\,(v_t - f_t S_{t-1}^\top k_t)^\top \\
+        y_t &= W_o\,(\mathrm{RMSNorm}(K^{-1/2} S_t^\top q_t) \odot \mathrm{silu}(W_g x_t))
+
+    for each head of values, with queries, keys and values as in `DeltaNet`. Some heads of values may
+    share one of queries and keys.
+
+    Source: Yang et al., arXiv 2412.06464, in the form of flash-linear-attention and of Qwen3-Next.
+
+    Args:
+        dims: Model dims `D`.
+        num_heads: Heads of queries and keys.
+        num_value_heads: Heads of values `H`, a multiple. Default: as many.
+        head_dim: Dims `K` of a key. Default: `dims / num_heads`.
+        value_head_dim: Dims `V` of a value. Default: `head_dim`.
+        conv_size: Taps of the convolutions.
+        allow_negative: :math:`\beta_t` is twice as large, so that what is held may change its sign.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of the norm.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        `DeltaRuleState`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, the heads do not fit, or an input has other dims.
+
+    Example:
+        >>> y, state = GatedDeltaNet(32, num_heads=2, num_value_heads=4)(mx.zeros((1, 5, 32)))
+        >>> y.shape, state.memory.shape
+        ((1, 5, 32), (1, 4, 16, 16))
+    """
+
+    equation: ClassVar[str] = (
+        "S_t = f_t S_(t-1) + b_t k_t (v_t - f_t S_(t-1)^T k_t)^T, y_t = W (norm(S_t^T q_t) silu(g_t))"
+    )
+    complexity: ClassVar[str] = "T D^2 / H"
+    paper: ClassVar[str] = "arXiv 2412.06464"
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        num_heads: int = 4,
+        num_value_heads: int | None = None,
+        head_dim: int | None = None,
+        value_head_dim: int | None = None,
+        conv_size: int = 4,
+        allow_negative: bool = False,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        norm_eps: float = 1e-5,
+    ):
+        head_dim = dims_of_a_head("GatedDeltaNet", dims, num_heads, head_dim)
+        check_optional_sizes(
+            "GatedDeltaNet", num_value_heads=num_value_heads, value_head_dim=value_head_dim
+        )
+        heads = num_heads if num_value_heads is None else num_value_heads
+        value_dim = head_dim if value_head_dim is None else value_head_dim
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_value_heads=heads,
+            key_dim=head_dim,
+            value_dim=value_dim,
+            conv_size=conv_size,
+            max_beta=2.0 if allow_negative else 1.0,
+            linear=linear,
+            bias=bias,
+            norm_eps=norm_eps,
+        )
+        self.decay_proj = factory_of(linear, "decay_proj")(dims, heads, bias=bias)
+        self.decay_log = fresh_decay_log(heads)
+        self.step_bias = fresh_step_bias(heads)
+        self.gate_proj = factory_of(linear, "gate_proj")(dims, heads * value_dim, bias=bias)
+
+    def gates(self, x: mx.array) -> mx.array:
+        steps = self["decay_proj"](x).astype(mx.float32) + self["step_bias"].astype(mx.float32)
+        rates = mx.exp(self["decay_log"].astype(mx.float32))
+        return split_heads(mx.exp(-rates * softplus(steps)), self.num_heads)
+
+    def finish(self, o: mx.array, x: mx.array) -> mx.array:
+        return gated_output(self["output_norm"], o, self["gate_proj"](x))

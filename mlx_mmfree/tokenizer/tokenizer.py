@@ -325,21 +325,22 @@ class Tokenizer:
         _check_text(text)
         return self._encode(text, parse_special, "text")
 
-    def _parses(self, parse_special: bool | None) -> bool:
-        return self._vocabulary.parses_special if parse_special is None else parse_special
-
     def _without_first_token(
         self, parts: Sequence[str], parse_special: bool | None
     ) -> Sequence[str]:
         """The parts of a text without the token of its beginning, if they spell it."""
-        if not self._parses(parse_special) or self.bos_token_id not in self._prefix:
+        if parse_special is None:
+            parse_special = self._vocabulary.parses_special
+        if not parse_special or self.bos_token_id not in self._prefix:
             return parts
         special = self.special_tokens.items()
         spelled = (re.escape(text) for text, token in special if token == self.bos_token_id)
         return [re.sub(rf"\A(?:{'|'.join(spelled)})+", "", parts[0]), *parts[1:]]
 
     def _encode(self, text: str, parse_special: bool | None, before: Before) -> list[int]:
-        if self._parses(parse_special):
+        if parse_special is None:
+            parse_special = self._vocabulary.parses_special
+        if parse_special:
             return self._vocabulary.encode_parsed(text, before)
         return self._vocabulary.encode_plain(text, before)
 

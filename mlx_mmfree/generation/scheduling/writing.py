@@ -195,16 +195,16 @@ class _Group:
     processors: list[LogitsProcessor]
     places: list[int] = field(default_factory=list)
     seen: list[State] = field(default_factory=list)
-    keys: mx.array | None = None
+    keys: mx.array = field(default_factory=lambda: mx.zeros((0, 2), mx.uint32))
     error: Exception | None = None
 
     def add(self, place: int, row: Row) -> None:
         """Takes a row in, after the others."""
-        if self.keys is None:
-            self.seen, self.keys = row.seen, row.key[None]
-        else:
-            joined = tree_map(lambda old, new: mx.concatenate([old, new]), self.seen, row.seen)
-            self.seen, self.keys = joined, mx.concatenate([self.keys, row.key[None]])
+        seen = row.seen
+        if self.places:
+            seen = tree_map(lambda old, new: mx.concatenate([old, new]), self.seen, seen)
+        self.seen = seen
+        self.keys = mx.concatenate([self.keys, row.key[None]])
         self.places.append(place)
 
     def keep(self, new_places: dict[int, int]) -> None:

@@ -1,7 +1,7 @@
 """The keys and values that attention holds, and which of them a token sees."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeGuard, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -55,7 +55,8 @@ class KeyValueState(NamedTuple):
     @property
     def room(self) -> int:
         """Number of slots."""
-        return length_of(self.keys)
+        keys = self.keys
+        return (keys.codes if isinstance(keys, QuantizedArray) else keys).shape[2]
 
     @property
     def is_quantized(self) -> bool:
@@ -108,12 +109,12 @@ class KeyValueState(NamedTuple):
     def narrowed(self, slots: int) -> "KeyValueState":
         """The first so many slots in use, and room up to the next step; no row holds a token behind."""
         room = min(self.room, -(-slots // GROWTH_STEP) * GROWTH_STEP)
-        keys, values = each(lambda buffer: buffer[:, :, :room], (self.keys, self.values))
+        keys, values = tree_map(lambda buffer: buffer[:, :, :room], (self.keys, self.values))
         return KeyValueState(keys, values, self.positions[:, :slots])
 
     def selected(self, rows: mx.array) -> "KeyValueState":
         """Some rows, in the order given, integers `(N,)`."""
-        return KeyValueState(*each(lambda array: array[rows], tuple(self)))
+        return KeyValueState(*tree_map(lambda array: array[rows], tuple(self)))
 
     def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """What this empty state becomes after `length` tokens, without room, keys and values zero."""
@@ -136,13 +137,6 @@ class FixedKeyValueState(NamedTuple):
     values: mx.array
     positions: mx.array
 
-    @classmethod
-    def of(cls, state: KeyValueState) -> "FixedKeyValueState":
-        """The same tokens; `state` is not quantised."""
-        keys, values = cast(tuple[mx.array, mx.array], state[:2])
-        free = state.room - state.used
-        return cls(keys, values, mx.pad(state.positions, [(0, 0), (0, free)], constant_values=-1))
-
     def without_last(self, count: int) -> "FixedKeyValueState":
         """The state before the last `count` tokens of every row; not once slots have rotated."""
         return self._replace(positions=_before_last(self.positions, count))
@@ -154,21 +148,10 @@ def _before_last(positions: mx.array, count: int) -> mx.array:
     return mx.where(positions > last, -1, positions)
 
 
-def each(function: Callable[..., mx.array], *buffers: Any) -> Any:
-    """The function of each array of one or several buffers."""
-    return tree_map(function, *buffers)
-
-
-def length_of(buffer: Buffer) -> int:
-    """The number of slots."""
-    array = buffer.codes if isinstance(buffer, QuantizedArray) else buffer
-    return array.shape[2]
-
-
 def padded(buffers: tuple[Buffer, Buffer], count: int) -> Any:
     """The buffers with so many more slots, of zeros."""
     padding = [(0, 0), (0, 0), (0, count), (0, 0)]
-    return each(lambda buffer: mx.pad(buffer, padding), buffers)
+    return tree_map(lambda buffer: mx.pad(buffer, padding), buffers)
 
 
 class Reading(NamedTuple):
@@ -363,13 +346,13 @@ def extend(
     used, dims = state.used, (keys.shape[-1], values.shape[-1])
     new = (_stored(keys, state.keys), _stored(values, state.values))
     if reading.source is not None:
-        both = each(
+        both = tree_map(
             lambda old, own: mx.concatenate([old[:, :, :used], own], axis=2), state[:2], new
         )
         source = reading.source[:, None, :, None]
-        keys, values = each(lambda buffer: mx.take_along_axis(buffer, source, axis=2), both)
+        keys, values = tree_map(lambda buffer: mx.take_along_axis(buffer, source, axis=2), both)
         return *_exact(both, dims), KeyValueState(keys, values, reading.positions)
-    length = length_of(new[0])
+    length = keys.shape[2]
     free = state.room_for(length, window, sinks) - length
     if used == 0 and free > 0:
         # the first tokens take the first slots
@@ -377,10 +360,10 @@ def extend(
         return *_exact(new, dims), KeyValueState(kept[0], kept[1], reading.positions)
     state = state.with_room(length, window, sinks)
     slots = cast(mx.array, reading.slots)
-    kept = each(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
+    kept = tree_map(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
     attended = new
     if used:
-        attended = each(lambda buffer: buffer[:, :, : reading.positions.shape[1]], kept)
+        attended = tree_map(lambda buffer: buffer[:, :, : reading.positions.shape[1]], kept)
     return *_exact(attended, dims), KeyValueState(kept[0], kept[1], reading.positions)
 
 
@@ -603,20 +586,22 @@ class KeyValueKind(StateKind):
         rewound: AnyKeyValueState = state.without_last(count)
         return rewound
 
-    def takes_step(self, state: Any) -> TypeGuard[KeyValueState]:
-        """Whether `attention_step` can read a token into this state."""
-        is_exact = isinstance(state, KeyValueState) and not state.is_quantized
-        return is_exact and self._takes_steps
-
     def fixed(
         self, state: AnyKeyValueState, count: int = 1
     ) -> tuple[FixedKeyValueState, int | None] | None:
-        if self._cache.quantization is not None or not self.takes_step(state):
-            return None
         cache = self._cache
-        fixed = FixedKeyValueState.of(state.with_room(count, cache.window, cache.sinks))
-        room = fixed.positions.shape[1]
-        return fixed, None if room == cache.capacity else room - state.used
+        # what `attention_step` can read a token into
+        if not isinstance(state, KeyValueState) or isinstance(state.keys, QuantizedArray):
+            return None
+        if cache.quantization is not None or not self._takes_steps:
+            return None
+        state = state.with_room(count, cache.window, cache.sinks)
+        keys, values = cast(tuple[mx.array, mx.array], state[:2])
+        positions = state.positions
+        room, used = keys.shape[2], positions.shape[1]
+        positions = mx.pad(positions, [(0, 0), (0, room - used)], constant_values=-1)
+        fixed = FixedKeyValueState(keys, values, positions)
+        return fixed, None if room == cache.capacity else room - used
 
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
         return KeyValueState(*state).without_slots(unread or 0)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from ..layers.arguments import with_arguments_of
 from ..models import Decoder
 from ..platform.units import BYTES_PER_GB
 from .decode import (
@@ -102,38 +103,14 @@ def stream_generate(
     return responses(decoding, completion, len(ids), start)
 
 
-def generate(
-    model: Decoder,
-    tokenizer: Any,
-    prompt: Prompt,
-    *,
-    max_tokens: int = 100,
-    sampler: Sampler = greedy,
-    processors: Sequence[LogitsProcessor] = (),
-    stop: Sequence[str] = (),
-    extra_eos_tokens: Collection[int | str] = (),
-    state: Any = None,
-    prefill_step_size: int = PREFILL_STEP_SIZE,
-    draft_model: Decoder | None = None,
-    num_draft_tokens: int = NUM_DRAFT_TOKENS,
-    prompt_progress_callback: Progress | None = None,
-    is_answer: bool = False,
-    verbose: bool = False,
-) -> str:
+@with_arguments_of(stream_generate)
+def generate(*args: Any, verbose: bool = False, **options: Any) -> str:
     """Continues a prompt and returns the new text.
 
     Args:
-        model: Gives the logits.
-        tokenizer: Belongs to the model.
-        prompt: A text, or its ids as they are.
-        max_tokens: How many tokens to generate at most.
-        sampler: Chooses tokens from logits; see `make_sampler`.
-        processors: Change the logits before; see `make_processors`.
-        stop: Strings that end the text and are not shown.
-        extra_eos_tokens: Ids or texts of tokens that end the text beside the tokenizer's own.
-        state: What the model has read before the prompt.
-        prefill_step_size: Positions of the prompt read at a time.
-        draft_model, num_draft_tokens, prompt_progress_callback, is_answer: As for `stream_generate`.
+        model, tokenizer, prompt: As for `stream_generate`.
+        max_tokens, sampler, processors, stop, extra_eos_tokens, state, prefill_step_size: Likewise.
+        draft_model, num_draft_tokens, prompt_progress_callback, is_answer: Likewise.
         verbose: Print the text as it comes, then tokens, speeds and peak memory.
 
     Returns:
@@ -152,22 +129,7 @@ def generate(
     rule = "=" * 10
     if verbose:
         print(rule)
-    for response in stream_generate(
-        model,
-        tokenizer,
-        prompt,
-        max_tokens=max_tokens,
-        sampler=sampler,
-        processors=processors,
-        stop=stop,
-        extra_eos_tokens=extra_eos_tokens,
-        state=state,
-        prefill_step_size=prefill_step_size,
-        draft_model=draft_model,
-        num_draft_tokens=num_draft_tokens,
-        prompt_progress_callback=prompt_progress_callback,
-        is_answer=is_answer,
-    ):
+    for response in stream_generate(*args, **options):
         parts.append(response.text)
         if verbose:
             print(response.text, end="", flush=True)

@@ -1,6 +1,34 @@
-"""What every layer and mixer asks of its arguments."""
+"""What every layer and mixer asks of its arguments, and functions that take those of another."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import mlx.core as mx
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def with_arguments_of(other: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Declares that a function passes what it is given on to another: its signature is written once.
+
+    `help` and editors then show the arguments of the other one, with those by name alone of its own
+    after them.
+
+    Args:
+        other: The function that takes the arguments.
+    """
+
+    def declare(function: Function) -> Function:
+        theirs, own = inspect.signature(other), inspect.signature(function)
+        added = [each for each in own.parameters.values() if each.kind is each.KEYWORD_ONLY]
+        function.__signature__ = theirs.replace(  # type: ignore[attr-defined]
+            parameters=[*theirs.parameters.values(), *added],
+            return_annotation=own.return_annotation,
+        )
+        return function
+
+    return declare
 
 
 def check_sizes(place: str, **sizes: int) -> None:

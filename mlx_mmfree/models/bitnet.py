@@ -55,8 +55,8 @@ def build(config: Config) -> Decoder:
     return build_transformer(config, gated=_FEED_FORWARDS[config.hidden_act])
 
 
-def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
-    return "ternary_transformer.py" if ternary_dims else ""
+def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
+    return bool(ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
@@ -78,7 +78,7 @@ ARCHITECTURE = Architecture(
     weight_names=WEIGHT_NAMES,
     packed_forms=PACKED_FORMS,
     needs_range=True,
-    mlx_lm=_mlx_lm_file,
+    mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={"bitnet-25": _IN_GGUF, "bitnet-b1.58": _IN_GGUF},
     gguf_name=lambda config: "bitnet" if config.hidden_act == "silu" else "bitnet-b1.58",

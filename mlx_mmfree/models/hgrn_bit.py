@@ -175,7 +175,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    mlx_lm=lambda config, ternary_dims: "hgrn_bit.py",
+    mlx_lm=lambda config, ternary_dims: True,
     tiny={"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
     presets={
         "mmfreelm-370m": _PUBLISHED | {"hidden_size": 1024, "num_hidden_layers": 24},

@@ -52,10 +52,10 @@ def build(config: HybridConfig) -> Decoder:
     return model
 
 
-def _mlx_lm_file(config: HybridConfig, ternary_dims: Sequence[int]) -> str | None:
+def _needs_mlx_lm_file(config: HybridConfig, ternary_dims: Sequence[int]) -> bool | None:
     """As `Architecture.mlx_lm`."""
     is_known = all(choice.name in _IN_MLX_LM for choice in config.token_mixers)
-    return "hybrid.py" if is_known else None
+    return True if is_known else None
 
 
 ARCHITECTURE = Architecture(
@@ -74,7 +74,7 @@ ARCHITECTURE = Architecture(
     packed_forms=PACKED_FORMS,
     is_ternarizable=True,
     needs_range=True,
-    mlx_lm=_mlx_lm_file,
+    mlx_lm=_needs_mlx_lm_file,
     tiny={
         **TINY,
         "base_model_type": "llama",

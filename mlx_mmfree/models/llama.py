@@ -16,7 +16,7 @@ from .parts.transformer import (
     TINY,
     TransformerConfig,
     build_transformer,
-    mlx_lm_file,
+    needs_mlx_lm_file,
     weight_names,
 )
 
@@ -56,11 +56,11 @@ def build(config: Config) -> Decoder:
     return build_transformer(config)
 
 
-def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
     """As `Architecture.mlx_lm`: mlx-lm knows Llama in sizes of whole groups."""
     if config.has_sub_norms:
-        return "ternary_transformer.py" if ternary_dims else ""
-    return mlx_lm_file(config, ternary_dims)
+        return bool(ternary_dims)
+    return needs_mlx_lm_file(config, ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
@@ -87,7 +87,7 @@ ARCHITECTURE = Architecture(
     packed_forms=PACKED_FORMS,
     may_hold_masters=True,
     is_ternarizable=True,
-    mlx_lm=_mlx_lm_file,
+    mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
     as_in_transformers=_as_in_transformers,
     gguf={

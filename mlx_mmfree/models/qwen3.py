@@ -14,7 +14,7 @@ from .parts.transformer import (
     TINY,
     TransformerConfig,
     build_transformer,
-    mlx_lm_file,
+    needs_mlx_lm_file,
     weight_names,
 )
 
@@ -44,11 +44,10 @@ def build(config: Config) -> Decoder:
     return build_transformer(config, qk_norm_eps=config.rms_norm_eps)
 
 
-def _mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
     """As `Architecture.mlx_lm`: mlx-lm knows Qwen3 without biases."""
-    if config.attention_bias or config.mlp_bias:
-        return "ternary_transformer.py"
-    return mlx_lm_file(config, ternary_dims)
+    has_biases = config.attention_bias or config.mlp_bias
+    return has_biases or needs_mlx_lm_file(config, ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
@@ -62,7 +61,7 @@ ARCHITECTURE = Architecture(
     weight_names=WEIGHT_NAMES,
     packed_forms=PACKED_FORMS,
     is_ternarizable=True,
-    mlx_lm=_mlx_lm_file,
+    mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
     gguf_name=lambda config: "qwen3",

@@ -7,7 +7,7 @@ import mlx.nn as nn
 
 from ..layers.arguments import check_counts, check_optional_sizes, check_sizes
 from ..layers.attention.mixer import SelfAttention
-from ..layers.attention.options import AttentionNorms, KeyValueCache, takes_single_arguments
+from ..layers.attention.options import AttentionNorms, KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.mixer import Linears
 from ..ops import attention
@@ -38,8 +38,7 @@ class GQA(SelfAttention):
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         norms: The norms inside.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
-        cache: Which tokens are seen, and how their keys and values are kept. The fields of `norms`
-            and `cache` can still be given one by one, as before they were grouped; that is deprecated.
+        cache: Which tokens are seen, and how their keys and values are kept.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -62,7 +61,6 @@ class GQA(SelfAttention):
     complexity: ClassVar[str] = "T^2 D"
     paper: ClassVar[str] = "arXiv 2305.13245"
 
-    @takes_single_arguments
     def __init__(
         self,
         dims: int,

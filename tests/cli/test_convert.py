@@ -112,7 +112,7 @@ def test_without_comparison(
 def test_folder_is_replaced_on_demand(folder: Path, tmp_path: Path) -> None:
     target = shutil.copytree(folder, tmp_path / "target")
     assert convert("--model", folder, "--mlx-path", target, "--overwrite", "--no-verify") == 0
-    assert (target / "hgrn_bit.py").is_file()
+    assert (target / "mmfree_model.py").is_file()
 
 
 @pytest.mark.parametrize("kind", ["tensor", "group"])

@@ -97,7 +97,7 @@ def test_lora_and_fuse(folder: Path, five: Path, data: Path) -> None:
 def test_upload(five: Path, capsys: Captured) -> None:
     assert main(["upload", "--path", str(five), "--repo", "me/five", "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "five_trits.py" in shown and "hgrn_bit.py" in shown
+    assert "mmfree_model.py" in shown
     assert "5 trits a byte, 1.6 bits each" in (five / "README.md").read_text()
 
 

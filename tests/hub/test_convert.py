@@ -157,7 +157,7 @@ def test_existing_targets(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="overwrite=True"):
         convert(source, tmp_path / "m")
     convert(source, tmp_path / "m", to="hf", forms=FloatForms(keep_masters=True), overwrite=True)
-    assert not (tmp_path / "m" / "hgrn_bit.py").exists()
+    assert not (tmp_path / "m" / "mmfree_model.py").exists()
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,20 +71,22 @@ def test_every_trit_has_its_place(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "model_file"),
+    "make",
     [
-        (tiny_model, "hgrn_bit.py"),
-        (tiny_transformer, "ternary_transformer.py"),
-        (lambda: tiny_transformer(**BIG), "ternary_transformer.py"),
-        (lambda: tiny_transformer("bitnet", tie_word_embeddings=True), "ternary_transformer.py"),
+        tiny_model,
+        tiny_transformer,
+        lambda: tiny_transformer(**BIG),
+        lambda: tiny_transformer("bitnet", tie_word_embeddings=True),
     ],
     ids=["hgrn_bit", "llama", "llama of whole groups", "bitnet"],
 )
-def test_round_trip_and_mlx_lm(tmp_path: Path, make: Any, model_file: str) -> None:
+def test_round_trip_and_mlx_lm(tmp_path: Path, make: Any) -> None:
     folder = five(tmp_path, make())
     assert same_parameters(folder, tmp_path / "two")
-    assert json.loads((folder / "config.json").read_text())["model_file"] == "five_trits.py"
-    assert (folder / model_file).exists() and not (folder / "ternary_scales.safetensors").exists()
+    assert json.loads((folder / "config.json").read_text())["model_file"] == "mmfree_model.py"
+    assert (folder / "mmfree_model.py").exists() and not (
+        folder / "ternary_scales.safetensors"
+    ).exists()
     convert(open_checkpoint(folder), tmp_path / "again", check=False)
     two, again = stored(tmp_path / "two"), stored(tmp_path / "again")
     assert two.keys() == again.keys()
@@ -94,6 +96,14 @@ def test_round_trip_and_mlx_lm(tmp_path: Path, make: Any, model_file: str) -> No
     loaded = dict(tree_flatten(theirs.parameters()))
     assert all(mx.array_equal(two[name], loaded[name]) for name in two)
     assert relative_error(theirs(TOKENS), weight_only(folder)(TOKENS)[0]) <= TOLERANCE[mx.float32]
+
+
+def test_a_folder_is_replaced(tmp_path: Path) -> None:
+    folder = five(tmp_path, tiny_model())
+    # what such folders brought for mlx-lm before it was one file
+    (folder / "five_trits.py").touch()
+    convert(open_checkpoint(tmp_path / "two"), folder, overwrite=True, check=False)
+    assert not (folder / "five_trits.py").exists() and (folder / "mmfree_model.py").exists()
 
 
 def test_a_hybrid_with_dense_linears(tmp_path: Path) -> None:
@@ -132,7 +142,7 @@ def test_sizes_and_card(tmp_path: Path) -> None:
     assert group.target_bytes == weights // 5 + 13 * 4
     plan = plan_upload(tmp_path / "five", "me/five")
     assert plan.card is not None and "5 trits a byte, 1.6 bits each" in plan.card
-    assert {"five_trits.py", "hgrn_bit.py"} <= set(plan.files)
+    assert {"mmfree_model.py"} <= set(plan.files)
 
 
 class TestUnpacked:

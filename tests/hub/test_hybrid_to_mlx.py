@@ -1,6 +1,5 @@
 """A hybrid in MLX's form, run by mlx-lm with the model file that lies beside it."""
 
-import ast
 import importlib.util
 import inspect
 import json
@@ -14,7 +13,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.hub import convert, open_checkpoint, save_model
 from mlx_mmfree.hub.adapters.adapter import write_adapter
-from mlx_mmfree.hub.conversion.to_folder import MODEL_FILES
+from mlx_mmfree.hub.conversion.to_folder import MODEL_FILE
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder, find
@@ -94,7 +93,7 @@ def written(folder: Path, linears: str, **changes: Any) -> Path:
 def by_mlx_lm(folder: Path) -> nn.Module:
     from mlx_lm.utils import load_model
 
-    assert json.loads((folder / "config.json").read_text())["model_file"] == "hybrid.py"
+    assert json.loads((folder / "config.json").read_text())["model_file"] == "mmfree_model.py"
     return load_model(folder, trust_remote_code=True)[0]
 
 
@@ -177,7 +176,7 @@ def test_a_mixer_that_the_file_does_not_know_is_told(tmp_path: Path) -> None:
     report = convert(open_checkpoint(tmp_path / "s"), tmp_path / "m")
     answer = next(each for each in report.openings if each.runtime == "mlx-lm")
     assert answer.opens is False and "no such architecture" in answer.note
-    assert not (tmp_path / "m" / "hybrid.py").exists()
+    assert not (tmp_path / "m" / "mmfree_model.py").exists()
 
 
 def test_yarn_that_mlx_lm_rotates_otherwise_is_told(tmp_path: Path) -> None:
@@ -197,32 +196,19 @@ def test_yarn_that_mlx_lm_rotates_otherwise_is_told(tmp_path: Path) -> None:
         assert answer.opens is opens
 
 
-def definitions(name: str) -> dict[str, str]:
-    """The source of each function and class of a model file, without comments."""
-    tree = ast.parse((MODEL_FILES / f"{name}.py").read_text())
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return {node.name: ast.unparse(node) for node in tree.body if isinstance(node, kinds)}
-
-
-def test_model_files_define_what_they_have_in_common_alike() -> None:
-    hybrid, ternary, hgrn = map(definitions, ("hybrid", "ternary_transformer", "hgrn_bit"))
-    # of other names and options
-    own = {"ModelArgs", "Attention", "Block", "Decoder", "Model"}
-    shared = (hybrid.keys() & ternary.keys()) - own
-    assert len(shared) == 6
-    assert {name: hybrid[name] for name in shared} == {name: ternary[name] for name in shared}
-    for name in ("ShortConvolution", "scan"):
-        assert hybrid[name] == hgrn[name]
-
-
 def test_the_model_file_has_the_options_of_the_mixers(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("hybrid_file", MODEL_FILES / "hybrid.py")
+    spec = importlib.util.spec_from_file_location("hybrid_file", MODEL_FILE)
     assert spec is not None and spec.loader is not None
     file = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(file)
     of_the_model = ("self", "dims", "linear", "rope", "position_bias", "is_causal")
-    assert set(file.MIXERS) - {"attention"} == {"gla", "hgrn2", "mlgru", WINDOW["name"]}
-    for name in set(file.MIXERS) - {"attention"}:
+    assert set(file.MIXERS) - {"attention", "matmul_free"} == {
+        "gla",
+        "hgrn2",
+        "mlgru",
+        WINDOW["name"],
+    }
+    for name in set(file.MIXERS) - {"attention", "matmul_free"}:
         ours = inspect.signature(find_token_mixer(name).__init__).parameters
         theirs = inspect.signature(file.MIXERS[name]).parameters
         for option in [option for option in ours if option not in of_the_model]:

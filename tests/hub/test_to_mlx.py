@@ -1,6 +1,5 @@
 """MLX's form: exact for this library, and really run by mlx-lm without it."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import MODEL_FILE, FloatForms
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops.backend.dispatch import use_backend
@@ -54,16 +53,16 @@ def stored(folder: Path) -> dict[str, mx.array]:
 
 
 GOLDEN_CASES = [
-    ("hgrn_default", "hgrn_bit.py"),
-    ("hgrn_tied", "hgrn_bit.py"),
-    ("hgrn_expand2", "hgrn_bit.py"),
-    ("hgrn_conv_shared", "hgrn_bit.py"),
-    ("hgrn_conv_separate", "hgrn_bit.py"),
-    ("hgrn_no_lower_bound", "hgrn_bit.py"),
-    ("bitnet_packed", "ternary_transformer.py"),
-    ("bitnet_online_train", "ternary_transformer.py"),
-    ("onebit_llama_fp16", "ternary_transformer.py"),
-    ("llama_autobit_rmsnorm", "ternary_transformer.py"),
+    ("hgrn_default", "mmfree_model.py"),
+    ("hgrn_tied", "mmfree_model.py"),
+    ("hgrn_expand2", "mmfree_model.py"),
+    ("hgrn_conv_shared", "mmfree_model.py"),
+    ("hgrn_conv_separate", "mmfree_model.py"),
+    ("hgrn_no_lower_bound", "mmfree_model.py"),
+    ("bitnet_packed", "mmfree_model.py"),
+    ("bitnet_online_train", "mmfree_model.py"),
+    ("onebit_llama_fp16", "mmfree_model.py"),
+    ("llama_autobit_rmsnorm", "mmfree_model.py"),
     ("llama_bitlinear_headdim", None),
     ("llama_bitlinear_rope3", None),
 ]
@@ -91,10 +90,10 @@ OTHERS = [
     ({"model_type": "llama", **BIG, "attention_bias": True, "mlp_bias": True}, None),
     ({"model_type": "llama", **BIG, "linears": TernaryLinears(excluded=("o_proj",))}, None),
     ({"model_type": "llama", **BIG, "rotation": LLAMA3, "tie_word_embeddings": True}, None),
-    ({"model_type": "llama", "head_dim": 6}, "ternary_transformer.py"),
+    ({"model_type": "llama", "head_dim": 6}, "mmfree_model.py"),
     ({"model_type": "qwen3", **BIG}, None),
-    ({"model_type": "qwen3", **BIG, "attention_bias": True}, "ternary_transformer.py"),
-    ({"model_type": "bitnet", **BIG, "tie_word_embeddings": True}, "ternary_transformer.py"),
+    ({"model_type": "qwen3", **BIG, "attention_bias": True}, "mmfree_model.py"),
+    ({"model_type": "bitnet", **BIG, "tie_word_embeddings": True}, "mmfree_model.py"),
 ]
 
 
@@ -252,10 +251,8 @@ def test_already_affine_model_is_kept(tmp_path: Path) -> None:
     assert relative_error(mlx_lm_model(tmp_path / "m")(TOKENS), ours) <= TOLERANCE[mx.float32]
 
 
-@pytest.mark.parametrize("name", ["hgrn_bit", "hybrid", "ternary_transformer"])
-def test_model_files_stand_alone(name: str) -> None:
-    file = Path(str(importlib.util.find_spec("mlx_mmfree").origin)).parent  # type: ignore[union-attr]
-    text = (file / "hub" / "conversion" / "mlx_model_file" / f"{name}.py").read_text()
+def test_the_model_file_stands_alone() -> None:
+    text = MODEL_FILE.read_text()
     assert "mlx_mmfree" not in text
     assert "from ." not in text and "__future__" not in text
 

@@ -10,7 +10,7 @@ from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.attention.key_values import GROWTH_STEP
 from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.context import Context, RealTokens
-from mlx_mmfree.token_mixers import GQA, AttentionNorms, KeyValueCache
+from mlx_mmfree.token_mixers import GQA, KeyValueCache
 from tests.tolerances import TOLERANCE, relative_error
 
 FLOAT32 = TOLERANCE[mx.float32]
@@ -393,41 +393,6 @@ def test_impossible_sizes(options: dict[str, Any], message: str) -> None:
 def test_impossible_caches(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KeyValueCache(**options)
-
-
-SINGLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"qk_norm_eps": 1e-6}, {"norms": AttentionNorms(qk_eps=1e-6)}),
-    ({"output_norm_eps": 1e-3}, {"norms": AttentionNorms(output_eps=1e-3)}),
-    ({"window": 3, "sinks": 2}, {"cache": KeyValueCache(window=3, sinks=2)}),
-    (
-        {"quantization": Quantization(4, 32), "quantization_start": 5},
-        {"cache": KeyValueCache(quantization=Quantization(4, 32), quantization_start=5)},
-    ),
-]
-
-
-@pytest.mark.parametrize(("single", "grouped"), SINGLE, ids=lambda options: " ".join(options))
-def test_arguments_given_one_by_one_are_those_of_the_groups(
-    single: dict[str, Any], grouped: dict[str, Any]
-) -> None:
-    with pytest.warns(DeprecationWarning) as caught:
-        old = GQA(64, num_heads=2, rope=RoPE(32), **single)
-    messages = " ".join(str(warning.message) for warning in caught)
-    assert all(f"'{name}' is now" in messages for name in single)
-    assert {warning.filename for warning in caught} == {__file__}
-    new = GQA(64, num_heads=2, rope=RoPE(32), **grouped)
-    assert new.parameters().keys() == old.parameters().keys()
-    new.update(old.parameters())
-    x = mx.random.normal((1, 9, 64))
-    (y, state), (y_old, state_old) = new(x), old(x)
-    assert mx.array_equal(y, y_old)
-    assert mx.array_equal(state.positions, state_old.positions)
-    assert state.is_quantized == state_old.is_quantized
-
-
-def test_an_argument_is_not_given_beside_its_group() -> None:
-    with pytest.raises(TypeError, match="'window' must be given inside 'cache' but came beside it"):
-        GQA(16, num_heads=4, cache=KeyValueCache(), window=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("window", [None, 3])

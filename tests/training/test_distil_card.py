@@ -76,7 +76,7 @@ def test_it_names_teacher_data_stages_and_figures(published_teacher: Path) -> No
         assert plan.card is not None and "me/student" in plan.card
         assert {"README.md", "LICENSE"} <= set(plan.files)
     convert(open_checkpoint(path / "model"), path / "mlx")
-    assert (path / "mlx" / "hybrid.py").exists()
+    assert (path / "mlx" / "mmfree_model.py").exists()
 
 
 def test_the_command_writes_it(published_teacher: Path) -> None:
@@ -98,4 +98,6 @@ def test_the_command_writes_it(published_teacher: Path) -> None:
     assert main(["convert", *flags]) == 0
     _, body = card_in(folder / "mlx")
     assert "## Card of the source\n\n# run" in body and "## Distillation" in body
-    assert json.loads((folder / "mlx" / "config.json").read_text())["model_file"] == "hybrid.py"
+    assert (
+        json.loads((folder / "mlx" / "config.json").read_text())["model_file"] == "mmfree_model.py"
+    )

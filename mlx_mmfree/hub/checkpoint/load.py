@@ -26,6 +26,7 @@ from ...files.checkpoint_files import (
 )
 from ...files.reading import read_json_object
 from ...images import ImageProcessor
+from ...layers.arguments import with_arguments_of
 from ...layers.matrix import converted, kept_names, matrices, parameters
 from ...models import Decoder, EncoderDecoder, ImageClassifier, TokenModel, architecture_of
 from ...models.parts.encoders import SearchFiles
@@ -289,16 +290,9 @@ def open_model(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
+    direct: bool = False,
 ) -> OpenedModel:
-    """Finds a checkpoint and builds its model without the weights.
-
-    Args:
-        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
-
-    Raises:
-        ValueError: `dtype` is not a float dtype.
-        CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
-    """
+    """Finds a checkpoint and builds its model without the weights. All is as for `load`."""
     if dtype is not None and dtype not in FLOATS:
         raise ValueError(
             f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}. Leave it out "
@@ -329,15 +323,8 @@ def _without_masters(checkpoint: Checkpoint) -> CheckpointError:
     )
 
 
-def load(
-    path_or_repo: Source,
-    revision: str | None = None,
-    dtype: mx.Dtype | None = None,
-    packed: bool = True,
-    latent: bool | None = None,
-    rebuild_masters: bool = False,
-    direct: bool = False,
-) -> tuple[Any, Any]:
+@with_arguments_of(open_model)
+def load(*args: Any, **options: Any) -> tuple[Any, Any]:
     """Loads a model and what prepares its inputs: a tokenizer, or for images an image processor.
 
     Args:
@@ -372,20 +359,13 @@ def load(
         >>> logits.shape
         (1, 3, 2048)
     """
-    opened = open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
+    opened = open_model(*args, **options)
     processor = opened.processor()
     return opened.load(), processor
 
 
-def load_model(
-    path_or_repo: Source,
-    revision: str | None = None,
-    dtype: mx.Dtype | None = None,
-    packed: bool = True,
-    latent: bool | None = None,
-    rebuild_masters: bool = False,
-    direct: bool = False,
-) -> Decoder:
+@with_arguments_of(open_model)
+def load_model(*args: Any, **options: Any) -> Decoder:
     """Loads a model without a tokenizer.
 
     Args:
@@ -402,7 +382,7 @@ def load_model(
         >>> load_model(demo.path(), dtype=mx.float32).dims
         384
     """
-    return open_model(path_or_repo, revision, dtype, packed, latent, rebuild_masters).load()
+    return open_model(*args, **options).load()
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:

@@ -43,9 +43,9 @@ CHECKPOINT_FILES = (
     "pytorch_model*.bin",
     TORCH_INDEX_FILE,
     f"*{GGUF_SUFFIX}",
-    "hgrn_bit.py",
-    "hybrid.py",
-    "ternary_transformer.py",
+    "mmfree_model.py",
+    # what folders brought for mlx-lm before it was one file
+    *("five_trits.py", "hgrn_bit.py", "hybrid.py", "ternary_transformer.py"),
     "adapters.safetensors",
     "adapter_model.safetensors",
     "adapter_config.json",

@@ -28,7 +28,7 @@ from ..checkpoint.save import check_target, copy_files, token_ids
 from ..checkpoint.weight_form import WRITER_KEY
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
-from .to_folder import MODEL_FILES, FloatForms, FolderPlan, plan_hf, plan_mlx
+from .to_folder import MODEL_FILE, FloatForms, FolderPlan, plan_hf, plan_mlx
 from .to_gguf import plan_gguf
 from .verify import Report, take_stock, verify
 
@@ -147,7 +147,8 @@ def _folder_writer(
     config[WRITER_KEY] = record(rounding_of(reader.checkpoint))
     nbytes = sum(group.nbytes for group in plan.tensors)
     nbytes += sum(file.stat().st_size for file in copied.values())
-    copied |= {name: MODEL_FILES / name for name in plan.model_files}
+    if "model_file" in plan.config:
+        copied[MODEL_FILE.name] = MODEL_FILE
 
     def write(folder: Path, on_bytes: OnBytes) -> None:
         write_json(folder / CONFIG_FILE, config)

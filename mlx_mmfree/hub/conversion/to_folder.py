@@ -41,14 +41,11 @@ class FolderPlan:
         config: The content of `config.json`, without the ids of special tokens.
         tensors: The tensors.
         scales: The exact scales by their names on disk. It is filled while the tensors are made.
-        model_files: The names of the model's Python files for mlx-lm, which runs the first; empty if it
-            needs none.
     """
 
     config: dict[str, Any]
     tensors: list[PlannedTensors]
     scales: dict[str, mx.array] = field(default_factory=dict)
-    model_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,9 +162,8 @@ def ternarize_groups(weight: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     return pack_ternary(trits.reshape(weight.shape)), scales, -scales
 
 
-MODEL_FILES = Path(__file__).parent / "mlx_model_file"
-
-_UNPACKING_FILE, _USUAL_FILE = "five_trits.py", "ternary_transformer.py"
+MODEL_FILE = Path(__file__).parent / "mlx_model_file" / "mmfree_model.py"
+"""With what mlx-lm runs the models that it does not know."""
 
 _EMBEDDING_GROUPS = (64, 32)
 
@@ -193,15 +189,17 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
     ternary = _written_form("mlx-lm", trits_per_byte)
     quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
     config: dict[str, Any] = reader.model.config.to_hub()
-    plan = FolderPlan(config, [], model_files=_model_files(reader, trits_per_byte != 4))
+    plan = FolderPlan(config, [])
     described: dict[str, dict[str, Any]] = {}
     if reader.ternary:
         described_as = ternary.own or OWN
         config["quantization_config"] = describe_packing(
             config.get("quantization_config"), described_as
         )
-    if plan.model_files:
-        config["model_file"] = plan.model_files[0]
+    needed = architecture_of(reader.model.config).mlx_lm(reader.model.config, reader.ternary_dims)
+    # it also unpacks five trits a byte, if it is known at all
+    if needed or (trits_per_byte != 4 and needed is not None):
+        config["model_file"] = MODEL_FILE.name
     done: set[str] = set()
     for path, module in reader.ternary.items():
         name = reader.names.to_disk(path)
@@ -316,15 +314,6 @@ def _why_not(place: str, matrix: Matrix | None) -> str:
     if matrix is None:
         return "its head is the embedding. Use 'embed_bits'."
     return "it is stored in few bits already. Leave it out."
-
-
-def _model_files(reader: ParameterReader, is_unpacked: bool) -> tuple[str, ...]:
-    """The names of the Python files that mlx-lm needs for the model, of which it runs the first."""
-    config = reader.model.config
-    own = architecture_of(config).mlx_lm(config, reader.ternary_dims)
-    if is_unpacked and own is not None:
-        return _UNPACKING_FILE, own or _USUAL_FILE
-    return (own,) if own else ()
 
 
 def _written_form(program: str, trits_per_byte: int = 4) -> WeightForm:

@@ -1,10 +1,7 @@
 """Arguments of attention, in groups: its norms, and what it keeps of a text."""
 
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -71,9 +68,6 @@ class QuantizedArray(NamedTuple):
 
 SINKS = 4
 """First tokens that stay in a state of limited size."""
-
-Self = TypeVar("Self")
-Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True)
@@ -226,45 +220,3 @@ def check_heads(
             f"[{place}] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for "
             f"{num_heads}."
         )
-
-
-# Arguments that were given one by one before they were grouped: the group and the name in it.
-_SINGLE = {
-    "qk_norm_eps": ("norms", "qk_eps"),
-    "output_norm_eps": ("norms", "output_eps"),
-    "window": ("cache", "window"),
-    "sinks": ("cache", "sinks"),
-    "quantization": ("cache", "quantization"),
-    "quantization_start": ("cache", "quantization_start"),
-}
-
-_KINDS: dict[str, type] = {"norms": AttentionNorms, "cache": KeyValueCache}
-
-
-def takes_single_arguments(
-    init: Callable[Concatenate[Self, Arguments], None],
-) -> Callable[Concatenate[Self, Arguments], None]:
-    """Lets a constructor with `norms` and `cache` be called with what they hold, as it once was."""
-
-    @wraps(init)
-    def wrapper(self: Self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        given: dict[str, dict[str, Any]] = {"norms": {}, "cache": {}}
-        for name in [name for name in _SINGLE if name in kwargs]:
-            group, own_name = _SINGLE[name]
-            if group in kwargs:
-                raise TypeError(
-                    f"[GQA] '{name}' must be given inside '{group}' but came beside it."
-                )
-            warnings.warn(
-                f"[GQA] '{name}' is now '{own_name}' of {_KINDS[group].__name__}, which is given as "
-                f"'{group}'; the old argument will be removed.",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            given[group][own_name] = kwargs.pop(name)
-        groups: dict[str, Any] = {
-            group: _KINDS[group](**own) for group, own in given.items() if own
-        }
-        init(self, *args, **kwargs, **groups)
-
-    return wrapper

@@ -62,7 +62,7 @@ def _no_name(config: Any) -> str | None:
     return None
 
 
-def _no_file(config: Any, ternary_dims: Sequence[int]) -> str | None:
+def _unknown(config: Any, ternary_dims: Sequence[int]) -> bool | None:
     return None
 
 
@@ -109,8 +109,8 @@ class Architecture:
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
         is_ternarizable: Its dense models can be made ternary ones.
         needs_range: Activations may go beyond float16, as the squares of ReLU do.
-        mlx_lm: From a description and the input dims of its ternary linears, the file with which mlx-lm
-            runs the model: empty if it knows the architecture, `None` if there is no such file.
+        mlx_lm: From a description and the input dims of its ternary linears, whether mlx-lm needs a file
+            of this library to run the model: not where it knows the architecture; `None`: it cannot.
         transformers: From a description, why transformers does not run the model, `None` if it does.
             Left out: it has no such architecture.
         as_in_transformers: The same model in the terms of transformers, a description.
@@ -140,7 +140,7 @@ class Architecture:
     may_hold_masters: bool = False
     is_ternarizable: bool = False
     needs_range: bool = False
-    mlx_lm: Callable[[Any, Sequence[int]], str | None] = _no_file
+    mlx_lm: Callable[[Any, Sequence[int]], bool | None] = _unknown
     transformers: Callable[[Any], str | None] | None = None
     as_in_transformers: Callable[[Any], Any] = _itself
     gguf: Mapping[str, GGUFForm] = field(default_factory=dict)

@@ -271,17 +271,15 @@ def _block(
     )
 
 
-def mlx_lm_file(config: TransformerConfig, ternary_dims: Sequence[int]) -> str | None:
+def needs_mlx_lm_file(config: TransformerConfig, ternary_dims: Sequence[int]) -> bool:
     """As `Architecture.mlx_lm`, where mlx-lm has an architecture of the same name.
 
     It knows ternary linears in sizes of whole groups.
     """
-    is_known = True
-    if ternary_dims:
-        is_plain = config.linears is not None and config.linears.norm_eps is None
-        has_groups = all(dims % 32 == 0 for dims in ternary_dims)
-        is_known = is_plain and has_groups
-    return "" if is_known else "ternary_transformer.py"
+    if not ternary_dims:
+        return False
+    is_plain = config.linears is not None and config.linears.norm_eps is None
+    return not is_plain or any(dims % 32 for dims in ternary_dims)
 
 
 TINY = {

@@ -1,7 +1,8 @@
-"""A transformer with other token mixers in place of its attention, layer by layer, for mlx-lm.
+"""Models for mlx-lm that it does not know: MatMul-free ones, ternary transformers and hybrids of mixers.
 
 mlx-lm runs this file from a model's folder (`--trust-remote-code`). It needs only mlx and mlx-lm.
-Ternary weights are in MLX's affine 2-bit form; activations stay in floating point.
+Ternary weights are in MLX's affine 2-bit form; those with five trits a byte are unpacked to it as they
+are loaded. Activations stay in floating point.
 """
 
 from dataclasses import dataclass
@@ -19,44 +20,103 @@ from mlx_lm.models.base import (
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 from mlx_lm.models.rope_utils import initialize_rope
 
-LINEAR_NORM = "norm"
 CHUNK = 16
+TRITS_PER_BYTE, LARGEST_BYTE = 5, 242
+SCALE = ".weight_scale"
+
+PROJECTIONS = ("query_proj", "key_proj", "value_proj", "output_proj")
+PLAIN_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""The linears of attention, in a hybrid and in a plain transformer."""
 
 
 @dataclass
 class ModelArgs(BaseModelArgs):
     model_type: str
-    base_model_type: str
-    token_mixer: list[Any]
-    hidden_act: str
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
     intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     rms_norm_eps: float
-    rope_parameters: dict[str, Any]
-    max_position_embeddings: int
-    base_architectures: list[str]
+    tie_word_embeddings: bool = False
     quantization_config: dict[str, Any] | None = None
+    # of transformers
+    hidden_act: str = ""
+    num_attention_heads: int = 0
+    num_key_value_heads: int = 0
+    head_dim: int = 0
+    max_position_embeddings: int = 0
+    rope_theta: float = 0.0
+    rope_scaling: dict[str, Any] | None = None
+    architectures: list[str] | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
-    tie_word_embeddings: bool = False
+    # of hybrids, which have a mixer for each layer
+    token_mixer: list[Any] | None = None
+    base_model_type: str = ""
+    base_architectures: list[str] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    # of MatMul-free models
+    expand_ratio: float = 1.0
+    use_lower_bound: bool = False
+    use_short_conv: bool = False
+    conv_size: int = 0
+    share_conv_kernel: bool = False
+    linear_class: str = "ternary"
+
+    @property
+    def is_matmul_free(self) -> bool:
+        return self.model_type == "hgrn_bit"
+
+    @property
+    def is_hybrid(self) -> bool:
+        return self.token_mixer is not None
+
+    @property
+    def base_type(self) -> str:
+        """The model type of the transformer whose parts this one has."""
+        return self.base_model_type or self.model_type
 
     @property
     def sub_norm_names(self) -> tuple[str, str]:
         """Norms before the last projection of attention and feed-forward; empty if there are none."""
-        if self.base_model_type == "bitnet" or "BitnetForCausalLM" in self.base_architectures:
-            return "output_norm", "hidden_norm"
-        return "", ""
+        is_one_bit = "BitnetForCausalLM" in (self.base_architectures or self.architectures or ())
+        if self.is_hybrid:
+            is_normed = self.base_type == "bitnet" or is_one_bit
+            return ("output_norm", "hidden_norm") if is_normed else ("", "")
+        if self.base_type == "bitnet":
+            return "attn_sub_norm", "ffn_sub_norm"
+        return ("inner_attn_ln", "ffn_layernorm") if is_one_bit else ("", "")
 
     @property
-    def linear_norm_eps(self) -> float | None:
-        """Epsilon of a norm inside each ternary linear; `None` if there is none."""
+    def linear_norm(self) -> tuple[str, float] | None:
+        """Name and epsilon of a norm inside each ternary linear; `None` if there is none."""
+        if self.is_matmul_free:
+            return "norm", 1e-6
         described = self.quantization_config or {}
-        return described.get("rms_norm_eps", 1e-6) if described.get("use_rms_norm") else None
+        if not described.get("use_rms_norm"):
+            return None
+        return "norm" if self.is_hybrid else "rms_norm", described.get("rms_norm_eps", 1e-6)
+
+    @property
+    def rope(self) -> tuple[float, dict[str, Any] | None]:
+        """The base of the rotation, and how it is scaled."""
+        if self.rope_parameters is not None:
+            return self.rope_parameters["rope_theta"], self.rope_parameters
+        return self.rope_theta, self.rope_scaling
+
+    @property
+    def block_names(self) -> tuple[str, str, str]:
+        """The mixer of a block, and the norms before it and before the feed-forward."""
+        if self.is_matmul_free:
+            return "attn", "attn_norm", "mlp_norm"
+        mixer = "token_mixer" if self.is_hybrid else "self_attn"
+        return mixer, "input_layernorm", "post_attention_layernorm"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the head is a matrix of its own, as one that is ternary is stored."""
+        is_ternary = self.is_matmul_free and self.linear_class == "ternary"
+        return is_ternary or not self.tie_word_embeddings
 
 
 def ternary_product(linear: nn.Module, x: mx.array) -> mx.array:
@@ -104,7 +164,7 @@ class NormedTernaryLinear(nn.Module):
         input_dims: int,
         output_dims: int,
         bias: bool,
-        norm_eps: float,
+        norm: tuple[str, float],
         group_size: int,
         bits: int,
     ):
@@ -116,17 +176,22 @@ class NormedTernaryLinear(nn.Module):
         self.biases = mx.zeros((output_dims, columns // group_size))
         if bias:
             self.bias = mx.zeros((output_dims,))
-        self[LINEAR_NORM] = nn.RMSNorm(input_dims, eps=norm_eps)
+        self._norm, eps = norm
+        self[self._norm] = nn.RMSNorm(input_dims, eps=eps)
+
+    def normed(self, x: mx.array) -> mx.array:
+        y: mx.array = self[self._norm](x)
+        return y
 
     def __call__(self, x: mx.array) -> mx.array:
-        return ternary_product(self, self[LINEAR_NORM](x))
+        return ternary_product(self, self.normed(x))
 
     def to_lora(self, r: int = 8, scale: float = 20.0, dropout: float = 0.0) -> nn.Module:
         return AdaptedLinear(self, r, scale, dropout)
 
 
 class AdaptedLinear(nn.Module):
-    """A ternary linear and a low-rank one (LoRA) that reads the same input, behind the norm if any."""
+    """A ternary linear and a low-rank one (LoRA) that reads the same input, after the norm if any."""
 
     def __init__(self, linear: nn.Module, rank: int, scale: float, dropout: float):
         super().__init__()
@@ -138,8 +203,8 @@ class AdaptedLinear(nn.Module):
         self.lora_b = mx.zeros((rank, linear.weight.shape[0]))
 
     def __call__(self, x: mx.array) -> mx.array:
-        if LINEAR_NORM in self.linear:
-            x = self.linear[LINEAR_NORM](x)
+        if isinstance(self.linear, NormedTernaryLinear):
+            x = self.linear.normed(x)
         y = ternary_product(self.linear, x)
         change = (self.dropout(x) @ self.lora_a) @ self.lora_b
         return y + (self.scale * change).astype(y.dtype)
@@ -156,10 +221,10 @@ class Linear(nn.Linear):
         input_dims: int,
         output_dims: int,
         bias: bool = False,
-        norm_eps: float | None = None,
+        norm: tuple[str, float] | None = None,
     ):
         super().__init__(input_dims, output_dims, bias)
-        self._norm_eps = norm_eps
+        self._norm = norm
 
     def to_quantized(
         self,
@@ -171,10 +236,10 @@ class Linear(nn.Linear):
         if group_size is None or bits != 2:
             return super().to_quantized(group_size, bits, mode, quantize_input)
         output_dims, input_dims = self.weight.shape
-        bias, eps = "bias" in self, self._norm_eps
-        if eps is None:
+        bias = "bias" in self
+        if self._norm is None:
             return TernaryLinear(input_dims, output_dims, bias, group_size, bits)
-        return NormedTernaryLinear(input_dims, output_dims, bias, eps, group_size, bits)
+        return NormedTernaryLinear(input_dims, output_dims, bias, self._norm, group_size, bits)
 
 
 class ShortConvolution(nn.Module):
@@ -256,13 +321,16 @@ class Mixer(nn.Module):
 
     def _add_linears(self, args: ModelArgs, bias: bool, **sizes: tuple[int, int]) -> None:
         for name, (input_dims, output_dims) in sizes.items():
-            self[name] = Linear(input_dims, output_dims, bias, args.linear_norm_eps)
+            self[name] = Linear(input_dims, output_dims, bias, args.linear_norm)
 
     def make_cache(self) -> Any:
         return ArraysCache(1)
 
 
 class MLGRU(Mixer):
+    _names = ("input_proj", "forget_proj", "gate_proj", "output_proj", "gate_norm")
+    _convolution_names = ("shared_conv", "input_conv", "forget_conv")
+
     def __init__(
         self,
         args: ModelArgs,
@@ -277,38 +345,41 @@ class MLGRU(Mixer):
         super().__init__()
         dims = args.hidden_size
         width = hidden_dims or dims
-        inner = {
-            "none": {"input_proj": 1, "forget_proj": 1, "gate_proj": 1},
+        *inner, output, norm = self._names
+        counts = {
+            "none": dict.fromkeys(inner, 1),
             "recurrence": {"recurrence_proj": 2, "gate_proj": 1},
             "all": {"gates_proj": 3},
         }[stacking]
-        self._inner = list(inner)
-        sizes = {name: (dims, count * width) for name, count in inner.items()}
-        self._add_linears(args, bias, **sizes, output_proj=(width, dims))
+        self._inner = list(counts)
+        sizes = {name: (dims, count * width) for name, count in counts.items()}
+        self._add_linears(args, bias, **sizes, **{output: (width, dims)})
         if output_gate == "norm":
-            self.gate_norm = nn.RMSNorm(width, eps=norm_eps)
-        self._convolutions: list[str] = []
-        if conv_size:
-            self._convolutions = ["shared_conv"] if share_conv else ["input_conv", "forget_conv"]
+            self[norm] = nn.RMSNorm(width, eps=norm_eps)
+        shared, *separate = self._convolution_names
+        self._convolutions = ([shared] if share_conv else separate) if conv_size else []
         for name in self._convolutions:
             self[name] = ShortConvolution(dims if share_conv else width, conv_size)
 
     def make_cache(self) -> ArraysCache:
         return ArraysCache(1 + len(self._convolutions))
 
-    def __call__(self, x: mx.array, cache: Any) -> mx.array:
+    def __call__(self, x: mx.array, cache: Any, lower_bound: mx.array | None = None) -> mx.array:
         dtype, mask = x.dtype, create_ssm_mask(x, cache)
         carried = [None] * 3 if cache is None else [*cache.cache, None, None]
         lengths = None if cache is None else cache.lengths
-        if "shared_conv" in self:
-            x, carried[1] = self.shared_conv(x, carried[1], mask, lengths)
+        shared, *separate = self._convolution_names
+        if shared in self:
+            x, carried[1] = self[shared](x, carried[1], mask, lengths)
         gates = mx.concatenate([self[name](x) for name in self._inner], axis=-1)
         i, f, g = mx.split(gates, 3, axis=-1)
-        if "input_conv" in self:
-            i, carried[1] = self.input_conv(i, carried[1], mask, lengths)
-            f, carried[2] = self.forget_conv(f, carried[2], mask, lengths)
+        if separate[0] in self:
+            i, carried[1] = self[separate[0]](i, carried[1], mask, lengths)
+            f, carried[2] = self[separate[1]](f, carried[2], mask, lengths)
         i, f, g = (part.astype(mx.float32) for part in (i, f, g))
         i, f = nn.silu(i) * mx.sigmoid(-f), mx.sigmoid(f)
+        if lower_bound is not None:
+            i, f = i * (1 - lower_bound), lower_bound + (1 - lower_bound) * f
         if mask is not None:
             f, i = mx.where(mask[..., None], f, 1), mx.where(mask[..., None], i, 0)
         h = scan(f, i, carried[0])
@@ -317,8 +388,25 @@ class MLGRU(Mixer):
             for n in range(len(cache.cache)):
                 cache[n] = carried[n]
             cache.advance(x.shape[1])
-        y = self.gate_norm(g) * nn.silu(h) if "gate_norm" in self else mx.sigmoid(g) * h
-        return self.output_proj(y.astype(dtype))
+        output, norm = self._names[-2:]
+        y = self[norm](g) * nn.silu(h) if norm in self else mx.sigmoid(g) * h
+        return self[output](y.astype(dtype))
+
+
+class MatMulFreeMLGRU(MLGRU):
+    """That of a MatMul-free model, with its names."""
+
+    _names = ("i_proj", "f_proj", "g_proj", "o_proj", "g_norm")
+    _convolution_names = ("h_conv1d", "i_conv1d", "f_conv1d")
+
+    def __init__(self, args: ModelArgs):
+        super().__init__(
+            args,
+            int(args.hidden_size * args.expand_ratio),
+            norm_eps=args.rms_norm_eps,
+            conv_size=args.conv_size if args.use_short_conv else 0,
+            share_conv=args.share_conv_kernel,
+        )
 
 
 class MatrixMixer(Mixer):
@@ -416,11 +504,11 @@ class Attention(Mixer):
         dims = args.hidden_size
         self._head_dim, self._window = head_dim or dims // num_heads, window
         queries, keys = (n * self._head_dim for n in (num_heads, num_kv_heads or num_heads))
-        to_keys = (dims, keys)
-        self._add_linears(args, bias, query_proj=(dims, queries), output_proj=(queries, dims))
-        self._add_linears(args, bias, key_proj=to_keys, value_proj=to_keys)
-        scaling, longest = args.rope_parameters, args.max_position_embeddings
-        theta = scaling["rope_theta"]
+        sizes = [(dims, queries), (dims, keys), (dims, keys), (queries, dims)]
+        self._projections = PROJECTIONS if args.is_hybrid else PLAIN_PROJECTIONS
+        self._add_linears(args, bias, **dict(zip(self._projections, sizes, strict=True)))
+        self._output_norm = ""
+        (theta, scaling), longest = args.rope, args.max_position_embeddings
         self.rope = initialize_rope(self._head_dim, theta, False, scaling, longest)
 
     def make_cache(self) -> Any:
@@ -430,11 +518,13 @@ class Attention(Mixer):
         x = x.reshape(*x.shape[:2], -1, self._head_dim)
         return (self[norm](x) if norm in self else x).transpose(0, 2, 1, 3)
 
-    def __call__(self, x: mx.array, cache: Any) -> mx.array:
-        mask = create_attention_mask(x, cache, window_size=self._window)
-        queries = self._split(self.query_proj(x), "query_norm")
-        keys = self._split(self.key_proj(x), "key_norm")
-        values = self._split(self.value_proj(x))
+    def __call__(self, x: mx.array, cache: Any, mask: Any = None) -> mx.array:
+        if mask is None:
+            mask = create_attention_mask(x, cache, window_size=self._window)
+        query, key, value, output = self._projections
+        queries = self._split(self[query](x), query.replace("proj", "norm"))
+        keys = self._split(self[key](x), key.replace("proj", "norm"))
+        values = self._split(self[value](x))
         offset = 0 if cache is None else cache.offset
         queries, keys = self.rope(queries, offset=offset), self.rope(keys, offset=offset)
         if cache is not None:
@@ -443,25 +533,27 @@ class Attention(Mixer):
             queries, keys, values, cache=cache, scale=self._head_dim**-0.5, mask=mask
         )
         y = y.transpose(0, 2, 1, 3).flatten(2)
-        return self.output_proj(self.output_norm(y) if "output_norm" in self else y)
+        return self[output](self[self._output_norm](y) if self._output_norm else y)
 
 
 class BaseAttention(Attention):
-    """The attention of the base, with its norms and positions."""
+    """The attention of a transformer, or of a hybrid's base, with its norms and positions."""
 
     def __init__(self, args: ModelArgs):
         heads = (args.num_attention_heads, args.num_key_value_heads, args.head_dim)
         super().__init__(args, None, *heads, args.attention_bias)
         eps, width = args.rms_norm_eps, args.num_attention_heads * args.head_dim
-        if args.base_model_type == "qwen3":
-            self.query_norm = nn.RMSNorm(args.head_dim, eps=eps)
-            self.key_norm = nn.RMSNorm(args.head_dim, eps=eps)
-        if args.sub_norm_names[0]:
-            self.output_norm = nn.RMSNorm(width, eps=eps)
+        if args.base_type == "qwen3":
+            for name in self._projections[:2]:
+                self[name.replace("proj", "norm")] = nn.RMSNorm(args.head_dim, eps=eps)
+        self._output_norm = args.sub_norm_names[0]
+        if self._output_norm:
+            self[self._output_norm] = nn.RMSNorm(width, eps=eps)
 
 
 MIXERS: dict[str, Any] = {
     "attention": BaseAttention,
+    "matmul_free": MatMulFreeMLGRU,
     "gla": GLA,
     "hgrn2": HGRN2,
     "mlgru": MLGRU,
@@ -479,44 +571,121 @@ class FeedForward(nn.Module):
     def __init__(self, args: ModelArgs):
         super().__init__()
         dims, hidden_dims = args.hidden_size, args.intermediate_size
-        bias, eps = args.mlp_bias, args.linear_norm_eps
-        self.gate_proj = Linear(dims, hidden_dims, bias, eps)
-        self.up_proj = Linear(dims, hidden_dims, bias, eps)
-        self.down_proj = Linear(hidden_dims, dims, bias, eps)
+        bias, norm = args.mlp_bias, args.linear_norm
+        # a MatMul-free model stacks both
+        stacked = 2 if args.is_matmul_free else 1
+        self.gate_proj = Linear(dims, stacked * hidden_dims, bias, norm)
+        if not args.is_matmul_free:
+            self.up_proj = Linear(dims, hidden_dims, bias, norm)
+        self.down_proj = Linear(hidden_dims, dims, bias, norm)
         self._sub_norm = args.sub_norm_names[1]
         if self._sub_norm:
             self[self._sub_norm] = nn.RMSNorm(hidden_dims, eps=args.rms_norm_eps)
-        self._activation = {"silu": nn.silu, "relu2": nn.relu2}[args.hidden_act]
+        self._activation = nn.relu2 if args.hidden_act == "relu2" else nn.silu
 
     def __call__(self, x: mx.array) -> mx.array:
-        hidden = self._activation(self.gate_proj(x)) * self.up_proj(x)
+        gate = self.gate_proj(x)
+        gate, up = (gate, self.up_proj(x)) if "up_proj" in self else mx.split(gate, 2, axis=-1)
+        hidden = self._activation(gate) * up
         return self.down_proj(self[self._sub_norm](hidden) if self._sub_norm else hidden)
 
 
 class Block(nn.Module):
     def __init__(self, args: ModelArgs, choice: Any):
         super().__init__()
-        self.token_mixer = make_mixer(args, choice)
+        self._mixer, *self._norms = args.block_names
+        self[self._mixer] = make_mixer(args, choice)
         self.mlp = FeedForward(args)
-        self.input_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        for name in self._norms:
+            self[name] = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
-    def __call__(self, x: mx.array, cache: Any) -> mx.array:
-        x = x + self.token_mixer(self.input_layernorm(x), cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def make_cache(self) -> Any:
+        return self[self._mixer].make_cache()
+
+    def __call__(self, x: mx.array, cache: Any, *shared: Any) -> mx.array:
+        before_mixer, before_mlp = self._norms
+        x = x + self[self._mixer](self[before_mixer](x), cache, *shared)
+        return x + self.mlp(self[before_mlp](x))
 
 
 class Decoder(nn.Module):
     def __init__(self, args: ModelArgs):
         super().__init__()
-        self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [Block(args, choice) for choice in args.token_mixer]
+        self._is_plain = not args.is_matmul_free and not args.is_hybrid
+        self._embedding = "embeddings" if args.is_matmul_free else "embed_tokens"
+        self[self._embedding] = nn.Embedding(args.vocab_size, args.hidden_size)
+        usual = "matmul_free" if args.is_matmul_free else "attention"
+        choices = args.token_mixer or [usual] * args.num_hidden_layers
+        self.layers = [Block(args, choice) for choice in choices]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        if args.use_lower_bound:
+            self.lower_bounds = mx.zeros((args.num_hidden_layers, args.hidden_size))
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return self[self._embedding]
+
+    def make_cache(self) -> list[Any]:
+        return [layer.make_cache() for layer in self.layers]
+
+    def _shared(self, x: mx.array, cache: Any) -> list[tuple[Any, ...]]:
+        """What each layer is told beside its input: the mask of all, or the bound of a forget gate."""
+        if self._is_plain:
+            return [(create_attention_mask(x, cache[0]),)] * len(self.layers)
+        if "lower_bounds" not in self:
+            return [()] * len(self.layers)
+        shares = mx.softmax(self.lower_bounds.astype(mx.float32), axis=0)
+        bounds = (mx.cumsum(shares, axis=0) - shares[:1]).astype(x.dtype)
+        return [(), *((bounds[n],) for n in range(1, len(self.layers)))]
 
     def __call__(self, x: mx.array, cache: Any) -> mx.array:
-        for layer, layer_cache in zip(self.layers, cache, strict=True):
-            x = layer(x, layer_cache)
+        shared = self._shared(x, cache)
+        for layer, layer_cache, more in zip(self.layers, cache, shared, strict=True):
+            x = layer(x, layer_cache, *more)
         return self.norm(x)
+
+
+def two_bits(name: str, packed: mx.array, output_dims: int, input_dims: int) -> mx.array:
+    """A matrix with 16 codes of 2 bits a word, whose rows are padded to a multiple of 32 inputs."""
+    shape = output_dims, -(-input_dims // TRITS_PER_BYTE)
+    if packed.shape != shape or packed.dtype != mx.uint8:
+        raise ValueError(
+            f"Tensor '{name}' must be uint8 of shape {shape} but is {packed.dtype} of shape "
+            f"{packed.shape}. Fetch the model again."
+        )
+    if mx.any(packed > LARGEST_BYTE).item():
+        raise ValueError(
+            f"Tensor '{name}' must hold no byte above {LARGEST_BYTE} but does. Fetch the model again."
+        )
+    powers = mx.array([3**n for n in range(TRITS_PER_BYTE)], mx.uint8)
+    codes = (packed[..., None] // powers % 3).reshape(output_dims, -1)[:, :input_dims]
+    padding = mx.array(1, mx.uint8)
+    codes = mx.pad(codes, [(0, 0), (0, -input_dims % 32)], constant_values=padding)
+    shifts = mx.arange(0, 32, 2, dtype=mx.uint32)
+    return (codes.reshape(output_dims, -1, 16).astype(mx.uint32) << shifts).sum(axis=-1)
+
+
+def unpack_five_trits(modules: dict[str, Any], weights: dict[str, mx.array]) -> None:
+    """Turns matrices with five trits a byte to MLX's affine form, one after the other.
+
+    Byte `j` of a row of `X.weight` holds the inputs `5 j` to `5 j + 4` as digits of base 3, the first
+    one lowest. A digit is a trit + 1. The weight is the trit times `X.weight_scale`.
+    """
+    dtype = weights["model.norm.weight"].dtype
+    found = [name.removesuffix(SCALE) for name in weights if name.endswith(SCALE)]
+    for path in found:
+        scale = weights.pop(f"{path}{SCALE}").astype(dtype)
+        name = f"{path}.weight"
+        output_dims, input_dims = modules[path].weight.shape
+        words = two_bits(name, weights.pop(name), output_dims, input_dims)
+        columns = words.shape[1] * 16
+        # the largest group of MLX's form that divides a padded row
+        group_size = next(size for size in (128, 64, 32) if columns % size == 0)
+        groups = output_dims, columns // group_size
+        scales = mx.contiguous(mx.broadcast_to(scale, groups))
+        # what is packed is dropped before the next matrix is read
+        mx.eval(words, scales)
+        weights |= {name: words, f"{path}.scales": scales, f"{path}.biases": -scales}
 
 
 class Model(nn.Module):
@@ -525,21 +694,26 @@ class Model(nn.Module):
         self.args = args
         self.model_type = args.model_type
         self.model = Decoder(args)
-        if not args.tie_word_embeddings:
-            self.lm_head = Linear(args.hidden_size, args.vocab_size, norm_eps=args.linear_norm_eps)
+        if args.has_head:
+            self.lm_head = Linear(args.hidden_size, args.vocab_size, norm=args.linear_norm)
+        if args.is_matmul_free or args.is_hybrid:
+            # where a model makes none, mlx-lm makes caches of keys and values as its flags say
+            self.make_cache = self.model.make_cache
 
     def __call__(
         self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
     ) -> mx.array:
-        x = self.model.embed_tokens(inputs) if input_embeddings is None else input_embeddings
+        x = self.model.embedding(inputs) if input_embeddings is None else input_embeddings
         x = self.model(x, [None] * len(self.layers) if cache is None else cache)
-        if self.args.tie_word_embeddings:
-            return self.model.embed_tokens.as_linear(x)
-        return self.lm_head(x)
+        if "lm_head" in self:
+            return self.lm_head(x)
+        return self.model.embedding.as_linear(x)
 
     @property
-    def layers(self) -> list[Block]:
+    def layers(self) -> list[Any]:
         return self.model.layers
 
-    def make_cache(self) -> list[Any]:
-        return [layer.token_mixer.make_cache() for layer in self.layers]
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        if any(name.endswith(SCALE) for name in weights):
+            unpack_five_trits(dict(self.named_modules()), weights)
+        return weights

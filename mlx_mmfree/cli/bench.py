@@ -216,7 +216,7 @@ def _write_report(
             "threads": figure.records[0].threads,
             "tokens_per_second": round(figure.rate, 1),
             "limit": figure.records[0].limit,
-            "share_of_limit": round(figure.share, 3),
+            "share_of_limit": float(f"{figure.share:.3g}"),
             "processes": len(figure.records),
         }
         for figure in figures

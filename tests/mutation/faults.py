@@ -557,8 +557,8 @@ FAULTS = {
     ),
     "states: rows that leave take a slot with them": Fault(
         "layers/attention/key_values.py",
-        "slots = slots_after(0, length, self._cache",
-        "slots = slots_after(0, length - 1, self._cache",
+        "slots = slots_after(0, length, self.cache",
+        "slots = slots_after(0, length - 1, self.cache",
         ("token_mixers/contract/test_joining.py",),
     ),
     "scheduling: prompts do not take turns": Fault(

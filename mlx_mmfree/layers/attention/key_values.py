@@ -1,6 +1,7 @@
 """The keys and values that attention holds, and which of them a token sees."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -501,10 +502,11 @@ def near_mask(
 AnyKeyValueState = KeyValueState | FixedKeyValueState
 
 
+@dataclass(frozen=True, eq=False)
 class KeyValueKind(StateKind):
     """The states of one attention layer: a `KeyValueState`, or in fixed shapes a `FixedKeyValueState`.
 
-    Args:
+    Attributes:
         num_heads: Key and value heads `G`.
         head_dim: Dims `K` of a key; 0 where there are only values.
         cache: Which tokens are seen, and how their keys and values are kept.
@@ -513,40 +515,32 @@ class KeyValueKind(StateKind):
         is_exact: A token sees the same whether it is read with later ones or alone.
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_dim: int,
-        cache: KeyValueCache,
-        *,
-        takes_steps: bool,
-        value_dims: int | None = None,
-        is_exact: bool = True,
-    ):
-        super().__init__(self.empty, is_fixed=False)
-        self._num_heads = num_heads
-        self._dims = (head_dim, head_dim if value_dims is None else value_dims)
-        self._cache = cache
-        self._takes_steps = takes_steps
-        self._is_exact = is_exact
+    num_heads: int
+    head_dim: int
+    cache: KeyValueCache
+    takes_steps: bool
+    value_dims: int | None = None
+    is_exact: bool = True
 
     @property
     def settings(self) -> str:
-        return repr(self._cache)
+        return repr(self.cache)
 
     def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
         """The state before the first token."""
-        state = KeyValueState.empty(batch_size, self._num_heads, *self._dims, dtype)
-        return self.quantized(state) if self._cache.exact_slots == 0 else state
+        value_dims = self.head_dim if self.value_dims is None else self.value_dims
+        sizes = (batch_size, self.num_heads, self.head_dim, value_dims)
+        state = KeyValueState.empty(*sizes, dtype)
+        return self.quantized(state) if self.cache.exact_slots == 0 else state
 
     def quantized(self, state: KeyValueState) -> KeyValueState:
         """The state with keys and values in few bits, if that is how they are to be kept."""
-        quantization = self._cache.quantization
+        quantization = self.cache.quantization
         return state if quantization is None else state.quantized(quantization)
 
     def left_exact(self, state: Any) -> int | None:
         """How many more tokens the state takes before it is quantised; `None`: any number."""
-        exact = self._cache.exact_slots
+        exact = self.cache.exact_slots
         if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
             return None
         return max(0, exact - state.used)
@@ -555,11 +549,11 @@ class KeyValueKind(StateKind):
         state = self.empty(batch_size, dtype)
         if self._quantizes(length):
             state = self.quantized(state)
-        return state.blank(length, self._cache.window, self._cache.sinks)
+        return state.blank(length, self.cache.window, self.cache.sinks)
 
     @property
     def exact_length(self) -> int | None:
-        return self._cache.exact_slots
+        return self.cache.exact_slots
 
     def is_of_batch(self, state: AnyKeyValueState, length: int) -> bool:
         """As `StateKind` has it: a longer row beside this one has made it quantised."""
@@ -568,18 +562,18 @@ class KeyValueKind(StateKind):
 
     def _quantizes(self, length: int) -> bool:
         """Whether the state after `length` tokens of one row is quantised."""
-        exact = self._cache.exact_slots
+        exact = self.cache.exact_slots
         return exact is not None and length > exact
 
     def counted(self, state: AnyKeyValueState) -> tuple[mx.array, ...]:
         return (state.positions,)
 
     def can_rewind(self, state: AnyKeyValueState, count: int) -> bool:
-        if self._cache.window is not None or not self._is_exact:
+        if self.cache.window is not None or not self.is_exact:
             return False
         if isinstance(state, FixedKeyValueState):
             return True
-        exact = self._cache.exact_slots
+        exact = self.cache.exact_slots
         return exact is None or state.is_quantized or state.used + count <= exact
 
     def rewound(self, state: Any, count: int) -> AnyKeyValueState:
@@ -589,11 +583,11 @@ class KeyValueKind(StateKind):
     def fixed(
         self, state: AnyKeyValueState, count: int = 1
     ) -> tuple[FixedKeyValueState, int | None] | None:
-        cache = self._cache
+        cache = self.cache
         # what `attention_step` can read a token into
         if not isinstance(state, KeyValueState) or isinstance(state.keys, QuantizedArray):
             return None
-        if cache.quantization is not None or not self._takes_steps:
+        if cache.quantization is not None or not self.takes_steps:
             return None
         state = state.with_room(count, cache.window, cache.sinks)
         keys, values = cast(tuple[mx.array, mx.array], state[:2])
@@ -614,5 +608,5 @@ class KeyValueKind(StateKind):
         return KeyValueState.joined([state.widened(used, room) for state in states])
 
     def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
-        slots = slots_after(0, length, self._cache.window, self._cache.sinks)
+        slots = slots_after(0, length, self.cache.window, self.cache.sinks)
         return state.narrowed(slots).selected(rows)

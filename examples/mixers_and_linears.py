@@ -38,7 +38,7 @@ from mlx_mmfree.tokenizer.documents import train_vocabulary
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.tokenize import write_token_file
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 
 CORPUS = Path(__file__).parent / "demo_corpus"
 TERNARY = {"quant_method": "bitnet", "linear_class": "autobitlinear"}

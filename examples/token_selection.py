@@ -18,7 +18,7 @@ import numpy as np
 
 from mlx_mmfree.models import find
 from mlx_mmfree.models.vit import with_token_selection
-from mlx_mmfree.training.image_sets.image_set import read_images
+from mlx_mmfree.training.image_sets import read_images
 
 Pictures = tuple[np.ndarray, np.ndarray]
 Loss = Callable[[Any, mx.array, mx.array], mx.array]

@@ -19,7 +19,7 @@ from mlx_mmfree.hub import convert, open_checkpoint
 from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarized
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
-from mlx_mmfree.training.image_sets.image_set import read_images
+from mlx_mmfree.training.image_sets import read_images
 
 from .backbones import BACKBONES, described
 from .runs import Figures

@@ -26,7 +26,7 @@ from mlx_mmfree.training.distil.student import (
     mixers_of,
     student_config,
 )
-from mlx_mmfree.training.log import Callback
+from mlx_mmfree.training.results import Callback
 
 from .recall_text import recall_accuracy, with_recall
 from .runs import Figures

@@ -242,8 +242,7 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
 
     from ..hub.adapters.adapter import why_not_in_mlx_lm
     from ..models import ImageClassifier
-    from ..training.log import read_log
-    from ..training.results import kept_models
+    from ..training.results import kept_models, read_log
 
     unit = "images" if isinstance(model, ImageClassifier) else "tokens"
     print(

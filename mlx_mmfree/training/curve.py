@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import TrainingError
 from ..evaluation.picture import COLOURS, save_picture
-from .log import is_figure, read_log
+from .results import is_figure, read_log
 
 Records = Sequence[Mapping[str, Any]]
 

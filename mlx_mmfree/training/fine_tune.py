@@ -25,14 +25,13 @@ from .batches import Batch, evaluation_batches
 from .data_parallel import DataParallel
 from .fine_tune_data import batch_maker, largest_batch, training_batches
 from .fine_tune_settings import FineTuneSettings
-from .log import Callback
 from .loop import Trainer
 from .loss import Loss, distillation_loss, next_token_loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import named_optimizer, named_schedule
 from .optimizer_step import checkpoint_blocks
 from .preferences import PairBatch, is_mode, preference_loss, preferences, reference_digest
-from .results import AdapterFiles, TrainedModel
+from .results import AdapterFiles, Callback, TrainedModel
 from .run_folder import own_run_folder, samples_digest, weights_digest
 from .samples import Samples
 from .tasks.corpus import summed_loss

@@ -12,7 +12,7 @@ from ..images import ImageProcessor
 from ..models import ImageClassifier
 from .batches import Batch, SampleBatches, padded_batch
 from .fine_tune_settings import FineTuneSettings
-from .image_sets.image_set import LabelledImage, digest_of, read_images
+from .image_sets import LabelledImage, digest_of, read_images
 from .preferences import pair_batch, read_pairs
 from .samples import SPLITS, Samples, find_splits, read_samples
 from .tasks.samples import ImageBatch, image_batch

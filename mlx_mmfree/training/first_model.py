@@ -24,7 +24,7 @@ from ..models import (
     find_described,
 )
 from ..models.parts.ternary_linears import TernaryLinears
-from .image_sets.image_set import read_classes
+from .image_sets import read_classes
 from .precision import compute_dtype
 from .settings import Settings
 from .tasks.corpus import CausalLMTask, MaskedLMTask, Task

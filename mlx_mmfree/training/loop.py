@@ -1,11 +1,14 @@
 """The training loop: steps, reports, validations, checkpoints, and resuming after a stop."""
 
 import math
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from types import FrameType
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,10 +25,9 @@ from ..ops.ternary import ternarize_packed
 from ..platform.resident_memory import resident_memory
 from .curve import plot_run
 from .data_parallel import DataParallel
-from .interruption import StopRequest
-from .log import Callback, Clock, RunLog, environment, read_log
 from .loss import Loss, next_token_loss
 from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult
+from .results import Callback, Clock, RunLog, environment, read_log
 from .run_folder import (
     check_record,
     kept_state,
@@ -37,6 +39,50 @@ from .run_folder import (
     writing,
 )
 from .run_settings import LoopSettings
+
+_NOTE = (
+    b"\nThe run will stop after this step and be saved. Press Ctrl-C again to stop it at once.\n"
+)
+
+
+class StopRequest:
+    """Records the first SIGINT or SIGTERM inside the `with` block. A second one acts as usual.
+
+    Ignored signals stay ignored. Outside Python's main thread, no signal is recorded.
+
+    Args:
+        is_quiet: Whether to print no message.
+
+    Attributes:
+        signal: Number of the recorded signal, or 0.
+    """
+
+    def __init__(self, is_quiet: bool = False):
+        self.signal = 0
+        self._is_quiet = is_quiet
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+        if not self._is_quiet:
+            # print() is not safe in a signal handler: it may interrupt another print()
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, _NOTE)
+
+    def _restore(self) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
 
 _LOW_BITS = np.uint32(0x55555555)
 

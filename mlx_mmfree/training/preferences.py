@@ -18,13 +18,13 @@ from ..models import Decoder
 from ..ops import long_sum
 from .batches import Batch, padded_batch
 from .data_parallel import DataParallel
-from .lines import LineError, names_in, read_lines, text_of
 from .loss import Loss, token_losses
 from .run_folder import make_run_folder, samples_digest, weights_digest, writing
 from .samples import (
     OF_TEMPLATE,
     Encoded,
     Features,
+    LineError,
     Sample,
     SampleEncoder,
     Samples,
@@ -32,6 +32,9 @@ from .samples import (
     common_length,
     cut,
     messages_of,
+    names_in,
+    read_lines,
+    text_of,
     with_rows,
 )
 

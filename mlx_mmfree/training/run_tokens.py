@@ -21,8 +21,8 @@ from .corpus.token_file import (
     read_token_header,
 )
 from .corpus.tokenize import TOKENIZER_FOLDER, write_token_file
-from .lines import read_lines
 from .run_folder import text_digest, writing
+from .samples import read_lines
 from .settings import Settings
 
 _ORIGIN = "trained_on.json"

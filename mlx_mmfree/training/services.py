@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
-from .log import Callback
+from .results import Callback
 
 
 class WandbReport(Callback):

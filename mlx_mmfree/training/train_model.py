@@ -7,13 +7,12 @@ from ..errors import TrainingError
 from ..models import Decoder, TokenModel, set_dropout
 from .data_parallel import DataParallel
 from .first_model import FirstModel, task_of
-from .log import Callback
 from .loop import Trainer
 from .loss import Loss, distillation_loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import build_optimizer, build_schedule
 from .optimizer_step import checkpoint_blocks
-from .results import TrainedModel
+from .results import Callback, TrainedModel
 from .run_folder import check_record, own_run_folder, read_progress, weights_digest
 from .run_tokens import tokenizer_folder
 from .settings import Settings

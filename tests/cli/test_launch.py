@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.cli.launch import main, wait
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.process_group import ROOT
 from tests.training.conftest import config, run_values  # noqa: F401
 

@@ -18,7 +18,7 @@ from mlx_mmfree.cli.generate import main as generate
 from mlx_mmfree.cli.lora import build_parser, main
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import hgrn_bit
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.run_folder import own_run_folder
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -261,7 +261,7 @@ def test_yaml_of_mlx_lm_and_flags_that_win(
 KILLED = """
 import os, signal, sys
 from mlx_mmfree.cli.lora import main
-from mlx_mmfree.training.log import RunLog
+from mlx_mmfree.training.results import RunLog
 
 def write(self, write=RunLog.write, **record):
     write(self, **record)

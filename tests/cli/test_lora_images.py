@@ -18,7 +18,7 @@ from mlx_mmfree.hub.adapters.adapter import attach, read_adapter
 from mlx_mmfree.layers.norms import running_statistics
 from mlx_mmfree.models import architectures, find_described
 from mlx_mmfree.training import loop
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.hub.timm_models import write_backbone
 
 pytestmark = pytest.mark.usefixtures("without_curve")

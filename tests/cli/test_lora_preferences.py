@@ -7,7 +7,7 @@ import pytest
 
 from mlx_mmfree.cli.lora import main
 from mlx_mmfree.training import preferences
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.cli.test_lora import QUICK, _flags
 
 

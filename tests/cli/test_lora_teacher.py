@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.cli.lora import main
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import hgrn_bit
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.cli.test_lora import GOLDENS, QUICK, _flags, data, masters
 
 __all__ = ["data", "masters"]

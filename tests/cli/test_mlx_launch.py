@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.process_group import ROOT
 from tests.readme.documents import sections
 from tests.training.conftest import config, run_values  # noqa: F401

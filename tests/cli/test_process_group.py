@@ -9,7 +9,7 @@ import pytest
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.process_group import MMFREE, finish, start_group
 from tests.training.conftest import config, run_values  # noqa: F401

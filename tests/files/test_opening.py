@@ -22,7 +22,7 @@ from mlx_mmfree.hub import load_model, load_tokenizer
 from mlx_mmfree.hub.adapters.adapter import read_adapter
 from mlx_mmfree.images.picture_file import read_picture
 from mlx_mmfree.training.corpus.documents import read_documents
-from mlx_mmfree.training.image_sets import array_file, idx_file
+from mlx_mmfree.training.image_sets import array_pictures, idx_pictures
 
 REPOSITORY = "models--me--tiny"
 
@@ -210,8 +210,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "adapters.safetensors": lambda file: read_adapter(file.parent),
     "a.txt": lambda file: list(read_documents(file)),
     "a.jsonl": lambda file: list(read_documents(file)),
-    "a.npz": array_file.read_pictures,
-    "a.idx": idx_file.read_pictures,
+    "a.npz": array_pictures,
+    "a.idx": idx_pictures,
     "a.png": read_picture,
 }
 

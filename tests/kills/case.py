@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from mlx_mmfree.platform.process_group import start_group
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.kills.options import (
     DISTIL,
     DISTIL_OPTIONS,

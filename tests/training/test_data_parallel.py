@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.run_folder import read_progress
 from tests.process_group import MMFREE, finish, start_group
 from tests.training.parallel_run import (

@@ -34,8 +34,8 @@ from mlx_mmfree.training.distil.student import (
     replaced_layers,
     student_config,
 )
-from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.memory import MemoryPlan
+from mlx_mmfree.training.results import read_log
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import TOLERANCE, relative_error
 

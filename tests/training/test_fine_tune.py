@@ -27,10 +27,10 @@ from mlx_mmfree.training.fine_tune import (
 )
 from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.log import Callback, read_log
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks
+from mlx_mmfree.training.results import Callback, read_log
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")

@@ -14,7 +14,7 @@ from mlx_mmfree.platform.resident_memory import STATUS
 from mlx_mmfree.tokenizer.documents import tokenizer_digest
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus.token_file import TokenFileWriter
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from tests.hub.checkpoints import GOLDENS
 
 TOKENIZER = GOLDENS / "tokenizer_bpe"

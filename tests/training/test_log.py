@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.training.log import RunLog, read_log
+from mlx_mmfree.training.results import RunLog, read_log
 
 
 def _write(path: Path, steps: range) -> None:

@@ -26,12 +26,12 @@ from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus.mixture import Stage
-from mlx_mmfree.training.log import BestWeights, Callback, read_log
 from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule, named_optimizer
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks, gradient_norm
 from mlx_mmfree.training.precision import in_dtype
+from mlx_mmfree.training.results import BestWeights, Callback, read_log
 from mlx_mmfree.training.run_folder import (
     make_run_folder,
     new_progress,

@@ -16,13 +16,13 @@ from mlx_mmfree.training import preferences
 from mlx_mmfree.training.fine_tune import fine_tune, held_out_figures, prepare
 from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.log import read_log
 from mlx_mmfree.training.preferences import (
     Pair,
     answer_log_probabilities,
     pair_batch,
     with_reference,
 )
+from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.samples import Samples
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_fine_tune import GOLDENS, _build, _Kill, _Killed, _losses, _settings

@@ -18,7 +18,7 @@ from mlx_mmfree.files.writing import try_lock_file
 from mlx_mmfree.training import run_tokens
 from mlx_mmfree.training.corpus.token_file import open_token_file
 from mlx_mmfree.training.corpus.tokenize import find_sources, tokenize
-from mlx_mmfree.training.log import read_log
+from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.settings import read_settings
 from mlx_mmfree.training.train_model import train_model
 from tests.training.conftest import write_corpus

@@ -9,7 +9,7 @@ from ...errors import UsageError
 
 if TYPE_CHECKING:
     from ...training.data_parallel import DataParallel
-    from ...training.log import Callback
+    from ...training.results import Callback
 
 _SERVICES = ("wandb", "tensorboard")
 

@@ -25,7 +25,6 @@ from ...models.parts.mixers import MixerChoice
 from ...ops import long_sum
 from ..batches import Batch
 from ..data_parallel import DataParallel
-from ..log import BestWeights, Callback
 from ..loop import Trainer, Validation
 from ..loss import (
     KnownBatch,
@@ -40,7 +39,7 @@ from ..memory import MemoryPlan, plan_memory
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
 from ..precision import compute_dtype, frozen_in_dtype
-from ..results import check_results, save_trained
+from ..results import BestWeights, Callback, check_results, save_trained
 from ..run_folder import load_learned, make_run_folder, own_run_folder, weights_digest
 from ..tasks.corpus import CausalLMTask
 from .settings import MEASURED, STAGES, DistilSettings, StageName

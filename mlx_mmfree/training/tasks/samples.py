@@ -19,11 +19,11 @@ from ...tokenizer.pair_tokenizer import open_pair_tokenizer
 from ..batches import PADDED_TO, Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
 from ..corpus.token_file import byte_bar
-from ..image_sets.image_set import LabelledImage, digest_of, read_images
-from ..lines import LineError, read_lines, text_of
+from ..image_sets import LabelledImage, digest_of, read_images
 from ..loss import smoothed_cross_entropy
 from ..run_folder import file_digest
 from ..run_tokens import check_vocab_size
+from ..samples import LineError, read_lines, text_of
 from ..settings import Settings
 from .corpus import Task, padded
 

@@ -1,1 +1,0 @@
-"""Labelled images in files, which may come from strangers."""

@@ -107,16 +107,6 @@ class KeyValueState(NamedTuple):
         missing = [(0, 0), (0, used - self.used)]
         return KeyValueState(keys, values, mx.pad(self.positions, missing, constant_values=-1))
 
-    def narrowed(self, slots: int) -> "KeyValueState":
-        """The first so many slots in use, and room up to the next step; no row holds a token behind."""
-        room = min(self.room, -(-slots // GROWTH_STEP) * GROWTH_STEP)
-        keys, values = tree_map(lambda buffer: buffer[:, :, :room], (self.keys, self.values))
-        return KeyValueState(keys, values, self.positions[:, :slots])
-
-    def selected(self, rows: mx.array) -> "KeyValueState":
-        """Some rows, in the order given, integers `(N,)`."""
-        return KeyValueState(*tree_map(lambda array: array[rows], tuple(self)))
-
     def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """What this empty state becomes after `length` tokens, without room, keys and values zero."""
         slots = slots_after(0, length, window, sinks)
@@ -609,4 +599,7 @@ class KeyValueKind(StateKind):
 
     def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
         slots = slots_after(0, length, self.cache.window, self.cache.sinks)
-        return state.narrowed(slots).selected(rows)
+        # room up to the next step, after which no row holds a token
+        room = min(state.room, -(-slots // GROWTH_STEP) * GROWTH_STEP)
+        keys, values = tree_map(lambda buffer: buffer[:, :, :room][rows], state[:2])
+        return KeyValueState(keys, values, state.positions[:, :slots][rows])

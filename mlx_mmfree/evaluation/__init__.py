@@ -1,7 +1,7 @@
 """Measures of models: perplexity, likelihoods of continuations, tasks and speed."""
 
 from .perplexity import Perplexity as Perplexity
+from .perplexity import Score as Score
 from .perplexity import is_recurrent as is_recurrent
 from .perplexity import measure_perplexity as measure_perplexity
-from .scoring import Score as Score
-from .scoring import score_continuations as score_continuations
+from .perplexity import score_continuations as score_continuations

@@ -151,7 +151,7 @@ def test_mistakes() -> None:
 def test_picture(count: int, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    from mlx_mmfree.evaluation.class_picture import draw_class_maps
+    from mlx_mmfree.evaluation.class_maps import draw_class_maps
 
     file = tmp_path / "maps.png"
     views = [np.full((20, 30, 3), 40 * n, np.uint8) for n in range(count)]

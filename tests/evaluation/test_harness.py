@@ -14,8 +14,7 @@ from mlx_mmfree import demo
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.evaluation import score_continuations
-from mlx_mmfree.evaluation.harness import check_installed, harness_model
-from mlx_mmfree.evaluation.harness_adapter import _windows
+from mlx_mmfree.evaluation.harness import _windows, check_installed, harness_model
 from mlx_mmfree.generation import RepetitionPenalty, generate
 from mlx_mmfree.hub import Tokenizer, load, save_model
 from mlx_mmfree.layers import pack_linears

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_mmfree.evaluation.mixing_maps import LayerMaps, Panel
-from mlx_mmfree.evaluation.mixing_picture import draw_maps, token_label
+from mlx_mmfree.evaluation.mixing_maps import LayerMaps, Panel, draw_maps, token_label
 
 
 @pytest.mark.plot

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import NumericalError
-from mlx_mmfree.evaluation.perplexity import measure_perplexity
-from mlx_mmfree.evaluation.scoring import score_continuations
+from mlx_mmfree.evaluation.perplexity import measure_perplexity, score_continuations
 from mlx_mmfree.generation.decode import Decoding, are_finite, generate_tokens
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.models import Decoder

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = given_prompt(args.prompt)
     require_matplotlib("picture")
     check_writable("[show] 'picture'", args.picture)
-    from ...evaluation.mixing_picture import draw_maps
+    from ...evaluation.mixing_maps import draw_maps
     from ...hub.checkpoint.load import open_model
     from ...models import TokenModel
 
@@ -149,7 +149,7 @@ def _maps(
 
 
 def _labels(tokenizer: "Tokenizer | PairTokenizer", tokens: Sequence[int]) -> list[str]:
-    from ...evaluation.mixing_picture import token_label
+    from ...evaluation.mixing_maps import token_label
 
     words = [tokenizer.decode([each]) for each in tokens]
     # a token that is left out of texts, or bytes that alone are no character, as the files spell it

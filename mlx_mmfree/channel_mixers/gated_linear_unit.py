@@ -70,15 +70,15 @@ class GatedLinearUnit(ChannelMixer):
         check_optional_sizes(type(self).__name__, hidden_dims=hidden_dims)
         hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
         self._dims = dims
-        if is_stacked:
-            make = factory_of(linear, "gate_up_proj")
-            self.gate_up_proj = make(dims, 2 * hidden_dims, bias=bias)
-        else:
-            for name in ("gate_proj", "up_proj"):
-                self[name] = factory_of(linear, name)(dims, hidden_dims, bias=bias)
+        widths = {"gate_up_proj": 2 * hidden_dims}
+        if not is_stacked:
+            widths = {"gate_proj": hidden_dims, "up_proj": hidden_dims}
+        makes = {name: factory_of(linear, name) for name in (*widths, "down_proj")}
+        for name, width in widths.items():
+            self[name] = makes[name](dims, width, bias=bias)
         if norm_eps is not None:
             self.hidden_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
-        self.down_proj = factory_of(linear, "down_proj")(hidden_dims, dims, bias=bias)
+        self.down_proj = makes["down_proj"](hidden_dims, dims, bias=bias)
 
     def __call__(
         self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None

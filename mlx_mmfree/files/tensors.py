@@ -105,21 +105,21 @@ def checksum(data: np.ndarray) -> str:
 
 def _read_tensor(stream: BufferedReader, entry: TensorEntry) -> mx.array:
     if entry.decode is not None:
-        data = np.empty(entry.nbytes, np.uint8)
-        _fill(data, stream, entry)
-        return mx.array(entry.decode(data)).view(entry.dtype)
-    array, memory = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
-    _fill(memory.reshape(-1).view(np.uint8), stream, entry)
-    return array != 0 if entry.dtype == mx.bool_ else array.view(entry.dtype)
-
-
-def _fill(memory: np.ndarray, stream: BufferedReader, entry: TensorEntry) -> None:
-    """Reads the bytes of a tensor into memory."""
+        array, memory = None, np.empty(entry.nbytes, np.uint8)
+    else:
+        array, room = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
+        memory = room.reshape(-1).view(np.uint8)
     stream.seek(entry.start)
     if stream.readinto(memory.data) < entry.nbytes:
         raise _changed(entry, "ends inside")
     if entry.checksum is not None and checksum(memory) != entry.checksum:
         raise _changed(entry, "has changed bytes in")
+    if entry.decode is not None:
+        array = mx.array(entry.decode(memory))
+    assert array is not None
+    return (
+        array != 0 if entry.dtype == mx.bool_ and entry.decode is None else array.view(entry.dtype)
+    )
 
 
 def _changed(entry: TensorEntry, problem: str) -> CheckpointError:
@@ -168,10 +168,6 @@ def _problem(file: Path, text: str) -> CheckpointError:
     )
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -> TensorEntry:
     if not isinstance(info, dict):
         raise _problem(
@@ -186,10 +182,14 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
     if (
         not isinstance(shape, list)
         or len(shape) > MAX_DIMENSIONS
-        or not all(_is_size(size) and size < 2**31 for size in shape)
+        or not all(type(size) is int and 0 <= size < 2**31 for size in shape)
     ):
         raise _problem(file, f"gives tensor {name!r:.100} the impossible shape {shape!r:.80}")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+    if (
+        not isinstance(offsets, list)
+        or len(offsets) != 2
+        or not all(type(place) is int and place >= 0 for place in offsets)
+    ):
         raise _problem(file, f"gives tensor {name!r:.100} the impossible offsets {offsets!r:.80}")
     start, stop = offsets
     if stop > data_bytes:

@@ -42,11 +42,10 @@ class WeightNames:
         self._to_disk = {
             ours: hub for hub, ours in table.items() if ours is not None and hub not in second
         }
-        self._layers = _layer_patterns(self._to_disk)
 
     def in_layer(self, disk_name: str) -> tuple[Layer, str] | None:
         """The layer of a tensor or module and its name in the layer; `None` outside of layers."""
-        for pattern in self._layers:
+        for pattern in _layer_patterns(tuple(self._to_disk.items())):
             if found := pattern.fullmatch(disk_name):
                 *numbers, rest = found.groups()
                 return tuple(map(int, numbers)), rest
@@ -106,10 +105,11 @@ class WeightNames:
         return _translate(memory_name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK)
 
 
-def _layer_patterns(to_disk: Mapping[str, str]) -> list[re.Pattern[str]]:
+@lru_cache
+def _layer_patterns(to_disk: tuple[tuple[str, str], ...]) -> list[re.Pattern[str]]:
     """What names on disk look like that lie in a layer, without repetitions."""
     heads: dict[str, None] = {}
-    for ours, hub in to_disk.items():
+    for ours, hub in to_disk:
         if found := _BLOCK.match(ours):
             parts = hub.split("{}")[: found.group().count("{}")]
             heads["([0-9]+)".join(map(re.escape, [*parts, ""]))] = None

@@ -48,7 +48,8 @@ class TokenizerEngine:
         self._tokenizer.no_padding()
         self._mark_special(special)
         parts = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
-        self._parts = {"nothing": parts, "special": _after_special(*parts), "text": _inside(*parts)}
+        # normalizer and pre-tokenizer, by what stands before a text; others are made when asked for
+        self._parts: dict[Before, tuple[Any, Any]] = {"nothing": parts}
 
     def describe(self) -> Description:
         """The description of the file."""
@@ -82,6 +83,9 @@ class TokenizerEngine:
         """
         # these belong to the tokenizer, not to a call, so they are set for every text
         self._tokenizer.encode_special_tokens = split_special
+        if before not in self._parts:
+            make = _after_special if before == "special" else _inside
+            self._parts[before] = make(*self._parts["nothing"])
         changes = self._parts[before] != self._parts["nothing"]
         if changes:
             self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts[before]

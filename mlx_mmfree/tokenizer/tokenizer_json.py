@@ -99,8 +99,8 @@ class PieceDecoder:
 
         if growth > _MAX_DECODER_GROWTH or len(self._steps) > _MAX_DECODER_STEPS:
             raise UnsupportedModelError(
-                f"[tokenizer] '{file}': the decoder must have at most {_MAX_STEPS} steps and make a "
-                f"token at most {_MAX_GROWTH} times as long as it is spelled, but has "
+                f"[tokenizer] '{file}': the decoder must have at most {_MAX_DECODER_STEPS} steps and "
+                f"make a token at most {_MAX_DECODER_GROWTH} times as long as it is spelled, but has "
                 f"{len(self._steps)} steps and may make it {growth} times as long. Download it again."
             )
 
@@ -340,25 +340,22 @@ def _is_short(text: Any) -> bool:
 
 def _are_known_pre_tokenizers(part: Any) -> bool:
     steps = _steps(part, "pretokenizers")
-    if steps is None or not all(map(_is_known_pre_tokenizer, steps)):
-        return False
+    for step in steps or ():
+        kind, pattern = step.get("type"), step.get("pattern")
+        if kind == "Split" and isinstance(pattern, dict):
+            regex, text = pattern.get("Regex"), pattern.get("String")
+            is_known = regex in _SPLIT_PATTERNS if isinstance(regex, str) else _is_short(text)
+        elif kind == "Metaspace":
+            mark = step.get("replacement")
+            is_known = isinstance(mark, str) and len(mark) == 1
+        else:
+            plain = {"ByteLevel", *_PLAIN_PRE_TOKENIZERS}
+            is_known = isinstance(kind, str) and kind in plain
+        if not is_known:
+            return False
     # each of these writes several characters for one, and two of a kind multiply
-    return all(
-        sum(step["type"] == kind for step in steps) < 2 for kind in ("ByteLevel", "Metaspace")
-    )
-
-
-def _is_known_pre_tokenizer(step: Mapping[str, Any]) -> bool:
-    kind, pattern = step.get("type"), step.get("pattern")
-    if kind == "Split" and isinstance(pattern, dict):
-        regex = pattern.get("Regex")
-        return (
-            regex in _SPLIT_PATTERNS if isinstance(regex, str) else _is_short(pattern.get("String"))
-        )
-    if kind == "Metaspace":
-        mark = step.get("replacement")
-        return isinstance(mark, str) and len(mark) == 1
-    return kind == "ByteLevel" or (isinstance(kind, str) and kind in _PLAIN_PRE_TOKENIZERS)
+    kinds = [step["type"] for step in steps or ()]
+    return steps is not None and all(kinds.count(kind) < 2 for kind in ("ByteLevel", "Metaspace"))
 
 
 def _are_known_post_processors(part: Any) -> bool:
@@ -374,22 +371,16 @@ def _is_known_post_processor(step: Mapping[str, Any]) -> bool:
     if kind == "ByteLevel":
         return True
     if kind in ("BertProcessing", "RobertaProcessing"):
-        return all(_is_named_id(step.get(name)) for name in ("sep", "cls"))
-    if kind != "TemplateProcessing":
-        return False
+        pairs = [step.get(name) for name in ("sep", "cls")]
+        return all(isinstance(p, list) and len(p) == 2 and type(p[1]) is int for p in pairs)
     tokens = step.get("special_tokens")
-    if not isinstance(tokens, dict) or not all(map(_is_framing_token, tokens.values())):
+    if kind != "TemplateProcessing" or not isinstance(tokens, dict):
         return False
+    for token in tokens.values():
+        ids = token.get("ids") if isinstance(token, dict) else None
+        if not isinstance(ids, list) or len(ids) != 1 or type(ids[0]) is not int:
+            return False
     return all(_is_known_frame(step.get(name), tokens) for name in ("single", "pair"))
-
-
-def _is_named_id(entry: Any) -> bool:
-    return isinstance(entry, list) and len(entry) == 2 and type(entry[1]) is int
-
-
-def _is_framing_token(token: Any) -> bool:
-    ids = token.get("ids") if isinstance(token, dict) else None
-    return isinstance(ids, list) and len(ids) == 1 and type(ids[0]) is int
 
 
 def _is_known_frame(pieces: Any, tokens: Mapping[str, Any]) -> bool:
@@ -405,14 +396,13 @@ def _is_known_frame(pieces: Any, tokens: Mapping[str, Any]) -> bool:
 
 def _are_known_decoders(part: Any) -> bool:
     steps = _steps(part, "decoders")
-    return steps is not None and all(map(_is_known_decoder, steps))
-
-
-def _is_known_decoder(step: Mapping[str, Any]) -> bool:
-    # this library decodes texts itself, so the package only reads the section
-    pattern = step.get("pattern")
-    is_fixed = pattern is None or (isinstance(pattern, dict) and "Regex" not in pattern)
-    return step.get("type") in _DECODERS and is_fixed
+    for step in steps or ():
+        # this library decodes texts itself, so the package only reads the section
+        pattern = step.get("pattern")
+        is_fixed = pattern is None or (isinstance(pattern, dict) and "Regex" not in pattern)
+        if not is_fixed or not isinstance(step.get("type"), str) or step["type"] not in _DECODERS:
+            return False
+    return steps is not None
 
 
 def _are_known_tokens(tokens: Any) -> bool:

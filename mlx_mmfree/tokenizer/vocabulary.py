@@ -252,14 +252,13 @@ def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
             f"templates but holds {len(folder)}. Remove those that are not used."
         )
     files = {path.stem: path for path in folder} | own
-    texts = _without_empty({name: _template_text(path) for name, path in files.items()})
-    written = _without_empty(_written_templates(config, file))
+    texts = {name: _template_text(path) for name, path in files.items()}
+    # those that write nothing of a conversation stand for none
+    texts, written = (
+        {name: text for name, text in found.items() if text.strip()}
+        for found in (texts, _written_templates(config, file))
+    )
     return texts if "default" in texts else written | texts
-
-
-def _without_empty(templates: dict[str, str]) -> dict[str, str]:
-    """Templates without those that write nothing of a conversation, which stand for none."""
-    return {name: text for name, text in templates.items() if text.strip()}
 
 
 def _template_text(file: Path) -> str:

@@ -165,7 +165,8 @@ def open_checkpoint(
         'lm_head.norm.weight'
     """
     folder = local_folder(path_or_repo, revision)
-    if folder.is_file() or not has_weights(folder):
+    kinds = _weight_kinds(folder)
+    if not kinds:
         file = gguf_file(folder, path_or_repo, revision)
         if file is not None:
             beside = folder if folder.is_dir() else None
@@ -173,14 +174,15 @@ def open_checkpoint(
             dtypes = {entry.dtype for entry in tensors.values()}
             config = with_latent(config, dtypes, revision, latent)
             return Checkpoint(folder, config, tensors, dtype)
-    if not _holds(folder, _WEIGHT_FILES[0]):
+    if ".safetensors" not in kinds:
         folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(
             f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. {_place(folder)}"
         )
     config, tensors = read_json_object(folder / CONFIG_FILE), read_tensor_entries(folder)
-    tensors |= _read_scales(folder, tensors)
+    if (folder / SCALES_FILE).exists():
+        tensors |= _read_scales(folder / SCALES_FILE, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
 
@@ -192,14 +194,13 @@ def _place(folder: Path) -> str:
     return "Give the folder that holds it."
 
 
-def has_weights(folder: Path) -> bool:
-    """Whether a folder holds weights in safetensors or PyTorch's files."""
-    return any(_holds(folder, files) for files in _WEIGHT_FILES)
-
-
-def _holds(folder: Path, files: tuple[str, str, str]) -> bool:
-    _, index, pattern = files
-    return (folder / index).exists() or bool(visible(folder, pattern))
+def _weight_kinds(folder: Path) -> list[str]:
+    """The suffixes of the weights that a folder holds: of safetensors, or of PyTorch's files."""
+    return [
+        Path(weights).suffix
+        for weights, index, pattern in _WEIGHT_FILES
+        if (folder / index).exists() or visible(folder, pattern)
+    ]
 
 
 def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
@@ -234,11 +235,8 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
     )
 
 
-def _read_scales(folder: Path, others: Collection[str]) -> dict[str, TensorEntry]:
+def _read_scales(file: Path, others: Collection[str]) -> dict[str, TensorEntry]:
     """The exact scales beside weights that were written for mlx-lm, see `forms.packed`."""
-    file = folder / SCALES_FILE
-    if not file.exists():
-        return {}
     scales = safetensors.read_header(file)[0]
     for name in scales:
         if name in others or not name.endswith(".weight_scale"):
@@ -317,14 +315,6 @@ def record(rounding: Rounding) -> dict[str, Any]:
     return {"version": __version__, **known}
 
 
-def read_record(config: Mapping[str, Any]) -> Rounding:
-    """What a configuration says of the rounding; `None` if it says nothing."""
-    described = config.get(WRITER_KEY)
-    rounding = described.get("rounding") if isinstance(described, Mapping) else None
-    is_known = rounding == "source" or (type(rounding) is int and rounding > 0)
-    return rounding if is_known else None
-
-
 def rounding_of(checkpoint: Checkpoint) -> Rounding:
     """How the ternary weights of a checkpoint were made of floats.
 
@@ -335,8 +325,9 @@ def rounding_of(checkpoint: Checkpoint) -> Rounding:
     Raises:
         CheckpointError: A tensor cannot be read.
     """
-    recorded = read_record(checkpoint.config)
-    if recorded is not None:
+    described = checkpoint.config.get(WRITER_KEY)
+    recorded = described.get("rounding") if isinstance(described, Mapping) else None
+    if recorded == "source" or (type(recorded) is int and recorded > 0):
         return recorded
     scales = [entry for name, entry in checkpoint.tensors.items() if name.endswith(_SCALE)]
     if not scales:
@@ -411,7 +402,7 @@ def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
         DownloadError: The Hub does not hand out the repository.
     """
     folder = local_folder(path_or_repo, patterns=(CONFIG_FILE,))
-    if not (folder / CONFIG_FILE).is_file() or has_weights(folder):
+    if not (folder / CONFIG_FILE).is_file() or _weight_kinds(folder):
         return None
     config = read_json_object(folder / CONFIG_FILE)
     is_packed = any(config.get(key) for key in ("quantization", "quantization_config"))

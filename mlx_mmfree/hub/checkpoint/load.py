@@ -7,7 +7,6 @@ goes on from there.
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,53 +39,11 @@ from ..adapters.adapter import Adapter, attach, read_adapter
 from ..remote.download import gguf_file, local_folder
 from .checkpoint import Checkpoint, checked_rounding, notify, open_checkpoint
 from .pack_cache import PackCache
+from .weight_form import PACKED_DTYPES
 from .weights import Skeleton, build_skeleton, fill
 
 MASTERS_FOLDER = "masters"
 """The folder of the float weights beside that of the packed model of a training run."""
-
-
-class Masters:
-    """The masters that packed linears are to get.
-
-    Args:
-        training: The training forms of these linears by their paths, with the same norms.
-
-    Attributes:
-        training: The training forms.
-    """
-
-    def __init__(self, training: Mapping[str, nn.Module]):
-        self.training = training
-
-    def nbytes(self, dtype: mx.Dtype) -> int:
-        """The number of bytes of the matrices that `make` makes, in a float dtype."""
-        weights = (module.weight for module in self.training.values() if "weight" in module)
-        return sum(weight.size * dtype.size for weight in weights)
-
-    def make(self, model: Decoder) -> None:
-        """Gives the linears of a model their training form, in place. Nothing else changes.
-
-        Raises:
-            CheckpointError: The head shares the weight of an embedding in few bits.
-        """
-        modules = dict(model.named_modules())
-        few_bits = any(
-            matrix.is_packed and not matrix.is_ternary for matrix in matrices(model).values()
-        )
-        for path, module in self.training.items():
-            packed = modules[path]
-            if "weight" in module:
-                module.weight = master_weight(packed)
-            # a tied head reads the embedding, which has kept its floats
-            elif few_bits:
-                raise CheckpointError(
-                    "[load] 'rebuild_masters' must be left out for a head that shares an embedding "
-                    "in few bits, but was given. Load the checkpoint that it was made from."
-                )
-            if "bias" in packed:
-                module.bias = packed.bias
-        model.update_modules(tree_unflatten(list(self.training.items())))
 
 
 def master_weight(packed: nn.Module) -> mx.array:
@@ -119,8 +76,6 @@ class OpenedModel:
     Attributes:
         checkpoint: The checkpoint.
         keeps_adapter: Whether an adapter lies beside the weights and belongs to the model.
-        nbytes: The number of bytes of the weights once they are loaded. Dense weights whose values turn
-            out to be ternary take less.
 
     Raises:
         CheckpointError: The tensors do not belong to the configuration, or there are no masters.
@@ -139,20 +94,37 @@ class OpenedModel:
         if not packed:
             checkpoint.refuse_adapter("load", "to be trained further")
         self._dtype = dtype or checkpoint.dtype
-        self._cache = PackCache(checkpoint)
-        cached = _cached_skeleton(self._cache) if packed else None
+        is_packed = any(entry.dtype in PACKED_DTYPES for entry in checkpoint.tensors.values())
+        self._cache = PackCache(checkpoint) if packed and not is_packed else None
+        cached = None if self._cache is None else _cached_skeleton(self._cache)
         self._is_cached = cached is not None
         self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
+        self._arrays = parameters(self.model)
         self._kept = kept_names(self.model)
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
-        self._masters = Masters({} if packed else self._skeleton.training)
-        self.nbytes = self._count_bytes()
+        # the linears that are to get masters, in their training form
+        self._training = {} if packed else self._skeleton.training
 
     @property
     def model(self) -> Decoder:
         """The model. It has no weights before `load`."""
         return self._skeleton.model
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the weights once they are loaded.
+
+        Dense weights whose values turn out to be ternary take less.
+        """
+        masters = (module.weight for module in self._training.values() if "weight" in module)
+        total = sum(weight.size * (self._dtype or mx.float32).size for weight in masters)
+        for name, array in self._arrays.items():
+            if name not in self._kept:
+                total += array.size * (self._dtype or self._skeleton.entries[name].dtype).size
+            elif name.rpartition(".")[0] not in self._training:
+                total += array.nbytes
+        return int(total)
 
     def tokenizer(self) -> Tokenizer:
         """Reads the tokenizer.
@@ -179,7 +151,7 @@ class OpenedModel:
             pair = self.pair_tokenizer()
             if isinstance(pair, TranslationTokenizer):
                 return pair
-        return self.tokenizer()
+        return Tokenizer.from_folder(self.checkpoint.folder)
 
     def pair_tokenizer(self) -> PairTokenizer:
         """Reads the tokenizer of an encoder-decoder; raises as `tokenizer` does."""
@@ -211,15 +183,20 @@ class OpenedModel:
         Raises:
             CheckpointError: A tensor is damaged, or the adapter is or does not fit.
         """
-        if adapter is None and (adapter := self.adapter()) is not None:
+        if adapter is None and self.keeps_adapter:
+            adapter = self.adapter()
             notify(
                 f"'{self.checkpoint.folder}' holds an adapter beside its base model; both are used."
             )
         if self._skeleton.is_packed:
             check_early(self._build_graphs)
-        self._fill()
+        if self._cache is None:
+            fill(self._skeleton)
+        else:
+            self._fill_with(self._cache)
         model: Any = self.model
-        self._masters.make(model)
+        if self._training:
+            self._make_masters(model)
         model.rounding = checked_rounding(self.checkpoint)
         if isinstance(model, EncoderDecoder):
             model.search_files = self._search_files()
@@ -260,27 +237,42 @@ class OpenedModel:
         read = model.hidden if isinstance(model, Decoder) else model.predictions
         read(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
 
-    def _fill(self) -> None:
+    def _fill_with(self, cache: PackCache) -> None:
+        """Reads the weights of the packed form in the cache, or packs them and keeps that there."""
         if self._is_cached:
             try:
                 fill(self._skeleton)
             except CheckpointError as error:
-                self._cache.notify_damage(error)
+                cache.notify_damage(error)
                 self._skeleton = build_skeleton(self.checkpoint, packed=True)
             else:
                 return
         fill(self._skeleton)
-        if self._skeleton.is_packed:
-            self._cache.store(self.model)
+        cache.store(self.model)
 
-    def _count_bytes(self) -> int:
-        total = self._masters.nbytes(self._dtype or mx.float32)
-        for name, array in parameters(self.model).items():
-            if name not in self._kept:
-                total += array.size * (self._dtype or self._skeleton.entries[name].dtype).size
-            elif name.rpartition(".")[0] not in self._masters.training:
-                total += array.nbytes
-        return total
+    def _make_masters(self, model: Decoder) -> None:
+        """Gives the linears of a model their training form, in place. Nothing else changes.
+
+        Raises:
+            CheckpointError: The head shares the weight of an embedding in few bits.
+        """
+        modules = dict(model.named_modules())
+        few_bits = any(
+            matrix.is_packed and not matrix.is_ternary for matrix in matrices(model).values()
+        )
+        for path, module in self._training.items():
+            packed = modules[path]
+            if "weight" in module:
+                module.weight = master_weight(packed)
+            # a tied head reads the embedding, which has kept its floats
+            elif few_bits:
+                raise CheckpointError(
+                    "[load] 'rebuild_masters' must be left out for a head that shares an embedding "
+                    "in few bits, but was given. Load the checkpoint that it was made from."
+                )
+            if "bias" in packed:
+                module.bias = packed.bias
+        model.update_modules(tree_unflatten(list(self._training.items())))
 
 
 def open_model(

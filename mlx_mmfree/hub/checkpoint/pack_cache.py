@@ -32,7 +32,6 @@ from ...version import __version__
 from .checkpoint import Checkpoint, notify
 from .forms.packed import OWN, describe_packing
 from .save import disk_tensors, write_tensors
-from .weight_form import PACKED_DTYPES
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class PackCache:
     """The packed form of a checkpoint in the cache.
 
     Args:
-        checkpoint: The checkpoint.
+        checkpoint: The checkpoint, which is not packed itself.
     """
 
     def __init__(self, checkpoint: Checkpoint):
@@ -194,9 +193,7 @@ class PackCache:
     def store(self, model: Decoder) -> None:
         """Writes the packed form unless the cache is off or the disk is full."""
         file = self._file
-        dtypes = {entry.dtype for entry in self._checkpoint.tensors.values()}
-        was_packed = any(dtype in PACKED_DTYPES for dtype in dtypes)
-        if file is None or was_packed or not kept_names(model):
+        if file is None or not kept_names(model):
             return
         tensors = disk_tensors(model)
         nbytes = sum(array.nbytes for array in tensors.values())

@@ -94,14 +94,6 @@ def always(said: Any) -> bool:
     return True
 
 
-def _accept(said: Any) -> None:
-    pass
-
-
-def _nowhere(said: Mapping[str, Any]) -> bool:
-    return False
-
-
 def _no_words(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
@@ -137,10 +129,10 @@ class WeightForm:
     open: Callable[[Mapping[str, Place]], Mapping[str, StoredMatrix]]
     section: str = _SECTION
     own: Mapping[str, Any] = field(default_factory=dict)
-    check: Callable[[Any], None] = _accept
+    check: Callable[[Any], None] | None = None
     is_for_all: bool = False
     is_usual: bool = False
-    covers: Callable[[Mapping[str, Any]], bool] = _nowhere
+    covers: Callable[[Mapping[str, Any]], bool] | None = None
     simplify: Callable[[Matrix], nn.Module | None] | None = None
     describe: Callable[[Mapping[str, Matrix], Mapping[str, Any]], Mapping[str, Any]] = _no_words
     write: Callable[[str, int, int, mx.Dtype], WrittenMatrix] | None = None
@@ -209,7 +201,8 @@ def described_forms(
                     f"[config.json] {form.section!r} must be absent for this architecture but is given. "
                     "Load the checkpoint that it was made from."
                 )
-            form.check(own_section)
+            if form.check is not None:
+                form.check(own_section)
     said: Any = config.get(_SECTION)
     packed = next((form for form, _ in found.values() if form.section == _SECTION), usual)
     # mlx-lm writes its own section twice
@@ -226,7 +219,8 @@ def described_forms(
                 f"[config.json] 'quantization_config' must be {dict(known.own)}{others}, or absent for "
                 f"this architecture but got {said!r:.200}. Load the checkpoint that it was made from."
             )
-        packed.check(said)
+        if packed.check is not None:
+            packed.check(said)
     rest = [each for each in found.values() if each[0] is not packed]
     return [(packed, said if isinstance(said, Mapping) else {}), *rest]
 

@@ -104,9 +104,10 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     ternary = {path: matrix.layer for path, matrix in held.items() if matrix.is_ternary}
     form, said = described[0]
     floats = [on_disk[path] for path in ternary.keys() - replaced]
-    _check_described(checkpoint, form.covers(said), floats)
+    is_covered = form.covers is not None and form.covers(said)
+    _check_described(checkpoint, is_covered, floats)
     entries = match(model, names, forms, copies, checkpoint)
-    masters = _pack_masters(model, entries) if packed else {}
+    masters = _pack_masters(model, entries) if packed and floats else {}
     training = {path: layer for path, layer in ternary.items() if path in replaced}
     return Skeleton(model, names, entries, forms, training, masters, packed)
 

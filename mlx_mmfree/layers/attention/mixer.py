@@ -124,11 +124,11 @@ class SelfAttention(TokenMixer):
             widths = {"qkv_proj": sum(widths.values())}
             self.partition = None
         self._inner = tuple(widths)
+        makes = {name: factory_of(linear, name) for name in (*widths, "output_proj")}
         for name, heads in widths.items():
-            self[name] = factory_of(linear, name)(dims, heads * head_dim, bias=bias)
-        make = factory_of(linear, "output_proj")
+            self[name] = makes[name](dims, heads * head_dim, bias=bias)
         output_bias = bias if output_bias is None else output_bias
-        self.output_proj = make(num_heads * head_dim, dims, bias=output_bias)
+        self.output_proj = makes["output_proj"](num_heads * head_dim, dims, bias=output_bias)
         if rope is not None:
             self.rope = rope
         if position_bias is not None:

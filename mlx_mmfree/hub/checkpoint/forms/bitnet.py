@@ -205,7 +205,7 @@ def with_latent(
     has_floats = not any(dtype in PACKED_DTYPES for dtype in dtypes)
     if latent is not None:
         _check_answer(config, has_floats, latent)
-    elif not _may_hold_masters(config) or not has_floats:
+    elif not has_floats or not _may_hold_masters(config):
         return dict(config)
     elif revision == _MASTERS:
         latent = True

@@ -1,10 +1,5 @@
 """The names of the files in a checkpoint folder."""
 
-from pathlib import Path
-
-from ..errors import CheckpointError
-from .reading import check_link
-
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -47,20 +42,3 @@ TORCH_PATTERNS = (
     TORCH_INDEX_FILE,
 )
 """The files to fetch of a repository without safetensors."""
-
-
-def tokenizer_files(source: Path) -> dict[str, Path]:
-    """The files of a checkpoint apart from its weights, by their paths in its folder.
-
-    `config.json` is one of them.
-
-    Raises:
-        CheckpointError: The folder of chat templates is a link out of the checkpoint's.
-    """
-    templates = source / TEMPLATES_FOLDER
-    try:
-        check_link(templates)
-    except OSError as error:
-        raise CheckpointError(f"[tokenizer] '{templates}' cannot be read: {error}.") from error
-    found = (file for pattern in TOKENIZER_PATTERNS for file in sorted(source.glob(pattern)))
-    return {file.relative_to(source).as_posix(): file for file in found if file.is_file()}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .checkpoint_files import TEMPLATES_FOLDER, TOKENIZER_PATTERNS
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -345,3 +346,20 @@ def read_json_object(file: Path) -> dict[str, Any]:
 def write_json(file: Path, value: Any) -> None:
     """Writes JSON with sorted keys."""
     file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def tokenizer_files(source: Path) -> dict[str, Path]:
+    """The files of a checkpoint apart from its weights, by their paths in its folder.
+
+    `config.json` is one of them.
+
+    Raises:
+        CheckpointError: The folder of chat templates is a link out of the checkpoint's.
+    """
+    templates = source / TEMPLATES_FOLDER
+    try:
+        check_link(templates)
+    except OSError as error:
+        raise CheckpointError(f"[tokenizer] '{templates}' cannot be read: {error}.") from error
+    found = (file for pattern in TOKENIZER_PATTERNS for file in sorted(source.glob(pattern)))
+    return {file.relative_to(source).as_posix(): file for file in found if file.is_file()}

@@ -12,8 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..files.checkpoint_files import tokenizer_files
-from ..files.reading import real_path, write_json
+from ..files.reading import real_path, tokenizer_files, write_json
 from ..files.tensors import PlannedTensors, write_safetensors
 from ..files.writing import new_folder, writing
 from ..hub.checkpoint.save import check_target, copy_files

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from ..errors import CheckpointError, MMFreeError, UsageError
 from ..files.reading import parse_json
 from ..platform.confinement import ConfinedProcess, LimitError
-from .special_tokens import Before, Shield, SpecialTokens
-from .vocabulary import encode_split
+from .vocabulary import Before, Shield, SpecialTokens, encode_split
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 """The names under which a message may hold its thoughts. The first that it has counts."""

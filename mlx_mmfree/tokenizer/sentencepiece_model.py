@@ -8,11 +8,13 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from .special_tokens import Before, SpecialToken, SpecialTokens
 from .vocabulary import (
     CHANGE_THE_TEXT,
     EACH_BYTE,
     MAX_VOCABULARY_BYTES,
+    Before,
+    SpecialToken,
+    SpecialTokens,
     TokenizerSettings,
     clean_errors,
     encode_split,

@@ -10,9 +10,8 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.reading import read_json_object
 from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY, TokenType
 from .sentencepiece_model import SPACE, load_processor, user_defined_tokens
-from .special_tokens import ENDS_OF_TURN
 from .tokenizer import Tokenizer
-from .vocabulary import MAX_VOCABULARY_BYTES, read_limited
+from .vocabulary import ENDS_OF_TURN, MAX_VOCABULARY_BYTES, read_limited
 
 _SAMPLES = (
     "Hello world",

@@ -11,10 +11,13 @@ from ..errors import CheckpointError, shown_path
 from ..files.checkpoint_files import VOCABULARY_FILES
 from .chat import ChatTemplate, RenderedChat, chat_data, copy_data, join_parts, texts_in
 from .sentencepiece_model import SPACE, SentencePieceVocabulary
-from .special_tokens import ENDS_OF_TURN, Before, Shield, SpecialToken
 from .tokenizer_json import JsonVocabulary
 from .vocabulary import (
+    ENDS_OF_TURN,
+    Before,
     Detokenizer,
+    Shield,
+    SpecialToken,
     TokenizerSettings,
     Vocabulary,
     byte_vocabulary,

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
-from .special_tokens import Before
+if TYPE_CHECKING:
+    # the confined process imports nothing that it does not need
+    from .vocabulary import Before
 
 # only files that were made to explode give more tokens
 _MAX_TOKENS_A_CHARACTER, _MAX_TOKENS = 64, 4096
@@ -73,7 +75,7 @@ class TokenizerEngine:
         added = self._tokenizer.get_added_tokens_decoder().items()
         return {token.content: number for number, token in added}
 
-    def encode(self, text: str, split_special: bool, before: Before) -> list[int]:
+    def encode(self, text: str, split_special: bool, before: "Before") -> list[int]:
         """The ids of a text.
 
         Args:

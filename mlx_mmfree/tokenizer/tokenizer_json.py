@@ -25,12 +25,14 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.reading import parse_json_object
 from ..platform.confinement import ConfinedProcess
 from .from_gguf import BYTE_LEVEL_PATTERNS
-from .special_tokens import Before, SpecialToken, SpecialTokens
 from .tokenizer_engine import Description, TokenizerEngine
 from .vocabulary import (
     CHANGE_THE_TEXT,
     EACH_BYTE,
     MAX_VOCABULARY_BYTES,
+    Before,
+    SpecialToken,
+    SpecialTokens,
     TokenizerSettings,
     clean_errors,
     encode_split,

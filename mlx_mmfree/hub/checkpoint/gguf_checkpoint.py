@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError, show_as
-from ...files.checkpoint_files import VOCABULARY_FILES, tokenizer_files
+from ...files.checkpoint_files import VOCABULARY_FILES
 from ...files.gguf_blocks import (
     affine_scales,
     affine_words,
@@ -30,7 +30,7 @@ from ...files.gguf_blocks import (
     ternary_words,
 )
 from ...files.gguf_file import StoredTensor, read_parts
-from ...files.reading import UNREADABLE, check_link
+from ...files.reading import UNREADABLE, check_link, tokenizer_files
 from ...files.tensors import TensorEntry, read_tensor
 from ...files.writing import new_scratch_folder, writing
 from ...models import find

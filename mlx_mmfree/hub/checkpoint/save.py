@@ -19,9 +19,8 @@ from ...files.checkpoint_files import (
     TEMPLATES_FOLDER,
     TOKENIZER_PATTERNS,
     TORCH_INDEX_FILE,
-    tokenizer_files,
 )
-from ...files.reading import open_member, read_json_object, real_path, write_json
+from ...files.reading import open_member, read_json_object, real_path, tokenizer_files, write_json
 from ...files.tensors import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
 from ...layers.matrix import matrices, parameters, stored_layouts

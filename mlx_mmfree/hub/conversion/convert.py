@@ -10,9 +10,9 @@ from typing import Literal
 import mlx.core as mx
 from tqdm import tqdm
 
-from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE, tokenizer_files
+from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE
 from ...files.gguf_file import write_parts
-from ...files.reading import real_path, write_json
+from ...files.reading import real_path, tokenizer_files, write_json
 from ...files.tensors import PlannedTensors, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
 from ...tokenizer.to_gguf import compare_tokenizers

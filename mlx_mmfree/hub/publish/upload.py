@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import UploadError
-from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX, tokenizer_files
+from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX
 from ...files.gguf_file import MAGIC
-from ...files.reading import open_member, read_json_object, read_member, real_path
+from ...files.reading import open_member, read_json_object, read_member, real_path, tokenizer_files
 from ..checkpoint.checkpoint import open_checkpoint, read_tensor_entries
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import CHECKPOINT_FILES

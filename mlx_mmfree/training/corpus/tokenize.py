@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.checkpoint_files import CONFIG_FILE, tokenizer_files
-from ...files.reading import check_link, expanded
+from ...files.checkpoint_files import CONFIG_FILE
+from ...files.reading import check_link, expanded, tokenizer_files
 from ...files.writing import new_folder
 from ...hub.checkpoint.save import copy_files
 from ...hub.remote.download import dataset_files

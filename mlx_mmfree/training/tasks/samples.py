@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import TrainingError
-from ...files.checkpoint_files import tokenizer_files
+from ...files.reading import tokenizer_files
 from ...hub.checkpoint.load import load_text_tokenizer
 from ...images import ImageProcessor
 from ...models.parts.stack import check_tokens

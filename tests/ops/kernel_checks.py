@@ -61,6 +61,26 @@ def check_float_sums(rows: int, dims: int, outputs: int, dtype: mx.Dtype) -> Non
     assert_close(got, want, TOLERANCE[mx.float32])
 
 
+def check_extreme_input(rows: int, value: float) -> None:
+    """An input that is infinite, NaN or near the ends of float32 has the results of its trits."""
+    mx.random.seed(0)
+    weight, is_it = pack_ternary(random_trits(33, 1100)), mx.arange(rows * 1100) == 700
+    is_it = is_it.reshape(rows, 1100)
+    for others in (mx.random.normal(is_it.shape), mx.zeros(is_it.shape)):
+        x = mx.where(is_it, value, others)
+        with use_backend("metal"):
+            got = ternary_matmul(x, weight)
+        with use_backend("reference"):
+            want = ternary_matmul(x, weight)
+        finite = mx.isfinite(want)
+        assert_same(mx.isnan(got), mx.isnan(want))
+        assert_same(mx.where(mx.isinf(want), got, 0), mx.where(mx.isinf(want), want, 0))
+        largest = mx.abs(mx.where(finite, want, 0)).max()
+        error = mx.abs(mx.where(finite, got - want, 0)).max()
+        if not (error <= 1e-6 * largest).item():
+            raise AssertionError(f"off by {error.item()} of {largest.item()}")
+
+
 def check_codes(
     x: mx.array, weight: mx.array | None, eps: float | None, rounding: Rounding
 ) -> None:

@@ -20,11 +20,12 @@ if reason := compiler.unavailable():
 MOST_INSTRUCTIONS = {
     "bit_linear_1__float16_t_1_4_256_1_1_0_0_0_1_0_0_": {1: 2.8},
     "bit_linear_1__float16_t_{}_4_64_1_1_0_0_0_1_0_0_": {3: 7.1, 4: 9.1},
-    "ternary_matmul_decode__{}_1_float_": {1: 3.7, 2: 5.0, 4: 7.8},
+    "ternary_matmul_decode__{}_1_1_float_": {1: 3.3, 2: 5.3},
+    "ternary_matmul_decode__{}_1_0_float_": {4: 10.4},
 }
 WEIGHTS_OF_A_STEP = 4 * 16
 # the last words of a row may hold fewer inputs
-RAGGED = "ternary_matmul_decode__3_0_float_"
+RAGGED = "ternary_matmul_decode__3_0_0_float_"
 # by number of parts, and the most instructions beside products, loads of matrices and barriers: what
 # loads, decodes and lays out 16 inputs and 16 weights
 TILES = {

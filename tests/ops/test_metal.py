@@ -1,6 +1,7 @@
 """Every Metal kernel: values, gradients, and how much memory it reads and writes."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlx_mmfree.layers import PackedBitLinear
@@ -12,6 +13,7 @@ from mlx_mmfree.ops import (
     ternary_matmul,
     use_backend,
 )
+from mlx_mmfree.ops.backend.metal_functions import without_halves
 from mlx_mmfree.ops.linear_scan import metal_scan
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from tests.emulator.emulator import Emulator
@@ -20,6 +22,7 @@ from tests.ops.kernel_checks import (
     assert_same,
     check_code_sums,
     check_codes,
+    check_extreme_input,
     check_float_sums,
     check_scan,
     check_scan_gradient,
@@ -84,6 +87,28 @@ def test_a_bad_row_stays_alone(rows: int) -> None:
     # a trit of zero makes NaN of infinity, the others keep it
     with use_backend("reference"):
         assert mx.allclose(got, ternary_matmul(x, weight), equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("value", [mx.inf, -mx.inf, mx.nan, 2.0**104, -(2.0**126), 2.0**-126])
+def test_extreme_inputs_are_those_without_halves(rows: int, value: float) -> None:
+    check_extreme_input(rows, value)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 100.0])
+def test_sums_with_halves_are_about_as_exact(mean: float) -> None:
+    mx.random.seed(1)
+    trits = random_trits(64, 2560)
+    x = mean + mx.random.normal((1, 2560))
+    want = np.array(x, np.float64) @ np.array(trits, np.float64).T
+    errors = []
+    with use_backend("metal"):
+        errors.append(np.array(ternary_matmul(x, pack_ternary(trits))) - want)
+        with without_halves():
+            errors.append(np.array(ternary_matmul(x, pack_ternary(trits))) - want)
+    ours, plain = (np.sqrt((error**2).mean()) for error in errors)
+    # the sums of these trits are of two halves of the inputs, which already makes errors smaller
+    assert ours <= 2 * np.sqrt(2) * plain
 
 
 @pytest.mark.parametrize("rows", [FEW, MANY])

@@ -12,6 +12,7 @@ from tests.ops.kernel_checks import (
     check_bad_row,
     check_code_sums,
     check_codes,
+    check_extreme_input,
     check_float_sums,
     check_fused_codes,
     check_fused_sums,
@@ -23,6 +24,15 @@ from tests.ops.planting import BARRIER, SIMD_BARRIER, Fault, assert_seen
 
 def decode() -> None:
     check_code_sums(11, 1050, 33, mx.float32)
+
+
+def halves() -> None:
+    check_code_sums(2, 1050, 33, mx.float32)
+
+
+def halves_of_extremes() -> None:
+    # every output is NaN, if it is not made of trits
+    check_extreme_input(1, 2.0**126)
 
 
 def prefill() -> None:
@@ -97,6 +107,8 @@ def many_bad_rows() -> None:
 
 KERNELS = {
     decode: "ternary_matmul_decode",
+    halves: "ternary_matmul_decode",
+    halves_of_extremes: "ternary_matmul_decode",
     prefill: "ternary_matmul_prefill",
     split: "ternary_matmul_prefill",
     split_floats: "ternary_matmul_prefill",
@@ -115,10 +127,21 @@ KERNELS = {
 }
 
 FAULTS: dict[str, Fault] = {
+    "decode with halves: inputs not taken off": Fault(halves, "[n] -= totals[row]", "[n]", 0),
+    "decode with halves: unit of another place": Fault(halves, "f * unit_of_code(k)", "f", 0),
+    "decode with halves: infinite inputs": Fault(
+        halves_of_extremes, "< INFINITY", "<= INFINITY", 0
+    ),
+    "decode with halves: words of the first": Fault(halves_of_extremes, "n] + k / 16]", "n]]", 0),
+    "decode with halves: inputs of other lanes": Fault(
+        halves_of_extremes, "k = 16 * lane", "k = 0", 0
+    ),
     "decode: stride of words": Fault(decode, "word += 32", "word += 33", 0),
     "decode: a word too many": Fault(decode, "16 * word < dims", "16 * word <= dims + 16", 0),
-    "decode: last inputs left out": Fault(decode, "start + k >= dims", "start + k >= dims - 1", 0),
-    "decode: inputs beyond the last": Fault(decode, "min(k, dims - 1 - start)", "k", 0),
+    "decode: last inputs left out": Fault(
+        decode, "start + place < dims", "start + place + 1 < dims", 0
+    ),
+    "decode: inputs beyond the last": Fault(decode, "start + place < dims", "true", 0),
     "decode: wrong mask": Fault(decode, "3u << (2 * place)", "3u << (2 * place + 1)", 0),
     "decode: half of a code": Fault(decode, "3u << (2 * place)", "1u << (2 * place)", 0),
     "decode: upper places": Fault(decode, "words >> 16", "words >> 14", 0),
@@ -136,7 +159,7 @@ FAULTS: dict[str, Fault] = {
         0,
     ),
     "decode: stored to the next row": Fault(decode, "first + n] = sum", "first + n + 1] = sum", 0),
-    "decode: lanes not summed": Fault(decode, "simd_sum(sums[row][n])", "(sums[row][n])", 0),
+    "decode: lanes not summed": Fault(decode, "simd_sum(sums", "(sums", 0),
     "prefill: barrier before tiles are reused": Fault(prefill, BARRIER, "", 0),
     "prefill: barrier before products": Fault(prefill, BARRIER, "", 1),
     "prefill: barrier before strip is read": Fault(prefill, SIMD_BARRIER, "", 2),

@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..backend import launch
 from ..backend.choice import choose
 from ..backend.gradient import with_reference_gradient
-from ..backend.metal_functions import TERNARY
+from ..backend.metal_functions import PAIRS, TERNARY, keeps_half_denormals
 from ..backend.self_check import kernel_fault, packed_pattern
 from ..ternary import packed_width
 from . import quantized, reference
@@ -27,6 +27,7 @@ from .metal_tiles import PARTS, UNDIVIDED, depth, grid, product_of_tiles
 CODES_PER_WORD = 16
 DECODE_GROUPS = 2
 DECODE_OUTPUTS = 4
+_MOST_ROWS_OF_HALVES = 2
 
 # The type in which a tile of activations keeps their exact values.
 _TILE_TYPES = {
@@ -37,20 +38,21 @@ _TILE_TYPES = {
 }
 
 # A SIMD group computes 4 outputs of a group of rows. Lane l reads words l, l + 32, ... of their
-# weights, so that neighbouring lanes read neighbouring words. It loads one input at a time, a load for
-# each 4 products, since rows of an array need not lie where four can be loaded at once.
+# weights, so that neighbouring lanes read neighbouring words. With halves, inputs are multiplied by
+# codes, which are trits plus 1. The inputs themselves are taken off after each word, so that sums stay
+# as small as those of trits. A lane for which a scaled input is infinite begins again with trits.
 _decode = mx.fast.metal_kernel(
     name="ternary_matmul_decode",
     input_names=["x", "weight"],  # (rows, D), (N, W)
     output_names=["out"],  # (rows, N)
-    header=TERNARY,
+    header=TERNARY + PAIRS,
     source="""
     constexpr int OUTPUTS = 4;
     const int rows = x_shape[0];
     const int dims = x_shape[1];
     const int outputs = weight_shape[0];
     const int words = weight_shape[1];
-    const int lane = thread_index_in_simdgroup;
+    const uint lane = thread_index_in_simdgroup;
     const int first_row = ROWS * threadgroup_position_in_grid.y;
     const int first = OUTPUTS * (threadgroup_position_in_grid.x * simdgroups_per_threadgroup
         + simdgroup_index_in_threadgroup);
@@ -61,37 +63,77 @@ _decode = mx.fast.metal_kernel(
     const auto weights = weight + static_cast<size_t>(first) * words;
     int input_line[ROWS];
     int word_line[OUTPUTS];
-    float4 sums[ROWS];  // of the 4 outputs
+    float2 sums[ROWS][OUTPUTS];  // of inputs in the low and in the high halves of words
     #pragma clang loop unroll(full)
     for (int row = 0; row < ROWS; row++) {
         input_line[row] = min(row, rows - 1 - first_row) * dims;
-        sums[row] = float4(0.0f);
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < OUTPUTS; n++) sums[row][n] = float2(0.0f);
     }
     #pragma clang loop unroll(full)
     for (int n = 0; n < OUTPUTS; n++) word_line[n] = min(n, outputs - 1 - first) * words;
 
     for (int word = lane; 16 * word < dims; word += 32) {
         const int start = 16 * word;
-        uint4 packed;
+        uint2 packed[OUTPUTS];
         #pragma clang loop unroll(full)
-        for (int n = 0; n < OUTPUTS; n++) packed[n] = weights[word_line[n] + word];
+        for (int n = 0; n < OUTPUTS; n++) {
+            packed[n] = shifts_of<HALVES>(weights[word_line[n] + word]);
+        }
+        float2 totals[ROWS];
         #pragma clang loop unroll(full)
-        for (int k = 0; k < 16; k++) {
-            const float4 trits = trits_at<float4>(under_exponent(packed, k - k % 8), k % 8);
-            const int at = WHOLE_WORDS ? k : min(k, dims - 1 - start);
+        for (int row = 0; row < ROWS; row++) totals[row] = float2(0.0f);
+        #pragma clang loop unroll(full)
+        for (int k = 0; k < 8; k++) {
+            float2 trits[OUTPUTS];
+            #pragma clang loop unroll(full)
+            for (int n = 0; n < OUTPUTS; n++) trits[n] = pair_at<HALVES>(packed[n], k);
             #pragma clang loop unroll(full)
             for (int row = 0; row < ROWS; row++) {
-                float value = static_cast<float>((inputs + (input_line[row] + start))[at]);
-                if (!WHOLE_WORDS && start + k >= dims) value = 0.0f;
-                sums[row] = fma(float4(value), trits, sums[row]);
+                float2 pair;
+                #pragma clang loop unroll(full)
+                for (int half_word = 0; half_word < 2; half_word++) {
+                    const int place = k + 8 * half_word;
+                    const bool inside = WHOLE_WORDS || start + place < dims;
+                    pair[half_word] = inside
+                        ? static_cast<float>((inputs + (input_line[row] + start))[place]) : 0.0f;
+                }
+                if (HALVES) {
+                    totals[row] += pair;
+                    pair *= 16777216.0f * unit_of_code(k);
+                }
+                #pragma clang loop unroll(full)
+                for (int n = 0; n < OUTPUTS; n++) {
+                    sums[row][n] = fma(pair, trits[n], sums[row][n]);
+                }
+            }
+        }
+        if (HALVES) {
+            #pragma clang loop unroll(full)
+            for (int row = 0; row < ROWS; row++) {
+                #pragma clang loop unroll(full)
+                for (int n = 0; n < OUTPUTS; n++) sums[row][n] -= totals[row];
             }
         }
     }
     #pragma clang loop unroll(full)
     for (int row = 0; row < ROWS; row++) {
+        // infinity, NaN, or an input of which 2^24 times as much is infinite, spoils all sums
+        if (HALVES && !(abs(sums[row][0][0] + sums[row][0][1]) < INFINITY)) {
+            #pragma clang loop unroll(full)
+            for (int n = 0; n < OUTPUTS; n++) sums[row][n] = float2(0.0f);
+            for (int k = 16 * lane; k < dims; k += k % 16 == 15 ? 512 - 15 : 1) {
+                const float value = static_cast<float>((inputs + input_line[row])[k]);
+                #pragma clang loop unroll(full)
+                for (int n = 0; n < OUTPUTS; n++) {
+                    const uint code = weights[word_line[n] + k / 16] >> (2 * (k % 16)) & 3u;
+                    sums[row][n][0] = fma(value, static_cast<float>(code) - 1.0f, sums[row][n][0]);
+                }
+            }
+        }
         #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) {
-            const float sum = simd_sum(sums[row][n]);
+            const float sum = simd_sum(sums[row][n][0] + sums[row][n][1]);
             if (lane == 0 && first_row + row < rows && first + n < outputs) {
                 out[static_cast<size_t>(first_row + row) * outputs + first + n] = sum;
             }
@@ -190,6 +232,7 @@ def _fault(name: str, x: mx.array, codes: bool) -> str | None:
         rows=rows,
         is_whole=is_whole,
         parts=parts,
+        are_halves=is_few and _takes_halves(rows),
         x=x.dtype,
         codes=codes,
     )
@@ -225,6 +268,11 @@ def _parts(name: str, dtype: mx.Dtype, codes: bool) -> int:
     return PARTS[_tile_type(dtype, codes)] if name == SPLIT else UNDIVIDED
 
 
+def _takes_halves(rows: int) -> bool:
+    """Whether codes are halves for a group of rows: more need more scaled inputs than that saves."""
+    return rows <= _MOST_ROWS_OF_HALVES and keeps_half_denormals()
+
+
 def _in_groups(x: mx.array, weight: mx.array) -> mx.array:
     """Groups of rows, each of which reads the weights."""
     rows, dims = x.shape
@@ -234,7 +282,11 @@ def _in_groups(x: mx.array, weight: mx.array) -> mx.array:
     (result,) = launch.launch(
         _decode,
         inputs=[x, weight],
-        template=[("ROWS", group_rows), ("WHOLE_WORDS", dims % CODES_PER_WORD == 0)],
+        template=[
+            ("ROWS", group_rows),
+            ("WHOLE_WORDS", dims % CODES_PER_WORD == 0),
+            ("HALVES", _takes_halves(group_rows)),
+        ],
         grid=(-(-outputs // (DECODE_GROUPS * DECODE_OUTPUTS)) * threads, -(-rows // group_rows), 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, outputs)],

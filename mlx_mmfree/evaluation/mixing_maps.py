@@ -11,8 +11,7 @@ import numpy as np
 from ..layers.context import Context
 from ..layers.mixer import State, TokenMixer
 from ..models import EncoderDecoder, TokenModel
-from ..models.parts.block import Block
-from ..models.parts.stack import Stack
+from ..models.parts.stack import Block, Stack
 from .picture import save_picture, visible
 
 CHANNEL_GROUPS = 4

@@ -7,6 +7,7 @@ from .linear import BitLinear as BitLinear
 from .linear import PackedBitLinear as PackedBitLinear
 from .linear import PackedLinear as PackedLinear
 from .linear import TiedBitLinear as TiedBitLinear
+from .linear import apply_norm as apply_norm
 from .linear import pack_linears as pack_linears
 from .linear import packable as packable
 from .linear import project as project
@@ -14,5 +15,4 @@ from .linear import project_apart as project_apart
 from .linear import project_gated as project_gated
 from .linear import set_quantization_strength as set_quantization_strength
 from .mixer import ChannelMixer as ChannelMixer
-from .norms import apply_norm as apply_norm
 from .short_convolution import ShortConvolution as ShortConvolution

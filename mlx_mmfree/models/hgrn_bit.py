@@ -19,7 +19,6 @@ from ..files.declared import declare
 from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
 from .parts.architecture import Architecture, draw_weights
-from .parts.block import Block
 from .parts.fields import (
     HubConfig,
     activation,
@@ -31,6 +30,7 @@ from .parts.fields import (
     word,
 )
 from .parts.recurrent import BoundedDecoder
+from .parts.stack import Block
 
 WEIGHT_NAMES: dict[str, str | None] = {
     "model.embeddings": "embed",

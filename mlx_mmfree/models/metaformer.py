@@ -18,7 +18,6 @@ from ..layers.attention.positions import AddedPositions, LearnedPositions, Sinus
 from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from .parts.architecture import Architecture, Pipeline, draw_weights
-from .parts.block import Block, NormOrder, ReversibleBlock
 from .parts.encoders import EncoderDecoder, MaskedLM, Pooling, SequenceClassifier
 from .parts.fields import (
     HubConfig,
@@ -32,7 +31,7 @@ from .parts.fields import (
     usual_word,
 )
 from .parts.mixers import MixerChoice, MixerPositions, read_choices
-from .parts.stack import Decoder, Stack, TokenModel
+from .parts.stack import Block, Decoder, NormOrder, ReversibleBlock, Stack, TokenModel
 
 
 def _labels(config: Mapping[str, Any], key: str, default: object) -> tuple[str, ...]:

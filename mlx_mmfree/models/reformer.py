@@ -22,7 +22,6 @@ from ..layers.mixer import TokenMixer
 from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
 from .parts.architecture import Architecture, OlderName, draw_weights
-from .parts.block import ReversibleBlock
 from .parts.fields import (
     ACTIVATIONS,
     HubConfig,
@@ -34,7 +33,7 @@ from .parts.fields import (
     refuse_unless,
     standard_deviation,
 )
-from .parts.stack import Decoder
+from .parts.stack import Decoder, ReversibleBlock
 
 _SUPPORTED = {
     "is_decoder": True,

@@ -12,8 +12,7 @@ from ...layers.context import Context
 from ...layers.embedding import known_rows
 from ...layers.mixer import State
 from ...ops.long_sums import long_sum
-from .block import Block, ReversibleBlock
-from .stack import Stack, TokenModel
+from .stack import Block, ReversibleBlock, Stack, TokenModel
 
 
 class MaskedLM(TokenModel):

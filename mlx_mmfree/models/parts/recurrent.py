@@ -17,7 +17,6 @@ from ...layers.attention.options import KeyValueCache
 from ...layers.mixer import TokenMixer
 from ...token_mixers import GQA
 from .architecture import draw_weights
-from .block import Block
 from .fields import (
     HubConfig,
     activation,
@@ -28,7 +27,7 @@ from .fields import (
     refuse_unless,
     standard_deviation,
 )
-from .stack import Decoder
+from .stack import Block, Decoder
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,436 @@
-"""Blocks one after the other, with what they share in a call, and models of texts made of them."""
+"""Residual blocks, stacks of them with what they share in a call, and models of texts made of stacks."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from operator import index
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
 
 from ...errors import UnsupportedModelError
-from ...layers import apply_head, apply_norm
+from ...layers import ChannelMixer, apply_head, apply_norm
+from ...layers.arguments import check_features, check_sizes
 from ...layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
 from ...layers.context import Context
 from ...layers.embedding import embed_tokens, known_rows
 from ...layers.matrix import matrix_of
 from ...layers.mixer import State, TokenMixer
 from ...ops.ternary import ROUNDING_VERSION
-from .block import Block, ReversibleBlock, ReversibleSequence, one_stream, two_streams
+
+NormOrder = Literal["pre", "post", "branch", "sandwich", "parallel", "none"]
+Branch = Callable[[mx.array], mx.array]
+
+_PARTS = {
+    name: (f"{name}_mixer", f"{name}_norm", f"{name}_output_norm")
+    for name in ("token", "memory", "channel")
+}
+"""What belongs to each mixer of a block: itself, its norm, and its norm on the branch."""
+
+
+class Block(nn.Module):
+    r"""Residual block, with its norms where they are asked for.
+
+    .. math::
+        \text{pre:}\quad u &= x + \mathrm{TokenMixer}(\mathrm{norm}(x)), \quad
+        y = u + \mathrm{ChannelMixer}(\mathrm{norm}(u)) \\
+        \text{post:}\quad u &= \mathrm{norm}(x + \mathrm{TokenMixer}(x)), \quad
+        y = \mathrm{norm}(u + \mathrm{ChannelMixer}(u)) \\
+        \text{branch:}\quad u &= x + \mathrm{norm}(\mathrm{TokenMixer}(x)), \quad
+        y = u + \mathrm{norm}(\mathrm{ChannelMixer}(u)) \\
+        \text{sandwich:}\quad u &= x + \mathrm{norm}(\mathrm{TokenMixer}(\mathrm{norm}(x))), \quad
+        y = u + \mathrm{norm}(\mathrm{ChannelMixer}(\mathrm{norm}(u))) \\
+        \text{parallel:}\quad y &= x + \mathrm{TokenMixer}(\mathrm{norm}(x))
+        + \mathrm{ChannelMixer}(\mathrm{norm}(x))
+
+    Norms on the branches alone are those of OLMo 2 (arXiv 2501.00656), both sides those of Gemma 2
+    (arXiv 2408.00118), parallel mixers those of GPT-NeoX (arXiv 2204.06745). `set_dropout` drops
+    elements of what the mixers add, in training. A memory mixer, between the two and of the same form,
+    mixes a second sequence in, as the decoder of an encoder-decoder does (Vaswani et al., arXiv
+    1706.03762).
+
+    Args:
+        dims: Model dims `D`.
+        token_mixer: Mixes along the sequence.
+        channel_mixer: Mixes within a position; a token mixer in its place may look back.
+        memory_mixer: Mixes in a second sequence.
+        norm: Makes a norm, called as `norm(dims, eps=...)`.
+        norm_eps: Epsilon of the norms.
+        norm_order: Where they stand.
+
+    Attributes:
+        drops: Whether `set_dropout` applies.
+
+    Parameters:
+        Of the mixers; `token_norm` and the like, and for a norm on a branch `token_output_norm`.
+
+    Shape:
+        `x` and `y`: `(B, L, D)`.
+
+    State:
+        That of the token mixer, or with a memory mixer a tuple of both states. Where the channel mixer
+        has one too, a tuple of that and the channel mixer's.
+
+    Raises:
+        ValueError: The order is unknown, or the memory mixer takes no second sequence.
+
+    Example:
+        >>> block = Block(32, MLGRU(32), SwiGLU(32, hidden_dims=64))
+        >>> y, state = block(mx.zeros((1, 5, 32)))
+        >>> y.shape
+        (1, 5, 32)
+    """
+
+    drops: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        dims: int,
+        token_mixer: TokenMixer,
+        channel_mixer: ChannelMixer | TokenMixer,
+        *,
+        memory_mixer: TokenMixer | None = None,
+        norm: Callable[..., nn.Module] = nn.RMSNorm,
+        norm_eps: float = 1e-6,
+        norm_order: NormOrder = "pre",
+    ):
+        super().__init__()
+        check_sizes(type(self).__name__, dims=dims)
+        if norm_order not in get_args(NormOrder):
+            known = ", ".join(map(repr, get_args(NormOrder)))
+            raise ValueError(f"[Block] 'norm_order' must be one of {known} but got {norm_order!r}.")
+        if memory_mixer is not None and not memory_mixer.cross:
+            raise ValueError(
+                "[Block] 'memory_mixer' must take a second sequence but got a "
+                f"{type(memory_mixer).__name__}."
+            )
+        mixers = {"token": token_mixer, "memory": memory_mixer, "channel": channel_mixer}
+        for name, mixer in mixers.items():
+            if mixer is not None:
+                of_mixer, of_norm, of_branch = _PARTS[name]
+                if norm_order not in ("branch", "none"):
+                    self[of_norm] = norm(dims, eps=norm_eps)
+                if norm_order in ("branch", "sandwich"):
+                    self[of_branch] = norm(dims, eps=norm_eps)
+                self[of_mixer] = mixer
+        self._order: str = norm_order
+        self._names = tuple(name for name, mixer in mixers.items() if mixer is not None)
+        self._dropout = 0.0
+
+    @property
+    def carriers(self) -> list[TokenMixer]:
+        """The token mixer, and the channel mixer if it has a state."""
+        mixers = (self.token_mixer, self.channel_mixer)
+        return [mixer for mixer in mixers if isinstance(mixer, TokenMixer)]
+
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
+        own = self.token_mixer.init_state(batch_size, dtype)
+        if "memory_mixer" in self:
+            own = own, self.memory_mixer.init_state(batch_size, dtype)
+        channel = self.channel_mixer
+        return (
+            (own, channel.init_state(batch_size, dtype)) if isinstance(channel, TokenMixer) else own
+        )
+
+    def __call__(
+        self, x: mx.array, state: State = None, context: Context | None = None, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        """`context` is what all blocks share; `arguments`, as a lower bound, go to the token mixer."""
+        context = Context() if context is None else context
+        y, _, state = self._mixed(self["_names"], x, x, state, context, arguments)
+        return y, state
+
+    def _mixed(
+        self,
+        names: Sequence[str],
+        residual: mx.array,
+        given: mx.array,
+        state: State,
+        context: Context,
+        arguments: dict[str, Any],
+    ) -> tuple[mx.array, mx.array, State]:
+        """What the named mixers make of `given` is added to `residual`, one after the other.
+
+        Returns:
+            What the next mixer would be added to, what it would be given, and the new state.
+        """
+        # items, since attributes of a module are slow to find
+        has_memory, carries = "memory_mixer" in self, isinstance(self["channel_mixer"], TokenMixer)
+        order, drops = self._order, self._dropout > 0 and self.training
+        states = {"token": state}
+        if carries:
+            states["token"], states["channel"] = (None, None) if state is None else state
+        if has_memory:
+            both = states["token"]
+            states["token"], states["memory"] = (None, None) if both is None else both
+        alone = context.with_memory(None) if has_memory else context
+        for name in names:
+            of_mixer, of_norm, of_branch = _PARTS[name]
+            mixer, norm, branch_norm = self[of_mixer], self.get(of_norm), self.get(of_branch)
+            before = None if order == "post" else norm
+            # a mixer may add in the same operation what nothing else is done to
+            fused = None if drops or branch_norm is not None else residual
+            if name in states:
+                own = context if name == "memory" else alone
+                others = arguments if name == "token" else {}
+                y, states[name] = mixer(
+                    given, states[name], context=own, norm=before, residual=fused, **others
+                )
+            else:
+                y = mixer(given, norm=before, residual=fused)
+            if fused is None:
+                y = y if branch_norm is None else apply_norm(branch_norm, y)
+                y = residual + (nn.Dropout(self._dropout)(y) if drops else y)
+            if norm is not None and order == "post":
+                y = apply_norm(norm, y)
+            if order == "parallel":
+                residual = y
+            elif order == "reversible":
+                residual, given = given, y
+            else:
+                residual = given = y
+        after = states["token"]
+        if has_memory:
+            after = after, states["memory"]
+        return residual, given, (after, states["channel"]) if carries else after
+
+    def mixing_weights(
+        self, x: mx.array, state: State, context: Context, **arguments: Any
+    ) -> dict[str, Callable[[], mx.array]]:
+        """What gives the weights of "token" and "memory" mixer for the input of a call."""
+        weights: dict[str, Callable[[], mx.array]]
+        weights = {"token": partial(self._weights, "token", x, **arguments)}
+        if "memory_mixer" in self:
+            _, given, _ = self._mixed(("token",), x, x, state, context, arguments)
+            weights["memory"] = partial(self._weights, "memory", given, memory=context.memory)
+        return weights
+
+    def _weights(self, name: str, x: mx.array, **arguments: Any) -> mx.array:
+        norm = None if self._order == "post" else self.get(name + "_norm")
+        mixer: TokenMixer = self[name + "_mixer"]
+        return mixer.mixing_weights(x if norm is None else norm(x), **arguments)
+
+
+def set_dropout(model: nn.Module, probability: float) -> int:
+    r"""Sets, in place, with which probability training drops each element of what a mixer adds.
+
+    .. math::
+        y = x + \frac{m}{1 - p} \odot \mathrm{Mixer}(\mathrm{norm}(x)), \quad
+        m_i \sim \mathrm{Bernoulli}(1 - p)
+
+    takes the place of both sums of every `Block` that is not reversible. A model that does not train
+    computes as before.
+    Source: Vaswani et al., arXiv 1706.03762, section 5.4.
+
+    Args:
+        model: What holds the blocks.
+        probability: :math:`p`, at least 0 and below 1.
+
+    Returns:
+        The number of blocks.
+
+    Raises:
+        ValueError: `probability` is out of range.
+
+    Example:
+        >>> from mlx_mmfree.channel_mixers import SwiGLU
+        >>> from mlx_mmfree.token_mixers import MLGRU
+        >>> set_dropout(Block(32, MLGRU(32), SwiGLU(32, hidden_dims=64)), 0.1)
+        1
+    """
+    if not 0 <= probability < 1:
+        raise ValueError(
+            f"[Block] 'probability' must be at least 0 and below 1 but got {probability}."
+        )
+    blocks = [
+        module for _, module in model.named_modules() if isinstance(module, Block) and module.drops
+    ]
+    for block in blocks:
+        block._dropout = probability
+    return len(blocks)
+
+
+class ReversibleBlock(Block):
+    r"""Two streams, of which each gets a mixer of the other (Reformer, arXiv 2001.04451).
+
+    .. math::
+        y_1 = x_1 + \mathrm{TokenMixer}(\mathrm{norm}(x_2)), \quad
+        y_2 = x_2 + \mathrm{ChannelMixer}(\mathrm{norm}(y_1))
+
+    Its inputs follow from its outputs, by subtraction in the reverse order (Gomez et al., arXiv
+    1707.04585).
+
+    Args:
+        dims: Dims `D` of each stream.
+        token_mixer: Mixes along the sequence.
+        channel_mixer: Mixes within a position.
+        norm: Makes a norm, called as `norm(dims, eps=...)`; `None`: there are none.
+        norm_eps: Epsilon of the norms.
+
+    Shape:
+        `x` and `y`: both streams side by side, `(B, L, 2 D)`.
+
+    State:
+        That of the token mixer.
+    """
+
+    drops = False
+
+    def __init__(
+        self,
+        dims: int,
+        token_mixer: TokenMixer,
+        channel_mixer: ChannelMixer,
+        *,
+        norm: Callable[..., nn.Module] | None = nn.LayerNorm,
+        norm_eps: float = 1e-6,
+    ):
+        order: NormOrder = "none" if norm is None else "pre"
+        make = nn.LayerNorm if norm is None else norm
+        super().__init__(
+            dims, token_mixer, channel_mixer, norm=make, norm_eps=norm_eps, norm_order=order
+        )
+        self._dims = dims
+        self._order = "reversible"
+
+    def __call__(
+        self, x: mx.array, state: State = None, context: Context | None = None, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        check_features("ReversibleBlock", x, 2 * self._dims)
+        context = Context() if context is None else context
+        first, second = mx.split(x, 2, axis=-1)
+        first, second, state = self._mixed(self["_names"], first, second, state, context, arguments)
+        return mx.concatenate([first, second], axis=-1), state
+
+    def mixing_weights(
+        self, x: mx.array, state: State, context: Context, **arguments: Any
+    ) -> dict[str, Callable[[], mx.array]]:
+        return super().mixing_weights(mx.split(x, 2, axis=-1)[1], state, context, **arguments)
+
+    def of_tokens(self, context: Context, x: mx.array) -> mx.array:
+        """What the first stream gets of the second, of whole sequences."""
+        mixed, _ = self.token_mixer(x, context=context, norm=self.get("token_norm"))
+        return mixed
+
+    def of_channels(self, x: mx.array) -> mx.array:
+        """What the second stream gets of the first."""
+        y: mx.array = self.channel_mixer(x, norm=self.get("channel_norm"))
+        return y
+
+
+def two_streams(x: mx.array) -> mx.array:
+    """Both streams before the first block, each the residual stream `(B, L, D)`."""
+    return mx.concatenate([x, x], axis=-1)
+
+
+def one_stream(x: mx.array) -> mx.array:
+    """The residual stream behind the last block: the mean of both, `(B, L, D)`."""
+    first, second = mx.split(x, 2, axis=-1)
+    return (first + second) / 2
+
+
+class ReversibleSequence(nn.Module):
+    """Reversible blocks over whole sequences, whose backward pass undoes them one by one.
+
+    Of all activations only the last ones are kept: the memory of training does not grow with the number
+    of blocks but for their parameters and gradients. The backward pass computes each mixer once more.
+    What it undoes is rounded anew in each block, so that its gradients differ a little from those of
+    kept activations; streams in 16 bits are not exact enough. Mixers must give the same twice: dropout
+    does not.
+
+    Args:
+        blocks: The blocks, first to last.
+
+    Shape:
+        `x` and `y`: both streams side by side, `(B, L, 2 D)`.
+    """
+
+    def __init__(self, blocks: Sequence[ReversibleBlock]):
+        super().__init__()
+        self.blocks = list(blocks)
+
+    def __call__(self, x: mx.array, context: Context | None = None) -> mx.array:
+        context = Context() if context is None else context
+        blocks = self.blocks
+        parameters = [block.trainable_parameters() for block in blocks]
+
+        def forward(parameters: list[dict[str, Any]], x: mx.array) -> mx.array:
+            for block, own in zip(blocks, parameters, strict=True):
+                block.update(own)
+                x = block(x, None, context)[0]
+            return x
+
+        def backward(primals: Any, gradient: mx.array, y: mx.array) -> Any:
+            found: list[Any] = [None] * len(blocks)
+            for n in reversed(range(len(blocks))):
+                y, gradient, found[n] = _undone(blocks[n], primals[0][n], y, gradient, context)
+            return found, gradient
+
+        reversible: Any = mx.custom_function(forward)
+        reversible.vjp(backward)
+        result: mx.array = reversible(parameters, x)
+        if context.handed:
+            raise ValueError(
+                "[ReversibleSequence] 'blocks' must hand nothing to later ones, since a backward pass "
+                f"that undoes them cannot follow it, but they hand on {', '.join(context.handed)}."
+            )
+        for block, own in zip(blocks, parameters, strict=True):
+            block.update(own)
+        return result
+
+
+def _undone(
+    block: ReversibleBlock, parameters: Any, y: mx.array, gradient: mx.array, context: Context
+) -> tuple[mx.array, mx.array, Any]:
+    """The input of a block, its gradient and those of the parameters, from its output and gradient."""
+    first, second = mx.split(y, 2, axis=-1)
+    of_first, of_second = mx.split(gradient, 2, axis=-1)
+
+    def mixer(branch: Branch) -> Callable[[Any, mx.array], mx.array]:
+        def call(parameters: Any, x: mx.array) -> mx.array:
+            block.update(parameters)
+            return branch(x)
+
+        return call
+
+    mixed, own, of_input = _vjp(mixer(block.of_channels), parameters, first, of_second)
+    second, of_first = second - mixed, of_first + of_input
+    mixed, others, of_input = _vjp(
+        mixer(partial(block.of_tokens, context)), parameters, second, of_first
+    )
+    first, of_second = first - mixed, of_second + of_input
+    parts = [first, second, of_first, of_second]
+    gradients = [a + b for a, b in zip(own, others, strict=True)]
+    # the block before waits until all gradients of this one are there, and nothing else of it is kept
+    parts = mx.depends(parts, [*parts, *gradients])
+    return (
+        mx.concatenate(parts[:2], axis=-1),
+        mx.concatenate(parts[2:], axis=-1),
+        _unflatten(parameters, gradients),
+    )
+
+
+def _vjp(
+    call: Callable[[Any, mx.array], mx.array], parameters: Any, x: mx.array, gradient: mx.array
+) -> tuple[mx.array, list[mx.array], mx.array]:
+    """What a mixer gives, and the gradients of the parameters and of its input."""
+
+    def flat(*arrays: mx.array) -> list[mx.array]:
+        return [call(_unflatten(parameters, arrays[:-1]), arrays[-1])]
+
+    leaves = [array for _, array in cast(Any, tree_flatten(parameters))]
+    # computed only when the gradient is known, so that nothing is kept until then
+    *leaves, x = mx.depends([*leaves, x], [gradient])
+    outputs, gradients = mx.vjp(flat, [*leaves, x], [gradient])
+    return outputs[0], list(gradients[:-1]), gradients[-1]
+
+
+def _unflatten(tree: Any, arrays: Sequence[mx.array]) -> Any:
+    """Puts arrays into the structure of a tree."""
+    following = iter(arrays)
+    return tree_map(lambda _: next(following), tree)
 
 
 def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:

@@ -15,7 +15,6 @@ from ...files.declared import declare
 from ...layers import RoPE
 from ...token_mixers import GQA, AttentionNorms
 from .architecture import draw_weights, find
-from .block import Block
 from .fields import (
     HubConfig,
     boolean,
@@ -28,7 +27,7 @@ from .fields import (
 )
 from .mixers import MixerChoice, MixerPositions, read_choices
 from .rotation import Rotation
-from .stack import Decoder
+from .stack import Block, Decoder
 from .ternary_linears import TernaryLinears, linear_of
 
 # Keys of this and kindred architectures that change the mathematics, with the value that is meant.

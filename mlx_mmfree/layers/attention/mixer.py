@@ -218,13 +218,6 @@ class SelfAttention(TokenMixer):
             return False
         return rope is None or (rope.wavelengths is not None and not cache.sinks)
 
-    def _takes_step(self, state: SelfAttentionState) -> bool:
-        """Whether `attention_step` reads a token into this state."""
-        if not isinstance(state, KeyValueState) or not isinstance(state.keys, mx.array):
-            return isinstance(state, FixedKeyValueState)
-        is_kept = self._cache.quantization is None or self._key_values.left_exact(state) != 0
-        return is_kept and self.takes_steps
-
     @property
     def _key_values(self) -> KeyValueKind:
         heads, dims = self.num_kv_heads, self.head_dim
@@ -305,7 +298,12 @@ class SelfAttention(TokenMixer):
                 f"[{self._name}] 'x' must come without 'valid' and 'starts' while the state has fixed "
                 "shapes. Make it ordinary by 'growing' of its kind."
             )
-        if length == 1 and is_plain and self._takes_step(state):
+        is_exact = is_fixed or (
+            isinstance(state, KeyValueState)
+            and isinstance(state.keys, mx.array)
+            and (self._cache.quantization is None or self._key_values.left_exact(state) != 0)
+        )
+        if length == 1 and is_plain and is_exact and self.takes_steps:
             return self._step(projected, state, context)
         if is_fixed:
             # one by one, so that proposals of a draft model are read as ordinary tokens are

@@ -217,6 +217,11 @@ class Engine:
                 future.set_exception(error)
 
     def _run(self) -> None:
+        """Runs commands and steps, and hands what comes of these to asyncio.
+
+        Tokens that follow others wait a little for the next ones: an event loop that is called for
+        every token takes the processor from the model.
+        """
         while self._goes_on:
             # all that came meanwhile; where there is nothing to do, the next that comes
             while not self._commands.empty() or (
@@ -224,26 +229,19 @@ class Engine:
             ):
                 self._commands.get()()
             for worker in self._workers.values():
-                if worker.has_work and self._goes_on:
-                    self._deliver(worker)
+                if not worker.has_work or not self._goes_on:
+                    continue
+                events, results = worker.step()
+                self._events += events
+                if worker.is_urgent:
+                    self._loop.call_soon_threadsafe(self._hand_over)
+                elif events and not self._is_woken:
+                    self._is_woken = True
+                    self._loop.call_soon_threadsafe(self._hand_over_later)
+                if results:
+                    self._loop.call_soon_threadsafe(_resolve, results)
         for worker in self._workers.values():
             worker.close()
-
-    def _deliver(self, worker: "_Worker") -> None:
-        """Runs one step, and hands what came of it to asyncio.
-
-        Tokens that follow others wait a little for the next ones: an event loop that is called for
-        every token takes the processor from the model.
-        """
-        events, results = worker.step()
-        self._events += events
-        if worker.is_urgent:
-            self._loop.call_soon_threadsafe(self._hand_over)
-        elif events and not self._is_woken:
-            self._is_woken = True
-            self._loop.call_soon_threadsafe(self._hand_over_later)
-        if results:
-            self._loop.call_soon_threadsafe(_resolve, results)
 
     def _hand_over_later(self) -> None:
         self._loop.call_at(self._handed_over + pause_s(self.active), self._hand_over)

@@ -51,16 +51,28 @@ class Batches:
         """The batches that have rows."""
         return [batch for batch in self._batches.values() if batch.places]
 
-    def join(self, states: Sequence[State], lengths: Sequence[int]) -> None:
-        """Takes rows in, after the others.
+    def join(self, states: dict[int, State], lengths: Sequence[int] = ()) -> None:
+        """Takes rows in, to be read with those that are quantised alike after one token more.
 
         Args:
-            states: That of each, for a batch of one in the ordinary form.
-            lengths: How many tokens each has read.
+            states: By the places of the rows, for a batch of one in the ordinary form.
+            lengths: How many tokens each has read, of rows that are new and come after the others.
         """
-        first = len(self._lengths)
         self._lengths += lengths
-        self._place(dict(enumerate(states, first)))
+        stages: dict[int, list[int]] = {}
+        for place in states:
+            stage = bisect_right(self._exact_lengths, self._lengths[place])
+            stages.setdefault(stage, []).append(place)
+        for stage, places in stages.items():
+            added = [states[place] for place in places]
+            batch = self._batches.get(stage)
+            if batch is None:
+                reader = Reader(self._model, joined_states(self._model, added))
+                self._batches[stage] = _Batch(reader, places)
+                continue
+            before = [batch.reader.state] if batch.places else []
+            batch.reader.go_on(joined_states(self._model, [*before, *added]))
+            batch.places += places
 
     def state_of(self, place: int) -> State:
         """That of one row, for a batch of one in the ordinary form."""
@@ -102,24 +114,7 @@ class Batches:
             moving = [place for place in batch.places if stages[place] != stage]
             states = {place: self._states(batch, [place]) for place in moving}
             self._drop(batch, moving)
-            self._place(states)
-
-    def _place(self, states: dict[int, State]) -> None:
-        """Puts rows into the batches of those that are quantised alike once they have read one more."""
-        stages: dict[int, list[int]] = {}
-        for place in states:
-            stage = bisect_right(self._exact_lengths, self._lengths[place])
-            stages.setdefault(stage, []).append(place)
-        for stage, places in stages.items():
-            added = [states[place] for place in places]
-            batch = self._batches.get(stage)
-            if batch is None:
-                reader = Reader(self._model, joined_states(self._model, added))
-                self._batches[stage] = _Batch(reader, places)
-                continue
-            before = [batch.reader.state] if batch.places else []
-            batch.reader.go_on(joined_states(self._model, [*before, *added]))
-            batch.places += places
+            self.join(states)
 
     def _drop(self, batch: _Batch, places: Iterable[int]) -> None:
         left = [place for place in batch.places if place not in places]
@@ -309,8 +304,10 @@ class Writing:
         read = [row.read for row in rows]
         last = mx.array([tokens[-1] for tokens in read], mx.uint32)
         self._tokens = mx.concatenate([self._tokens, last])
+        places = range(len(self.rows), len(self.rows) + len(rows))
         self.rows += rows
-        self._batches.join(states, [len(tokens) - 1 for tokens in read])
+        by_place = dict(zip(places, states, strict=True))
+        self._batches.join(by_place, [len(tokens) - 1 for tokens in read])
 
     def state_of(self, row: Row) -> State:
         """What the model keeps of the tokens of a row that it has read, for a batch of one."""

@@ -102,7 +102,15 @@ def read_file(file: Path, max_bytes: int) -> bytes:
         OSError: As for `open_file`, or the file has more than `max_bytes`.
     """
     with open_file(file) as stream:
-        return _read(stream, max_bytes)
+        size = os.fstat(stream.fileno()).st_size
+        # one byte more than expected shows that the file grows
+        data = stream.read(size + 1) if size <= max_bytes else b""
+    size = max(size, len(data))
+    if size > max_bytes:
+        raise OSError(
+            f"it has {size:,} bytes, more than the {max_bytes:,} that such a file may have"
+        )
+    return data
 
 
 def read_text(file: Path, max_bytes: int) -> str:
@@ -123,8 +131,8 @@ def read_member(file: Path, max_bytes: int) -> bytes:
     Raises:
         OSError: As for `open_member`, or the file has more than `max_bytes`.
     """
-    with open_member(file) as stream:
-        return _read(stream, max_bytes)
+    check_link(file)
+    return read_file(file, max_bytes)
 
 
 def decode_text(data: bytes) -> str:
@@ -184,18 +192,6 @@ def _check_kind(mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise OSError(f"it is {kind}, not a regular file")
-
-
-def _read(stream: BufferedReader, max_bytes: int) -> bytes:
-    size = os.fstat(stream.fileno()).st_size
-    # one byte more than expected shows that the file grows
-    data = stream.read(size + 1) if size <= max_bytes else b""
-    size = max(size, len(data))
-    if size > max_bytes:
-        raise OSError(
-            f"it has {size:,} bytes, more than the {max_bytes:,} that such a file may have"
-        )
-    return data
 
 
 MAX_BYTES = 16_000_000

@@ -212,8 +212,16 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
     return TensorEntry(name, file, DTYPES[dtype], tuple(shape), *places)
 
 
-def _read_header_bytes(file: Path) -> tuple[bytes, int]:
-    """The text of the header, and the number of bytes of the data."""
+def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """Reads and checks the header of one file. No tensor is loaded.
+
+    Returns:
+        The tensors by their names, in the order of their data, and the metadata.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or not well formed.
+        UnsupportedModelError: A tensor has a type of the format that is not read.
+    """
     if not file.exists():
         raise CheckpointError(
             f"[safetensors] '{file}' must be a file but is missing. Fetch it, or give the folder that "
@@ -232,24 +240,11 @@ def _read_header_bytes(file: Path) -> tuple[bytes, int]:
                     f"claims a header of {length:,} bytes; {MAX_HEADER_BYTES:,} are allowed, and the "
                     f"file has {file_bytes:,}",
                 )
-            return stream.read(length), file_bytes - 8 - length
+            text, data_bytes = stream.read(length), file_bytes - 8 - length
     except OSError as error:
         raise CheckpointError(
             f"[safetensors] '{file}' cannot be read: {error}. {UNREADABLE}"
         ) from error
-
-
-def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """Reads and checks the header of one file. No tensor is loaded.
-
-    Returns:
-        The tensors by their names, in the order of their data, and the metadata.
-
-    Raises:
-        CheckpointError: The file is missing, truncated or not well formed.
-        UnsupportedModelError: A tensor has a type of the format that is not read.
-    """
-    text, data_bytes = _read_header_bytes(file)
     header = parse_json_object(text, f"the header of '{file}'")
     metadata = header.pop("__metadata__", None)
     metadata = {} if metadata is None else metadata

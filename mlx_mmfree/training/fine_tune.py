@@ -16,11 +16,11 @@ from ..errors import TrainingError
 from ..hub import Tokenizer
 from ..hub.adapters.adapter import load_adapter_weights
 from ..hub.checkpoint.save import check_apart
-from ..hub.names import layer_numbers, weight_names
 from ..images import ImageProcessor
 from ..layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
 from ..layers.matrix import matrices, matrix_of, parameters
 from ..models import Decoder, ImageClassifier, check_causal
+from ..models.parts.architecture import layer_numbers, weight_names
 from .batches import Batch, evaluation_batches
 from .data_parallel import DataParallel
 from .fine_tune_data import batch_maker, largest_batch, training_batches

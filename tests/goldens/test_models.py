@@ -14,10 +14,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters
 from mlx_mmfree.models import Block, Decoder, find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.token_mixers import MLGRU
 from tests.goldens.cases import Case, golden, model_of
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error

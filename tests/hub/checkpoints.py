@@ -14,9 +14,9 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import ternarize
 

@@ -10,9 +10,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from sentencepiece import SentencePieceProcessor
 
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import GOLDENS
 

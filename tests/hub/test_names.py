@@ -8,9 +8,9 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from tests.hub.checkpoints import tiny_model
 
 TABLE = {

@@ -9,9 +9,9 @@ import pytest
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint import checkpoint, pack_cache
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.ops import ternarize
 from mlx_mmfree.ops.ternary import unpack_ternary
 from tests.hub.checkpoints import TOKENS

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.models import bitnet
+from mlx_mmfree.models.parts.architecture import WeightNames
 from tests.hub.checkpoints import random_checkpoint
 from tests.models import published_hgrn_bit
 from tests.models.forced_codes import Codes, force

@@ -16,10 +16,10 @@ from mlx_mmfree import load, load_model, save_model
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter
-from mlx_mmfree.hub.names import layer_numbers, weight_names
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.layers.matrix import matrices, parameters
 from mlx_mmfree.models import ImageClassifier
+from mlx_mmfree.models.parts.architecture import layer_numbers, weight_names
 from mlx_mmfree.training.fine_tune import adapt_layers
 from tests.hub.timm_models import (
     CLASSIFIERS,

@@ -8,10 +8,9 @@ import pytest
 
 from mlx_mmfree import models
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import architecture_of, find, find_described, known_model_types
-from mlx_mmfree.models.parts.architecture import known_variants
+from mlx_mmfree.models.parts.architecture import WeightNames, known_variants
 
 KNOWN = [
     "big_bird",

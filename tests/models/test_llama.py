@@ -8,9 +8,9 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import use_backend

@@ -7,9 +7,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.models import find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.token_mixers import GQA, AttentionNorms
 from tests.tolerances import TOLERANCE, relative_error
 

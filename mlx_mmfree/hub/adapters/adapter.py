@@ -31,7 +31,7 @@ from ...layers.lora import (
 )
 from ...layers.matrix import are_same, matrices, parameters
 from ...models import Decoder, TokenModel
-from ..names import WeightNames, layer_numbers, weight_names
+from ...models.parts.architecture import WeightNames, layer_numbers, weight_names
 from ..remote.download import REPOSITORY_NAME, local_folder
 from . import peft_format
 

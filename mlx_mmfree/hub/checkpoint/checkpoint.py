@@ -44,15 +44,15 @@ from ...files.reading import read_json_object, visible
 from ...files.tensors import METADATA, TensorEntry, read_tensor
 from ...layers.matrix import parameters
 from ...models import find_described
+from ...models.parts.architecture import WeightNames
 from ...models.parts.fields import dtype_name
 from ...ops.ternary import CODES_PER_WORD, ROUNDING_VERSION
 from ...version import __version__
-from ..names import WeightNames
 from ..remote.download import gguf_file, local_folder
 from .forms import bitnet
 from .forms.bitnet import with_latent
 from .gguf_checkpoint import read_gguf_checkpoint
-from .weight_form import WRITER_KEY
+from .weight_form import PACKED_DTYPES, WRITER_KEY
 
 
 def notify(text: str) -> None:
@@ -184,7 +184,10 @@ def open_checkpoint(
     if (folder / SCALES_FILE).exists():
         tensors |= _read_scales(folder / SCALES_FILE, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
-    return Checkpoint(folder, with_latent(config, dtypes, revision, latent), tensors)
+    # packed weights are no masters, whatever the configuration leaves open
+    if latent is not None or dtypes.isdisjoint(PACKED_DTYPES):
+        config = with_latent(config, dtypes, revision, latent)
+    return Checkpoint(folder, config, tensors)
 
 
 def _place(folder: Path) -> str:

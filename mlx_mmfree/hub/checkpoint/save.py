@@ -25,11 +25,11 @@ from ...files.tensors import METADATA, PlannedTensors, write_safetensors, write_
 from ...files.writing import new_folder, writing
 from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
+from ...models.parts.architecture import WeightNames
 from ...models.parts.encoders import SEARCH_KEYS
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.pair_tokenizer import TranslationTokenizer
 from ...tokenizer.tokenizer import Tokenizer
-from ..names import WeightNames
 from .checkpoint import record
 from .weight_form import WRITER_KEY, weight_forms
 

@@ -18,11 +18,10 @@ from ...files.tensors import TensorEntry, read_tensor, read_tensors
 from ...layers import packable
 from ...layers.matrix import Matrix, matrices, parameters, stored_layouts
 from ...models import Decoder, find_described
-from ...models.parts.architecture import Config
+from ...models.parts.architecture import Config, WeightNames
 from ...ops import ternarize_packed
 from ...ops.float_dtypes import FLOATS
 from ...ops.host_blocks import all_finite, has_valid_codes
-from ..names import WeightNames
 from .checkpoint import Checkpoint
 from .weight_form import Place, StoredTensor, described_forms, weight_forms
 
@@ -76,12 +75,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     checkpoint = replace(checkpoint, tensors=tensors)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
-    arrays = parameters(model)
-    forms = {
-        name: StoredTensor((layout.shape,), FLOATS, layout.read)
-        for name, layout in stored_layouts(model).items()
-        if arrays[name].dtype in FLOATS
-    }
+    forms: dict[str, StoredTensor] = {}
     held = matrices(model)
     on_disk = names.modules_to_disk(held)
     parts: dict[str, dict[str, TensorEntry]] = {name: {} for name in on_disk.values()}
@@ -101,6 +95,10 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
             forms |= {f"{path}.{key}": tensor for key, tensor in found.tensors.items()}
             copies |= {f"{on_disk[path]}.{key}" for key in found.copies}
     model.update_modules(tree_unflatten(list(replaced.items())))
+    arrays = parameters(model)
+    for name, layout in stored_layouts(model).items():
+        if arrays[name].dtype in FLOATS:
+            forms.setdefault(name, StoredTensor((layout.shape,), FLOATS, layout.read))
     ternary = {path: matrix.layer for path, matrix in held.items() if matrix.is_ternary}
     form, said = described[0]
     floats = [on_disk[path] for path in ternary.keys() - replaced]

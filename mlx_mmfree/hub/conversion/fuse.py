@@ -15,13 +15,13 @@ from ...files.writing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
 from ...layers.matrix import kept_names, matrices, parameters
 from ...models import Decoder, ImageClassifier
+from ...models.parts.architecture import weight_names
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ..adapters.adapter import write_adapter, write_peft_adapter
 from ..checkpoint.checkpoint import ADAPTER_KEY
 from ..checkpoint.save import check_target, save_model
 from ..checkpoint.weight_form import WRITER_KEY
-from ..names import weight_names
 from ..publish.model_card import ModelCard, write_model_card
 
 FusedForm = Literal["dense", "ternary"]

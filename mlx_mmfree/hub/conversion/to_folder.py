@@ -22,6 +22,7 @@ from ...files.tensors import PlannedTensors, TensorSpec
 from ...layers import PackedLinear
 from ...layers.matrix import Matrix
 from ...models import architecture_of, architectures, find_described
+from ...models.parts.architecture import WeightNames, weight_names
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
 from ...ops.float_dtypes import FLOATS
@@ -30,7 +31,6 @@ from ..checkpoint.forms import affine
 from ..checkpoint.forms.packed import OWN, describe_packing
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weight_form import PACKED_DTYPES, WeightForm, weight_forms
-from ..names import WeightNames, weight_names
 
 
 @dataclass

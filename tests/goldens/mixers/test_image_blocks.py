@@ -6,13 +6,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.channel_mixers import FeedForward
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers.maps import DepthwiseBlock, DepthwiseConvolution, LayerScale, pointwise
 from mlx_mmfree.layers.matrix import parameters, stored_layouts
 from mlx_mmfree.models import find
 from mlx_mmfree.models.conv2former import conv2former_block
 from mlx_mmfree.models.edgenext import SplitTransposeBlock
 from mlx_mmfree.models.efficientvit import EfficientViTBlock
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.models.parts.image_classifier import ImageBlock
 from mlx_mmfree.models.poolformer import MapNorm
 from mlx_mmfree.models.swiftformer import SwiftFormerBlock

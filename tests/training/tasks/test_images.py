@@ -16,10 +16,10 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree import load
 from mlx_mmfree.errors import TrainingError, UnsupportedModelError
-from mlx_mmfree.hub.names import WeightNames
 from mlx_mmfree.layers.matrix import matrices, parameters
 from mlx_mmfree.layers.norms import BatchNorm, running_statistics
 from mlx_mmfree.models import architectures, find
+from mlx_mmfree.models.parts.architecture import WeightNames
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel

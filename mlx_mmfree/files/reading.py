@@ -17,6 +17,7 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Collection
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,7 @@ def parse_json(
     max_values: int = MAX_VALUES,
     unique_keys: bool = False,
     finite: bool = True,
+    infinite_keys: Collection[str] = (),
 ) -> Any:
     """Parses one JSON value.
 
@@ -219,6 +221,7 @@ def parse_json(
         max_values: The largest number of values; lists and objects count too.
         unique_keys: Refuse repeated keys; otherwise the last one counts.
         finite: Refuse `NaN`, `Infinity` and numbers that are read as infinity.
+        infinite_keys: Keys of the whole object that may hold `Infinity`, or a list with it, even so.
 
     Raises:
         ValueError: The text is not JSON or goes beyond a limit. The message is a clause without a
@@ -233,8 +236,10 @@ def parse_json(
     hooks: dict[str, Any] = {"parse_int": _whole}
     if unique_keys:
         hooks["object_pairs_hook"] = _without_repeats
+    found: list[str] = []
     if finite:
-        hooks |= {"parse_float": _finite, "parse_constant": _refuse_constant}
+        refuse = found.append if infinite_keys else _refuse_constant
+        hooks |= {"parse_float": _finite, "parse_constant": lambda name: refuse(name) or math.inf}
     try:
         value = json.loads(decode_text(text), **hooks)
     except json.JSONDecodeError as error:
@@ -242,7 +247,18 @@ def parse_json(
     except RecursionError as error:
         raise ValueError(f"must be nested at most {MAX_DEPTH} deep") from error
     _check(value, has_surrogates=_ESCAPED_SURROGATE.search(text) is not None)
+    if found:
+        _check_infinite(value, found, infinite_keys)
     return value
+
+
+def _check_infinite(value: Any, found: list[str], keys: Collection[str]) -> None:
+    """Refuses constants other than `Infinity`, and that one under another key."""
+    given = [value.get(key) for key in keys] if isinstance(value, dict) else []
+    known = [part for each in given for part in (each if isinstance(each, list) else [each])]
+    for name in found:
+        if name != "Infinity" or known.count(math.inf) != len(found):
+            _refuse_constant(name)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -292,6 +308,9 @@ def _has_surrogate(part: dict[str, Any] | list[Any]) -> bool:
 
 _WAY_OUT = "Correct the file, or fetch it again."
 
+INFINITE_KEYS = ("time_step_limit",)
+"""Keys under which published files hold `Infinity`, as descriptions of Mamba-2 do."""
+
 
 def parse_json_object(
     text: bytes,
@@ -300,6 +319,7 @@ def parse_json_object(
     unique: bool = True,
     max_bytes: int = MAX_BYTES,
     max_values: int = MAX_VALUES,
+    infinite_keys: Collection[str] = (),
 ) -> dict[str, Any]:
     """Parses one JSON object.
 
@@ -307,13 +327,19 @@ def parse_json_object(
         text: UTF-8 text.
         place: What the text is, for messages.
         unique: Refuse repeated keys; otherwise the last one counts.
-        max_bytes, max_values: As for `parse_json`.
+        max_bytes, max_values, infinite_keys: As for `parse_json`.
 
     Raises:
         CheckpointError: The text is not JSON, not an object, or beyond the limits of `parse_json`.
     """
     try:
-        value = parse_json(text, unique_keys=unique, max_bytes=max_bytes, max_values=max_values)
+        value = parse_json(
+            text,
+            unique_keys=unique,
+            max_bytes=max_bytes,
+            max_values=max_values,
+            infinite_keys=infinite_keys,
+        )
     except ValueError as error:
         raise CheckpointError(f"[JSON] {place} {error}. {_WAY_OUT}") from error
     if not isinstance(value, dict):
@@ -336,7 +362,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         text = read_member(file, MAX_BYTES)
     except OSError as error:
         raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}. {UNREADABLE}") from error
-    return parse_json_object(text, f"'{file}'", unique=False)
+    return parse_json_object(text, f"'{file}'", unique=False, infinite_keys=INFINITE_KEYS)
 
 
 def write_json(file: Path, value: Any) -> None:

@@ -12,7 +12,10 @@ from mlx_mmfree.ops import activate
 from mlx_mmfree.ops.activations import gelu_tanh
 from tests.tolerances import TOLERANCE, relative_error
 
-SILU = ("bitnet", "gla", "hgrn", "hgrn2", "hgrn_bit", "llama", "qwen3", "retnet")
+SILU = (
+    *("bitnet", "delta_net", "gated_deltanet", "gla", "hgrn", "hgrn2", "hgrn_bit", "kda", "llama"),
+    *("mamba2", "qwen3", "retnet"),
+)
 OTHERS = ("big_bird", "fnet", "longformer", "marian", "reformer")
 
 

@@ -1,4 +1,4 @@
-"""HGRN, HGRN2, GLA and RetNet: published sizes, configurations, states, what is refused.
+"""HGRN, HGRN2, GLA, RetNet and the delta rule: published sizes, configurations, states, what is refused.
 
 What they compute is compared with flash-linear-attention in `goldens`.
 """
@@ -7,7 +7,9 @@ import random
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx.optimizers import AdamW
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
@@ -16,6 +18,7 @@ from mlx_mmfree.token_mixers import GQA
 from tests.tolerances import TOLERANCE, relative_error
 
 KINDS = ("hgrn", "hgrn2", "gla", "retnet")
+DELTA_RULES = ("delta_net", "gated_deltanet", "kda")
 HYBRID = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True, "window_size": 3}
 TOKENS = mx.array([[1, 5, 9, 2, 7, 7, 3]])
 
@@ -41,7 +44,7 @@ def test_published_sizes() -> None:
             assert count == 1_351_727_104
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *DELTA_RULES])
 @pytest.mark.parametrize("attn", [None, HYBRID, [HYBRID, HYBRID | {"layers": [0]}]], ids=str)
 def test_config_survives_a_round_trip(kind: str, attn: Any) -> None:
     config = config_of(kind, attn=attn, tie_word_embeddings=attn is None, norm_eps=1e-5)
@@ -51,7 +54,7 @@ def test_config_survives_a_round_trip(kind: str, attn: Any) -> None:
     assert attention.count(True) == len(config.attn)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *DELTA_RULES])
 @pytest.mark.parametrize("attn", [None, HYBRID], ids=["plain", "hybrid"])
 def test_whole_is_pieces(kind: str, attn: Any) -> None:
     model = build(kind, attn=attn, num_hidden_layers=3)
@@ -103,10 +106,26 @@ def test_other_mathematics_is_refused(kind: str, keys: dict[str, Any]) -> None:
         ("gla", {"use_gk": False}),
         ("retnet", {"num_kv_heads": 1}),
         ("retnet", {"feature_map": "elu"}),
+        ("delta_net", {"qk_norm": "sum"}),
+        ("delta_net", {"qk_activation": "elu"}),
+        ("delta_net", {"use_beta": False}),
+        ("gated_deltanet", {"use_gate": False}),
+        ("gated_deltanet", {"output_gate_activation": "sigmoid"}),
+        ("rwkv7", {"norm_first": False}),
+        ("rwkv7", {"attn": HYBRID}),
+        ("mamba2", {"norm_before_gate": True}),
+        ("mamba2", {"expand": 3}),
     ],
     ids=str,
 )
 def test_other_mathematics_of_a_mixer_is_refused(kind: str, keys: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(keys))):
+        config_of(kind, **keys)
+
+
+@pytest.mark.parametrize("kind", DELTA_RULES)
+@pytest.mark.parametrize("keys", [{"use_short_conv": False}, {"attnres_block_size": 4}], ids=str)
+def test_other_mathematics_of_delta_rules_is_refused(kind: str, keys: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=next(iter(keys))):
         config_of(kind, **keys)
 
@@ -117,6 +136,15 @@ def test_other_mathematics_of_a_mixer_is_refused(kind: str, keys: dict[str, Any]
         ("hgrn2", {"expand_ratio": 5}, "expand_ratio"),
         ("gla", {"num_heads": 3}, "expand_k"),
         ("retnet", {"expand_v": 0.001}, "expand_v"),
+        ("delta_net", {"num_heads": 3}, "expand_k"),
+        ("gated_deltanet", {"num_v_heads": 3}, "num_v_heads"),
+        ("gated_deltanet", {"expand_v": 1.01}, "expand_v"),
+        ("kda", {"lower_bound": 1.0}, "lower_bound"),
+        ("rwkv7", {"head_dim": 5}, "head_dim"),
+        ("rwkv7", {"value_dim": [32, 16]}, "value_dim"),
+        ("mamba2", {"n_groups": 3}, "n_groups"),
+        ("mamba2", {"time_step_limit": [1.0, 0.5]}, "time_step_limit"),
+        ("mamba2", {"time_step_limit": [0.0, float("nan")]}, "time_step_limit"),
         ("hgrn", {"attn": [3]}, "attn"),
         ("hgrn", {"attn": HYBRID | {"layers": [2]}}, "layers"),
         ("hgrn", {"attn": [HYBRID, HYBRID]}, "layers"),
@@ -129,7 +157,7 @@ def test_damaged_configurations_name_the_key(kind: str, keys: dict[str, Any], na
         config_of(kind, **keys)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *DELTA_RULES])
 def test_hostile_configurations(kind: str) -> None:
     rng = random.Random(0)
     values: list[Any] = [None, -1, 0, 2**40, 1.5, "x", [], {}, True, 10**30, float("nan")]
@@ -142,3 +170,51 @@ def test_hostile_configurations(kind: str) -> None:
             assert "\n" not in str(error)
         else:
             assert find(kind).config.from_hub(config.to_hub()) == config
+
+
+NEW = [*DELTA_RULES, "rwkv7", "mamba2"]
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_padding_and_samples_of_a_row_change_nothing(kind: str) -> None:
+    model = build(kind)
+    alone = [model(tokens)[0] for tokens in (TOKENS, TOKENS[:, 2:])]
+    padded = mx.concatenate([mx.zeros((1, 2), TOKENS.dtype), TOKENS[:, 2:]], axis=1)
+    valid = mx.array([[True] * 7, [False] * 2 + [True] * 5])
+    both, state = model(mx.concatenate([TOKENS, padded]), None, valid)
+    assert relative_error(both[:1], alone[0]) <= TOLERANCE[mx.float32]
+    assert relative_error(both[1:, 2:], alone[1]) <= TOLERANCE[mx.float32]
+    later, _ = model(mx.array([[4], [4]]), state)
+    want, _ = model(mx.concatenate([TOKENS[:, 2:], mx.array([[4]])], axis=1))
+    assert relative_error(later[1], want[0, -1:]) <= TOLERANCE[mx.float32]
+    starts = mx.array([[n in (0, 7) for n in range(12)]])
+    packed, _ = model(mx.concatenate([TOKENS, TOKENS[:, 2:]], axis=1), starts=starts)
+    assert relative_error(packed, mx.concatenate(alone, axis=1)) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_states_after_each_token_are_those_of_fewer_tokens(kind: str) -> None:
+    model = build(kind)
+    _, states = model.hidden(TOKENS, by_position=True)
+    for count in (1, 4, 7):
+        _, want = model.hidden(TOKENS[:, :count])
+        got = [each.states[count - 1] for each in states]
+        for (_, g), (_, w) in zip(tree_flatten(got), tree_flatten(list(want)), strict=True):
+            assert relative_error(g, w) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_it_learns_a_text(kind: str) -> None:
+    model = build(kind)
+
+    def loss_of(model: Decoder) -> mx.array:
+        return nn.losses.cross_entropy(model(TOKENS[:, :-1])[0], TOKENS[:, 1:], reduction="mean")
+
+    optimizer, losses = AdamW(learning_rate=1e-2), []
+    for _ in range(15):
+        loss, gradients = nn.value_and_grad(model, loss_of)(model)
+        optimizer.update(model, gradients)
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    for name, gradient in tree_flatten(gradients):
+        assert mx.isfinite(gradient).all().item(), name

@@ -125,7 +125,8 @@ def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Openin
     if (why := architecture.transformers(model)) is not None:
         return _no(TRANSFORMERS, why)
     note = "rotates a text differently once it is longer than in training"
-    return Opening(TRANSFORMERS, True, note if model.rotation.scaling == "dynamic" else "")
+    is_dynamic = _rotation(written).scaling == "dynamic"
+    return Opening(TRANSFORMERS, True, note if is_dynamic else "")
 
 
 def _gguf_rotation(rotation: Rotation) -> str | None:

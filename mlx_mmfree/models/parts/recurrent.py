@@ -170,6 +170,46 @@ class ExpandedConfig(RecurrentConfig):
                 )
 
 
+@dataclass(frozen=True)
+class DeltaRuleConfig(RecurrentConfig):
+    """The description of a model with a gated delta rule, whose heads have a size of their own."""
+
+    fixed: ClassVar[Mapping[str, Any]] = {**RecurrentConfig.fixed, "use_short_conv": True}
+
+    num_heads: int = key("Heads of queries and keys.", integer, 16)
+    num_v_heads: int | None = key("Heads of values; `None`: as many.", integer, None)
+    head_dim: int = key("Dims of a key.", integer, 128)
+    expand_v: float = key("Dims of a value over those of a key.", number, 1.0, low=1e-3, high=64)
+    conv_size: int = key("Taps of the convolutions.", integer, 4, high=1024)
+    allow_neg_eigval: bool = key("Twice as much is replaced.", boolean, False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.num_v_heads or self.num_heads) % self.num_heads:
+            raise CheckpointError(
+                f"[config.json] 'num_v_heads' must be a multiple of 'num_heads', {self.num_heads}, but "
+                f"got {self.num_v_heads}."
+            )
+        if not (self.head_dim * self.expand_v).is_integer():
+            raise CheckpointError(
+                f"[config.json] 'expand_v' times 'head_dim', {self.head_dim}, must be a whole number "
+                f"but 'expand_v' is {self.expand_v}."
+            )
+
+    def of_mixer(self) -> dict[str, Any]:
+        """The arguments of a mixer."""
+        return {
+            "dims": self.hidden_size,
+            "num_heads": self.num_heads,
+            "num_value_heads": self.num_v_heads,
+            "head_dim": self.head_dim,
+            "value_head_dim": int(self.head_dim * self.expand_v),
+            "conv_size": self.conv_size,
+            "allow_negative": self.allow_neg_eigval,
+            "norm_eps": self.norm_eps,
+        }
+
+
 def _attention(given: object, dims: int, blocks: int) -> tuple[AttentionBlocks, ...]:
     if given is None:
         return ()
@@ -224,6 +264,16 @@ _ATTENTION = {
     "v_proj": "value_proj",
     "o_proj": "output_proj",
 }
+
+
+DELTA_RULE_NAMES = {
+    "q_conv1d": "query_conv",
+    "k_conv1d": "key_conv",
+    "v_conv1d": "value_conv",
+    "b_proj": "beta_proj",
+    "o_norm": "output_norm",
+}
+"""Names within mixers that convolve queries, keys and values."""
 
 
 def weight_names(mixer: Mapping[str, str]) -> dict[str, str | None]:

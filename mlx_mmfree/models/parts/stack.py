@@ -54,7 +54,8 @@ class Block(nn.Module):
     Args:
         dims: Model dims `D`.
         token_mixer: Mixes along the sequence.
-        channel_mixer: Mixes within a position; a token mixer in its place may look back.
+        channel_mixer: Mixes within a position; a token mixer in its place may look back. `None`: there
+            is none, as in Mamba.
         memory_mixer: Mixes in a second sequence.
         norm: Makes a norm, called as `norm(dims, eps=...)`.
         norm_eps: Epsilon of the norms.
@@ -89,7 +90,7 @@ class Block(nn.Module):
         self,
         dims: int,
         token_mixer: TokenMixer,
-        channel_mixer: ChannelMixer | TokenMixer,
+        channel_mixer: ChannelMixer | TokenMixer | None,
         *,
         memory_mixer: TokenMixer | None = None,
         norm: Callable[..., nn.Module] = nn.RMSNorm,
@@ -122,14 +123,14 @@ class Block(nn.Module):
     @property
     def carriers(self) -> list[TokenMixer]:
         """The token mixer, and the channel mixer if it has a state."""
-        mixers = (self.token_mixer, self.channel_mixer)
+        mixers = (self.token_mixer, self.get("channel_mixer"))
         return [mixer for mixer in mixers if isinstance(mixer, TokenMixer)]
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
         own = self.token_mixer.init_state(batch_size, dtype)
         if "memory_mixer" in self:
             own = own, self.memory_mixer.init_state(batch_size, dtype)
-        channel = self.channel_mixer
+        channel = self.get("channel_mixer")
         return (
             (own, channel.init_state(batch_size, dtype)) if isinstance(channel, TokenMixer) else own
         )
@@ -157,7 +158,10 @@ class Block(nn.Module):
             What the next mixer would be added to, what it would be given, and the new state.
         """
         # items, since attributes of a module are slow to find
-        has_memory, carries = "memory_mixer" in self, isinstance(self["channel_mixer"], TokenMixer)
+        has_memory, carries = (
+            "memory_mixer" in self,
+            isinstance(self.get("channel_mixer"), TokenMixer),
+        )
         order, drops = self._order, self._dropout > 0 and self.training
         states = {"token": state}
         if carries:

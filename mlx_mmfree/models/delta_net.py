@@ -1,0 +1,65 @@
+"""DeltaNet (Yang et al., arXiv 2406.06484) in the form of flash-linear-attention."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..token_mixers import DeltaNet
+from .parts.architecture import Architecture
+from .parts.fields import boolean, integer, key
+from .parts.recurrent import DELTA_RULE_NAMES, ExpandedConfig, build_recurrent, weight_names
+from .parts.stack import Decoder
+
+
+@dataclass(frozen=True)
+class Config(ExpandedConfig):
+    """The description of one DeltaNet."""
+
+    model_type: ClassVar[str] = "delta_net"
+    hub_class: ClassVar[str] = "DeltaNetForCausalLM"
+    fixed: ClassVar[Mapping[str, Any]] = {
+        **ExpandedConfig.fixed,
+        "use_short_conv": True,
+        "use_beta": True,
+        "use_output_norm": True,
+        "qk_norm": "l2",
+        "qk_activation": "silu",
+    }
+
+    num_heads: int = key("Heads.", integer, 16)
+    conv_size: int = key("Taps of the convolutions.", integer, 4, high=1024)
+    use_gate: bool = key("The output is gated.", boolean, False)
+    allow_neg_eigval: bool = key("Twice as much is replaced.", boolean, False)
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights."""
+
+    def mixer() -> DeltaNet:
+        return DeltaNet(
+            config.hidden_size,
+            num_heads=config.num_heads,
+            key_dims=config.key_dims,
+            value_dims=config.value_dims,
+            conv_size=config.conv_size,
+            use_gate=config.use_gate,
+            allow_negative=config.allow_neg_eigval,
+            norm_eps=config.norm_eps,
+        )
+
+    return build_recurrent(config, mixer, Decoder)
+
+
+ARCHITECTURE = Architecture(
+    name="delta_net",
+    config=Config,
+    build=build,
+    weight_names=weight_names({**DELTA_RULE_NAMES, "g_proj": "gate_proj"}),
+    tiny={
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_heads": 2,
+    },
+)

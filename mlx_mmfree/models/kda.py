@@ -1,0 +1,61 @@
+"""Kimi delta attention (Kimi Team, arXiv 2510.26692) in the form of flash-linear-attention."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..token_mixers import KDA
+from .parts.architecture import Architecture
+from .parts.fields import key, number
+from .parts.recurrent import (
+    DELTA_RULE_NAMES,
+    DeltaRuleConfig,
+    build_recurrent,
+    weight_names,
+)
+from .parts.stack import Decoder
+
+
+@dataclass(frozen=True)
+class Config(DeltaRuleConfig):
+    """The description of one KDA."""
+
+    model_type: ClassVar[str] = "kda"
+    hub_class: ClassVar[str] = "KDAForCausalLM"
+
+    lower_bound: float | None = key(
+        "The least logarithm of a gate; `None`: there is none.", number, None, low=-100, high=-1e-3
+    )
+
+    def of_mixer(self) -> dict[str, Any]:
+        return {**super().of_mixer(), "lower_bound": self.lower_bound}
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights."""
+    return build_recurrent(config, lambda: KDA(**config.of_mixer()), Decoder)
+
+
+ARCHITECTURE = Architecture(
+    name="kda",
+    config=Config,
+    build=build,
+    weight_names=weight_names(
+        {
+            **DELTA_RULE_NAMES,
+            "f_proj.0": "decay_down_proj",
+            "f_proj.1": "decay_proj",
+            "A_log": "decay_log",
+            "dt_bias": "step_bias",
+            "g_proj.0": "gate_down_proj",
+            "g_proj.1": "gate_proj",
+        }
+    ),
+    tiny={
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "head_dim": 16,
+    },
+)

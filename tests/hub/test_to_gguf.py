@@ -343,7 +343,7 @@ def test_stretched_positions_come_back(tmp_path: Path, rotation: Rotation) -> No
     want, got = (load_model(place, dtype=mx.float32) for place in (folder, tmp_path / "m"))
     ropes = [model.blocks[0].token_mixer.rope for model in (want, got)]
     assert relative_error(ropes[1].wavelengths, ropes[0].wavelengths) <= 1e-6
-    assert ropes[1].attention_factor == pytest.approx(ropes[0].attention_factor, rel=1e-6)
+    assert ropes[1].query_scale == pytest.approx(ropes[0].query_scale, rel=1e-6)
     reader = GGUFReader(next((tmp_path / "m").glob("*.gguf")))
     if rotation.scaling == "yarn":
         assert field(reader, "llama.rope.scaling.type") == "yarn"

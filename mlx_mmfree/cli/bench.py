@@ -23,12 +23,10 @@ _USUAL: dict[str, Any] = {"processes": 3, "rounds": 5, "decoded_tokens": 16}
 _USUAL |= {"prompt_tokens": [512], "positions": [512]}
 _QUICK: dict[str, Any] = {"processes": 1, "rounds": 1, "decoded_tokens": 2}
 _QUICK |= {"prompt_tokens": [8], "positions": [8]}
-_PROGRAMS = {
-    **dict.fromkeys(("--config", "--head-bits", "--training", "--products"), "products.py"),
-    **dict.fromkeys(("--shapes", "--rows", "--walk-mb"), "products.py"),
-    **{"train": "training.py", "images": "images.py", "mixers": "mixers.py", "serve": "servers.py"},
-    **{"--compare": "beside_llama_cpp.py", "--host": "host.py"},
-}
+_PROGRAMS = dict.fromkeys(("--config", "--head-bits", "--training", "--products"), "products.py")
+_PROGRAMS |= dict.fromkeys(("--shapes", "--rows", "--walk-mb"), "products.py")
+_PROGRAMS |= {"train": "training.py", "images": "images.py", "mixers": "mixers.py"}
+_PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host": "host.py"}
 """What programs of the clone measure."""
 
 
@@ -37,30 +35,26 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="folder or Hub repository (the packaged model)")
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_latent_flag(parser)
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
-    )
-    for name, default, what in (
-        ("prompt-tokens", 512, "lengths of the prompts to read"),
-        ("positions", 512, "numbers of tokens after which decoding is measured"),
-        ("threads", None, "numbers of threads of a CPU"),
+    parser.add_argument("--dtype", choices=DTYPES, help="float type; default: the checkpoint's")
+    for name, what in (
+        ("prompt-tokens", "lengths of the prompts to read (512)"),
+        ("positions", "numbers of tokens after which decoding is measured (512)"),
+        ("threads", "numbers of threads of a CPU (all processors)"),
     ):
-        shown = default or "all processors"
-        parser.add_argument(f"--{name}", type=positive, nargs="+", help=f"{what} ({shown})")
+        parser.add_argument(f"--{name}", type=positive, nargs="+", help=what)
     for name, what in (
         ("decoded-tokens", "tokens decoded in a measurement (16)"),
         ("processes", "fresh processes for each figure, which is their median (3)"),
         ("rounds", "measurements in each process (5)"),
     ):
         parser.add_argument(f"--{name}", type=positive, help=f"number of {what}")
-    parser.add_argument(
-        "--quick", action="store_true", help="try the command; the figures say nothing about speed"
-    )
+    parser.add_argument("--quick", action="store_true", help="only try the command, in seconds")
+    for name in ("--no-products", "--no-training"):
+        # nothing else is measured now, so that they change nothing
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print one JSON object, not lines")
-    output.add_argument(
-        "--plot", type=Path, metavar="FILE", help="PNG file for a picture; needs matplotlib"
-    )
+    output.add_argument("--plot", type=Path, metavar="FILE", help="PNG file; needs matplotlib")
     output.add_argument(
         "--report",
         type=Path,
@@ -179,18 +173,20 @@ def _line(figure: "Figure") -> str:
 
 def _plot(figures: "Sequence[Figure]", device: str, file: Path) -> None:
     """Draws tokens a second as bars, within those that the machine allows."""
+    import numpy as np
     from matplotlib.figure import Figure as Canvas
 
     from ..evaluation.picture import COLOURS, save_picture
 
     canvas = Canvas(figsize=(9, 1.5 + 0.5 * len(figures)), dpi=120, layout="constrained")
     axes = canvas.subplots()
-    rates = [figure.rate for figure in figures]
-    allowed = [figure.rate / figure.share for figure in figures]
-    places = range(len(figures))
+    names, rates, shares = zip(
+        *((f.records[0].name, f.rate, f.share) for f in figures), strict=True
+    )
+    places, allowed = range(len(figures)), np.divide(rates, shares)
     axes.barh(places, allowed, color="0.85", label="allowed by reads or arithmetic")
     axes.barh(places, rates, height=0.5, color=COLOURS[0], label="measured")
-    axes.set_yticks(places, [figure.records[0].name for figure in figures])
+    axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="tokens per second", title=device)
     canvas.legend(loc="outside lower center", ncols=2)

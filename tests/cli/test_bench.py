@@ -55,7 +55,8 @@ def test_two_lines_of_the_packaged_model(
 
 
 def test_json(capsys: Captured, folder: Path) -> None:
-    shown = report(capsys, "--model", str(folder), "--threads", "1")
+    flags = ["--threads", "1", "--no-products", "--no-training"]
+    shown = report(capsys, "--model", str(folder), *flags)
     assert set(shown) == {"machine", "figures", "memory", "is_complete"}
     assert shown["is_complete"]
     names = [figure["name"] for figure in shown["figures"]]

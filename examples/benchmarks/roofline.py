@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.evaluation.benchmark import Figure
-from mlx_mmfree.evaluation.picture import COLOURS, label_points, save_picture
+from mlx_mmfree.evaluation.picture import COLOURS, save_picture
 
 _DECADES = (0.5, 5000.0)
 _KINDS = {
@@ -16,6 +16,7 @@ _KINDS = {
     "decode": ("decoding", "v"),
     "training": ("training step", "P"),
 }
+_DIRECTIONS = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1.4), (1.6, 0), (0, -1.4), (-1.6, 0))
 _LINES = ("-", "--", "-.", ":")
 
 
@@ -100,3 +101,49 @@ def _kind(figure: Figure) -> str:
 
 def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}" if count else "the GPU"
+
+
+def label_points(axes: Any, points: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:
+    """Writes a label beside each point, so that it covers no point and no other label.
+
+    A line joins a label to its point if there is no free place nearby.
+
+    Args:
+        axes: The matplotlib axes, whose limits and scales must be set before.
+        points: The points, in the units of the axes.
+        labels: A short text for each point.
+    """
+    places = [tuple(axes.transData.transform(point)) for point in points]
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
+    for point, (x, y), label in zip(points, places, labels, strict=True):
+        text = axes.annotate(
+            label,
+            point,
+            xytext=(0, 0),
+            textcoords="offset pixels",
+            ha="center",
+            va="center",
+            fontsize="x-small",
+        )
+        extent = text.get_window_extent()
+        width, height = extent.width, extent.height
+        for distance in range(10, 200, 5):
+            spots = [
+                (x + distance * right - width / 2, y + distance * up - height / 2)
+                for right, up in _DIRECTIONS
+            ]
+            boxes = [(left, low, left + width, low + height) for left, low in spots]
+            free = [box for box in boxes if not any(_overlap(box, other) for other in taken)]
+            if free:
+                break
+        box = free[0] if free else boxes[0]
+        taken.append(box)
+        place = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+        text.set_position((place[0] - x, place[1] - y))
+        if distance > 20:
+            ends = axes.transData.inverted().transform([place, (x, y)])
+            axes.plot(*ends.T, color="0.6", linewidth=0.5, zorder=0)
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]

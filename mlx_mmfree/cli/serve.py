@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
-from .parts import loading
+from .parts import flags, loading
 from .parts.command import CommandParser, argument_errors, command
-from .parts.flags import add_sampling_flags, json_object, positive, sampler_from, size_bytes
 
 if TYPE_CHECKING:
     from ..generation.sessions import Sessions
@@ -46,14 +45,14 @@ def build_parser() -> argparse.ArgumentParser:
     answers = parser.add_argument_group("answers, where a request does not say")
     answers.add_argument(
         "--max-tokens",
-        type=positive,
+        type=flags.positive,
         default=512,
         help="largest number of tokens of an answer (%(default)s)",
     )
-    add_sampling_flags(answers, temp=1.0)
+    flags.add_sampling_flags(answers, temp=1.0)
     answers.add_argument(
         "--chat-template-args",
-        type=json_object,
+        type=flags.json_object,
         default={},
         help="JSON object with further variables of the chat template",
     )
@@ -115,11 +114,11 @@ def _add_limit_flags(group: Any) -> None:
     }
     for name, (default, text) in numbers.items():
         group.add_argument(
-            f"--{name}", type=positive, default=default, help=f"{text} (%(default)s)"
+            f"--{name}", type=flags.positive, default=default, help=f"{text} (%(default)s)"
         )
     group.add_argument(
         "--max-body",
-        type=size_bytes,
+        type=flags.size_bytes,
         default=8 * _MB,
         metavar="SIZE",
         help="largest body of a request; all together hold at most eight times as much (8MB)",
@@ -129,7 +128,7 @@ def _add_limit_flags(group: Any) -> None:
 def _add_session_flags(group: Any) -> None:
     group.add_argument(
         "--session-memory",
-        type=size_bytes,
+        type=flags.size_bytes,
         default=1000 * _MB,
         metavar="SIZE",
         help="memory in which states of texts are kept, so that no text is read twice; 0 keeps none "
@@ -144,7 +143,7 @@ def _add_session_flags(group: Any) -> None:
     )
     group.add_argument(
         "--session-disk",
-        type=size_bytes,
+        type=flags.size_bytes,
         default=10_000 * _MB,
         metavar="SIZE",
         help="space for them in that folder (10GB)",
@@ -184,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with argument_errors():
         # bad values are refused before the model is loaded
-        sampler_from(args, special_tokens=())
+        flags.sampler_from(args, special_tokens=())
     settings = _settings(args)
     if args.prompt_cache_file is not None:
         loading.adopt_key_value_settings(args, read_settings(args.prompt_cache_file)[0])
@@ -247,16 +246,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         num_draft_tokens=args.num_draft_tokens,
         timeout_s=args.timeout,
         grace_s=args.grace,
-        sampling=Sampling(
-            temperature=args.temp,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            min_p=args.min_p,
-            min_tokens_to_keep=args.min_tokens_to_keep,
-            xtc_probability=args.xtc_probability,
-            xtc_threshold=args.xtc_threshold,
-            seed=args.seed,
-        ),
+        sampling=Sampling(temperature=args.temp, seed=args.seed, **flags.filters_from(args)),
         template_variables=args.chat_template_args,
         extra_end=tuple(args.extra_eos_token),
     )

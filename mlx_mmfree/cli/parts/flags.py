@@ -210,20 +210,17 @@ def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> 
     )
 
 
+def filters_from(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `make_sampler` beside the temperature, as the flags give them."""
+    names = ("top_p", "top_k", "min_p", "min_tokens_to_keep", "xtc_probability", "xtc_threshold")
+    return {name: getattr(args, name) for name in names}
+
+
 def sampler_from(args: argparse.Namespace, special_tokens: Sequence[int]) -> "Sampler":
     """The sampler that the flags ask for; XTC never drops `special_tokens`."""
     from ...generation import make_sampler
 
-    return make_sampler(
-        temp=args.temp,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        min_p=args.min_p,
-        min_tokens_to_keep=args.min_tokens_to_keep,
-        xtc_probability=args.xtc_probability,
-        xtc_threshold=args.xtc_threshold,
-        xtc_special_tokens=special_tokens,
-    )
+    return make_sampler(args.temp, **filters_from(args), xtc_special_tokens=special_tokens)
 
 
 def add_penalty_flags(group: Any) -> None:

@@ -24,7 +24,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.evaluation.benchmark import Record, computing_threads, in_turn
 from mlx_mmfree.layers.mixer import State, TokenMixer
 from mlx_mmfree.models.parts.mixers import find_spatial_mixer, token_mixers
-from mlx_mmfree.ops.backend.dispatch import dispatch, on_cpu, recorded_calls
+from mlx_mmfree.ops.backend.dispatch import Operation, on_cpu, operations, recorded_calls
 from mlx_mmfree.platform.allocator import keep_freed_memory, return_freed_memory
 from mlx_mmfree.platform.gpu_time import queued_seconds
 from mlx_mmfree.platform.resident_memory import forget_peak, peak_resident_bytes, resident_memory
@@ -242,7 +242,6 @@ def _peak_bytes() -> int:
     return peak_resident_bytes() if on_cpu() else mx.get_peak_memory()
 
 
-_OPERATIONS = "mlx_mmfree.ops"
 _BLAS_DIMS = 1024
 _CHUNK = 64
 _BATCHES = 5
@@ -295,20 +294,20 @@ def measure_rates(
     x = mx.random.normal((batch_size, length, dims))
     records = []
     for name, work in _WORK.items():
-        package = f"{_OPERATIONS}.{name}"
-        with recorded_calls(package) as calls:
+        operation = operations()[name]
+        with recorded_calls(operation) as calls:
             mx.eval(made(x)[0])
         for args, kwargs in calls:
             mx.eval(arrays_of([args, kwargs]))
-            compute = _passes(package, args, kwargs)
+            compute = _passes(operation, args, kwargs)
             record = _record(f"{mixer}: {name}", work(*args), compute, rounds)
             records.append(asdict(record))
     return records
 
 
-def _passes(package: str, args: Any, kwargs: Any) -> Callable[[], list[mx.array]]:
+def _passes(operation: Operation, args: Any, kwargs: Any) -> Callable[[], list[mx.array]]:
     def compute() -> list[mx.array]:
-        return arrays_of(dispatch(package, *args, **kwargs))
+        return arrays_of(operation(*args, **kwargs))
 
     return compute
 

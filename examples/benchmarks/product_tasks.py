@@ -33,7 +33,8 @@ from mlx_mmfree.models import find
 from mlx_mmfree.ops import cross_entropy, long_mean
 from mlx_mmfree.ops.backend.choice import kept_choices
 from mlx_mmfree.ops.backend.dispatch import on_cpu
-from mlx_mmfree.ops.backend.inspection import metal_kernels, read_seconds
+from mlx_mmfree.ops.inspection import metal_kernels
+from mlx_mmfree.ops.kernel_times import read_seconds
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.platform.gpu_time import queued_seconds
 from mlx_mmfree.platform.memory_reader import memory_reader

@@ -115,8 +115,7 @@ def _certificate(args: argparse.Namespace) -> "Certificate":
 
 
 def _text(certificate: "Certificate") -> str:
-    from ..evaluation.audit.groups import verdict
-    from ..evaluation.audit.section import counts, estimate_note, products
+    from ..evaluation.audit.section import counts, estimate_note, products, verdict
 
     head = ("a token takes", "")
     return "\n".join(

@@ -38,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.dump_kernels is not None:
-        from ..ops.backend.kernel_files import SCRIPT, write_kernel_files
+        from ..ops.inspection import SCRIPT, write_kernel_files
 
         count = write_kernel_files(args.dump_kernels)
         script = shlex.quote(str(args.dump_kernels / SCRIPT))
@@ -63,8 +63,8 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     """
     from ..ops.backend.choice import environment_candidate, kept_choices
     from ..ops.backend.dispatch import forced_backend
-    from ..ops.backend.inspection import cpu_kernels, metal_kernels, operation_reports
-    from ..ops.backend.kernel_times import kernel_times
+    from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
+    from ..ops.kernel_times import kernel_times
     from ..platform import blas, host
     from ..platform.bandwidth import read_bandwidth
     from ..platform.device import device_info

@@ -29,7 +29,8 @@ from ..layers.attention.key_values import KeyValueState
 from ..layers.matrix import matrices
 from ..models import Decoder, check_causal
 from ..ops.backend.dispatch import on_cpu
-from ..ops.backend.inspection import multiply_rate, read_seconds
+from ..ops.inspection import multiply_rate
+from ..ops.kernel_times import read_seconds
 from ..platform.allocator import keep_freed_memory
 from ..platform.gpu_time import queued_seconds
 from ..platform.memory_reader import MemoryReader, memory_reader

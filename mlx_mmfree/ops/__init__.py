@@ -5,8 +5,11 @@ K key dims, V value dims, N output dims, W window.
 """
 
 from ..platform import blas as _blas
-from .activate import activate as activate
 from .activations import ACTIVATIONS as ACTIVATIONS
+from .activations import activate as activate
+from .activations import gated as gated
+from .activations import gated_activation as gated_activation
+from .activations import relative_weights as relative_weights
 from .adamw import adamw as adamw
 from .attention import attention as attention
 from .attention_step import attention_step as attention_step
@@ -18,15 +21,10 @@ from .bit_linear import bit_linear as bit_linear
 from .cross_entropy import cross_entropy as cross_entropy
 from .dense_matmul import AffineForm as AffineForm
 from .dense_matmul import dense_matmul as dense_matmul
+from .dense_matmul import linear_product as linear_product
 from .depthwise_convolution import depthwise_convolution as depthwise_convolution
-from .exponentials import relative_weights as relative_weights
-from .gated_activation import gated as gated
-from .gated_activation import gated_activation as gated_activation
 from .gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .gated_linear_attention import gated_linear_attention as gated_linear_attention
-from .gated_rms_norm import gated_rms_norm as gated_rms_norm
-from .layer_norm import layer_norm as layer_norm
-from .linear_product import linear_product as linear_product
 from .linear_scan import linear_scan as linear_scan
 from .long_sums import log_softmax as log_softmax
 from .long_sums import logsumexp as logsumexp
@@ -34,14 +32,16 @@ from .long_sums import long_cumsum as long_cumsum
 from .long_sums import long_mean as long_mean
 from .long_sums import long_sum as long_sum
 from .mlgru_step import mlgru_step as mlgru_step
-from .rms_norm import rms_norm as rms_norm
+from .norms import gated_rms_norm as gated_rms_norm
+from .norms import layer_norm as layer_norm
+from .norms import rms_norm as rms_norm
 from .rms_norm_quantize import rms_norm_quantize as rms_norm_quantize
 from .rotated_heads import Rotation as Rotation
 from .rotated_heads import rotated_heads as rotated_heads
-from .straight_through import straight_through as straight_through
 from .ternary import pack_ternary as pack_ternary
 from .ternary import packed_columns as packed_columns
 from .ternary import packed_width as packed_width
+from .ternary import straight_through as straight_through
 from .ternary import ternarize as ternarize
 from .ternary import ternarize_packed as ternarize_packed
 from .ternary import unpack_ternary as unpack_ternary

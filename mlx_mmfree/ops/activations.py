@@ -1,17 +1,22 @@
-"""Activations, which MLX fuses on a GPU alone.
+"""Activations, by themselves and times what they gate. MLX fuses them on a GPU alone.
 
 Those of `mlx.nn` are fused on a CPU too: MLX compiles each there and loads the result from a folder of
-the temporary directory whose name anybody can take first.
+the temporary directory whose name anybody can take first. It also computes exponentials and the error
+function on a CPU one by one, where the compiled kernels take many at once.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import Literal
+from itertools import product
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
-from .backend.dispatch import on_cpu
+from .backend.cost import Call, Cost, Work, work
+from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel, on_cpu
+from .backend.launch import not_floats
+from .float_dtypes import FLOATS
 
 Activation = Literal["silu", "relu2", "gelu", "relu"]
 
@@ -93,3 +98,220 @@ Example:
     >>> ACTIVATIONS["relu2"](mx.array([-1.0, 2.0])).tolist()
     [0.0, 4.0]
 """
+
+
+def activate(x: mx.array, activation: Activation) -> mx.array:
+    r"""Computes an activation of each number, :math:`y = a(x)`.
+
+    Sources: GELU (Hendrycks and Gimpel, arXiv 1606.08415), the exact one; SiLU, the same paper; the
+    square of ReLU (So et al., arXiv 2109.08668).
+
+    Args:
+        x: Floats of any shape and dtype.
+        activation: The name of `a`: `"silu"`, `"relu2"` (the square of ReLU), `"gelu"` or `"relu"`.
+
+    Returns:
+        The shape of `x`, in its dtype, or in float32 for `"relu2"`.
+
+    Raises:
+        ValueError: The activation is unknown.
+
+    Example:
+        >>> activate(mx.array([-1.0, 0.0, 2.0]), "relu2").tolist()
+        [0.0, 0.0, 4.0]
+    """
+    _check(activation, "activate")
+    if x.size == 0:
+        return mx.zeros(x.shape, mx.float32 if activation == "relu2" else x.dtype)
+    y: mx.array = _activate(x, activation)
+    return y
+
+
+def gated_activation(gate: mx.array, up: mx.array, activation: Activation) -> mx.array:
+    r"""Multiplies values by an activation of their gate.
+
+    .. math::
+        y = a(g) \odot u
+
+    Source: gated linear units (Shazeer, arXiv 2002.05202).
+
+    Args:
+        gate: `(..., D)`, any float dtype.
+        up: `(..., D)` of the same dtype.
+        activation: The name of `a`: `"silu"`, `"relu2"` (the square of ReLU), `"gelu"` or `"relu"`.
+
+    Returns:
+        `(..., D)` in the dtype of `gate`, or in float32 for `"relu2"`.
+
+    Raises:
+        ValueError: The shapes or dtypes do not agree, or the activation is unknown.
+
+    Example:
+        >>> gated_activation(mx.array([2.0, -1.0]), mx.array([3.0, 5.0]), "relu2").tolist()
+        [12.0, 0.0]
+    """
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        raise ValueError(
+            "[gated_activation] 'gate' and 'up' must have the same shape and dtype but got "
+            f"{gate.shape} of {gate.dtype} and {up.shape} of {up.dtype}."
+        )
+    _check(activation, "gated_activation")
+    if gate.size == 0:
+        return mx.zeros(gate.shape, mx.float32 if activation == "relu2" else gate.dtype)
+    y: mx.array = _gated(gate, up, activation)
+    return y
+
+
+def gated(x: mx.array, activation: Activation) -> mx.array:
+    r"""`gated_activation` of the halves of the last axis, the gate first.
+
+    .. math::
+        y = a(x_{..D}) \odot x_{D..}
+
+    Source: gated linear units (Shazeer, arXiv 2002.05202).
+
+    Args:
+        x: `(..., 2D)`, any float dtype.
+        activation: The name of the activation.
+
+    Returns:
+        `(..., D)` in the dtype of `x`, or in float32 for `"relu2"`.
+
+    Raises:
+        ValueError: The last axis is odd, or the activation is unknown.
+
+    Example:
+        >>> gated(mx.array([2.0, -1.0, 3.0, 5.0]), "relu").tolist()
+        [6.0, 0.0]
+    """
+    if x.shape[-1] % 2:
+        raise ValueError(f"[gated] 'x' must have an even last axis but got {x.shape}.")
+    if x.size == 0:
+        gate, up = mx.split(x, 2, axis=-1)
+        return gated_activation(gate, up, activation)
+    y: mx.array = _gated(x, None, activation)
+    return y
+
+
+def _check(activation: str, operation: str) -> None:
+    names = get_args(Activation)
+    if activation not in names:
+        raise ValueError(
+            f"[{operation}] 'activation' must be one of {', '.join(names)} but got {activation!r:.40}."
+        )
+
+
+_LOWEST = -80.0
+"""Below it, weights are nearly too small for float32."""
+
+
+def relative_weights(scores: mx.array) -> mx.array:
+    r"""Weights in proportion to :math:`e^s`.
+
+    .. math::
+        e^{s-1} = \sigma / (1 - \sigma), \quad \sigma = \mathrm{silu}(s-1) / (s-1)
+
+    Args:
+        scores: Float32 of any shape, none above 0. Those below -80 weigh as much as -80, and minus
+            infinity weighs nothing.
+
+    Returns:
+        float32 of the same shape.
+
+    Example:
+        >>> weights = relative_weights(mx.array([0.0, -1.0, -mx.inf]))
+        >>> [round(w, 4) for w in (weights / weights[0]).tolist()]
+        [1.0, 0.3679, 0.0]
+    """
+    shifted = mx.maximum(scores, _LOWEST) - 1
+    sigmoid = activate(shifted, "silu") / shifted
+    return mx.where(scores == -mx.inf, 0.0, sigmoid / (1 - sigmoid))
+
+
+def _reference(x: mx.array, activation: Activation) -> mx.array:
+    return ACTIVATIONS[activation](x)
+
+
+def _native(x: mx.array, activation: Activation) -> mx.array:
+    """One pass in C++. Its gradient is a kernel too."""
+    y: mx.array = _kernel()(x, activation)
+    return y
+
+
+def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
+    x, cotangent = arrays
+    gradients: list[mx.array] = mx.vjp(lambda x: _reference(x, options[0]), [x], [cotangent])[1]
+    return gradients
+
+
+def _gated_reference(gate: mx.array, up: mx.array | None, activation: Activation) -> mx.array:
+    if up is None:
+        gate, up = mx.split(gate, 2, axis=-1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+def _gated_native(gate: mx.array, up: mx.array | None, activation: Activation) -> mx.array:
+    """One pass in C++. Its gradient is a kernel too."""
+    y: mx.array = _gated_kernel()(gate, up, activation)
+    return y
+
+
+def _gated_gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
+    gate, up, cotangent = arrays
+    given = [gate] if up is None else [gate, up]
+    gradients: list[mx.array] = mx.vjp(
+        lambda gate, up=None: _gated_reference(gate, up, options[0]), given, [cotangent]
+    )[1]
+    return gradients
+
+
+def activation_work(activation: Activation, count: int) -> Work:
+    """What an activation of so many numbers takes."""
+    each: dict[Activation, dict[str, int]] = {
+        "silu": {"multiply": 1, "other": 1},
+        "relu2": {"multiply": 1, "other": 1},
+        "gelu": {"multiply": 1, "add": 1, "other": 3},
+        "relu": {"other": 1},
+    }
+    return work(**{kind: number * count for kind, number in each[activation].items()})
+
+
+def _cost(call: Call) -> Cost:
+    return Cost(activation_work(call.options[0], call.outputs[0].size))
+
+
+def _gated_cost(call: Call) -> Cost:
+    count = call.outputs[0].size
+    return Cost(activation_work(call.options[0], count) + work(multiply=count))
+
+
+def _examples() -> Iterator[Example]:
+    for activation, dtype in product(ACTIVATIONS, FLOATS):
+        yield Example((mx.zeros((1, 32), dtype), activation))
+
+
+def _gated_examples() -> Iterator[Example]:
+    for activation, dtype in product(ACTIVATIONS, FLOATS):
+        x = mx.zeros((1, 32), dtype)
+        yield Example((x, x, activation))
+
+
+_kernel = native_kernel("activate", _gradient)
+_activate = Operation(
+    "activate",
+    _examples,
+    costs={"Activate": _cost},
+    metal=_reference,
+    native=Backend(_native, not_floats, refuses=True),
+    reference=_reference,
+)
+_gated_kernel = native_kernel("gated_activation", _gated_gradient)
+_gated = Operation(
+    "gated_activation",
+    _gated_examples,
+    costs={"GatedActivation": _gated_cost},
+    native=Backend(_gated_native, not_floats, refuses=True),
+    **dict.fromkeys(("metal", "chunked", "reference"), _gated_reference),
+)

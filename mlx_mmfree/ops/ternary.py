@@ -1,4 +1,4 @@
-"""Ternary matrices: absmean ternarisation and the packed 2-bit layout.
+"""Ternary matrices: absmean ternarisation, its gradient, and the packed 2-bit layout.
 
 The packed layout is MLX's own affine 2-bit layout: one `uint32` holds 16 neighbouring inputs, the
 first in the lowest bits, as `code = trit + 1`. Inputs are padded to a multiple of 32 with zero
@@ -158,3 +158,31 @@ def packed_columns(weight: mx.array, input_dims: int, start: int, stop: int) -> 
     if start % CODES_PER_WORD == 0 and (stop - start) % PADDING_MULTIPLE == 0:
         return mx.contiguous(weight[:, start // CODES_PER_WORD : stop // CODES_PER_WORD])
     return pack_ternary(unpack_ternary(weight, input_dims)[:, start:stop])
+
+
+def straight_through(quantized: mx.array, x: mx.array) -> mx.array:
+    r"""Returns `quantized` exactly, with the gradient of `x`.
+
+    .. math::
+        y = \mathrm{stop}(q) + (x - \mathrm{stop}(x))
+
+    The bracket is exactly zero, so the value is exactly `q` in every dtype. The ordinary rules of
+    differentiation hold under `mx.grad`, `mx.vmap` and `mx.compile` in any order.
+
+    Source: Bengio et al., arXiv 1308.3432.
+
+    Args:
+        quantized: The value, of any shape.
+        x: What the gradient flows to, of the same shape.
+
+    Returns:
+        `quantized`, with its shape and dtype.
+
+    Example:
+        >>> x = mx.array([0.2, 1.7])
+        >>> straight_through(mx.round(x), x).tolist()
+        [0.0, 2.0]
+        >>> mx.grad(lambda x: straight_through(mx.round(x), x).sum())(x).tolist()
+        [1.0, 1.0]
+    """
+    return mx.stop_gradient(quantized) + (x - mx.stop_gradient(x))

@@ -10,14 +10,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree import __version__, native, ops
+from mlx_mmfree import __version__, native
 from mlx_mmfree.cli import main
 from mlx_mmfree.cli.doctor import examine
 from mlx_mmfree.cli.parts.terminal import TaskBars
 from mlx_mmfree.native import loader
-from mlx_mmfree.ops.backend import choice, kernel_times, self_check
-from mlx_mmfree.ops.backend.inspection import fallback_texts, kernel_texts
-from mlx_mmfree.ops.backend.kernel_times import KernelTime
+from mlx_mmfree.ops import kernel_times
+from mlx_mmfree.ops.backend import choice, self_check
+from mlx_mmfree.ops.backend.dispatch import operations
+from mlx_mmfree.ops.inspection import fallback_texts, kernel_texts
+from mlx_mmfree.ops.kernel_times import KernelTime
 from mlx_mmfree.platform import bandwidth, blas, host
 
 on_cpu = pytest.mark.skipif(
@@ -63,13 +65,12 @@ def test_table_names_versions_device_backends_and_reasons(
 
 def test_json_holds_every_operation_with_its_backends(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(capsys)
-    folders = {file.parent for file in Path(ops.__file__).parent.glob("*/reference.py")}
-    assert {folder.name for folder in folders} == set(found["operations"])
-    for folder in folders:
-        backends = found["operations"][folder.name]["backends"]
-        assert set(backends) == {name for name in ops.BACKENDS if (folder / f"{name}.py").exists()}
+    assert set(operations()) == set(found["operations"])
+    for name, operation in operations().items():
+        backends = found["operations"][name]["backends"]
+        assert set(backends) == set(operation.backends)
         assert backends["reference"] is None
-        assert backends[found["operations"][folder.name]["runs_on"]] is None
+        assert backends[found["operations"][name]["runs_on"]] is None
     assert found["memory_bandwidth"]["bytes_per_second"] > 0
     assert found["device"]["memory_bytes"] > 0
     assert found["threads"] >= 1

@@ -3,10 +3,10 @@
 import pytest
 
 from mlx_mmfree.evaluation.audit import certify
-from mlx_mmfree.evaluation.audit.energy import energy
+from mlx_mmfree.evaluation.audit.certificate import energy
 from mlx_mmfree.evaluation.audit.skeleton import skeleton
-from mlx_mmfree.evaluation.audit.work import work
 from mlx_mmfree.models import find
+from mlx_mmfree.ops.backend.cost import work
 from tests.evaluation.audit_models import BACKENDS, needs_graphs, on, tiny
 
 MILLION = 10**6

@@ -6,11 +6,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.evaluation.audit.kernels import cost_of_kernel
-from mlx_mmfree.evaluation.audit.primitives import VIEWS, cost_of_mlx
-from mlx_mmfree.evaluation.audit.work import Call, Cost, work
+from mlx_mmfree.evaluation.audit.primitives import VIEWS, cost_of_kernel, cost_of_mlx
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.ops import gated_linear_attention, layer_norm, linear_scan, ternary_matmul
+from mlx_mmfree.ops.backend.cost import Call, Cost, work
 from mlx_mmfree.ops.backend.graph import graph_of
 from tests.evaluation.audit_models import needs_graphs
 

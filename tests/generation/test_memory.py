@@ -20,9 +20,9 @@ from mlx_mmfree.generation import (
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
-from mlx_mmfree.ops.attention import native as native_attention
 from mlx_mmfree.ops.backend.dispatch import use_backend
 from mlx_mmfree.platform.device import DeviceInfo
+from tests.backends import change_backend
 
 GB = 10**9
 MAC = DeviceInfo("Apple M2", "metal", 16 * GB, 11 * GB, None)
@@ -154,7 +154,7 @@ def test_attention_to_long_texts_is_counted(
     length: int, read: int, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_kernel:
-        monkeypatch.setattr(native_attention, "unsupported", lambda *_: "it is left out")
+        change_backend(monkeypatch, "attention", "native", unsupported=lambda *_: "it is left out")
     elif reason := native.unavailable():
         pytest.skip(reason)
     model = ternary_transformer()

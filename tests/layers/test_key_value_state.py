@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_mmfree.layers.attention.key_values import GROWTH_STEP, KeyValueState, extend, read
 from mlx_mmfree.layers.attention.options import BITS, Quantization, QuantizedArray
-from mlx_mmfree.ops.slots import next_place
+from mlx_mmfree.ops.attention_step import next_place
 
 HEADS, DIMS = 2, 64
 WINDOWS: list[dict[str, int]] = [{}, {"window": 5}, {"window": 4, "sinks": 2}]

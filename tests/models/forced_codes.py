@@ -33,8 +33,8 @@ def force(monkeypatch: pytest.MonkeyPatch, given: Iterable[Codes], one_code: flo
         one_code: How much of a result one code beside a boundary may move.
     """
     operation = import_module("mlx_mmfree.ops.bit_linear")
-    definition = import_module("mlx_mmfree.ops.bit_linear.reference")
-    quantize, dispatch, left = definition.rms_norm_quantize, operation.dispatch, iter(given)
+    definition = import_module("mlx_mmfree.ops.bit_linear.definition")
+    quantize, usual, left = definition.rms_norm_quantize, operation._operation, iter(given)
 
     def forced_codes(
         x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
@@ -50,13 +50,13 @@ def force(monkeypatch: pytest.MonkeyPatch, given: Iterable[Codes], one_code: flo
         assert mx.abs(own - codes).max().item() <= 1
         return codes, codes_scale
 
-    def forced(package: str, *args: Any, **kwargs: Any) -> mx.array:
+    def forced(*args: Any, **kwargs: Any) -> mx.array:
         with monkeypatch.context() as own:
             own.setattr(definition, "rms_norm_quantize", quantize)
-            free = definition.run(*args, **kwargs)
-        assert relative_error(dispatch(package, *args, **kwargs), free) <= one_code
-        result: mx.array = definition.run(*args, **kwargs)
+            free = definition.reference(*args, **kwargs)
+        assert relative_error(usual(*args, **kwargs), free) <= one_code
+        result: mx.array = definition.reference(*args, **kwargs)
         return result
 
     monkeypatch.setattr(definition, "rms_norm_quantize", forced_codes)
-    monkeypatch.setattr(operation, "dispatch", forced)
+    monkeypatch.setattr(operation, "_operation", forced)

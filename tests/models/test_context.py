@@ -12,8 +12,8 @@ from mlx_mmfree.layers.context import Context
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts import stack
 from mlx_mmfree.ops import use_backend
-from mlx_mmfree.ops.attention import reference
 from tests import graph
+from tests.backends import change_backend
 
 TOKENS = mx.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
 VALID = mx.array([[False, False, True, True, True], [True] * 5])
@@ -71,8 +71,11 @@ def test_a_layer_more_adds_nothing_that_is_shared(
     name: str, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx.fast, "rope", graph.rope)
-    monkeypatch.setattr(
-        reference, "run", lambda q, k, v, mask, *_: graph.attention(q, k, v, mask=mask)
+    change_backend(
+        monkeypatch,
+        "attention",
+        "reference",
+        run=lambda q, k, v, mask, *_: graph.attention(q, k, v, mask=mask),
     )
     with use_backend("reference"):
         small, large = (graph.operations(CALLS[call](_build(name, n))) for n in (2, 3))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlx_mmfree import native
 from mlx_mmfree.ops import attention_step, use_backend
-from mlx_mmfree.ops.slots import held_positions, slots_after
+from mlx_mmfree.ops.attention_step import held_positions, slots_after
 from tests.tolerances import TOLERANCE, relative_error
 
 if reason := native.unavailable():

@@ -26,7 +26,7 @@ def heavy_tailed(*shape: int) -> mx.array:
 
 
 def multiply(x: mx.array, weight: mx.array, form: AffineForm | None = None) -> np.ndarray:
-    return np.array(compiled.run(x, weight, form))
+    return np.array(compiled(x, weight, form))
 
 
 def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
@@ -126,7 +126,7 @@ def test_strides_batches_and_empty_arrays() -> None:
         assert np.array_equal(multiply(mx.contiguous(x.T).T, w, f), flat.reshape(4, 3, 10))
         assert np.array_equal(multiply(x[0, 0], w, f), flat[0])
         assert multiply(x[:0], w, f).shape == (0, 3, 10)
-        mapped = mx.vmap(lambda x: compiled.run(x, w, f), in_axes=1)(x)  # noqa: B023
+        mapped = mx.vmap(lambda x: compiled(x, w, f), in_axes=1)(x)  # noqa: B023
         assert np.array_equal(np.array(mapped), flat.reshape(4, 3, 10).swapaxes(0, 1))
     assert np.array_equal(multiply(x, weight[::-2]), multiply(x, weight)[..., ::-2])
     assert multiply(x, weight[:0]).shape == (4, 3, 0)

@@ -41,7 +41,7 @@ def assert_close(got: mx.array, wanted: mx.array, tolerance: float) -> None:
 @pytest.mark.parametrize("size", [*SIZES, (3, 400, 300)], ids=str)
 def test_values_are_bit_equal(size: tuple[int, int, int], threads: int) -> None:
     inputs = random_inputs(*size)
-    for got, wanted in zip(compiled.run(*inputs), reference.run(*inputs), strict=True):
+    for got, wanted in zip(compiled(*inputs), reference(*inputs), strict=True):
         assert mx.array_equal(got, wanted)
 
 
@@ -66,12 +66,12 @@ def parts(f: mx.array, i: mx.array, state: mx.array) -> dict[str, tuple[mx.array
 def test_inputs_of_any_layout(form: str, size: tuple[int, int, int], threads: int) -> None:
     inputs = parts(*random_inputs(*size))[form]
     copies = tuple(mx.contiguous(x) for x in inputs)
-    for got, wanted in zip(compiled.run(*inputs), reference.run(*copies), strict=True):
+    for got, wanted in zip(compiled(*inputs), reference(*copies), strict=True):
         assert mx.array_equal(got, wanted)
     weight, _, last_weight = random_inputs(*inputs[0].shape)
     got, wanted = (
         mx.grad(weighted(scan, weight, last_weight), argnums=(0, 1, 2))(*arrays)
-        for scan, arrays in ((compiled.run, inputs), (reference.run, copies))
+        for scan, arrays in ((compiled, inputs), (reference, copies))
     )
     for ours, theirs in zip(got, wanted, strict=True):
         assert_close(ours, theirs, 1e-6)
@@ -85,7 +85,7 @@ def test_gradients(size: tuple[int, int, int], transform: Callable) -> None:
     weight, _, last_weight = random_inputs(*size)
     got, wanted = (
         transform(mx.grad(weighted(scan, weight, last_weight), argnums=(0, 1, 2)))(*inputs)
-        for scan in (compiled.run, reference.run)
+        for scan in (compiled, reference)
     )
     for ours, theirs in zip(got, wanted, strict=True):
         assert_close(ours, theirs, 1e-6)
@@ -94,7 +94,7 @@ def test_gradients(size: tuple[int, int, int], transform: Callable) -> None:
 def test_one_gradient_at_a_time() -> None:
     inputs = random_inputs(2, 7, 9)
     weight, _, last_weight = random_inputs(2, 7, 9)
-    loss = weighted(compiled.run, weight, last_weight)
+    loss = weighted(compiled, weight, last_weight)
     together = mx.grad(loss, argnums=(0, 1, 2))(*inputs)
     for argument in range(3):
         assert mx.array_equal(mx.grad(loss, argnums=argument)(*inputs), together[argument])
@@ -102,13 +102,13 @@ def test_one_gradient_at_a_time() -> None:
 
 def test_rows_and_chunks_keep_their_bits() -> None:
     f, i, state = random_inputs(5, 40, 67)
-    states, last = compiled.run(f, i, state)
-    row_states, row_last = compiled.run(f[3:4], i[3:4], state[3:4])
+    states, last = compiled(f, i, state)
+    row_states, row_last = compiled(f[3:4], i[3:4], state[3:4])
     assert mx.array_equal(row_states, states[3:4]) and mx.array_equal(row_last, last[3:4])
     pieces = []
     carried = state
     for start, stop in ((0, 1), (1, 18), (18, 40)):
-        piece, carried = compiled.run(f[:, start:stop], i[:, start:stop], carried)
+        piece, carried = compiled(f[:, start:stop], i[:, start:stop], carried)
         pieces.append(piece)
     assert mx.array_equal(mx.concatenate(pieces, axis=1), states) and mx.array_equal(carried, last)
 
@@ -116,21 +116,21 @@ def test_rows_and_chunks_keep_their_bits() -> None:
 def test_strided_inputs() -> None:
     f, i, state = random_inputs(6, 4, 10)
     turned = f.transpose(1, 0, 2), i[::-1].transpose(1, 0, 2), mx.broadcast_to(state[:1], (4, 10))
-    for got, wanted in zip(compiled.run(*turned), reference.run(*turned), strict=True):
+    for got, wanted in zip(compiled(*turned), reference(*turned), strict=True):
         assert mx.array_equal(got, wanted)
 
 
 def test_half_precision_is_computed_in_float32() -> None:
     f, i, state = random_inputs(2, 6, 8)
     inputs = f.astype(mx.bfloat16), i.astype(mx.float16), state
-    states, last = compiled.run(*inputs)
+    states, last = compiled(*inputs)
     assert states.dtype == last.dtype == mx.float32
-    assert mx.array_equal(states, reference.run(*inputs)[0])
+    assert mx.array_equal(states, reference(*inputs)[0])
 
 
 def test_empty_sequence_keeps_the_state() -> None:
     state = mx.arange(6, dtype=mx.float32).reshape(2, 3)
-    states, last = compiled.run(mx.zeros((2, 0, 3)), mx.zeros((2, 0, 3)), state)
+    states, last = compiled(mx.zeros((2, 0, 3)), mx.zeros((2, 0, 3)), state)
     assert states.shape == (2, 0, 3)
     assert mx.array_equal(last, state)
 
@@ -139,15 +139,15 @@ def test_vmap_and_its_gradients() -> None:
     f, i, state = random_inputs(2, 9, 8)
     many_f = mx.stack([f, f * 0.5, f * 0.1])
     many_i = mx.stack([i, -i, i * 2], axis=2)
-    expected = [reference.run(many_f[n], many_i[:, :, n], state)[0] for n in range(3)]
-    mapped = mx.vmap(compiled.run, in_axes=(0, 2, None))
+    expected = [reference(many_f[n], many_i[:, :, n], state)[0] for n in range(3)]
+    mapped = mx.vmap(compiled, in_axes=(0, 2, None))
     assert mx.array_equal(mapped(many_f, many_i, state)[0], mx.stack(expected))
 
     def one(f: mx.array, i: mx.array) -> mx.array:
-        return compiled.run(f, i, state)[0].square().sum()
+        return compiled(f, i, state)[0].square().sum()
 
     def one_reference(f: mx.array, i: mx.array) -> mx.array:
-        return reference.run(f, i, state)[0].square().sum()
+        return reference(f, i, state)[0].square().sum()
 
     wanted = mx.stack([mx.grad(one_reference)(many_f[n], many_i[:, :, n]) for n in range(3)])
     inside = mx.vmap(mx.grad(one), in_axes=(0, 2))(many_f, many_i)

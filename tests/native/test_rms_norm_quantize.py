@@ -47,8 +47,8 @@ def test_values(options: dict[str, Any], instructions: str) -> None:
 
 def check_values(options: dict[str, Any], dtype: mx.Dtype, dims: int) -> None:
     x, weight = inputs(6, dims, dtype, options["eps"])
-    codes, scale = compiled.run(x, weight, **options)
-    want_codes, want_scale = reference.run(x, weight, **options)
+    codes, scale = compiled(x, weight, **options)
+    want_codes, want_scale = reference(x, weight, **options)
     case = f"{dims} values of {dtype}"
     assert codes.dtype == scale.dtype == mx.float32, case
     if options["eps"] is None:
@@ -67,12 +67,12 @@ def test_bits_do_not_depend_on_instructions_rows_or_threads(
 ) -> None:
     options = {"eps": 1e-6, "rounding": "half_away"}
     x, weight = inputs(300, 700, mx.float32, 1e-6)
-    whole = compiled.run(x, weight, **options)
-    for got, want in zip(compiled.run(x[7:9], weight, **options), whole, strict=True):
+    whole = compiled(x, weight, **options)
+    for got, want in zip(compiled(x[7:9], weight, **options), whole, strict=True):
         assert mx.array_equal(got, want[7:9])
     mx.eval(whole)
     native.kernels().use_kernels("portable")
-    for got, want in zip(compiled.run(x, weight, **options), whole, strict=True):
+    for got, want in zip(compiled(x, weight, **options), whole, strict=True):
         assert mx.array_equal(got, want)
 
 
@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_instructions_rows_or_threads(
 def test_ties(rounding: str, want: list[int], instructions: str) -> None:
     below = float(np.nextafter(np.float32(0.5), np.float32(0)))
     x = mx.array([[127.0, 0.5, -0.5, 1.5, -1.5, 2.5, 126.5, below]])
-    codes, scale = compiled.run(x, None, eps=None, rounding=rounding)
+    codes, scale = compiled(x, None, eps=None, rounding=rounding)
     assert scale.item() == 1.0
     assert codes.tolist() == [want]
 
@@ -92,8 +92,8 @@ def test_ties(rounding: str, want: list[int], instructions: str) -> None:
 def test_every_half_precision_number_is_read(dtype: mx.Dtype, instructions: str) -> None:
     bits = mx.arange(2**16, dtype=mx.uint32).astype(mx.uint16)
     x = bits.view(dtype).reshape(-1, 1)
-    codes, scale = compiled.run(x, None, eps=None, rounding="half_even")
-    want_codes, want_scale = reference.run(x, None, eps=None, rounding="half_even")
+    codes, scale = compiled(x, None, eps=None, rounding="half_even")
+    want_codes, want_scale = reference(x, None, eps=None, rounding="half_even")
     assert mx.array_equal(codes, want_codes, equal_nan=True)
     assert mx.array_equal(scale, want_scale, equal_nan=True)
 
@@ -104,8 +104,8 @@ def test_zero_tiny_and_bad_rows(options: dict[str, Any], instructions: str) -> N
     rows[1], rows[2] = 0, rows[2] * 1e-8
     rows[3, 99], rows[4, 0], rows[5, 50] = np.nan, np.inf, -np.inf
     x = mx.array(rows)
-    codes, scale = compiled.run(x, None, **options)
-    want_codes, want_scale = reference.run(x, None, **options)
+    codes, scale = compiled(x, None, **options)
+    want_codes, want_scale = reference(x, None, **options)
     assert mx.array_equal(mx.isnan(codes), mx.isnan(want_codes))
     assert mx.isnan(codes[3:6]).any(-1).all()
     assert not mx.isnan(codes[mx.array([0, 1, 2, 6])]).any()
@@ -129,7 +129,7 @@ def test_gradients_are_those_of_the_definition(options: dict[str, Any], dtype: m
         floats = (x,) if weight is None else (x, weight)
         return mx.grad(loss, argnums=positions)(*floats)
 
-    for got, want in zip(gradients(compiled.run), gradients(reference.run), strict=True):
+    for got, want in zip(gradients(compiled), gradients(reference), strict=True):
         assert got.dtype == want.dtype
         got, want = got.astype(mx.float32), want.astype(mx.float32)
         tolerance = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}[dtype]
@@ -139,13 +139,13 @@ def test_gradients_are_those_of_the_definition(options: dict[str, Any], dtype: m
 def test_batch_dimensions_strides_and_no_rows() -> None:
     options = {"eps": 1e-6, "rounding": "half_even"}
     x, weight = inputs(12, 20, mx.float32, 1e-6)
-    codes, scale = compiled.run(x, weight, **options)
-    got = compiled.run(x.reshape(3, 4, 20), weight, **options)
+    codes, scale = compiled(x, weight, **options)
+    got = compiled(x.reshape(3, 4, 20), weight, **options)
     assert mx.array_equal(got[0], codes.reshape(3, 4, 20))
     assert mx.array_equal(got[1], scale.reshape(3, 4, 1))
-    assert mx.array_equal(compiled.run(mx.contiguous(x.T).T, weight, **options)[0], codes)
-    assert mx.array_equal(compiled.run(x[::-2], weight, **options)[0], codes[::-2])
-    codes, scale = compiled.run(x[:0], weight, **options)
+    assert mx.array_equal(compiled(mx.contiguous(x.T).T, weight, **options)[0], codes)
+    assert mx.array_equal(compiled(x[::-2], weight, **options)[0], codes[::-2])
+    codes, scale = compiled(x[:0], weight, **options)
     assert (codes.shape, scale.shape) == ((0, 20), (0, 1))
 
 
@@ -157,7 +157,7 @@ def test_transforms() -> None:
     weights = mx.stack([weight * k for k in (1, 2, -1, 0.5)])
 
     def ours(x: mx.array, weight: mx.array) -> mx.array:
-        return compiled.run(x, weight, **options)[0]
+        return compiled(x, weight, **options)[0]
 
     want = ours(x, weight)
     assert mx.array_equal(mx.vmap(ours, in_axes=(0, None))(x, weight), want)

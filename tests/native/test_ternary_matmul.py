@@ -36,7 +36,7 @@ def packed(trits: np.ndarray) -> mx.array:
 
 
 def multiply(x: mx.array, weight: mx.array, codes: bool) -> np.ndarray:
-    return np.array(compiled.run(x, weight, codes=codes))
+    return np.array(compiled(x, weight, codes=codes))
 
 
 @cache
@@ -160,7 +160,7 @@ def test_gradient(inputs: int, instructions: str, threads: int) -> None:
         upstream = np.random.default_rng(0).integers(-50, 50, (rows, 45))
 
         def loss(x: mx.array) -> mx.array:
-            sums = compiled.run(x, packed(trits), codes=codes)  # noqa: B023
+            sums = compiled(x, packed(trits), codes=codes)  # noqa: B023
             return (sums * mx.array(upstream, mx.float32)).sum()  # noqa: B023
 
         got = mx.grad(loss)(mx.array(q, mx.float32))
@@ -174,7 +174,7 @@ def test_gradient_has_the_same_bits_everywhere(instructions: str) -> None:
 
     def gradient(upstream: mx.array) -> np.ndarray:
         zeros = mx.zeros((upstream.shape[0], 300))
-        outputs = mx.vjp(lambda x: compiled.run(x, weight, codes=False), [zeros], [upstream])
+        outputs = mx.vjp(lambda x: compiled(x, weight, codes=False), [zeros], [upstream])
         return np.array(outputs[1][0])
 
     whole = gradient(upstream)
@@ -190,10 +190,10 @@ def test_transforms() -> None:
     weights = mx.stack([packed(problem(k, 40, 9)[1]) for k in range(4)])
 
     def ours(x: mx.array, weight: mx.array) -> mx.array:
-        return compiled.run(x, weight, codes=False)
+        return compiled(x, weight, codes=False)
 
     def plain(x: mx.array, weight: mx.array) -> mx.array:
-        return reference.run(x, weight, codes=False)
+        return reference(x, weight, codes=False)
 
     def check(got: mx.array, want: mx.array) -> None:
         assert relative_error(got, want) <= TOLERANCE[mx.float32]
@@ -229,7 +229,7 @@ def test_packed_trits_have_no_gradient() -> None:
     weight = packed(problem(1, 40, 9)[1])
     with pytest.raises(ValueError, match="packed trits have no gradient"):
         mx.vjp(
-            lambda weight: compiled.run(mx.ones((1, 40)), weight, codes=True),
+            lambda weight: compiled(mx.ones((1, 40)), weight, codes=True),
             [weight],
             [mx.ones((1, 9))],
         )

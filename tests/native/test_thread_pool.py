@@ -28,7 +28,7 @@ from mlx_mmfree.ops import pack_ternary
 from mlx_mmfree.ops.ternary_matmul import native as compiled
 weight = pack_ternary(mx.ones((1024, 1024)))
 def works():
-    return compiled.run(mx.ones((4, 1024)), weight, codes=True).sum().item() == 4 * 1024 * 1024
+    return compiled(mx.ones((4, 1024)), weight, codes=True).sum().item() == 4 * 1024 * 1024
 def thread_total():
     return len(os.listdir("/proc/self/task"))
 """
@@ -102,7 +102,7 @@ def test_number_of_threads_can_change() -> None:
         for count in (2, 5, 1, 3, 2):
             module.set_threads(count)
             assert module.threads() == count
-            assert np.array_equal(np.array(compiled.run(x, weight, codes=True)), q @ trits.T)
+            assert np.array_equal(np.array(compiled(x, weight, codes=True)), q @ trits.T)
     finally:
         module.set_threads(before)
     module.set_threads(0)
@@ -123,7 +123,7 @@ def test_concurrent_callers() -> None:
         with mx.stream(stream):
             for _ in range(60):
                 q = random.integers(-128, 128, (int(random.integers(1, 9)), 512))
-                got = compiled.run(mx.array(q, mx.float32), weight, codes=True)
+                got = compiled(mx.array(q, mx.float32), weight, codes=True)
                 mx.eval(got)
                 if not np.array_equal(np.array(got), q @ trits.T):
                     failures.append(f"thread {seed}")
@@ -160,7 +160,7 @@ print("fine")
 def test_a_process_ends_while_products_run() -> None:
     code = """
 for _ in range(20):
-    mx.async_eval(compiled.run(mx.ones((64, 1024)), weight, codes=True))
+    mx.async_eval(compiled(mx.ones((64, 1024)), weight, codes=True))
 print("fine")
 """
     assert run(code, OPENBLAS_NUM_THREADS="2") == "fine"

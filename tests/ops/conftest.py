@@ -1,7 +1,6 @@
 """Where Metal kernels run in the tests: on an Apple GPU where there is one, else in the emulator."""
 
 import functools
-import importlib
 import os
 import sys
 import zlib
@@ -12,20 +11,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops import (
-    bit_linear,
-    gated_rms_norm,
-    linear_scan,
-    mlgru_step,
-    rms_norm_quantize,
-    ternary_matmul,
-)
-from mlx_mmfree.ops.attention import metal_gradient
-from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch
-from mlx_mmfree.ops.backend.cuda_kernel import CudaKernel
-from mlx_mmfree.ops.backend.gradient_tracing import assume_gradients
-from mlx_mmfree.ops.linear_scan import chunked as scan_chunked
+from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch, self_check
+from mlx_mmfree.ops.backend.gradient import assume_gradients
+from mlx_mmfree.ops.backend.launch import CudaKernel
 from tests import graph
+from tests.backends import change_backend
 from tests.emulator import emulator
 
 STRICT = "MLX_MMFREE_STRICT_EMULATOR"
@@ -99,7 +89,7 @@ def traced() -> Iterator[None]:
 @pytest.fixture
 def chunked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the backend `chunked` run on a CPU too."""
-    monkeypatch.setattr(scan_chunked, "ONLY_ON", None)
+    change_backend(monkeypatch, "linear_scan", "chunked", only_on=None)
 
 
 @pytest.fixture
@@ -136,11 +126,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
     monkeypatch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
     monkeypatch.setattr(launch, "launch", _launch)
-    operations = (bit_linear, gated_rms_norm, mlgru_step, rms_norm_quantize, ternary_matmul)
-    names = [f"{operation.__module__}.metal" for operation in operations]
-    for name in (*names, f"{linear_scan.__module__}.scan_kernels", metal_gradient.__name__):
-        module = importlib.import_module(name)
-        monkeypatch.setattr(module, "kernel_fault", lambda *args, **kwargs: None)
+    monkeypatch.setattr(self_check, "kernel_fault", lambda *args, **kwargs: None)
     for name in ("rope", "rms_norm"):
         monkeypatch.setattr(mx.fast, name, getattr(graph, name))
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", graph.attention)

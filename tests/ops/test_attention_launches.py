@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import attention, use_backend
 from mlx_mmfree.ops.backend import self_check
-from mlx_mmfree.ops.backend.gradient_tracing import assume_gradients
+from mlx_mmfree.ops.backend.gradient import assume_gradients
 from mlx_mmfree.ops.backend.graph import graph_of
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.loss import next_token_loss

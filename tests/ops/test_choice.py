@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.ops import Projection, bit_linear, pack_ternary, ternary_matmul
 from mlx_mmfree.ops.backend import choice, dispatch, kept_results, launch, self_check
-from mlx_mmfree.ops.ternary_matmul.metal_choice import candidates, shape_class
+from mlx_mmfree.ops.ternary_matmul.metal import candidates, shape_class
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import check_code_sums, check_fused_codes, check_fused_sums
 from tests.ops.test_launches import small_model

@@ -1,5 +1,6 @@
 """`dense_matmul` with codes on every backend, and the arguments it refuses."""
 
+import importlib
 import itertools
 
 import mlx.core as mx
@@ -8,7 +9,7 @@ import pytest
 
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import AffineForm, dense_matmul, use_backend
-from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES, chunked
+from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES
 from tests.tolerances import TOLERANCE, relative_error
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -75,7 +76,8 @@ def test_codes(backend: str, bits: int, dtype: mx.Dtype, request: pytest.Fixture
 
 
 def test_many_outputs_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "BLOCK_WEIGHTS", 64 * 7)
+    module = importlib.import_module("mlx_mmfree.ops.dense_matmul")
+    monkeypatch.setattr(module, "BLOCK_WEIGHTS", 64 * 7)
     codes, quantization = quantize(40, 64, 32, 4, mx.bfloat16)
     x = mx.random.normal((3, 64))
     with use_backend("reference"):

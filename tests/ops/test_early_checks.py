@@ -17,11 +17,12 @@ from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import find
 from mlx_mmfree.models.parts.architecture import known_model_types
 from mlx_mmfree.ops import ternary_matmul, use_backend
-from mlx_mmfree.ops.backend import dispatch, early_checks, self_check
+from mlx_mmfree.ops.backend import dispatch, self_check
 from tests.emulator.emulator import Emulator
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
+    "rope_theta": 10000.0,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "intermediate_size": 48,
@@ -154,8 +155,8 @@ def test_the_thread_does_not_outlive_the_program(
         def is_alive(self) -> bool:
             return False
 
-    monkeypatch.setattr(early_checks.threading, "main_thread", Ended)
-    thread = early_checks.check_early(lambda: ternary_matmul(X, WEIGHT))
+    monkeypatch.setattr(self_check.threading, "main_thread", Ended)
+    thread = self_check.check_early(lambda: ternary_matmul(X, WEIGHT))
     assert thread is not None
     thread.join()
     assert self_check.checked_kernels() == {}
@@ -164,7 +165,7 @@ def test_the_thread_does_not_outlive_the_program(
 def test_arrays_of_the_caller_stay_with_it(device: Emulator) -> None:
     # another thread cannot compute them
     lazy = mx.ones((2, 32)) * 2
-    thread = early_checks.check_early(lambda: ternary_matmul(lazy, WEIGHT))
+    thread = self_check.check_early(lambda: ternary_matmul(lazy, WEIGHT))
     assert thread is not None
     thread.join()
     assert list(self_check.checked_kernels().values()) == [None]
@@ -174,11 +175,11 @@ def test_arrays_of_the_caller_stay_with_it(device: Emulator) -> None:
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
 def test_nothing_is_checked_where_another_backend_is_forced(device: Emulator, backend: str) -> None:
     with use_backend(backend):
-        assert early_checks.check_early(lambda: ternary_matmul(X, WEIGHT)) is None
+        assert self_check.check_early(lambda: ternary_matmul(X, WEIGHT)) is None
 
 
 def test_nothing_is_built_without_metal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "metal_unavailable", lambda: "no Metal device")
     built: list[None] = []
-    assert early_checks.check_early(lambda: built.append(None)) is None
+    assert self_check.check_early(lambda: built.append(None)) is None
     assert not built

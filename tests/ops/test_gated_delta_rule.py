@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import BackendError
-from mlx_mmfree.ops import BACKENDS, gated_delta_rule, use_backend
-from mlx_mmfree.ops.backend.dispatch import has_backend
+from mlx_mmfree.ops import gated_delta_rule, use_backend
+from mlx_mmfree.ops.backend.dispatch import operations
 from tests.emulator.emulator import Emulator
 from tests.graph import launches
 from tests.ops.planting import BARRIER, Fault, assert_seen
@@ -17,8 +17,7 @@ USES = ("none", "head", "channel", "removal", "removal, no gate")
 FLOAT32 = TOLERANCE[mx.float32]
 Given = dict[str, mx.array]
 
-_PACKAGE = "mlx_mmfree.ops.gated_delta_rule"
-_ON_A_CPU = [name for name in BACKENDS if name != "metal" and has_backend(_PACKAGE, name)]
+_ON_A_CPU = [name for name in operations()["gated_delta_rule"].backends if name != "metal"]
 
 
 @pytest.fixture(params=_ON_A_CPU)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import BackendError
-from mlx_mmfree.ops import BACKENDS, gated_linear_attention, use_backend
-from mlx_mmfree.ops.backend.dispatch import has_backend
+from mlx_mmfree.ops import gated_linear_attention, use_backend
+from mlx_mmfree.ops.backend.dispatch import operations
 from tests.emulator.emulator import Emulator
 from tests.graph import launches
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
@@ -16,8 +16,7 @@ FLOAT32 = TOLERANCE[mx.float32]
 Arrays = tuple[mx.array, ...]
 
 
-_PACKAGE = "mlx_mmfree.ops.gated_linear_attention"
-_ON_A_CPU = [name for name in BACKENDS if name != "metal" and has_backend(_PACKAGE, name)]
+_ON_A_CPU = [name for name in operations()["gated_linear_attention"].backends if name != "metal"]
 
 
 @pytest.fixture(params=_ON_A_CPU)

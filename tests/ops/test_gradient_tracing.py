@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.ops.backend import launch
-from mlx_mmfree.ops.backend.gradient_tracing import assume_gradients, traces_gradients
+from mlx_mmfree.ops.backend.gradient import assume_gradients, traces_gradients
 from tests import graph
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops.backend import choice, kernel_times, self_check
+from mlx_mmfree.ops import kernel_times
+from mlx_mmfree.ops.backend import choice, self_check
 from tests.emulator.emulator import Emulator
 
 KERNELS = {

@@ -7,6 +7,7 @@ import pytest
 from mlx_mmfree import native
 from mlx_mmfree.ops import (
     cross_entropy,
+    layer_norm,
     log_softmax,
     logsumexp,
     long_cumsum,
@@ -15,7 +16,6 @@ from mlx_mmfree.ops import (
     rms_norm,
     use_backend,
 )
-from mlx_mmfree.ops.layer_norm import layer_norm
 
 VOCABULARY = 128_256
 

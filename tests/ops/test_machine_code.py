@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mlx_mmfree.ops.backend.inspection import fallback_texts, kernel_texts
+from mlx_mmfree.ops.inspection import fallback_texts, kernel_texts
 from tests.emulator import compiler
 
 if reason := compiler.unavailable():

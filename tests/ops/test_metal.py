@@ -1,5 +1,7 @@
 """Every Metal kernel: values, gradients, and how much memory it reads and writes."""
 
+import importlib
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -14,7 +16,6 @@ from mlx_mmfree.ops import (
     use_backend,
 )
 from mlx_mmfree.ops.backend.metal_functions import without_halves
-from mlx_mmfree.ops.linear_scan import metal_scan
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import (
@@ -168,7 +169,7 @@ def test_scan(length: int, dtype: mx.Dtype) -> None:
 
 
 def test_scan_with_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metal_scan, "_MANY_PLACES", 0)
+    monkeypatch.setattr(importlib.import_module("mlx_mmfree.ops.linear_scan"), "_MANY_PLACES", 0)
     inputs = scan_inputs(2, 200, 37, mx.float16)
     check_scan(*inputs)
     check_scan_gradient(*inputs)

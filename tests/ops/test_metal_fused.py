@@ -1,5 +1,7 @@
 """The Metal kernels of fused operations: values, and how much memory they read and write."""
 
+import importlib
+
 import mlx.core as mx
 import pytest
 
@@ -13,9 +15,8 @@ from mlx_mmfree.ops import (
 )
 from mlx_mmfree.ops.activations import Activation
 from mlx_mmfree.ops.backend import self_check
-from mlx_mmfree.ops.backend.inspection import metal_kernels
 from mlx_mmfree.ops.backend.metal_functions import keeps_half_denormals, without_halves
-from mlx_mmfree.ops.linear_scan import metal_scan
+from mlx_mmfree.ops.inspection import metal_kernels
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from tests.emulator.emulator import Emulator
 from tests.ops.kernel_checks import (
@@ -161,7 +162,7 @@ def test_positions(length: int, dims: int, dtype: mx.Dtype) -> None:
 
 
 def test_positions_with_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metal_scan, "_MANY_PLACES", 0)
+    monkeypatch.setattr(importlib.import_module("mlx_mmfree.ops.linear_scan"), "_MANY_PLACES", 0)
     check_step(2, 40, mx.float16, length=130, has_starts=True)
 
 

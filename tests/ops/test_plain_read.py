@@ -3,7 +3,8 @@
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.ops.backend import inspection, plain_read, self_check
+from mlx_mmfree.ops import kernel_times
+from mlx_mmfree.ops.backend import self_check
 from mlx_mmfree.platform import gpu_time
 from tests.emulator.emulator import Emulator
 
@@ -21,20 +22,20 @@ def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [8, 32, 75])
 def test_every_word_counts(rows: int, width: int) -> None:
     words = self_check.packed_pattern(rows, width)
-    got, want = plain_read.plain_read(words), plain_read._definition(words)
+    got, want = kernel_times.plain_read(words), kernel_times._definition(words)
     assert mx.allclose(got, want, rtol=1e-6).item()
-    assert plain_read.fault() is None
+    assert kernel_times.plain_read_fault() is None
 
 
 def test_bits_of_all_rows_and_steps_are_joined() -> None:
     words = mx.zeros((8, 64), mx.uint32)
     words[0, 0], words[3, 32], words[3, 33], words[4, 63] = 1, 2, 16, 128
-    assert plain_read._definition(words).tolist() == [3 + 16, 128]
+    assert kernel_times._definition(words).tolist() == [3 + 16, 128]
 
 
 def test_what_is_read_and_stored(emulated: Emulator) -> None:
     arrays = [mx.zeros((32, 40), mx.uint32), mx.zeros((64, 16), mx.bfloat16), mx.zeros((3,))]
-    assert inspection.read_seconds(arrays) is not None
+    assert kernel_times.read_seconds(arrays) is not None
     _, *passes = emulated.records
     assert [record.loaded["words"] for record in passes] == [32 * 40 * 4, 64 * 16 * 2] * 2
     assert [record.stored["out"] for record in passes] == [8 * 4, 16 * 4] * 2
@@ -43,7 +44,7 @@ def test_what_is_read_and_stored(emulated: Emulator) -> None:
 def test_a_broken_kernel_is_no_limit(emulated: Emulator) -> None:
     emulated.edit = lambda text: text.replace("word += 32", "word += 33")
     with pytest.warns(RuntimeWarning, match="plain_read"):
-        assert inspection.read_seconds([mx.zeros((32, 40), mx.uint32)]) is None
+        assert kernel_times.read_seconds([mx.zeros((32, 40), mx.uint32)]) is None
 
 
 def test_seconds_of_a_queue_are_those_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from mlx_mmfree import native, ops
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import Projection, pack_ternary, use_backend
 from mlx_mmfree.ops.backend import choice
-from mlx_mmfree.ops.backend.gradient_tracing import assume_gradients
+from mlx_mmfree.ops.backend.gradient import assume_gradients
 from tests.ops.attention_formula import Sizes, arguments, check, mask_of
 from tests.ops.conftest import STRICT
 from tests.ops.kernel_checks import assert_close

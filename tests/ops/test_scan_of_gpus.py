@@ -13,14 +13,14 @@ import pytest
 
 from mlx_mmfree.ops import linear_scan, use_backend
 from mlx_mmfree.ops.backend import self_check
-from mlx_mmfree.ops.backend.cuda_kernel import CudaKernel
+from mlx_mmfree.ops.backend.launch import CudaKernel
 from mlx_mmfree.ops.float_dtypes import FLOATS
-from mlx_mmfree.ops.linear_scan import cuda as cuda_backend
+from mlx_mmfree.ops.linear_scan import cuda_kernels
 from tests.emulator import compiler
 from tests.ops.kernel_checks import scan_inputs
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
-KERNELS = [cuda_backend._kernels._forward, cuda_backend._kernels._backward]
+KERNELS = [cuda_kernels._forward, cuda_kernels._backward]
 # what the library of CUDA declares
 DECLARATIONS = """
     typedef unsigned long size_t;
@@ -115,12 +115,12 @@ def test_a_wrong_cuda_kernel_is_switched_off(cuda: None, monkeypatch: pytest.Mon
     monkeypatch.setattr(self_check, "_checks", {})
     wrong = KERNELS[0].source.replace("value = gate * value + input", "value = gate * value")
     monkeypatch.setattr(
-        cuda_backend._kernels,
+        cuda_kernels,
         "_forward",
         CudaKernel("wrong_scan", wrong, **KERNELS[0].text),
     )
     with pytest.warns(RuntimeWarning, match="The kernel linear_scan_forward.* is switched off"):
-        reason = cuda_backend.unsupported(*scan_inputs(1, 3, 2, mx.float32))
+        reason = cuda_kernels.unsupported(*scan_inputs(1, 3, 2, mx.float32))
     assert reason is not None and "it computes wrong values" in reason
 
 

@@ -20,8 +20,7 @@ from mlx_mmfree.ops import (
     use_backend,
 )
 from mlx_mmfree.ops.backend import dispatch, kept_results, self_check
-from mlx_mmfree.ops.bit_linear import chunked as fused_chunked
-from mlx_mmfree.ops.ternary_matmul import reference
+from tests.backends import change_backend
 from tests.emulator.emulator import Emulator
 
 X = mx.arange(2 * 32, dtype=mx.float32).reshape(2, 32)
@@ -35,7 +34,7 @@ def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """A device other than the CPU, on which nothing has been checked yet."""
     monkeypatch.setattr(self_check, "_checks", {})
     monkeypatch.setattr(dispatch, "native_unavailable", lambda: "this is no CPU")
-    monkeypatch.setattr(fused_chunked, "unsupported", lambda *_: "this is no CPU")
+    change_backend(monkeypatch, "bit_linear", "chunked", unsupported=lambda *_: "this is no CPU")
     return emulated
 
 
@@ -102,7 +101,7 @@ def test_plain_operations_take_over(
     with pytest.warns(RuntimeWarning, match="ternary_matmul_decode"):
         assert backend_report(OP, X, WEIGHT, codes=False)["metal"]
     device.records.clear()
-    monkeypatch.setattr(reference, "run", None)
+    change_backend(monkeypatch, "ternary_matmul", "reference", run=None)
     assert mx.array_equal(ternary_matmul(X, WEIGHT), X @ TRITS.T.astype(mx.float32))
     assert not device.records
 

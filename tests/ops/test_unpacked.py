@@ -7,7 +7,7 @@ import pytest
 
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.ops import pack_ternary, ternary_matmul, unpacked, use_backend
-from mlx_mmfree.ops.ternary_matmul import chunked
+from mlx_mmfree.ops.ternary_matmul import definition
 from mlx_mmfree.ops.unpacked import UnpackedMatrices
 
 cpu_only = pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="for a CPU")
@@ -100,9 +100,9 @@ def test_what_a_backward_pass_unpacks_stays_in_compiled_graphs() -> None:
 def test_sums_of_codes_are_exact(
     limit_bytes: int, rows: int, inputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked, "unpacked_matrices", lambda: UnpackedMatrices(limit_bytes))
+    monkeypatch.setattr(definition, "unpacked_matrices", lambda: UnpackedMatrices(limit_bytes))
     # the outputs fill several blocks
-    monkeypatch.setattr(chunked, "BLOCK_WEIGHTS", 4 * inputs)
+    monkeypatch.setattr(definition, "BLOCK_WEIGHTS", 4 * inputs)
     codes, trits = mx.random.randint(-128, 128, (rows, inputs)), drawn(33, inputs)
     weight = pack_ternary(trits)
     x = codes.astype(mx.float32)

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import Quantization
-from mlx_mmfree.ops.ternary_linear import metal, reference
+from mlx_mmfree.ops.ternary_linear import multiplied_on_gpu, reference
 from mlx_mmfree.training import precision
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
@@ -171,8 +171,8 @@ def test_ternary_products_of_a_gpu_are_16_bit() -> None:
     weight, x = mx.random.normal((32, 64)), mx.random.normal((8, 64)).astype(mx.bfloat16)
     d_y = mx.random.normal((8, 32)).astype(mx.bfloat16)
     found = []
-    for backend in (metal, reference):
-        run = partial(backend.run, norm=None, eps=None, quantization=Quantization())
+    for backend in (multiplied_on_gpu, reference):
+        run = partial(backend, norm=None, eps=None, quantization=Quantization())
         values, gradients = mx.vjp(run, [x, weight], [d_y])
         found.append([*values, *gradients])
     assert not mx.array_equal(found[0][0], found[1][0])

@@ -154,7 +154,7 @@ def limited_memory(args: argparse.Namespace, model_bytes: int) -> Iterator[None]
 @cache
 def _warn_of_slow_cpu() -> None:
     """Warns, once in a process, that the compiled CPU kernels are missing."""
-    from ...ops.backend.inspection import slow_cpu
+    from ...ops.inspection import slow_cpu
 
     if reason := slow_cpu():
         print("warning:", reason, file=sys.stderr)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from .work import Call, Cost, Product, Work, work
+from ...ops.backend.cost import Call, Cost, Product, Work, affine_work, product_work, work
+from ...ops.backend.dispatch import operations
 
 VIEWS = {
     *("AsStrided", "Broadcast", "BroadcastAxes", "Copy", "CustomTransforms", "Depends"),
@@ -64,6 +65,13 @@ def cost_of_mlx(call: Call) -> Cost | None:
     return None if found is None else found(call)
 
 
+def cost_of_kernel(call: Call) -> Cost | None:
+    """What a compiled kernel takes, as its operation declares it; `None` if none does."""
+    found = (operation.costs.get(call.name) for operation in operations().values())
+    cost = next((each for each in found if each is not None), None)
+    return None if cost is None else cost(call)
+
+
 def _of_kind(call: Call, kind: str, count: int) -> Work:
     """Operations on floats where an input is one, else on integers."""
     floats = [x.dtype for x in call.inputs if mx.issubdtype(x.dtype, mx.floating)]
@@ -82,11 +90,6 @@ def _bits(*arrays: mx.array) -> int:
     return 8 * max(x.dtype.size for x in arrays)
 
 
-def product_work(macs: int, bits: int) -> Work:
-    """A multiplication and an addition for each pair of numbers that meet."""
-    return work(multiply=macs, add=macs, bits=bits)
-
-
 def _matmul(call: Call) -> Cost:
     a, b, *_ = call.inputs
     y = call.outputs[0]
@@ -96,12 +99,6 @@ def _matmul(call: Call) -> Cost:
     product = Product(inputs, outputs, rows, count, (0, 1), False, own)
     added = work(add=y.size, bits=_bits(y)) if call.name == "AddMM" else work()
     return Cost(own + added, (product,))
-
-
-def affine_work(rows: int, inputs: int, outputs: int, groups: int, bits: int) -> Work:
-    """A product with codes: sums for each group, which its scale and its bias finish."""
-    macs, finished = rows * inputs * outputs, 2 * rows * outputs * groups
-    return work(multiply=macs + finished, add=macs + finished, bits=bits)
 
 
 def _quantized(call: Call) -> Cost:

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from ...ops.backend.cost import Call, Cost, Work
 from .primitives import VIEWS
 from .record import Recording
-from .work import Call, Cost, Work
 
 _UNCHANGED = {*VIEWS, "AsType", "Concatenate", "Contiguous"}
 """Operations that leave the values of a matrix as they are, but for their precision."""

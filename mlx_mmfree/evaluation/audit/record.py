@@ -9,10 +9,11 @@ from mlx.utils import tree_flatten
 
 from ...generation.states import blank_state, fixed_state, growing_state
 from ...models import Decoder, check_causal
+from ...ops.backend import choice, dispatch, launch
 from ...ops.backend.compilation import without_fusion
+from ...ops.backend.cost import Call
 from ...ops.backend.graph import Graph, GraphNode, graph_of
 from .primitives import VIEWS
-from .work import Call
 
 _PASSING = {"CustomTransforms"}
 """Operations whose results are their last inputs; those of other views are their first ones."""
@@ -175,6 +176,27 @@ def record(model: Decoder, position: int) -> Recording:
     after, before = places[: len(new)], places[len(new) :]
     names = dict(zip(before[1 + len(old) :], named, strict=True))
     return Recording(graph, names, before[0], before[1 : 1 + len(old)], after, last)
+
+
+def metal_launches(model: Decoder, position: int) -> int:
+    """How many kernels of this library and of MLX decode a token; numbers and views launch none.
+
+    They are counted in a graph that is built without Metal. The kernels are those that are chosen where
+    none was timed.
+    """
+    with (
+        launch.recording(is_linked=True),
+        dispatch.use_any_backend(),
+        choice.use(choice.DEFAULT),
+    ):
+        dispatch.forget_candidates()
+        try:
+            graph = record(model, position).graph
+        finally:
+            dispatch.forget_candidates()
+    # `Depends` stands for a kernel
+    silent = VIEWS - {"Depends"} | {"Full"}
+    return sum(node.name not in silent for node in graph.nodes)
 
 
 def _arrays(tree: Any) -> list[tuple[str, mx.array]]:

@@ -30,8 +30,8 @@ from ...layers.matrix import converted, kept_names, matrices, parameters
 from ...models import Decoder, EncoderDecoder, ImageClassifier, TokenModel, architecture_of
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
-from ...ops.backend.early_checks import check_early
 from ...ops.backend.launch import MAX_GROUP_ROWS
+from ...ops.backend.self_check import check_early
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.pair_tokenizer import PairTokenizer, TranslationTokenizer, open_pair_tokenizer
 from ...tokenizer.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from ...ops.attention import Mask
-from ...ops.slots import held_positions, new_slots, slots_after, write_slots
+from ...ops.attention_step import held_positions, new_slots, slots_after, write_slots
 from ..context import sample_begins
 from ..mixer import StateKind
 from .options import KeyValueCache, Quantization, QuantizedArray

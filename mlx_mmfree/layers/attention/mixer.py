@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from ...ops import Rotation, attention, attention_step, rotated_heads
 from ...ops.attention import Mask
-from ...ops.slots import next_place
+from ...ops.attention_step import next_place
 from ...ops.splitting import split_many
 from ..arguments import check_sequences
 from ..context import Context, RealTokens, read_without_padding

@@ -1,12 +1,18 @@
 """Scaled dot-product attention with shared key and value heads."""
 
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import mlx.core as mx
 
-from ..backend.dispatch import dispatch
-
-Mask = mx.array | Literal["causal"] | None
+from ..backend import launch
+from ..backend.cost import Call, Cost, meeting, softmax_work, work
+from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from ..backend.gradient import traces_gradients
+from ..float_dtypes import FLOATS
+from . import metal_gradient
+from .definition import Mask as Mask
+from .definition import chunked, reference
 
 
 def attention(
@@ -56,7 +62,7 @@ def attention(
     _check_scores(queries, keys, mask, bias, sinks)
     if queries.size == 0:
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
-    y: mx.array = dispatch(__name__, queries, keys, values, mask, bias, sinks)
+    y: mx.array = _operation(queries, keys, values, mask, bias, sinks)
     return y
 
 
@@ -112,3 +118,152 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(shape) <= len(to) and all(
         size in (1, want) for size, want in zip(shape, last, strict=True)
     )
+
+
+def _of_mlx(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """MLX's fused kernels, in the dtype of the arguments.
+
+    While gradients are traced, MLX 0.32 computes plain operations on Metal, which it calls faster for
+    training. They keep the weights of all keys for each query. On CUDA it has a fused gradient.
+    """
+    dtype, (length, dims), count = queries.dtype, queries.shape[2:], keys.shape[2]
+    if bias is not None:
+        if isinstance(mask, str):
+            mask = mx.arange(count) <= mx.arange(count - length, count)[:, None]
+        bias = bias.astype(dtype)
+        mask = bias if mask is None else mx.where(mask, bias, mx.array(-mx.inf, dtype))
+    return mx.fast.scaled_dot_product_attention(
+        queries,
+        keys.astype(dtype),
+        values.astype(dtype),
+        scale=dims**-0.5,
+        mask=mask,
+        sinks=None if sinks is None else sinks.astype(dtype),
+    )
+
+
+def _metal(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """MLX's fused kernels, and those of `metal_gradient` while gradients are traced.
+
+    Then MLX 0.32 has no fused kernel, and would keep the weights of all keys for each query. It still
+    computes what the own kernels do not take: fewer than 16 queries, heads of more than 128 dims, a bias
+    and a mask that is not boolean.
+    """
+    if _is_trained(queries, values, mask, bias):
+        return metal_gradient.run(queries, keys, values, mask, sinks)
+    return _of_mlx(queries, keys, values, mask, bias, sinks)
+
+
+def _metal_unsupported(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> str | None:
+    if not _is_trained(queries, values, mask, bias):
+        return None
+    return launch.not_floats(queries, keys, values, sinks) or metal_gradient.fault(
+        queries, values, mask, sinks
+    )
+
+
+def _is_trained(queries: mx.array, values: mx.array, mask: Mask, bias: mx.array | None) -> bool:
+    return metal_gradient.takes(queries, values, mask, bias) and traces_gradients()
+
+
+def _native(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """C++, in which tiles of queries meet runs of keys, and no score leaves the cache.
+
+    This holds for the gradient too, which makes the weights of each tile anew. A query that sees nothing
+    adds nothing to it.
+    """
+    seen = mask if isinstance(mask, mx.array) else None
+    y: mx.array = _kernel()(
+        queries, keys, values, seen, mask == "causal" if seen is None else False
+    )
+    return y
+
+
+def _native_unsupported(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> str | None:
+    if bias is not None or sinks is not None:
+        return "there is a bias or a sink"
+    for array in (queries, keys, values):
+        if array.dtype not in FLOATS:
+            return f"an argument is {array.dtype}"
+    if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
+        return f"'mask' is {mask.dtype}"
+    return None
+
+
+def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
+    queries, keys, values, mask, _, _, cotangent = arrays
+
+    def definition(queries: mx.array, keys: mx.array, values: mx.array) -> mx.array:
+        return chunked(queries, keys, values, "causal" if options[0] else mask)
+
+    gradients: list[mx.array] = mx.vjp(definition, [queries, keys, values], [cotangent])[1]
+    return gradients
+
+
+def _cost(call: Call) -> Cost:
+    q, k, v, *_ = call.inputs
+    batch, heads, length, dims = q.shape
+    known, value_dims = k.shape[2], v.shape[3]
+    scores = meeting(length, dims, known, batch * heads, (0, 1))
+    mixed = meeting(length, known, value_dims, batch * heads, (0, 2))
+    weights = softmax_work(batch * heads * length * known)
+    return Cost(scores.work + mixed.work + weights + work(multiply=q.size), (scores, mixed))
+
+
+def _examples() -> Iterator[Example]:
+    for dtype in FLOATS:
+        x = mx.zeros((1, 1, 16, 64), dtype)
+        yield Example((x, x, x, "causal"))
+        yield Example((x, x, x, "causal"), is_trained=True)
+    x, seen, sinks = mx.zeros((1, 1, 16, 64)), mx.ones((16, 16), mx.bool_), mx.zeros((1,))
+    for mask, given in ((None, None), (seen, None), ("causal", sinks), (seen, sinks)):
+        yield Example((x, x, x, mask), {"sinks": given}, is_trained=True)
+
+
+_kernel = native_kernel("attention", _gradient)
+_operation = Operation(
+    "attention",
+    _examples,
+    costs={"Attention": _cost},
+    metal=Backend(_metal, _metal_unsupported),
+    cuda=_of_mlx,
+    native=Backend(_native, _native_unsupported),
+    chunked=chunked,
+    reference=reference,
+)

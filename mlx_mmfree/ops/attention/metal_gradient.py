@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..backend import launch
+from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
-from ..backend.self_check import kernel_fault
 from ..long_sums import long_sum
-from . import Mask, metal_backward, metal_forward, reference
-from .metal_tiles import ROWS
+from . import metal_texts
+from .definition import Mask, reference
+from .metal_texts import ROWS
 
 MAX_DIMS = 128
 """The most dims of a head: the rows and sums of a SIMD group are kept in registers."""
@@ -52,7 +52,7 @@ _forward_kernels = {
         # (B, H, L, K), (B, G, N, K), (B, G, N, V), (1 or B, 1, 1 or L, 1 or N), (H,)
         [*_inputs(has_mask), *(["sinks"] if has_sinks else [])],
         ["result", "log_sums"],  # (B, L, H, V), (B, H, L)
-        metal_forward.forward(has_mask, has_sinks),
+        metal_texts.forward(has_mask, has_sinks),
     )
     for has_mask in _BOTH
     for has_sinks in _BOTH
@@ -62,7 +62,7 @@ _row_sums_kernel = _kernel(
     "row_sums",
     ["result", "cotangent", "log_sums"],  # (B, L, H, V), (B, L, H, V), (B, H, L)
     ["row_sums"],  # (B, H, L)
-    metal_backward.ROW_SUMS,
+    metal_texts.ROW_SUMS,
 )
 
 _key_kernels, _query_kernels = (
@@ -77,8 +77,8 @@ _key_kernels, _query_kernels = (
         for has_mask in _BOTH
     }
     for name, outputs, text in (
-        ("key", ["key_gradient", "value_gradient"], metal_backward.key_gradient),
-        ("query", ["query_gradient"], metal_backward.query_gradient),
+        ("key", ["key_gradient", "value_gradient"], metal_texts.key_gradient),
+        ("query", ["query_gradient"], metal_texts.query_gradient),
     )
 )
 
@@ -118,7 +118,7 @@ def fault(queries: mx.array, values: mx.array, mask: Mask, sinks: mx.array | Non
         results, found = mx.vjp(function, [*arrays], _check_cotangents(arrays))
         return [results[0], *(g for g, x in zip(found, arrays, strict=True) if x.dtype != mx.bool_)]
 
-    return kernel_fault(
+    return self_check.kernel_fault(
         "attention_gradient",
         partial(gradients, gradient),
         partial(gradients, partial(_definition, form)),
@@ -173,7 +173,7 @@ def _forward(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         template=form.template(queries, values),
         output_shapes=[(batch, length, heads, values.shape[3]), (batch, heads, length)],
         output_dtypes=[queries.dtype, mx.float32],
-        **_grid(length, batch * heads, metal_forward.SIMD_GROUPS),
+        **_grid(length, batch * heads, metal_texts.FORWARD_GROUPS),
     )
     return result.swapaxes(1, 2), log_sums
 
@@ -193,7 +193,7 @@ def _gradients(
         inputs=[result, cotangent, log_sums],
         output_shapes=[log_sums.shape],
         output_dtypes=[mx.float32],
-        **_grid(length, batch * heads, metal_backward.SUM_ROWS, metal_backward.SUM_ROWS),
+        **_grid(length, batch * heads, metal_texts.SUM_ROWS, metal_texts.SUM_ROWS),
     )
     given: dict[str, Any] = {
         "inputs": [*arrays[: 3 + form.has_mask], cotangent, log_sums, row_sums],
@@ -204,14 +204,14 @@ def _gradients(
         _key_kernels[form.has_mask],
         output_shapes=[keys.shape, values.shape],
         output_dtypes=[queries.dtype] * 2,
-        **_grid(count, batch * groups, metal_backward.SIMD_GROUPS),
+        **_grid(count, batch * groups, metal_texts.BACKWARD_GROUPS),
         **given,
     )
     (of_queries,) = launch.launch(
         _query_kernels[form.has_mask],
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
-        **_grid(length, batch * heads, metal_backward.SIMD_GROUPS),
+        **_grid(length, batch * heads, metal_texts.BACKWARD_GROUPS),
         **given,
     )
     found = [of_queries, of_keys, of_values]
@@ -233,7 +233,7 @@ def _definition(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
     """The result by plain operations, and what stands for the logs, which nothing depends on."""
     mask: Mask = "causal" if form.is_causal else arrays[3] if form.has_mask else None
     sinks = arrays[-1] if form.has_sinks else None
-    y = reference.run(arrays[0], arrays[1], arrays[2], mask, None, sinks)
+    y = reference(arrays[0], arrays[1], arrays[2], mask, None, sinks)
     return y, mx.zeros(y.shape[:3])
 
 

@@ -17,7 +17,6 @@ import mlx.core as mx
 
 from ...errors import UsageError
 from . import kept_results, launch
-from .self_check import variant_name
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_PRODUCT"
 
@@ -108,7 +107,7 @@ def choose(
     key = (kept_results.device_name(), operation, *candidates, *task.values())
     if key not in _chosen:
         with kept_results.LOCK:
-            name = variant_name(operation, task)
+            name = kept_results.variant_name(operation, task)
             known = kept_results.kept(_SECTION).get(name)
             chosen = known.get("chosen") if isinstance(known, dict) else None
             if chosen not in candidates:

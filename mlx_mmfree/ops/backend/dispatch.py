@@ -1,30 +1,25 @@
-"""Chooses the backend that runs an operation.
+"""An operation, its backends, and the choice of the one that runs it.
 
-A backend of the operation `<op>` is the module `ops/<op>/<backend>.py`. Its function `run(...)` takes
-the arguments that the operation hands on. If it cannot run with all of them, a function
-`unsupported(...)` returns the reason in words, or `None`. `ONLY_ON` names the kind of device if it runs
-on one alone. Only this module asks MLX on which device operations run.
-
-A function `check(...)` of the package `ops/<op>` raises `ValueError` where arguments do not fit. It is
-called before a backend, but for one with `CHECKS_ARGUMENTS`: that one refuses such arguments itself, in
-less time, and `check` only finds the words.
+An operation is a file `ops/<op>.py` or a folder `ops/<op>/`, which declares it as an `Operation`: its
+backends, small arguments that select every kernel, and what its compiled kernels take. Only this module
+asks MLX on which device operations run.
 """
 
 import importlib
-import importlib.util
 import os
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from ... import native
 from ...errors import BackendError, UsageError
-from . import launch
+from . import choice, launch
+from .cost import Call, Cost
 
 BACKENDS = ("metal", "cuda", "native", "chunked", "reference")
 """The known backends in order of preference.
@@ -44,26 +39,151 @@ _forced: ContextVar[str | None] = ContextVar("forced_backend", default=None)
 _PLAIN = "plain operations"
 _KERNELS = ("metal", "cuda", "native")
 
+Kernel = Callable[..., Any]
+Arrays = Sequence[mx.array]
+Definition = Callable[[Sequence[Any], tuple[Any, ...], Arrays], Arrays]
+
+
+class Backend(NamedTuple):
+    """A way to run an operation.
+
+    Attributes:
+        run: Takes the arguments that the operation hands on.
+        unsupported: Takes the same, and returns in words why it cannot run with them, or `None`.
+        only_on: The kind of device that it runs on, if it is one alone.
+        refuses: It raises `ValueError` for arguments that do not fit or that it cannot run with. Nothing
+            is asked before, which saves time in each decoded token.
+    """
+
+    run: Callable[..., Any]
+    unsupported: Callable[..., str | None] | None = None
+    only_on: mx.DeviceType | None = None
+    refuses: bool = False
+
+
+class Example(NamedTuple):
+    """The arguments that an operation hands to its backends.
+
+    Attributes:
+        args, kwargs: By place and by name.
+        rows: The number of rows of a product, one of `launch.EXAMPLE_ROWS`.
+        product: What computes a ternary product, as in `choice.NAMES`.
+        is_trained: Whether gradients are traced.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = {}
+    rows: int | None = None
+    product: str = choice.DEFAULT
+    is_trained: bool = False
+
+
+class Operation:
+    """An operation with its backends. Called with arguments, it runs on the first that fits.
+
+    Args:
+        name: The name of the public function.
+        examples: Gives small arguments of each kind that layers use, which select every kernel.
+        check: Raises `ValueError` where arguments do not fit; `None` if the public function does it.
+        costs: What the primitives of its compiled kernels take, by the names that MLX shows.
+        backends: By their names, each a function or a `Backend`. Several may share a definition.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        examples: Callable[[], Iterator[Example]],
+        *,
+        check: Callable[..., None] | None = None,
+        costs: Mapping[str, Callable[[Call], Cost]] | None = None,
+        **backends: Callable[..., Any] | Backend,
+    ):
+        self.name, self.examples, self.check, self.costs = name, examples, check, costs or {}
+        self.backends = {
+            each: given if isinstance(given, Backend) else Backend(given)
+            for each in BACKENDS
+            if (given := backends.pop(each, None)) is not None
+        }
+        assert not backends, f"{', '.join(backends)} must be one of {', '.join(BACKENDS)}"
+        # those that the CPU has, and those that a GPU has, found once
+        self.usable: dict[bool, list[Backend]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs on the forced backend, or on the first that fits.
+
+        Raises:
+            BackendError: The forced backend cannot run these arguments, or no backend can.
+        """
+        forced = _forced.get()
+        if forced is None:
+            forced = environment_backend()
+        if forced:
+            return self._run_forced(forced, args, kwargs)
+        for backend in self.usable.get(mx.default_device() == _CPU) or self._find():
+            if backend.refuses:
+                try:
+                    return backend.run(*args, **kwargs)
+                except (TypeError, ValueError):
+                    if self._cannot_run(backend, args, kwargs):
+                        continue
+                    raise
+            if not self._cannot_run(backend, args, kwargs):
+                return backend.run(*args, **kwargs)
+        raise BackendError(f"[{self.name}] no backend can run these arguments.")
+
+    def _cannot_run(self, backend: Backend, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a backend does not run with arguments that fit; refuses those that do not."""
+        if self.check is not None:
+            self.check(*args, **kwargs)
+        return backend.unsupported is not None and bool(backend.unsupported(*args, **kwargs))
+
+    def _find(self) -> list[Backend]:
+        """The backends that the default device has, in order of preference."""
+        found = [each for name, each in self.backends.items() if _missing(name, each) is None]
+        self.usable[on_cpu()] = found
+        return found
+
+    def _run_forced(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.check is not None:
+            self.check(*args, **kwargs)
+        if name == _PLAIN:
+            # the definition takes whatever others refuse
+            name = next(
+                each
+                for each in self.backends
+                if each not in _KERNELS and self.unsupported(each, args, kwargs) is None
+            )
+        reason: str | None = "it is not written"
+        if name in self.backends:
+            reason = self.unsupported(name, args, kwargs)
+        if reason:
+            raise BackendError(f"[{self.name}] the forced backend '{name}' cannot run: {reason}.")
+        return self.backends[name].run(*args, **kwargs)
+
+    def unsupported(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """Why a backend cannot run these arguments here, or `None`."""
+        backend = self.backends[name]
+        reason = _missing(name, backend)
+        if reason or backend.unsupported is None:
+            return reason
+        return backend.unsupported(*args, **kwargs)
+
+    def report(self, *args: Any, **kwargs: Any) -> dict[str, str | None]:
+        """For each backend why it cannot run these arguments, or `None` where it can."""
+        return {name: self.unsupported(name, args, kwargs) for name in self.backends}
+
+
+def operations() -> dict[str, Operation]:
+    """All operations by their names: those of each file and folder of `ops`."""
+    package = importlib.import_module(__name__.rsplit(".", 2)[0])
+    return _operations_in(package.__name__, *package.__path__)
+
 
 @cache
-def _backends(package: str) -> dict[str, ModuleType]:
-    """The backends that the operation has, in order of preference."""
-    modules = {name: f"{package}.{name}" for name in BACKENDS}
-    return {
-        name: importlib.import_module(module)
-        for name, module in modules.items()
-        if importlib.util.find_spec(module)
-    }
-
-
-def has_backend(package: str, name: str) -> bool:
-    """Whether the operation whose package is named has this backend."""
-    return name in _backends(package)
-
-
-def backend_module(package: str, name: str) -> ModuleType:
-    """A backend of the operation whose package is named."""
-    return _backends(package)[name]
+def _operations_in(package: str, *folders: str) -> dict[str, Operation]:
+    files = pkgutil.iter_modules(folders, f"{package}.")
+    held = [each for file in files for each in vars(importlib.import_module(file.name)).values()]
+    return {each.name: each for each in held if isinstance(each, Operation)}
 
 
 @contextmanager
@@ -84,11 +204,8 @@ def use_backend(name: str) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise ValueError(f"[use_backend] 'name' {_rule(name)}")
-    token = _forced.set(name)
-    try:
+    with _force(name):
         yield
-    finally:
-        _forced.reset(token)
 
 
 @contextmanager
@@ -97,11 +214,8 @@ def use_any_backend() -> Iterator[None]:
 
     Inside `use_plain_operations` it changes nothing.
     """
-    token = _forced.set(_PLAIN if uses_plain_operations() else "")
-    try:
+    with _force(_PLAIN if uses_plain_operations() else ""):
         yield
-    finally:
-        _forced.reset(token)
 
 
 @contextmanager
@@ -110,7 +224,13 @@ def use_plain_operations() -> Iterator[None]:
 
     Packed weights stay as they are. Programs that know nothing of this library can repeat such a graph.
     """
-    token = _forced.set(_PLAIN)
+    with _force(_PLAIN):
+        yield
+
+
+@contextmanager
+def _force(name: str) -> Iterator[None]:
+    token = _forced.set(name)
     try:
         yield
     finally:
@@ -149,64 +269,8 @@ def _rule(name: str) -> str:
     return f"must be one of {', '.join(BACKENDS)} but got {name!r:.40}."
 
 
-def dispatch(package: str, *args: Any, **kwargs: Any) -> Any:
-    """Runs the operation of a package on the forced backend, or on the first that fits.
-
-    Raises:
-        BackendError: The forced backend cannot run these arguments, or no backend can.
-    """
-    if forced := forced_backend():
-        return _run_forced(forced, package, args, kwargs)
-    for run, unsupported, check, explain in _candidates(package, on_cpu()):
-        if check is not None:
-            check(*args, **kwargs)
-        if unsupported is None or unsupported(*args, **kwargs) is None:
-            try:
-                return run(*args, **kwargs)
-            except (TypeError, ValueError):
-                if explain is not None:
-                    explain(*args, **kwargs)
-                raise
-    raise BackendError(f"[{_name(package)}] no backend can run these arguments.")
-
-
-class _Candidate(NamedTuple):
-    """A backend that the default device has; `None` for functions that it does not have or need.
-
-    Attributes:
-        run: Computes.
-        unsupported: Why it cannot run with some arguments.
-        check: Refuses wrong arguments before it runs.
-        explain: Refuses wrong arguments, in words, that it has refused itself.
-    """
-
-    run: Callable[..., Any]
-    unsupported: Callable[..., str | None] | None
-    check: Callable[..., None] | None
-    explain: Callable[..., None] | None
-
-
-@cache
-def _candidates(package: str, on_cpu: bool) -> list[_Candidate]:
-    """The backends that a kind of device has, in order of preference.
-
-    They are found once, because each decoded token asks for them some hundred times.
-    """
-    check = _check(package)
-    return [
-        _Candidate(
-            backend.run,
-            vars(backend).get("unsupported"),
-            None if _checks_arguments(backend) else check,
-            check if _checks_arguments(backend) else None,
-        )
-        for name, backend in _backends(package).items()
-        if _missing(name, backend) is None
-    ]
-
-
 @contextmanager
-def recorded_calls(package: str) -> Iterator[list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+def recorded_calls(operation: Operation) -> Iterator[list[tuple[tuple[Any, ...], dict[str, Any]]]]:
     """Records with which arguments an operation is called inside the `with` block, in any thread.
 
     Where a backend is forced, nothing is recorded.
@@ -223,60 +287,24 @@ def recorded_calls(package: str) -> Iterator[list[tuple[tuple[Any, ...], dict[st
 
         return record
 
-    candidates = _candidates(package, on_cpu())
-    usual = list(candidates)
-    candidates[:] = [each._replace(run=recording(each.run)) for each in usual]
+    kept = dict(operation.usable)
+    usual = operation._find()
+    operation.usable[on_cpu()] = [each._replace(run=recording(each.run)) for each in usual]
     try:
         yield calls
     finally:
-        candidates[:] = usual
+        operation.usable = kept
 
 
 def forget_candidates() -> None:
     """Looks again for the backends that devices have, as a test needs that changes them."""
-    _candidates.cache_clear()
-
-
-def _check(package: str) -> Callable[..., None] | None:
-    """What refuses wrong arguments of the operation."""
-    return vars(importlib.import_module(package)).get("check")
-
-
-def _checks_arguments(backend: ModuleType) -> bool:
-    return bool(vars(backend).get("CHECKS_ARGUMENTS"))
-
-
-def _run_forced(name: str, package: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if (check := _check(package)) is not None:
-        check(*args, **kwargs)
-    if name == _PLAIN:
-        name = _plain_backend(package, args, kwargs)
-    backend = _backends(package).get(name)
-    reason: str | None = "it is not written"
-    if backend is not None:
-        reason = _unsupported(name, backend, args, kwargs)
-    if backend is None or reason:
-        raise BackendError(f"[{_name(package)}] the forced backend '{name}' cannot run: {reason}.")
-    return backend.run(*args, **kwargs)
-
-
-def _plain_backend(package: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The first backend without kernels of this library; the definition takes whatever others refuse."""
-    return next(
-        name
-        for name, backend in _backends(package).items()
-        if name not in _KERNELS and _unsupported(name, backend, args, kwargs) is None
-    )
+    for operation in operations().values():
+        operation.usable.clear()
 
 
 def on_cpu() -> bool:
     """Whether operations run on the CPU."""
     return mx.default_device() == _CPU
-
-
-def device_type() -> mx.DeviceType:
-    """The kind of device on which operations run."""
-    return mx.default_device().type
 
 
 def metal_unavailable() -> str | None:
@@ -304,18 +332,7 @@ def native_unavailable() -> str | None:
     return native.unavailable() if on_cpu() else _NOT_ON[mx.cpu]
 
 
-def _unsupported(
-    name: str, backend: ModuleType, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str | None:
-    """Why a backend cannot run these arguments here, or `None`."""
-    reason = _missing(name, backend)
-    if reason or (unsupported := vars(backend).get("unsupported")) is None:
-        return reason
-    found: str | None = unsupported(*args, **kwargs)
-    return found
-
-
-def _missing(name: str, backend: ModuleType) -> str | None:
+def _missing(name: str, backend: Backend) -> str | None:
     """What the default device lacks for a backend, or `None`."""
     if name == "metal":
         return metal_unavailable()
@@ -323,20 +340,15 @@ def _missing(name: str, backend: ModuleType) -> str | None:
         return cuda_unavailable()
     if name == "native":
         return native_unavailable()
-    only_on: mx.DeviceType | None = vars(backend).get("ONLY_ON")
-    return None if only_on is None or only_on == device_type() else _NOT_ON[only_on]
-
-
-def _name(package: str) -> str:
-    """The name of the operation."""
-    return package.rpartition(".")[2]
+    only_on = backend.only_on
+    return None if only_on is None or only_on == mx.default_device().type else _NOT_ON[only_on]
 
 
 def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | None]:
     """Asks each backend of an operation whether it can run some arguments.
 
     Args:
-        package: The operation's package, such as `"mlx_mmfree.ops.rms_norm"`.
+        package: The operation's place, such as `"mlx_mmfree.ops.rms_norm"`.
         args: What the operation hands to its backends.
         kwargs: Likewise.
 
@@ -348,7 +360,31 @@ def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | N
         >>> report["reference"] is None
         True
     """
-    return {
-        name: _unsupported(name, backend, args, kwargs)
-        for name, backend in _backends(package).items()
-    }
+    return operations()[package.rpartition(".")[2]].report(*args, **kwargs)
+
+
+def native_kernel(name: str, definition: Definition | None = None) -> Callable[[], Kernel]:
+    """Returns what loads a compiled kernel, whose gradient is that of its definition.
+
+    Args:
+        name: The function of the compiled module.
+        definition: The operation in differentiable operations; `None` where the kernel has no gradient,
+            or makes it of itself. It is called with the list of the arrays of a call, `None` for each
+            that was left out, the tuple of its options, and the list of its results, which may stand for
+            what has no gradient.
+    """
+
+    def on_any_backend(*call: Any) -> list[mx.array]:
+        assert definition is not None
+        with use_any_backend():
+            return list(definition(*call))
+
+    @cache
+    def load() -> Kernel:
+        module = native.kernels()
+        if definition is not None:
+            getattr(module, f"define_{name}")(on_any_backend)
+        kernel: Kernel = getattr(module, name)
+        return kernel
+
+    return load

@@ -19,7 +19,6 @@ import mlx.core as mx
 from ...files.reading import parse_json, read_file
 from ...files.writing import new_file
 from ...platform.cache_folder import cache_folder
-from .dispatch import device_type
 
 LOCK = threading.RLock()
 """Held by whoever reads, changes or writes results, and by whoever finds a new one."""
@@ -55,9 +54,15 @@ def forget(section: str) -> None:
     kept(section).clear()
 
 
+def variant_name(name: str, variant: dict[str, Any]) -> str:
+    """A name with everything that selects a variant, for people and as a key of kept results."""
+    values = ", ".join(f"{key}={value}" for key, value in variant.items())
+    return f"{name}({values})".replace("mlx.core.", "")
+
+
 def device_name() -> str:
     """The name of the default device."""
-    return _device_name(device_type())
+    return _device_name(mx.default_device().type)
 
 
 @cache

@@ -6,8 +6,7 @@ from contextvars import ContextVar
 
 import mlx.core as mx
 
-from . import launch
-from .self_check import kernel_fault
+from . import launch, self_check
 
 TERNARY = """
     // The exponent of 2^23, under which the bits of a float count ones.
@@ -125,7 +124,7 @@ def keeps_half_denormals() -> bool:
         return False
     if launch.is_recording():
         return True
-    return kernel_fault("half_denormals", _codes_in, _codes_by_shifts, _words) is None
+    return self_check.kernel_fault("half_denormals", _codes_in, _codes_by_shifts, _words) is None
 
 
 @contextmanager

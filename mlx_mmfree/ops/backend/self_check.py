@@ -7,17 +7,18 @@ such as too little memory, is not kept.
 """
 
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from . import kept_results, launch
-from .dispatch import use_backend
+from ...platform.threads import ComputingThread
+from . import choice, dispatch, kept_results, launch
 
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 """The largest error allowed for a dtype of results, relative to the definition's largest value."""
@@ -83,18 +84,12 @@ def kernel_fault(
     if key not in _checks:
         with kept_results.LOCK:
             if key not in _checks:
-                name = variant_name(kernel, variant)
+                name = kept_results.variant_name(kernel, variant)
                 fault = _kept_or_new_fault(name, lambda: _difference(run, reference, make_inputs()))
                 _checks[key] = _Check(name, fault)
                 if fault:
                     _warn(name, device, fault)
     return _checks[key].fault
-
-
-def variant_name(name: str, variant: dict[str, Any]) -> str:
-    """A name with everything that selects a variant, for people and as a key of kept results."""
-    values = ", ".join(f"{key}={value}" for key, value in variant.items())
-    return f"{name}({values})".replace("mlx.core.", "")
 
 
 def checked_kernels() -> Faults:
@@ -147,7 +142,7 @@ class _Finding(NamedTuple):
 def _difference(
     run: Callable[..., Any], reference: Callable[..., Any], inputs: Sequence[Any]
 ) -> _Finding:
-    with mx.stream(mx.cpu), use_backend("reference"):
+    with mx.stream(mx.cpu), dispatch.use_backend("reference"):
         wanted = _as_list(reference(*inputs))
         mx.eval(wanted)
     try:
@@ -170,3 +165,36 @@ def _difference(
 
 def _as_list(results: Any) -> list[mx.array]:
     return list(results) if isinstance(results, (tuple, list)) else [results]
+
+
+def check_early(build: Callable[[], object]) -> threading.Thread | None:
+    """Checks the Metal kernels that a graph needs, so that their first use need not.
+
+    What the graph needs is collected here, since MLX lets no thread compute the lazy arrays of another.
+    The thread makes arrays of its own. Whatever fails is left to the first use, which says so.
+
+    Args:
+        build: Builds the graph. Nothing of it is computed.
+
+    Returns:
+        The thread that checks them, or `None` where there is no Metal or no kernel is asked for.
+    """
+    if dispatch.metal_unavailable() is not None or dispatch.forced_backend() not in (None, "metal"):
+        return None
+    # a model that cannot be run like this one is no reason not to load it
+    with collecting() as checks, choice.use(choice.DEFAULT), suppress(Exception):
+        build()
+    if not checks:
+        return None
+    thread = ComputingThread(target=_check_all, args=(checks,), name="mlx_mmfree kernel checks")
+    thread.start()
+    return thread
+
+
+def _check_all(checks: Sequence[Callable[[], object]]) -> None:
+    for check in checks:
+        # a process that ends does not wait for all of them
+        if not threading.main_thread().is_alive():
+            return
+        with suppress(Exception):
+            check()

@@ -4,46 +4,27 @@ Sources: BitNet b1.58 (Ma et al., arXiv 2402.17764), and its norm in the layer (
 2406.02528).
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
 
 import mlx.core as mx
 
-from ..activations import Activation
-from ..backend.dispatch import dispatch
-from ..rms_norm_quantize import Rounding
+from ..activations import ACTIVATIONS, Activation, activation_work
+from ..backend.cost import Call, Cost, norm_work, work
+from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from ..backend.launch import EXAMPLE_ROWS
+from ..float_dtypes import FLOATS
+from ..rms_norm_quantize import Rounding, codes_work
 from ..ternary import MOST_CODES, packed_width
-
-
-class Projection(NamedTuple):
-    """One ternary matrix.
-
-    Attributes:
-        weight: Packed trits, `uint32` of shape `(N, packed_width(D))`, see `ops.ternary`.
-        scale: float32, `(1,)` or one for each output, `(N,)`.
-        norm: Scale of the RMSNorm of this projection, `(D,)`, or `None` for no norm.
-
-    Example:
-        >>> weight, scale = ternarize_packed(mx.array([[0.5, -0.5], [0.0, 1.0]]))
-        >>> bit_linear(mx.array([2.0, 4.0]), [Projection(weight, scale)], quantize=False).tolist()
-        [-1.0, 2.0]
-    """
-
-    weight: mx.array
-    scale: mx.array
-    norm: mx.array | None = None
-
-
-class Options(NamedTuple):
-    """What `bit_linear` hands on to its backends beside the input and the projections."""
-
-    eps: float | None = None
-    rounding: Rounding = "half_even"
-    quantize: bool = True
-    gate: Activation | None = None
-    norm: mx.array | None = None
-    norm_eps: float | None = None
-    residual: mx.array | None = None
+from ..ternary_matmul import ternary_product, with_split_inputs
+from . import chunked
+from .definition import Options as Options
+from .definition import Projection as Projection
+from .definition import reference
+from .dense_gradient import cuda
+from .metal import metal, unsupported
+from .metal_groups import MAX_MATRICES
 
 
 def bit_linear(
@@ -102,7 +83,7 @@ def bit_linear(
         shape = _result_shape(x, matrices)
         if 0 in shape:
             return mx.zeros(shape, x.dtype)
-    result: mx.array = dispatch(__name__, x, matrices, options)
+    result: mx.array = _operation(x, matrices, options)
     return result
 
 
@@ -150,3 +131,97 @@ def _input_dims(x: mx.array, gate: Activation | None, most: int | None) -> int:
     if most is not None and dims > most:
         raise ValueError(f"[bit_linear] 'x' must have {most} inputs a row at most but got {dims}.")
     return dims
+
+
+def native(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    """One pass over the weights in C++."""
+    eps, rounding, quantize, gate, norm, norm_eps, residual = options
+    y: mx.array = _kernel()(
+        x, projections, eps, rounding == "half_away", quantize, gate or "", norm, norm_eps, residual
+    )
+    return y
+
+
+def _native_unsupported(
+    x: mx.array, projections: tuple[Projection, ...], options: Options
+) -> str | None:
+    return None if x.dtype in FLOATS else f"'x' is {x.dtype}"
+
+
+def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    x, norm, residual, *rest = arrays
+    eps, half_away, quantize, gate, norm_eps = options
+    projections = tuple(Projection(*rest[n : n + 3]) for n in range(0, len(rest), 3))
+    rounding: Rounding = "half_away" if half_away else "half_even"
+    given = Options(eps, rounding, quantize, gate or None, norm, norm_eps, residual)
+    return [reference(x, projections, given)]
+
+
+def _cost(call: Call) -> Cost:
+    x, norm, residual, *rest = call.arguments
+    eps, _, has_codes, gate, norm_eps = call.options
+    rows, dims = x.size // x.shape[-1], x.shape[-1] // (2 if gate else 1)
+    total = work()
+    if gate:
+        total += activation_work(gate, rows * dims) + work(multiply=rows * dims)
+    if norm_eps is not None:
+        total += norm_work(rows, dims, norm is not None)
+    if has_codes and eps is None:
+        total += codes_work(rows, dims)
+    products = []
+    for n in range(0, len(rest), 3):
+        weight, scale, _ = rest[n : n + 3]
+        if eps is not None:
+            total += norm_work(rows, dims, True)
+            total += codes_work(rows, dims) if has_codes else work()
+        place: Any = call.places[3 + n]
+        own = ternary_product(rows, dims, weight, (place,), has_codes=has_codes)
+        products.append(own)
+        # the scale of the matrix over that of the codes, then times the sums
+        total += own.work + work(multiply=rows * weight.shape[0])
+        total += work(other=rows * scale.size) if has_codes else work()
+    if residual is not None:
+        total += work(add=residual.size)
+    return Cost(total, tuple(products))
+
+
+def _examples() -> Iterator[Example]:
+    # arrays of fewer than 8 numbers lie in another address space of Metal
+    for rows, dims, dtype in product(EXAMPLE_ROWS, (32, 4), FLOATS):
+        x, norm = mx.zeros((rows, dims), dtype), mx.ones((dims,))
+        weight, scale = mx.zeros((4, packed_width(dims)), mx.uint32), mx.ones((1,))
+        plain = (Projection(weight, scale),)
+        yield Example((x, plain, Options()), rows=rows)
+        filling = Projection(mx.zeros((4096, packed_width(dims)), mx.uint32), scale)
+        yield Example((x, (filling,), Options()), rows=rows)
+        ragged = Projection(mx.zeros((4, packed_width(dims + 1)), mx.uint32), scale)
+        yield Example((mx.zeros((rows, dims + 1), dtype), (ragged,), Options()), rows=rows)
+        wide = Projection(mx.zeros((8, packed_width(dims)), mx.uint32), mx.ones((8,)))
+        yield Example((x, (wide,) * 2, Options()), rows=rows)
+        shared = Options(norm=norm, norm_eps=1e-6)
+        for matrices in range(3, MAX_MATRICES + 1):
+            yield Example((x, (wide,) * matrices, shared), rows=rows)
+        yield Example((x, plain, Options(quantize=False)), rows=rows)
+        normed = Options(eps=1e-6, rounding="half_away", norm=norm, norm_eps=1e-6)
+        yield Example((x, (Projection(weight, scale, norm),) * 3, normed), rows=rows)
+        down = (Projection(mx.zeros((4, packed_width(dims // 2)), mx.uint32), scale),)
+        for gate in ACTIVATIONS:
+            yield Example((x, down, Options(gate=gate, residual=x[:, :4])), rows=rows)
+
+
+def _all_examples() -> Iterator[Example]:
+    return with_split_inputs(_examples())
+
+
+_kernel = native_kernel("bit_linear", _definition)
+_operation = Operation(
+    "bit_linear",
+    _all_examples,
+    check=check,
+    costs={"BitLinear": _cost},
+    metal=Backend(metal, unsupported),
+    cuda=cuda,
+    native=Backend(native, _native_unsupported, refuses=True),
+    chunked=Backend(chunked.chunked, chunked.unsupported, only_on=mx.cpu),
+    reference=reference,
+)

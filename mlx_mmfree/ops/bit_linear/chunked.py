@@ -10,16 +10,13 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from ..activations import gated
 from ..backend.compilation import fold
 from ..backend.dispatch import use_backend
 from ..backend.gradient import with_reference_gradient
-from ..gated_activation import gated
-from ..rms_norm_quantize import Rounding
-from ..rms_norm_quantize.reference import BELOW_HALF
+from ..rms_norm_quantize import BELOW_HALF, Rounding
 from ..unpacked import FEW_ROWS, unpacked_matrices
-from . import Options, Projection, reference
-
-ONLY_ON = mx.cpu
+from .definition import Options, Projection, reference
 
 
 def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
@@ -32,7 +29,7 @@ def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Optio
     return None
 
 
-def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+def chunked(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
     optional = [options.norm, options.residual, *(projection.norm for projection in projections)]
     arrays = [x, *(projection.scale for projection in projections)]
 
@@ -60,7 +57,7 @@ def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> m
 
 def _definition(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
     with use_backend("reference"):
-        return reference.run(x, projections, options)
+        return reference(x, projections, options)
 
 
 def _groups(projections: tuple[Projection, ...]) -> list[tuple[Projection, ...]]:

@@ -11,11 +11,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend import launch
+from ..backend import launch, self_check
 from ..backend.choice import choose, use
-from ..backend.self_check import kernel_fault
-from ..ternary_matmul import quantized
-from ..ternary_matmul.metal_choice import (
+from ..backend.self_check import packed_pattern
+from ..ternary import packed_width
+from ..ternary_matmul.definition import is_exact
+from ..ternary_matmul.metal import (
     GROUPS,
     MOST_TIMED_ROWS,
     SPLIT,
@@ -24,11 +25,9 @@ from ..ternary_matmul.metal_choice import (
     shape_class,
     timed_shape,
 )
-from . import Options, Projection
-from .dense_gradient import defined, with_dense_gradient
-from .metal_form import GATES, Form, check_inputs
-from .metal_groups import SIMD_GROUPS, Tuning, in_groups, slab_words
-from .metal_texts import MAX_MATRICES
+from .definition import Options, Projection
+from .dense_gradient import Form, defined, with_dense_gradient
+from .metal_groups import GATES, MAX_MATRICES, SIMD_GROUPS, Tuning, in_groups, slab_words
 from .metal_tiles import in_split_tiles, in_tiles
 
 # smaller arrays lie in another address space than the others
@@ -51,7 +50,7 @@ def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Optio
     return _fault(_way(x, projections, options), x, projections, options)
 
 
-def run(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+def metal(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
     return _results(_way(x, projections, options), x, projections, options)
 
 
@@ -64,7 +63,7 @@ def _way(x: mx.array, projections: tuple[Projection, ...], options: Options) -> 
         return None
     dims = width if options.gate is None else width // 2
     outputs = sum(weight.shape[0] for weight, *_ in projections)
-    mlx_is_exact = quantized.is_exact(mx.float32, dims, options.quantize)
+    mlx_is_exact = is_exact(mx.float32, dims, options.quantize)
     names, others = candidates(rows, dims, outputs, mlx_is_exact=mlx_is_exact)
 
     def results(name: str) -> mx.array:
@@ -130,7 +129,10 @@ def _fault(
     dims = width if form.gate is None else width // 2
     outputs = [[weight.shape[0] for weight, *_ in part] for part in _parts(projections)]
     kernels = {
-        (len(part), Tuning.of(form, x.size // width, dims, part) if product is in_groups else None)
+        (
+            len(part),
+            Tuning.of(form, x.size // width, dims, part) if product is in_groups else None,
+        )
         for part in outputs
     }
     for matrices, tuning in kernels:
@@ -170,11 +172,11 @@ def _fault_of_kernel(
         )
         outputs = (SIMD_GROUPS * tuning.outputs + 1, *others)
         selected = tuning._asdict()
-    return kernel_fault(
+    return self_check.kernel_fault(
         _KERNELS[product],
         run,
         partial(defined, form),
-        partial(check_inputs, form, rows, dims, outputs, **dtypes),
+        partial(_check_inputs, form, rows, dims, outputs, **dtypes),
         matrices=matrices,
         **selected,
         gate=form.gate,
@@ -194,3 +196,39 @@ def _plain(way: str | None, form: Form, *arrays: mx.array) -> mx.array:
     """The result in plain operations, of which products may choose how they are computed."""
     with nullcontext() if way is None else use(way):
         return defined(form, *arrays)
+
+
+def _check_inputs(
+    form: Form,
+    rows: int,
+    dims: int,
+    outputs: Sequence[int],
+    *,
+    x: mx.Dtype,
+    norm: mx.Dtype | None,
+    residual: mx.Dtype | None,
+    own_norm: mx.Dtype | None,
+) -> list[mx.array]:
+    """The arrays of a call with some outputs of each matrix; `dims` must be 255 at least."""
+    # normed and scaled, these are whole numbers but for rounding errors, and none is near a tie
+    values = ((mx.arange(rows * dims) * 37 % 255) - 127).astype(mx.float32).reshape(rows, dims)
+    norms = [mx.arange(dims) % 2 + 1, mx.arange(dims) // 2 % 2 + 1]
+    for dtype, weight in zip((norm, own_norm), norms, strict=True):
+        values = values if dtype is None else values / weight
+    if form.gate is not None:
+        values = mx.concatenate([mx.full(values.shape, 2.0), values], axis=-1)
+    added = (mx.arange(rows * sum(outputs)) % 7).reshape(rows, -1)
+    projections = [
+        Projection(
+            packed_pattern(count, packed_width(dims)),
+            mx.array([(1 + count) / 2048]),
+            None if own_norm is None else norms[1].astype(own_norm),
+        )
+        for count in outputs
+    ]
+    return form.flat(
+        values.astype(x),
+        projections,
+        None if norm is None else norms[0].astype(norm),
+        None if residual is None else added.astype(residual),
+    )

@@ -1,8 +1,13 @@
 """The delta rule: a state for each head that forgets what it holds under a key before it writes."""
 
+from collections.abc import Iterator
+from itertools import product
+
 import mlx.core as mx
 
-from ..backend.dispatch import dispatch
+from ..backend.dispatch import Backend, Example, Operation
+from .definition import chunked, reference
+from .metal import metal, unsupported
 
 
 def gated_delta_rule(
@@ -81,7 +86,7 @@ def gated_delta_rule(
         f, a = mx.where(begins, none, f), mx.where(begins, none, a)
     if q.size == 0 or v.size == 0:
         return mx.zeros(v.shape, dtype), state.astype(mx.float32)
-    o, last = dispatch(__name__, q, written, v, a, f, state.astype(mx.float32), b)
+    o, last = _operation(q, written, v, a, f, state.astype(mx.float32), b)
     return o.astype(dtype), last
 
 
@@ -113,3 +118,22 @@ def _check_given(
         raise ValueError(
             f"[gated_delta_rule] 'removal' must be two arrays of shape {q.shape} but got {shapes}."
         )
+
+
+def _examples() -> Iterator[Example]:
+    # rows of a state in whole pieces or not, and columns four to a lane or one
+    for length, keys, values in product((1, 65), (32, 20), (128, 32)):
+        x, v = mx.zeros((1, 1, length, keys)), mx.zeros((1, 1, length, values))
+        state = mx.zeros((1, 1, keys, values))
+        for width, has_removal in product((1, keys), (False, True)):
+            f = mx.ones((1, 1, length, width))
+            yield Example((x, x, v, x, f, state, x if has_removal else None))
+
+
+_operation = Operation(
+    "gated_delta_rule",
+    _examples,
+    metal=Backend(metal, unsupported),
+    chunked=chunked,
+    reference=reference,
+)

@@ -12,10 +12,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend import launch
+from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
-from ..backend.self_check import kernel_fault
-from . import chunked, reference
+from ..gated_linear_attention.definition import CHUNK_LENGTH
+from .definition import compute, parallel_part, reference
 
 PIECE = 16
 """Rows of the state of which a thread holds its columns."""
@@ -209,16 +209,16 @@ def unsupported(
         "is_full": keys % PIECE == 0,
         "has_removal": b is not None,
     }
-    return kernel_fault(
+    return self_check.kernel_fault(
         f"gated_delta_rule{'_chunks' if is_long else ''}",
         _computed,
-        reference.run,
-        lambda: _check_inputs(2 * chunked.CHUNK_LENGTH + 2 if is_long else 3, **variant),
+        reference,
+        lambda: _check_inputs(2 * CHUNK_LENGTH + 2 if is_long else 3, **variant),
         **variant,
     )
 
 
-def run(
+def metal(
     q: mx.array,
     k: mx.array,
     v: mx.array,
@@ -311,7 +311,7 @@ def _in_chunks(
     state: mx.array,
     b: mx.array | None,
 ) -> tuple[mx.array, mx.array]:
-    chunks = chunked.parallel_part(q, k, v, a, f, b)
+    chunks = parallel_part(q, k, v, a, f, b)
     inputs = [chunks.gates, chunks.keys, chunks.reads, chunks.added, state]
     kernel = _carry_kernels[_gate(f, q.shape[3])]
     before, last = _launch(kernel, inputs, [chunks.added.shape, state.shape], 1)
@@ -319,4 +319,4 @@ def _in_chunks(
     return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, : v.shape[2]], last
 
 
-_with_gradient = with_reference_gradient(_computed, chunked.compute)
+_with_gradient = with_reference_gradient(_computed, compute)

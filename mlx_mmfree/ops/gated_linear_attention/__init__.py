@@ -1,8 +1,16 @@
 """The gated recurrence with a matrix for each head: linear attention, RetNet, GLA and HGRN2."""
 
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
 import mlx.core as mx
 
-from ..backend.dispatch import dispatch
+from ..backend.cost import Call, Cost, meeting, work
+from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from ..float_dtypes import FLOATS
+from .definition import chunked, reference
+from .metal import metal, unsupported
 
 
 def gated_linear_attention(
@@ -47,7 +55,7 @@ def gated_linear_attention(
         >>> o.flatten().tolist(), state.item()
         ([1.0, 1.5, 1.75], 1.75)
     """
-    check(q, k, v, f, state)
+    _check(q, k, v, f, state)
     if valid is not None:
         place = valid[:, None, :, None]
         k, v = (mx.where(place, x, mx.zeros((), x.dtype)) for x in (k, v))
@@ -58,12 +66,11 @@ def gated_linear_attention(
         f = mx.where(starts[:, None, :, None], mx.zeros((), gates.dtype), gates)
     if q.size == 0 or v.size == 0:
         return mx.zeros(v.shape, v.dtype), state.astype(mx.float32)
-    o, last = dispatch(__name__, q, k, v, f, state)
+    o, last = _operation(q, k, v, f, state)
     return o, last
 
 
-def check(q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array) -> None:
-    """Refuses what `gated_linear_attention` cannot compute, with `ValueError`."""
+def _check(q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array) -> None:
     fits = q.ndim == v.ndim == 4 and k.shape == q.shape and v.shape[:3] == q.shape[:3]
     if not fits or state.shape != (*q.shape[:2], q.shape[3], v.shape[3]):
         raise ValueError(
@@ -76,3 +83,56 @@ def check(q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.a
             f"[gated_linear_attention] 'f' must have shape {q.shape} or {(*q.shape[:3], 1)} but got "
             f"{f.shape}."
         )
+
+
+def native(
+    q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """C++, chunk by chunk in the cache, and its gradient."""
+    arrays = (None if x is None else x.astype(mx.float32) for x in (q, k, v, f, state))
+    o, last = _kernel()(*arrays)
+    return o.astype(v.dtype), last
+
+
+def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
+    q, k, v, state, d_o, d_last, f = arrays
+
+    def definition(
+        q: mx.array, k: mx.array, v: mx.array, state: mx.array, *f: mx.array
+    ) -> list[mx.array]:
+        return list(reference(q, k, v, f[0] if f else None, state))
+
+    given = [x for x in (q, k, v, state, f) if x is not None]
+    gradients: list[mx.array] = mx.vjp(definition, given, [d_o, d_last])[1]
+    return gradients
+
+
+def _cost(call: Call) -> Cost:
+    q, _, v, _, gates = call.arguments
+    batch, heads, length, dims = q.shape
+    value_dims = v.shape[3]
+    steps = batch * heads * length
+    size = steps * dims * value_dims
+    answered = meeting(1, dims, value_dims, steps, (0, 3))
+    total = answered.work + work(multiply=size if gates is None else 2 * size, add=size)
+    return Cost(total, (answered,))
+
+
+def _examples() -> Iterator[Example]:
+    for length, width, dtype in product((1, 65), (None, 1, 32), FLOATS):
+        x = mx.zeros((1, 1, length, 32), dtype)
+        f = None if width is None else mx.ones((1, 1, length, width), dtype)
+        yield Example((x, x, x, f, mx.zeros((1, 1, 32, 32))))
+
+
+_kernel = native_kernel("gated_linear_attention", _gradient)
+_operation = Operation(
+    "gated_linear_attention",
+    _examples,
+    costs={"GatedLinearAttention": _cost},
+    metal=Backend(metal, unsupported),
+    native=native,
+    chunked=chunked,
+    reference=reference,
+)

@@ -3,7 +3,7 @@
 Over few positions, as when a text is decoded, it is one launch: a threadgroup holds 32 columns of the
 state of one head in registers, each thread a piece of one column, and reads the state once and writes it
 once, however many positions there are. Longer sequences are computed in chunks by `metal_chunks`. The
-gradient is left to the products of matrices of `chunked`, as many launches for any length.
+gradient is left to the products of matrices of `definition`, as many launches for any length.
 """
 
 import math
@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend import launch
+from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
-from ..backend.self_check import kernel_fault
-from . import chunked, metal_chunks, reference
+from . import metal_chunks
+from .definition import compute, reference
 from .metal_chunks import PIECE
 
 MAX_LENGTH = 32
@@ -97,16 +97,16 @@ def unsupported(
     dtypes["f"] = None if f is None else f.dtype
     is_long = q.shape[2] > MAX_LENGTH
     length = 2 * metal_chunks.CHUNK + 2 if is_long else 3
-    return kernel_fault(
+    return self_check.kernel_fault(
         f"gated_linear_attention_{'chunks_' if is_long else ''}{_gate(q, f)}",
         _computed,
-        lambda q, k, v, state, *f: reference.run(q, k, v, f[0] if f else None, state),
+        lambda q, k, v, state, *f: reference(q, k, v, f[0] if f else None, state),
         lambda: _check_inputs(_gate(q, f), length, **dtypes),
         **dtypes,
     )
 
 
-def run(
+def metal(
     q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array
 ) -> tuple[mx.array, mx.array]:
     gates = () if f is None else (f,)
@@ -144,8 +144,8 @@ def _check_inputs(
 def _computed(
     q: mx.array, k: mx.array, v: mx.array, state: mx.array, f: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    compute = metal_chunks.run if q.shape[2] > MAX_LENGTH else _states
-    return compute(q, k, v, state, f)
+    step = metal_chunks.run if q.shape[2] > MAX_LENGTH else _states
+    return step(q, k, v, state, f)
 
 
 def _states(
@@ -166,4 +166,4 @@ def _states(
     return o.astype(v.dtype), last
 
 
-_with_gradient = with_reference_gradient(_computed, chunked.compute)
+_with_gradient = with_reference_gradient(_computed, compute)

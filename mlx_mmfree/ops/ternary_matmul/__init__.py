@@ -1,9 +1,17 @@
 """Product of activations and a packed ternary matrix, as in BitNet b1.58 (arXiv 2402.17764)."""
 
+from collections.abc import Iterator
+from itertools import product
+
 import mlx.core as mx
 
-from ..backend.dispatch import dispatch
+from ..backend.cost import Call, Cost, Product, work
+from ..backend.dispatch import Backend, Example, Operation, native_kernel
+from ..backend.launch import EXAMPLE_ROWS, FEW_ROWS
+from ..float_dtypes import FLOATS
 from ..ternary import MOST_CODES, packed_width
+from .definition import chunked, reference
+from .metal import metal, unsupported
 
 
 def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.array:
@@ -56,5 +64,61 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
         )
     if x.size == 0 or weight.shape[0] == 0:
         return mx.zeros((*x.shape[:-1], weight.shape[0]))
-    result: mx.array = dispatch(__name__, x, weight, codes=codes)
+    result: mx.array = _operation(x, weight, codes=codes)
     return result
+
+
+def native(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
+    """C++, in which packed words are read as they are, once for many rows."""
+    sums: mx.array = _kernel()(x.astype(mx.float32), weight, codes)
+    return sums
+
+
+def ternary_product(
+    rows: int, inputs: int, weight: mx.array, operands: tuple[int, ...], *, has_codes: bool
+) -> Product:
+    """What a product with packed trits takes: additions, of integers for codes of 8 bits."""
+    outputs = weight.shape[0]
+    count = rows * inputs * outputs
+    own = work(integer=count) if has_codes else work(add=count)
+    return Product(inputs, outputs, rows, 1, operands, True, own)
+
+
+def _cost(call: Call) -> Cost:
+    x, weight = call.inputs
+    dims, has_codes = x.shape[-1], call.options[0]
+    product = ternary_product(x.size // dims, dims, weight, (1,), has_codes=has_codes)
+    return Cost(product.work, (product,))
+
+
+def with_split_inputs(examples: Iterator[Example]) -> Iterator[Example]:
+    """The examples, those for many rows also with split inputs."""
+    for example in examples:
+        yield example
+        if example.rows is not None and example.rows > FEW_ROWS:
+            yield example._replace(product="split")
+
+
+def _examples() -> Iterator[Example]:
+    # arrays of fewer than 8 numbers lie in another address space of Metal; whole words and not
+    for rows, dims in product(EXAMPLE_ROWS, (32, 4, 33)):
+        weight = mx.zeros((3, packed_width(dims)), mx.uint32)
+        for dtype in FLOATS:
+            yield Example((mx.zeros((rows, dims), dtype), weight), {"codes": False}, rows)
+        yield Example((mx.zeros((rows, dims)), weight), {"codes": True}, rows)
+
+
+def _all_examples() -> Iterator[Example]:
+    return with_split_inputs(_examples())
+
+
+_kernel = native_kernel("ternary_matmul")
+_operation = Operation(
+    "ternary_matmul",
+    _all_examples,
+    costs={"TernaryMatmul": _cost},
+    metal=Backend(metal, unsupported),
+    native=native,
+    chunked=chunked,
+    reference=reference,
+)

@@ -1,3 +1,0 @@
-"""`activate` by MLX's own kernels."""
-
-from .reference import run as run

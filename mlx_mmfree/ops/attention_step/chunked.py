@@ -1,3 +1,0 @@
-"""`attention_step` by the operations that it is made of."""
-
-from .reference import run as run

@@ -1,3 +1,0 @@
-"""`cross_entropy` by the operations that it is made of."""
-
-from .reference import run as run

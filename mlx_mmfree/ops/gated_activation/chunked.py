@@ -1,3 +1,0 @@
-"""`gated_activation` by the operations that it is made of."""
-
-from .reference import run as run

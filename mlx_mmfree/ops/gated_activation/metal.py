@@ -1,3 +1,0 @@
-"""`gated_activation` by MLX's own kernels."""
-
-from .reference import run as run

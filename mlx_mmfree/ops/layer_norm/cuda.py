@@ -1,3 +1,0 @@
-"""`layer_norm` by MLX's own kernels, in the dtype of the arguments."""
-
-from .metal import run as run

@@ -1,3 +1,0 @@
-"""`rotated_heads` by MLX's own kernels."""
-
-from .metal import run as run

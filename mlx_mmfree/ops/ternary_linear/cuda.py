@@ -1,3 +1,0 @@
-"""`ternary_linear` as on Metal."""
-
-from .metal import run as run

@@ -16,7 +16,6 @@ from tests.tolerances import TOLERANCE, relative_error
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
-    "rope_theta": 10000.0,
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "intermediate_size": 48,

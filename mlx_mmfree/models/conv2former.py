@@ -18,9 +18,9 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm, LayerNorm
 from ..ops import activate
 from ..spatial_mixers.convolutional_modulation import ConvolutionalModulation
-from .parts.architecture import Architecture, draw_weights, sample_images
+from .parts.architecture import Architecture, draw_weights
 from .parts.fields import integer, integers, key
-from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
+from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, staged
 
 _NORM = partial(LayerNorm, eps=1e-6)
 _GELU = partial(activate, activation="gelu")
@@ -145,10 +145,7 @@ def build(config: Config) -> ImageClassifier:
         for before, behind in pairwise(dims)
     ]
     neck = nn.Sequential(Convolution(dims[-1], _HEAD_DIMS, 1), _GELU, _NORM(_HEAD_DIMS))
-    rates = drop_rates(config.drop_path_rate, config.depths)
-    stages = [
-        Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
-    ]
+    stages = staged(config.drop_path_rate, config.depths, partial(_block, config))
     head = config.class_head(_HEAD_DIMS)
     model = ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
     return draw_weights(model, 0.02)
@@ -192,8 +189,6 @@ ARCHITECTURE = Architecture(
         "head.2": "neck.layers.2",
         "pred": "head",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "conv2former_n",
         "num_classes": 5,

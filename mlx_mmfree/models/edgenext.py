@@ -18,9 +18,9 @@ from ..layers.maps import Convolution, DepthwiseBlock, DepthwiseConvolution, Dro
 from ..layers.matrix import StoredLayout
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.cross_covariance_attention import CrossCovarianceAttention
-from .parts.architecture import Architecture, draw_weights, sample_images
+from .parts.architecture import Architecture, draw_weights
 from .parts.fields import integers, key
-from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_rates
+from .parts.image_classifier import ImageClassifier, ImageConfig, staged
 
 
 class FourierPositions(nn.Module):
@@ -245,10 +245,7 @@ def build(config: Config) -> ImageClassifier:
         nn.Sequential(_NORM(before), Convolution(before, behind, 2, stride=2))
         for before, behind in pairwise(dims)
     ]
-    rates = drop_rates(config.drop_path_rate, config.depths)
-    stages = [
-        Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
-    ]
+    stages = staged(config.drop_path_rate, config.depths, partial(_block, config))
     head = nn.Sequential(_NORM(dims[-1]), config.class_head(dims[-1]))
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
 
@@ -311,8 +308,6 @@ ARCHITECTURE = Architecture(
         "head.norm": "head.layers.0",
         "head.fc": "head.layers.1",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "edgenext_xx_small",
         "num_classes": 5,

@@ -17,7 +17,7 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm, LayerNorm
 from ..ops.activations import hardswish
 from ..spatial_mixers.multi_scale_attention import MultiScaleAttention
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture
 from .parts.fields import integer, integers, key
 from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_rates
 
@@ -322,8 +322,6 @@ ARCHITECTURE = Architecture(
         # their third layer is the activation and their fourth drops numbers in training
         "head.classifier.4": "head.layers.3",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "efficientvit_b0",
         "num_classes": 5,

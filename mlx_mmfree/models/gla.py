@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ..token_mixers import GLA
 from .parts.architecture import Architecture
-from .parts.recurrent import ExpandedConfig, build_recurrent, weight_names
+from .parts.recurrent import TINY, ExpandedConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
 
 
@@ -55,11 +55,5 @@ ARCHITECTURE = Architecture(
             "g_norm_swish_gate": "output_norm",
         }
     ),
-    tiny={
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-        "num_heads": 2,
-    },
+    tiny={**TINY, "num_heads": 2},
 )

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ..errors import CheckpointError
 from ..layers.matrix import StoredLayout
 from ..token_mixers.gmlp import GMLP
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture
 from .parts.fields import key, number
 from .parts.image_classifier import ImageBlock, ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
@@ -81,8 +81,6 @@ ARCHITECTURE = Architecture(
         "norm": "neck",
         "head": "head",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "gmlp_s16_224",
         "num_classes": 5,

@@ -6,7 +6,7 @@ from typing import ClassVar
 from ..token_mixers import HGRN
 from .parts.architecture import Architecture
 from .parts.fields import boolean, key, number
-from .parts.recurrent import BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
+from .parts.recurrent import TINY, BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
 
 
 @dataclass(frozen=True)
@@ -52,5 +52,5 @@ ARCHITECTURE = Architecture(
         ),
         "model.lower_bounds": "lower_bounds",
     },
-    tiny={"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
+    tiny=TINY,
 )

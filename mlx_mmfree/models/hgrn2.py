@@ -11,7 +11,7 @@ from ..errors import CheckpointError
 from ..token_mixers import HGRN2
 from .parts.architecture import Architecture
 from .parts.fields import boolean, integer, key
-from .parts.recurrent import BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
+from .parts.recurrent import TINY, BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
 
 _OUTPUT_NORM_EPS = 1e-5
 
@@ -68,11 +68,5 @@ ARCHITECTURE = Architecture(
         ),
         "model.lower_bounds": "lower_bounds",
     },
-    tiny={
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-        "expand_ratio": 8,
-    },
+    tiny={**TINY, "expand_ratio": 8},
 )

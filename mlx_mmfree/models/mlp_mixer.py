@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ..channel_mixers.feed_forward import FeedForward
 from ..token_mixers.mlp_mixer import MLPMixer
-from .parts.architecture import Architecture, sample_images
+from .parts.architecture import Architecture
 from .parts.fields import key, numbers
 from .parts.image_classifier import ImageBlock, ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
@@ -71,8 +71,6 @@ ARCHITECTURE = Architecture(
         "norm": "neck",
         "head": "head",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "mixer_b16_224",
         "num_classes": 5,

@@ -15,9 +15,9 @@ from ..layers.maps import Convolution, pointwise
 from ..layers.norms import LayerNorm
 from ..ops import long_sum
 from ..spatial_mixers.spatial_pooling import SpatialPooling
-from .parts.architecture import Architecture, draw_weights, sample_images
+from .parts.architecture import Architecture, draw_weights
 from .parts.fields import integers, key
-from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
+from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, staged
 
 
 class MapNorm(nn.Module):
@@ -93,13 +93,7 @@ def build(config: Config) -> ImageClassifier:
     """A model with fresh weights, in its training form."""
     dims = config.dims
     embed = Convolution(config.input_channels, dims[0], 7, stride=4, padding=2)
-    rates = drop_rates(config.drop_path_rate, config.depths)
-    stages = [
-        Stage(
-            [_block(config, f"stages.{n}.blocks.{m}", dims[n], rates[n][m]) for m in range(count)]
-        )
-        for n, count in enumerate(config.depths)
-    ]
+    stages = staged(config.drop_path_rate, config.depths, partial(_block, config))
     # a stage of the same dims goes on with the same places
     merges = [
         None if before == behind else Convolution(before, behind, 3, stride=2)
@@ -109,8 +103,9 @@ def build(config: Config) -> ImageClassifier:
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
 
 
-def _block(config: Config, name: str, dims: int, drop_path: float) -> ImageBlock:
-    linear = pointwise(config.linear(f"{name}.mlp"))
+def _block(config: Config, stage: int, place: int, drop_path: float) -> ImageBlock:
+    dims = config.dims[stage]
+    linear = pointwise(config.linear(f"stages.{stage}.blocks.{place}.mlp"))
     return ImageBlock(
         dims,
         SpatialPooling(dims),
@@ -137,8 +132,6 @@ ARCHITECTURE = Architecture(
         "head.norm": "head.layers.0",
         "head.fc": "head.layers.1",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "poolformer_s12",
         "num_classes": 5,

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..token_mixers import RetNet
 from .parts.architecture import Architecture
-from .parts.recurrent import ExpandedConfig, build_recurrent, weight_names
+from .parts.recurrent import TINY, ExpandedConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
 
 
@@ -48,11 +48,5 @@ ARCHITECTURE = Architecture(
             "g_norm_swish_gate": "output_norm",
         }
     ),
-    tiny={
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-        "num_heads": 2,
-    },
+    tiny={**TINY, "num_heads": 2},
 )

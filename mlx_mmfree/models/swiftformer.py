@@ -6,6 +6,7 @@ logits are averaged.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -26,9 +27,9 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm
 from ..ops.activations import relu
 from ..spatial_mixers.additive_attention import AdditiveAttention
-from .parts.architecture import Architecture, draw_weights, sample_images
+from .parts.architecture import Architecture, draw_weights
 from .parts.fields import integer, integers, key
-from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_rates
+from .parts.image_classifier import ImageClassifier, ImageConfig, staged
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,7 @@ def build(config: Config) -> ImageClassifier:
         relu,
     )
     merges = [_halving(before, behind) for before, behind in pairwise(dims)]
-    rates = drop_rates(config.drop_path_rate, config.layers)
-    stages = [
-        Stage([_block(config, n, m, rate) for m, rate in enumerate(rates[n])]) for n in range(4)
-    ]
+    stages = staged(config.drop_path_rate, config.layers, partial(_block, config))
     head = MeanHead(config.class_head(dims[-1]), config.class_head(dims[-1]))
     neck = BatchNorm(dims[-1])
     model = ImageClassifier(embed, stages, head, merges=merges, neck=neck, config=config)
@@ -220,8 +218,6 @@ ARCHITECTURE = Architecture(
         "head": "head.classes",
         "head_dist": "head.distilled",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "swiftformer_xs",
         "num_classes": 5,

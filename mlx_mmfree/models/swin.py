@@ -19,7 +19,7 @@ from ..layers.maps import Convolution
 from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.window_attention import WindowAttention
-from .parts.architecture import Architecture, draw_weights, sample_images
+from .parts.architecture import Architecture, draw_weights
 from .parts.fields import boolean, integer, integers, key, number
 from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
 
@@ -212,8 +212,6 @@ ARCHITECTURE = Architecture(
         "norm": "neck",
         "head.fc": "head",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "swin_tiny_patch4_window7_224",
         "num_classes": 5,

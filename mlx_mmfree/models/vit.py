@@ -22,7 +22,7 @@ from ..layers.linear import merge_heads, project, split_heads
 from ..layers.norms import LayerNorm
 from ..ops.activations import relu
 from ..ops.long_sums import log_softmax, long_mean, long_sum
-from .parts.architecture import Architecture, draw_weights, sample_images
+from .parts.architecture import Architecture, draw_weights
 from .parts.fields import HubConfig, integer, key, number, refuse_unless, section
 from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
 from .parts.mixers import MixerChoice
@@ -359,8 +359,6 @@ ARCHITECTURE = Architecture(
         "norm": "neck",
         "head": "head",
     },
-    sample=sample_images,
-    variants=Config.variants,
     tiny={
         "architecture": "vit_tiny_patch16_224",
         "num_classes": 5,

@@ -345,9 +345,7 @@ def fine_tune(
             _rate(settings),
             batches,
             validation(data, settings),
-            loss=_loss(model, settings)
-            if teacher is None
-            else _distillation(teacher, model, settings),
+            loss=_loss(model, settings, teacher),
             processes=processes,
             callbacks=[result, *callbacks],
         ).train()
@@ -382,7 +380,7 @@ def plan_fine_tune(
     return plan_memory(
         model,
         _optimizer(settings),
-        _loss(model, settings) if teacher is None else _distillation(teacher, model, settings),
+        _loss(model, settings, teacher),
         batch,
         settings.loop({}),
         processes=processes,
@@ -396,17 +394,9 @@ def _optimizer(settings: FineTuneSettings) -> optim.Optimizer:
     return named_optimizer(settings.optimizer, settings.learning_rate, options)
 
 
-def _distillation(teacher: Decoder, student: Decoder, settings: FineTuneSettings) -> Loss:
-    return distillation_loss(
-        teacher,
-        student,
-        weight=settings.teacher_weight,
-        temperature=settings.teacher_temperature,
-        top_k=settings.teacher_top_k,
-    )
-
-
-def _loss(model: Any, settings: FineTuneSettings) -> Loss:
+def _loss(model: Any, settings: FineTuneSettings, teacher: Decoder | None) -> Loss:
+    if teacher is not None:
+        return distillation_loss(teacher, model, **settings.divergence)
     mode = settings.train_mode
     if isinstance(model, ImageClassifier):
         return summed_loss(ImageTask)

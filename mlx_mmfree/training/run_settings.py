@@ -261,6 +261,15 @@ class TeacherSettings(RunSettings):
         is_later=True,
     )
 
+    @property
+    def divergence(self) -> dict[str, Any]:
+        """The options of `distillation_loss`."""
+        return {
+            "weight": self.teacher_weight,
+            "temperature": self.teacher_temperature,
+            "top_k": self.teacher_top_k,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class LongSettings(TeacherSettings):

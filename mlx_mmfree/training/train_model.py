@@ -160,13 +160,7 @@ def plan_training(
 def _loss(settings: Settings, model: Any, teacher: Decoder | None) -> Loss:
     if teacher is None:
         return task_of(model).loss(settings)
-    return distillation_loss(
-        teacher,
-        model,
-        weight=settings.teacher_weight,
-        temperature=settings.teacher_temperature,
-        top_k=settings.teacher_top_k,
-    )
+    return distillation_loss(teacher, model, **settings.divergence)
 
 
 def _prepare(model: TokenModel, settings: Settings) -> None:

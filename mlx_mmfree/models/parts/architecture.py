@@ -71,13 +71,10 @@ def _unknown(config: Any, ternary_dims: Sequence[int]) -> bool | None:
     return None
 
 
-def _sample_tokens(config: Any) -> mx.array:
-    """A fixed text `(1, 24)`, spread over the vocabulary."""
-    return mx.array([[(7 + 7919 * n) % config.vocab_size for n in range(24)]], mx.int32)
-
-
-def sample_images(config: Any) -> mx.array:
-    """A fixed picture `(1, H, W, C)` of the size that a model of images was made for."""
+def _sample(config: Any) -> mx.array:
+    """A fixed text `(1, 24)`, spread over the vocabulary, or a fixed picture `(1, H, W, C)`."""
+    if not hasattr(config, "image_size"):
+        return mx.array([[(7 + 7919 * n) % config.vocab_size for n in range(24)]], mx.int32)
     shape = (1, *config.image_size, config.input_channels)
     return mx.sin(mx.arange(math.prod(shape)) * 0.37).reshape(shape)
 
@@ -122,10 +119,8 @@ class Architecture:
         gguf: By its names in GGUF files, what these say.
         gguf_name: From a description, the name under which it is written; `None` if there is none.
         sample: From a description, an input for `predictions` of the model, by which two copies are
-            compared. Default: token ids.
+            compared. Default: token ids, or a picture of the size that the model was made for.
         does: From a description, what the model does. Default: it continues texts.
-        variants: Of a family of images, its models by the names that stand under `architecture` in
-            timm's files, and the sizes of each. See `ImageConfig`.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
 
@@ -150,11 +145,15 @@ class Architecture:
     as_in_transformers: Callable[[Any], Any] = _itself
     gguf: Mapping[str, GGUFForm] = field(default_factory=dict)
     gguf_name: Callable[[Any], str | None] = _no_name
-    sample: Callable[[Any], mx.array] = _sample_tokens
+    sample: Callable[[Any], mx.array] = _sample
     does: Callable[[Any], Pipeline] = _generation
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def variants(self) -> Mapping[str, Mapping[str, Any]]:
+        """Of a family of images, its models by the names in timm's files; see `ImageConfig`."""
+        return getattr(self.config, "variants", {})
 
     @property
     def can_be_ternary(self) -> bool:

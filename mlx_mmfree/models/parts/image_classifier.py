@@ -313,6 +313,16 @@ def drop_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
     return [[next(rates) for _ in range(depth)] for depth in depths]
 
 
+def staged(
+    last: float, depths: Sequence[int], block: Callable[[int, int, float], nn.Module]
+) -> list[Stage]:
+    """The stages of a model, whose blocks `block` makes of the stage, the place in it and the rate."""
+    return [
+        Stage([block(stage, place, rate) for place, rate in enumerate(rates)])
+        for stage, rates in enumerate(drop_rates(last, depths))
+    ]
+
+
 Pool = Literal["mean", "first"]
 
 

@@ -29,6 +29,8 @@ from .fields import (
 )
 from .stack import Block, Decoder
 
+TINY = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+
 
 @dataclass(frozen=True)
 class AttentionBlocks(HubConfig):

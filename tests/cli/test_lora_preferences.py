@@ -68,7 +68,7 @@ def test_dry_run_asks_no_reference(
     flags = [*_flags(folder, data), "--train-mode", "dpo", *QUICK, "--train"]
     assert main(flags) == 0
     plan = next(line for line in capsys.readouterr().out.splitlines() if "memory on" in line)
-    monkeypatch.setattr(preferences, "answer_log_probabilities", None)
+    monkeypatch.setattr(preferences, "with_reference", None)
     assert main([*flags, "--test", "--adapter-path", str(data / "other"), "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == plan
     assert not (data / "other").exists()

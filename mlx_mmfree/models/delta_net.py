@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ..token_mixers import DeltaNet
 from .parts.architecture import Architecture
 from .parts.fields import boolean, integer, key
-from .parts.recurrent import DELTA_RULE_NAMES, ExpandedConfig, build_recurrent, weight_names
+from .parts.recurrent import DELTA_RULE_NAMES, TINY, ExpandedConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
 
 
@@ -26,7 +26,7 @@ class Config(ExpandedConfig):
         "qk_activation": "silu",
     }
 
-    num_heads: int = key("Heads.", integer, 16)
+    num_heads: int = 16
     conv_size: int = key("Taps of the convolutions.", integer, 4, high=1024)
     use_gate: bool = key("The output is gated.", boolean, False)
     allow_neg_eigval: bool = key("Twice as much is replaced.", boolean, False)
@@ -55,11 +55,5 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=weight_names({**DELTA_RULE_NAMES, "g_proj": "gate_proj"}),
-    tiny={
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-        "num_heads": 2,
-    },
+    tiny={**TINY, "num_heads": 2},
 )

@@ -52,14 +52,5 @@ ARCHITECTURE = Architecture(
             "g_proj": "gate_proj",
         }
     ),
-    tiny={
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-        "num_heads": 2,
-        "num_v_heads": 4,
-        "head_dim": 8,
-        "expand_v": 1.5,
-    },
+    tiny={**TINY, "num_heads": 2, "num_v_heads": 4, "head_dim": 8, "expand_v": 1.5},
 )

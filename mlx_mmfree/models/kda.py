@@ -50,12 +50,5 @@ ARCHITECTURE = Architecture(
             "g_proj.1": "gate_proj",
         }
     ),
-    tiny={
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "intermediate_size": 48,
-        "num_heads": 2,
-        "head_dim": 16,
-    },
+    tiny={**TINY, "num_heads": 2, "head_dim": 16},
 )

@@ -27,7 +27,6 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 48,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "rope_theta": 10000.0,
 }
 # what a chat has compiled while weights load: a second's work, at about 70 ms a text
 TEXTS = {"hgrn_bit": 14, "bitnet": 8}

@@ -21,7 +21,6 @@ SMALL: dict[str, Any] = {
     "intermediate_size": 48,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "rope_theta": 10000.0,
 }
 # of a block
 LAUNCHES = {

@@ -9,6 +9,7 @@ from .parts.architecture import Architecture
 from .parts.fields import integer, key, number
 from .parts.recurrent import (
     DELTA_RULE_NAMES,
+    TINY,
     DeltaRuleConfig,
     build_recurrent,
     weight_names,

@@ -28,6 +28,7 @@ from ..ops import (
     unpack_ternary,
 )
 from ..ops.activations import Activation
+from ..ops.bit_linear import Options, operation
 from ..ops.float_dtypes import FLOATS
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
@@ -297,17 +298,14 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
         return Projection(self["weight"], self["scale"], norm)
 
     @cached_property
-    def activations(self) -> dict[str, Any]:
-        """What `ops.bit_linear` is told of the activations."""
-        return {
-            "eps": self._norm_eps,
-            "rounding": self._rounding,
-            "quantize": self._quantize_activations,
-        }
+    def activations(self) -> tuple[float | None, Rounding, bool]:
+        """What `ops.bit_linear` is told of the activations: epsilon, rounding, and whether."""
+        return self._norm_eps, self._rounding, self._quantize_activations
 
     def __call__(self, x: mx.array) -> mx.array:
         check_features("BitLinear", x, self.input_dims)
-        y = bit_linear(x, (self.projection,), **self.activations)
+        eps, rounding, quantize = self.activations
+        y = bit_linear(x, (self.projection,), eps=eps, rounding=rounding, quantize=quantize)
         return (y + self.bias).astype(x.dtype) if "bias" in self else y
 
 
@@ -561,15 +559,14 @@ def project(
         dims = first.input_dims if gate is None else 2 * first.input_dims
         if x.shape[-1:] != (dims,) or x.dtype not in FLOATS:
             check_features("BitLinear", x, dims)
-        return bit_linear(
-            x,
-            [linear.projection for linear in linears],
-            gate=gate,
-            norm=None if norm is None else norm["weight"],
-            norm_eps=None if norm is None else norm.eps,
-            residual=residual,
-            **first.activations,
-        )
+        if x.size == 0:
+            width = sum(linear.output_dims for linear in linears)
+            return mx.zeros((*x.shape[:-1], width), x.dtype)
+        weight, eps = (None, None) if norm is None else (norm["weight"], norm.eps)
+        # the operation itself, because each decoded token comes here several times in each layer
+        options = Options(*first.activations, gate, weight, eps, residual)
+        result: mx.array = operation(x, tuple([each.projection for each in linears]), options)
+        return result
     dtype = x.dtype
     if len(linears) == 1 and getattr(first, "projects", False):
         return first.project(x, gate=gate, norm=norm, residual=residual)

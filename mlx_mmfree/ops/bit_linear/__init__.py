@@ -83,7 +83,7 @@ def bit_linear(
         shape = _result_shape(x, matrices)
         if 0 in shape:
             return mx.zeros(shape, x.dtype)
-    result: mx.array = _operation(x, matrices, options)
+    result: mx.array = operation(x, matrices, options)
     return result
 
 
@@ -214,7 +214,7 @@ def _all_examples() -> Iterator[Example]:
 
 
 _kernel = native_kernel("bit_linear", _definition)
-_operation = Operation(
+operation = Operation(
     "bit_linear",
     _all_examples,
     check=check,

@@ -562,13 +562,13 @@ FAULTS = {
         ("token_mixers/contract/test_joining.py",),
     ),
     "scheduling: prompts do not take turns": Fault(
-        "generation/scheduling/prompt_reading.py",
+        "generation/scheduling/scheduler.py",
         "self.rows = deque([*waiting, *served])",
         "self.rows = deque([*served, *waiting])",
         ("generation/scheduling/test_prompts.py",),
     ),
     "scheduling: a chunk is larger than it should be": Fault(
-        "generation/scheduling/prompt_reading.py",
+        "generation/scheduling/scheduler.py",
         "left -= self._read_parts(parts, left)",
         "left -= self._read_parts(parts, self._step_size)",
         ("generation/scheduling/test_prompts.py",),

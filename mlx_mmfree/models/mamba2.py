@@ -117,9 +117,9 @@ def build(config: Config) -> Decoder:
     return draw_weights(model, config.initializer_range)
 
 
-def mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+def needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
     """mlx-lm knows the architecture, but norms all groups together."""
-    return "" if config.n_groups == 1 else None
+    return False if config.n_groups == 1 else None
 
 
 def transformers_refusal(config: Config) -> str | None:
@@ -151,7 +151,7 @@ ARCHITECTURE = Architecture(
         "backbone.norm_f": "norm",
         "lm_head": "head",
     },
-    mlx_lm=mlx_lm_file,
+    mlx_lm=needs_mlx_lm_file,
     transformers=transformers_refusal,
     tiny={
         "vocab_size": 60,

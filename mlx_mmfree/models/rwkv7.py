@@ -133,9 +133,9 @@ def build(config: Config) -> RWKV7Decoder:
     return draw_weights(model, config.initializer_range)
 
 
-def mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> str | None:
+def needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
     """mlx-lm knows the architecture with heads of 64, for which it fixes the epsilon of their norm."""
-    return "" if config.head_dim == 64 and config.norm_eps == 1e-5 else None
+    return False if config.head_dim == 64 and config.norm_eps == 1e-5 else None
 
 
 _MIXER = {
@@ -180,7 +180,7 @@ ARCHITECTURE = Architecture(
         "lm_head": "head",
     },
     needs_range=True,
-    mlx_lm=mlx_lm_file,
+    mlx_lm=needs_mlx_lm_file,
     tiny={
         "vocab_size": 60,
         "hidden_size": 32,

@@ -562,9 +562,10 @@ def project(
         if x.size == 0:
             width = sum(linear.output_dims for linear in linears)
             return mx.zeros((*x.shape[:-1], width), x.dtype)
-        weight, eps = (None, None) if norm is None else (norm["weight"], norm.eps)
+        eps, rounding, quantize = first.activations
+        weight, norm_eps = (None, None) if norm is None else (norm["weight"], norm.eps)
         # the operation itself, because each decoded token comes here several times in each layer
-        options = Options(*first.activations, gate, weight, eps, residual)
+        options = Options(eps, rounding, quantize, gate, weight, norm_eps, residual)
         result: mx.array = operation(x, tuple([each.projection for each in linears]), options)
         return result
     dtype = x.dtype

@@ -262,7 +262,7 @@ FAULTS = {
         ("layers/test_rope.py",),
     ),
     "window: a slot is overwritten too early": Fault(
-        "ops/slots.py",
+        "ops/attention_step.py",
         "sinks + (first - sinks) % window",
         "first % (sinks + window)",
         ("layers/test_key_value_state.py", "token_mixers/test_gqa.py"),

@@ -17,7 +17,6 @@ from ..ops import long_sum
 from ..ops.backend.compilation import can_compile, compiled
 from ..platform.units import BYTES_PER_GB
 from .sampling import LogitsProcessor, Sampler, greedy
-from .states import fixed_state, growing_state
 
 Prompt = str | Sequence[int]
 
@@ -77,6 +76,39 @@ Shapes = tuple[tuple[int, ...], ...]
 Step = Callable[..., Any]
 
 _MOST_SHAPES = 4
+
+
+def fixed_state(
+    model: Decoder, state: tuple[Any, ...], count: int = 1
+) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
+    """The state in a form whose shapes stay while tokens are read, and with room for `count`.
+
+    Returns:
+        The state, and for each mixer the number of tokens after which it must grow, `None` for never;
+        or the same state and `()` where a mixer has no such form.
+    """
+    fixed = []
+    for mixer, old in zip(model.token_mixers, state, strict=True):
+        pair = mixer.state_kind.fixed(old, count)
+        if pair is None:
+            return state, ()
+        fixed.append(pair)
+    return tuple(new for new, _ in fixed), tuple(room for _, room in fixed)
+
+
+def growing_state(
+    model: Decoder, state: tuple[Any, ...], rooms: tuple[int | None, ...], read: int
+) -> tuple[Any, ...]:
+    """The ordinary form of a state of `fixed_state`, once `read` tokens were read into it.
+
+    Any number of tokens may follow it.
+    """
+    if not rooms:
+        return state
+    return tuple(
+        mixer.state_kind.growing(new, None if room is None else room - read)
+        for mixer, new, room in zip(model.token_mixers, state, rooms, strict=True)
+    )
 
 
 class Reader:

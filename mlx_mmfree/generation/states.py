@@ -132,39 +132,6 @@ def rewound_state(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[A
     return tuple(mixer.state_kind.rewound(each, count) for mixer, each in pairs)
 
 
-def fixed_state(
-    model: Decoder, state: tuple[Any, ...], count: int = 1
-) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
-    """The state in a form whose shapes stay while tokens are read, and with room for `count`.
-
-    Returns:
-        The state, and for each mixer the number of tokens after which it must grow, `None` for never;
-        or the same state and `()` where a mixer has no such form.
-    """
-    fixed = []
-    for mixer, old in zip(model.token_mixers, state, strict=True):
-        pair = mixer.state_kind.fixed(old, count)
-        if pair is None:
-            return state, ()
-        fixed.append(pair)
-    return tuple(new for new, _ in fixed), tuple(room for _, room in fixed)
-
-
-def growing_state(
-    model: Decoder, state: tuple[Any, ...], rooms: tuple[int | None, ...], read: int
-) -> tuple[Any, ...]:
-    """The ordinary form of a state of `fixed_state`, once `read` tokens were read into it.
-
-    Any number of tokens may follow it.
-    """
-    if not rooms:
-        return state
-    return tuple(
-        mixer.state_kind.growing(new, None if room is None else room - read)
-        for mixer, new, room in zip(model.token_mixers, state, rooms, strict=True)
-    )
-
-
 def joined_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The rows of several states in the ordinary form, one after the other."""
     if len(states) == 1:

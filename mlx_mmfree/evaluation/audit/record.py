@@ -7,7 +7,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...generation.states import blank_state, fixed_state, growing_state
+from ...generation.decode import fixed_state, growing_state
+from ...generation.states import blank_state
 from ...models import Decoder, check_causal
 from ...ops.backend import choice, dispatch, launch
 from ...ops.backend.compilation import without_fusion

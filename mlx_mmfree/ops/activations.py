@@ -313,5 +313,7 @@ _gated = Operation(
     _gated_examples,
     costs={"GatedActivation": _gated_cost},
     native=Backend(_gated_native, not_floats, refuses=True),
-    **dict.fromkeys(("metal", "chunked", "reference"), _gated_reference),
+    metal=_gated_reference,
+    chunked=_gated_reference,
+    reference=_gated_reference,
 )

@@ -346,5 +346,7 @@ _operation = Operation(
     check=check,
     costs={"AttentionStep": _cost},
     native=Backend(native, _unsupported, refuses=True),
-    **dict.fromkeys(("metal", "chunked", "reference"), reference),
+    metal=reference,
+    chunked=reference,
+    reference=reference,
 )

@@ -80,5 +80,7 @@ _operation = Operation(
     "cross_entropy",
     _examples,
     native=Backend(native, _unsupported, refuses=True),
-    **dict.fromkeys(("metal", "chunked", "reference"), reference),
+    metal=reference,
+    chunked=reference,
+    reference=reference,
 )

@@ -26,7 +26,7 @@ from mlx_mmfree.layers.mixer import State, TokenMixer
 from mlx_mmfree.models.parts.mixers import find_spatial_mixer, token_mixers
 from mlx_mmfree.ops.backend.dispatch import Operation, on_cpu, operations, recorded_calls
 from mlx_mmfree.platform.allocator import keep_freed_memory, return_freed_memory
-from mlx_mmfree.platform.gpu_time import queued_seconds
+from mlx_mmfree.platform.memory_reader import queued_seconds
 from mlx_mmfree.platform.resident_memory import forget_peak, peak_resident_bytes, resident_memory
 
 BLAS, COPY = "float32 products", "copy"

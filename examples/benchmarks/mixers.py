@@ -37,8 +37,8 @@ from mlx_mmfree.models.parts.mixers import (
     token_mixers,
 )
 from mlx_mmfree.ops.backend.dispatch import on_cpu
+from mlx_mmfree.platform.resident_memory import BYTES_PER_GB
 from mlx_mmfree.platform.threads import thread_count
-from mlx_mmfree.platform.units import BYTES_PER_GB
 
 _SIDES, _QUICK_SIDES = (8, 16, 32, 64, 128), (4, 8, 16)
 _WORKS = ("forward", "backward", "decoding")

@@ -36,8 +36,7 @@ from mlx_mmfree.ops.backend.dispatch import on_cpu
 from mlx_mmfree.ops.inspection import metal_kernels
 from mlx_mmfree.ops.kernel_times import read_seconds
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.platform.gpu_time import queued_seconds
-from mlx_mmfree.platform.memory_reader import memory_reader
+from mlx_mmfree.platform.memory_reader import memory_reader, queued_seconds
 
 BLAS = "float32 products"
 """The limit of training: the same products in float32."""

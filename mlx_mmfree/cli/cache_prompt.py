@@ -6,7 +6,7 @@ from pathlib import Path
 from time import perf_counter
 
 from ..errors import UsageError
-from ..platform.units import BYTES_PER_GB
+from ..platform.resident_memory import BYTES_PER_GB
 from .parts import loading, prompts
 from .parts.command import CommandParser, argument_errors, check_writable, command
 from .parts.flags import escaped

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..platform.units import BYTES_PER_GB
+from ..platform.resident_memory import BYTES_PER_GB
 from .parts.command import CommandParser, command
 
 Progress = Callable[[str, int, int], None]
@@ -66,8 +66,8 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
     from ..ops.kernel_times import kernel_times
     from ..platform import blas, host
-    from ..platform.bandwidth import read_bandwidth
     from ..platform.device import device_info
+    from ..platform.memory_reader import read_bandwidth
     from ..platform.threads import thread_count
 
     forced, forced_product = forced_backend(), environment_candidate()

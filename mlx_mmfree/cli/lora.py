@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
-from ..platform.units import BYTES_PER_GB
+from ..platform.resident_memory import BYTES_PER_GB
 from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping

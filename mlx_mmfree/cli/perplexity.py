@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..platform.units import BYTES_PER_GB
+from ..platform.resident_memory import BYTES_PER_GB
 from .parts.command import CommandParser, argument_errors, command
 from .parts.flags import positive
 from .parts.held_out_text import read_text, text_tokens

@@ -32,8 +32,7 @@ from ..ops.backend.dispatch import on_cpu
 from ..ops.inspection import multiply_rate
 from ..ops.kernel_times import read_seconds
 from ..platform.allocator import keep_freed_memory
-from ..platform.gpu_time import queued_seconds
-from ..platform.memory_reader import MemoryReader, memory_reader
+from ..platform.memory_reader import MemoryReader, memory_reader, queued_seconds
 from ..platform.resident_memory import peak_resident_bytes
 from ..platform.threads import thread_count
 

@@ -15,7 +15,7 @@ from ..models import Decoder, check_causal
 from ..models.parts.stack import check_tokens, token_array
 from ..ops import long_sum
 from ..ops.backend.compilation import can_compile, compiled
-from ..platform.units import BYTES_PER_GB
+from ..platform.resident_memory import BYTES_PER_GB
 from .sampling import LogitsProcessor, Sampler, greedy
 
 Prompt = str | Sequence[int]

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..layers.arguments import with_arguments_of
 from ..models import Decoder
-from ..platform.units import BYTES_PER_GB
+from ..platform.resident_memory import BYTES_PER_GB
 from .decode import (
     PREFILL_STEP_SIZE,
     Completion,

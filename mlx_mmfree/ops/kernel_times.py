@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from ..errors import BackendError
-from ..platform.gpu_time import queued_seconds
+from ..platform.memory_reader import queued_seconds
 from .backend import choice, dispatch, launch
 from .backend.dispatch import native_kernel, use_backend
 from .backend.self_check import kernel_fault, packed_pattern

@@ -1,17 +1,57 @@
-"""Measures how long reading arrays takes, which is the least time for an operation that reads them."""
+"""Measures how long reading arrays takes, which is the least time for an operation that reads them.
+
+The time of a GPU is that of work that is queued, without what Python takes to describe it.
+"""
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from time import perf_counter
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
-from .gpu_time import queued_seconds
+from .device import available_memory_bytes
 from .threads import thread_count
+
+LEAST_SECONDS = 0.05
+"""How long a measurement takes at least. In shorter ones, a GPU does not reach its full clock."""
+
+_MOST_PASSES = 256
+
+Build = Callable[[], Sequence[mx.array]]
+
+
+def queued_seconds(build: Build) -> float:
+    """The seconds of one pass of computations, measured over a queue of many passes.
+
+    One pass comes before and does not count: it compiles kernels and wakes the GPU. All graphs are built
+    before the clock starts. Computations of a pass that do not depend on each other may overlap.
+
+    Args:
+        build: Returns arrays that are yet to be computed, those of one pass. It is called for each.
+    """
+    one = _seconds_of_passes(build, 1)
+    passes = min(max(ceil(LEAST_SECONDS / one), 1), _MOST_PASSES)
+    return _seconds_of_passes(build, passes) / passes
+
+
+def _seconds_of_passes(build: Build, passes: int) -> float:
+    queue = deque(list(build()) for _ in range(passes))
+    mx.synchronize()
+    start = perf_counter()
+    while queue:
+        # what is popped is freed as soon as it is computed
+        mx.async_eval(queue.popleft())
+    mx.synchronize()
+    return perf_counter() - start
+
 
 METHOD_ON_CPU = "NumPy's maximum over the buffer, each thread a contiguous share"
 METHOD_ELSEWHERE = "MLX's maximum over the buffer, on its default device"
@@ -103,3 +143,40 @@ class _Binder:
 
     def __call__(self) -> None:
         os.sched_setaffinity(0, {self._left.pop()})
+
+
+BUFFER_BYTES = 512 * 2**20
+PASSES = 5
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """A measured rate of plain reads.
+
+    Attributes:
+        bytes_per_second: The rate of the fastest pass.
+        method: How it was measured, in words.
+    """
+
+    bytes_per_second: float
+    method: str
+
+
+def read_bandwidth(buffer_bytes: int = BUFFER_BYTES) -> Bandwidth:
+    """Measures how fast the default device reads a buffer. This takes a few seconds at most.
+
+    The result is the rate of the memory only if the buffer is larger than the caches.
+
+    Args:
+        buffer_bytes: The size of the buffer. A quarter of the available memory limits it.
+    """
+    available = available_memory_bytes()
+    size = buffer_bytes if available is None else min(buffer_bytes, available // 4)
+    buffer = mx.full((max(size // 4, 1),), 1, mx.uint32)
+    with memory_reader() as reader:
+        seconds = reader.seconds([buffer], PASSES)
+        method = (
+            f"{reader.method}; {buffer.nbytes / 2**20:.0f} MiB, threads: {reader.threads}, fastest "
+            f"of {PASSES} passes"
+        )
+    return Bandwidth(buffer.nbytes / seconds, method)

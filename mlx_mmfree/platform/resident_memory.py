@@ -6,6 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+BYTES_PER_GB = 10**9
+"""The unit in which sizes of memory are shown and given."""
+
 STATUS, REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 

@@ -20,7 +20,7 @@ from mlx_mmfree.ops.backend import choice, self_check
 from mlx_mmfree.ops.backend.dispatch import operations
 from mlx_mmfree.ops.inspection import fallback_texts, kernel_texts
 from mlx_mmfree.ops.kernel_times import KernelTime
-from mlx_mmfree.platform import bandwidth, blas, host
+from mlx_mmfree.platform import blas, host, memory_reader
 
 on_cpu = pytest.mark.skipif(
     mx.default_device() != mx.Device(mx.cpu), reason="the default device is not the CPU"
@@ -32,8 +32,8 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """No forced backend, and a reading that takes no time."""
     for name in ("MLX_MMFREE_BACKEND", "MLX_MMFREE_PRODUCT"):
         monkeypatch.delenv(name, raising=False)
-    read = bandwidth.read_bandwidth
-    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda: read(2**20))
+    read = memory_reader.read_bandwidth
+    monkeypatch.setattr(memory_reader, "read_bandwidth", lambda: read(2**20))
 
 
 @pytest.fixture

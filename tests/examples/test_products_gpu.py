@@ -17,7 +17,7 @@ from mlx_mmfree.evaluation import benchmark as measuring
 from mlx_mmfree.evaluation.benchmark import HALF, READ
 from mlx_mmfree.models import find
 from mlx_mmfree.ops.backend import self_check
-from mlx_mmfree.platform import gpu_time
+from mlx_mmfree.platform import memory_reader
 from tests.emulator.emulator import Emulator
 
 pytestmark = pytest.mark.metal
@@ -41,7 +41,7 @@ def on_gpu(emulated: Emulator, here: Any, monkeypatch: pytest.MonkeyPatch) -> Em
     for module in (measuring, product_tasks):
         monkeypatch.setattr(module, "on_cpu", lambda: False)
     monkeypatch.setattr(self_check, "_checks", {})
-    monkeypatch.setattr(gpu_time, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(memory_reader, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(measuring, "_HALF_DIMS", 16)
     monkeypatch.setattr(products, "measure", here)
     module = product_tasks._mlx_lm_module()

@@ -5,7 +5,7 @@ import pytest
 
 from mlx_mmfree.ops import kernel_times
 from mlx_mmfree.ops.backend import self_check
-from mlx_mmfree.platform import gpu_time
+from mlx_mmfree.platform import memory_reader
 from tests.emulator.emulator import Emulator
 
 pytestmark = pytest.mark.metal
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.metal
 @pytest.fixture(autouse=True)
 def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "_checks", {})
-    monkeypatch.setattr(gpu_time, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(memory_reader, "LEAST_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("metal")
@@ -50,8 +50,8 @@ def test_a_broken_kernel_is_no_limit(emulated: Emulator) -> None:
 def test_seconds_of_a_queue_are_those_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that advances by a second for each pass that is started."""
     started = []
-    monkeypatch.setattr(gpu_time, "LEAST_SECONDS", 7.5)
-    monkeypatch.setattr(gpu_time, "perf_counter", lambda: float(len(started)))
+    monkeypatch.setattr(memory_reader, "LEAST_SECONDS", 7.5)
+    monkeypatch.setattr(memory_reader, "perf_counter", lambda: float(len(started)))
     monkeypatch.setattr(mx, "async_eval", started.append)
     built = []
 
@@ -61,5 +61,5 @@ def test_seconds_of_a_queue_are_those_of_a_pass(monkeypatch: pytest.MonkeyPatch)
         built.append(len(started))
         return [mx.array(1)]
 
-    assert gpu_time.queued_seconds(build) == 1.0
+    assert memory_reader.queued_seconds(build) == 1.0
     assert built == [0] + [1] * 8

@@ -8,7 +8,7 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
 from ...files.reading import parse_json
-from ...platform.units import BYTES_PER_GB
+from ...platform.resident_memory import BYTES_PER_GB
 
 if TYPE_CHECKING:
     from ...generation import Sampler

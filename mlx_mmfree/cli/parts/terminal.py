@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, Self
 from unicodedata import category, east_asian_width
 
-from ...platform.units import BYTES_PER_GB
+from ...platform.resident_memory import BYTES_PER_GB
 
 _BAR = 30
 

@@ -48,8 +48,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"scores": "factorized_random"},
     ],
 }
-WHOLE = ("gmlp", "gru", "mlp_mixer", "ring_attention")
-"""Mixers with weights whose heads or channels cannot be told apart."""
+WHOLE = (
+    *("gmlp", "gru", "mlp_mixer", "ring_attention"),
+    *("delta_net", "gated_delta_net", "kda", "mamba2", "rwkv7", "rwkv7_channel"),
+)
+"""Mixers with weights whose heads or channels cannot be told apart, or are not yet."""
 
 
 def models() -> Iterator[tuple[str, dict[str, Any]]]:

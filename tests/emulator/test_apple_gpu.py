@@ -1,0 +1,101 @@
+"""How few instructions the kernels take on an Apple GPU, as `mlx_mmfree/ops/README.md` shows."""
+
+import pytest
+
+from tests.emulator import apple_gpu, yardstick
+from tests.emulator.yardstick import Row
+
+pytestmark = pytest.mark.slow
+if reason := apple_gpu.unavailable():
+    pytest.skip(reason, allow_module_level=True)
+
+# of whole kernels for 2560 and 6912 inputs, a weight and row; a little more than was counted
+WHOLE = {
+    "`bit_linear`, 1 row, 4 outputs": (2.9, 2.65),
+    "`bit_linear`, 1 row, 8 outputs": (2.4, 2.25),
+    "`bit_linear`, 2 rows, 8 outputs": (1.95, 1.8),
+    "`bit_linear`, 3 rows, 4 outputs": (2.15, 1.95),
+    "`bit_linear`, 4 rows, 4 outputs": (2.0, 1.85),
+    "`bit_linear`, 1 row, without halves, 4 outputs": (4.4, 4.2),
+    "`ternary_matmul`, 1 row": (3.2,),
+    "`ternary_matmul`, 4 rows": (2.1,),
+}
+# what each adds to one row with 8 outputs
+ADDED = {"gate `silu`": 0.45, "gate `relu2`": 0.2, "norm": 0.15, "own norm": 0.15}
+# slots of issue of the hot loop, an element
+SLOTS = {"`mlgru_step`": 54, "`linear_scan`": 4, "`rms_norm_quantize`": 10}
+INSTRUCTION_CACHE = 12 * 1024
+# several matrices of a state, which is held in registers as far as they go
+KEPT_IN_MEMORY = {"gated_delta_rule_channel_removal": 9}
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, Row]:
+    return {row.name: row for row in yardstick.rows()}
+
+
+def test_whole_kernels(rows: dict[str, Row]) -> None:
+    for name, most in WHOLE.items():
+        for count, limit in zip(rows[name].whole, most, strict=True):
+            # a mask for two trits and a product for each
+            assert 1.25 < count <= limit, (name, count)
+
+
+def test_what_gates_and_norms_add(rows: dict[str, Row]) -> None:
+    plain = rows["`bit_linear`, 1 row, 8 outputs"].whole
+    for name, most in ADDED.items():
+        for count, without in zip(
+            rows[f"`bit_linear`, 1 row, {name}, 8 outputs"].whole, plain, strict=True
+        ):
+            assert 0 < count - without <= most, (name, count)
+
+
+def test_slots_of_an_element(rows: dict[str, Row]) -> None:
+    for name, most in SLOTS.items():
+        assert 0 < rows[name].slots <= most, (name, rows[name].slots)
+
+
+def test_the_product_takes_fewer_than_others(rows: dict[str, Row]) -> None:
+    whole = rows["`bit_linear`, 1 row, 4 outputs"].whole
+    # theirs without what is around the loop
+    assert max(whole) < rows["MLX's `qmv_fast`, product alone"].loop
+
+
+def test_all_lies_in_registers_and_in_the_instruction_cache(rows: dict[str, Row]) -> None:
+    for name, row in rows.items():
+        assert (row.code.stack, row.code.spills) == (0, 0), name
+        assert row.code.bytes <= INSTRUCTION_CACHE, name
+        assert row.code.threads >= 512, name
+    for kind, code in yardstick.other_kernels():
+        assert code.spills <= KEPT_IN_MEMORY.get(kind, 0), (kind, code.spills)
+        assert (code.stack > 0) == (kind in KEPT_IN_MEMORY), kind
+
+
+def test_the_page_holds_the_table(rows: dict[str, Row]) -> None:
+    assert yardstick.table(list(rows.values())) in yardstick.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("body", "instructions"),
+    [
+        # load, product, addition of the counter, comparison, jump and wait
+        ("sum = fma(x[k], 2.0f, sum);", (5, 8)),
+        ("sum = fma(x[k], precise::exp(x[k]), sum);", (7, 11)),
+    ],
+)
+def test_instructions_of_a_loop(body: str, instructions: tuple[int, int]) -> None:
+    text = f"""
+[[kernel]] void custom_kernel_trial(
+    const device float* x [[buffer(0)]],
+    const constant int& size [[buffer(1)]],
+    device float* out [[buffer(2)]],
+    uint thread_index_in_simdgroup [[thread_index_in_simdgroup]]) {{
+    float sum = 0.0f;
+    for (int k = thread_index_in_simdgroup; k < size; k += 32) {{ {body} }}
+    out[thread_index_in_simdgroup] = sum;
+}}
+"""
+    code = apple_gpu.machine_code("custom_kernel_trial", text, (32, 1, 1))
+    least, most = instructions
+    assert least <= code.hot.instructions <= most
+    assert code.spills == 0

@@ -1,0 +1,274 @@
+"""What the kernels of a decoded token take on an Apple GPU, counted in its machine code.
+
+    python -m tests.emulator.yardstick [--write]
+
+Prints the table of `mlx_mmfree/ops/README.md`, or writes it there. Nothing is timed: where the compiler
+comes from is told in `apple_gpu.py`.
+"""
+
+import argparse
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import mlx.core as mx
+
+from mlx_mmfree.ops import Projection
+from mlx_mmfree.ops.activations import Activation
+from mlx_mmfree.ops.backend import launch
+from mlx_mmfree.ops.backend.launch import generated_text
+from mlx_mmfree.ops.bit_linear import Options
+from mlx_mmfree.ops.bit_linear.dense_gradient import Form
+from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS, Tuning, in_groups, slab_words
+from mlx_mmfree.ops.inspection import kernel_texts
+from mlx_mmfree.ops.ternary import packed_width
+from tests.emulator import apple_gpu
+from tests.emulator.apple_gpu import Code
+
+PAGE = Path(__file__).parents[2] / "mlx_mmfree/ops/README.md"
+_BEGIN, _END = "<!-- counted -->", "<!-- end -->"
+WIDTHS = (2560, 6912)
+"""The inputs of a row for which whole kernels are counted."""
+
+_MLX_PRODUCT = """
+[[kernel]] void custom_kernel_qmv_fast(
+    const device uint32_t* w [[buffer(0)]],
+    const device float16_t* scales [[buffer(1)]],
+    const device float16_t* biases [[buffer(2)]],
+    const device float16_t* x [[buffer(3)]],
+    device float16_t* y [[buffer(4)]],
+    const constant int& dims [[buffer(5)]],
+    const constant int& outputs [[buffer(6)]],
+    uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]],
+    uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+    uint thread_index_in_simdgroup [[thread_index_in_simdgroup]]) {
+  qmv_fast_impl<float16_t, 128, 2>(w, scales, biases, x, y, dims, outputs,
+      threadgroup_position_in_grid, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
+}
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel in the table.
+
+    Attributes:
+        name: What it computes.
+        code: Its machine code.
+        loop: Instructions of its hot loop for each weight, or element, and row.
+        whole: Those of the whole kernel by the inputs of a row, or none.
+        slots: Slots of issue in its hot loop, for each element.
+    """
+
+    name: str
+    code: Code
+    loop: float
+    slots: float
+    whole: tuple[float, ...] = ()
+
+
+def rows() -> Iterator[Row]:
+    """All rows of the table."""
+    for count, outputs in ((1, 4), (1, 8), (2, 8), (3, 4), (4, 4)):
+        yield _bit_linear(f"`bit_linear`, {count} row{'s' * (count > 1)}", count, outputs)
+    for name, options in (
+        ("gate `silu`", _options(gate="silu")),
+        ("gate `relu2`", _options(gate="relu2")),
+        ("norm", _options(has_norm=True)),
+        ("own norm", _options(eps=1e-6)),
+        ("no codes", _options(quantize=False)),
+    ):
+        yield _bit_linear(f"`bit_linear`, 1 row, {name}", 1, 8, options)
+    yield _bit_linear("`bit_linear`, 1 row, without halves", 1, 4, are_halves=False)
+    texts = kernel_texts()
+    for count, halves in ((1, 1), (4, 0)):
+        code = _code(texts, f"ternary_matmul_decode__{count}_1_{halves}_float16_t_", 64)
+        weights = 64 * count
+        whole = code.hot.instructions * (WIDTHS[0] // 512) + code.once.instructions
+        per_weight = whole / (WIDTHS[0] / 32 * 4) / count
+        yield Row(
+            f"`ternary_matmul`, {count} row{'s' * (count > 1)}",
+            code,
+            code.hot.instructions / weights,
+            code.hot.slots / weights,
+            (per_weight,),
+        )
+    yield from _of_others()
+    for name, part, threads, elements in (
+        ("`mlgru_step`", "mlgru_step__float16_t_1_0_1_float16_t_", 512, 4),
+        ("`mlgru_step`, positions", "mlgru_scan__1_0_0_uint32_t_float16_t_", 512, 1),
+        ("`linear_scan`", "linear_scan_forward__uint32_t_float16_t_", 512, 1),
+        ("`linear_scan`, gradient", "linear_scan_backward__uint32_t_float16_t_", 512, 1),
+        ("`rms_norm_quantize`", "rms_norm_quantize__1_1_0_1_float16_t_", 512, 4),
+        ("`gated_rms_norm`", "gated_rms_norm__float16_t_", 512, 1),
+        ("`depthwise_convolution`", "depthwise_convolution__float16_t_3_1_", 256, 1),
+    ):
+        code = _code(texts, part, threads)
+        yield Row(name, code, code.hot.instructions / elements, code.hot.slots / elements)
+
+
+def other_kernels() -> Iterator[tuple[str, Code]]:
+    """One kernel of each other kind that has no instructions for matrices, in float16 if it can be."""
+    chosen: dict[str, tuple[str, str]] = {}
+    for name, text in kernel_texts().items():
+        kind = re.split(r"__|_(?:b?float|uint)", name.removeprefix("custom_kernel_"))[0]
+        is_better = kind not in chosen or (
+            "float16_t" in name and "float16_t" not in chosen[kind][0]
+        )
+        if is_better and "simdgroup_matrix" not in text:
+            chosen[kind] = name, text
+    for kind, (name, text) in chosen.items():
+        yield kind, apple_gpu.machine_code(name, text, (256, 1, 1))
+
+
+def _options(
+    *,
+    gate: Activation | None = None,
+    has_norm: bool = False,
+    eps: float | None = None,
+    quantize: bool = True,
+) -> Options:
+    norm = mx.ones((64,)) if has_norm else None
+    norm_eps = 1e-6 if has_norm else None
+    return Options(gate=gate, norm=norm, norm_eps=norm_eps, eps=eps, quantize=quantize)
+
+
+def _bit_linear(
+    name: str,
+    count: int,
+    outputs: int,
+    options: Options | None = None,
+    *,
+    are_halves: bool = True,
+) -> Row:
+    """The product of `count` rows of float16 with a matrix, `outputs` in a SIMD group."""
+    options = options or Options()
+    form = Form.of(options)
+    own_norm = None if form.eps is None else mx.ones((64,))
+    projection = Projection(mx.zeros((64, packed_width(64)), mx.uint32), mx.ones((1,)), own_norm)
+    x = mx.zeros((count, 64 * (1 if form.gate is None else 2)), mx.float16)
+    tuning = Tuning(count, outputs, are_halves and form.quantize, True)
+    with launch.recording() as texts:
+        in_groups(form, *form.flat(x, [projection], options.norm, None), tuning=tuning)
+    ((kernel, text),) = texts.items()
+    code = apple_gpu.machine_code(kernel, text, (32 * SIMD_GROUPS, 1, 1))
+    *statistics, slab, filling, products = code.loops
+    whole = []
+    for dims in WIDTHS:
+        words, slab_size = dims // 16, slab_words(form, count)
+        slabs = [min(slab_size, words - start) for start in range(0, words, slab_size)]
+        # threads take four inputs each, and a SIMD group that has none left ends the loop
+        fours = 4 * 32 * SIMD_GROUPS
+        done = sum(loop.instructions for loop in statistics) * dims / fours
+        done += slab.instructions * len(slabs) + code.once.instructions
+        done += filling.instructions * dims / fours
+        done += products.instructions * sum(-(-size // 32) for size in slabs)
+        whole.append(done / (dims / 32 * outputs) / count)
+    weights = 16 * outputs * count
+    return Row(
+        f"{name}, {outputs} outputs",
+        code,
+        products.instructions / weights,
+        products.slots / weights,
+        tuple(whole),
+    )
+
+
+def _of_others() -> Iterator[Row]:
+    """The same work in MLX's kernel for products with 2-bit weights, and in mlx-lm's for BitNet."""
+    found = importlib.util.find_spec("mlx")
+    assert found is not None and found.submodule_search_locations
+    folder = Path(found.submodule_search_locations[0], "include/mlx/backend/metal/kernels")
+    text = re.sub(r"//[^\n]*", "", (folder / "quantized.h").read_text())
+    first, fast = text.index("MLX_MTL_CONST int SIMD_SIZE"), text.index("void qmv_fast_impl(")
+    shared = text[first : text.rindex("template <", 0, text.index("void qmv_quad_impl("))]
+    product = text[text.rindex("template <", 0, fast) :]
+    product = product[: product.index("\n}\n") + 3]
+    code = apple_gpu.machine_code(
+        "custom_kernel_qmv_fast", shared + product + _MLX_PRODUCT, (32, 2, 1)
+    )
+    yield Row(
+        "MLX's `qmv_fast`, product alone", code, code.hot.instructions / 64, code.hot.slots / 64
+    )
+    if importlib.util.find_spec("mlx_lm") is None:
+        return
+    from mlx_lm.models.bitlinear_layers import make_bitlinear_kernel
+
+    with patch.object(mx.metal, "is_available", lambda: True):
+        bitnet = make_bitlinear_kernel()
+    dims = outputs = WIDTHS[0]
+    name, text = generated_text(
+        bitnet,
+        [mx.zeros((1, dims), mx.float16), mx.zeros((outputs // 4, dims), mx.uint8), mx.ones((1,))],
+        template=[
+            ("T", mx.float16),
+            ("invert_weight_scales", True),
+            ("in_features", dims),
+            ("out_features", outputs),
+        ],
+        grid=(32, outputs // 4, 1),
+        threadgroup=(32, 1, 1),
+        output_shapes=[(1, outputs)],
+        output_dtypes=[mx.float16],
+        init_value=None,
+    )
+    code = apple_gpu.machine_code(name, text, (32, 1, 1))
+    whole = [
+        (code.hot.instructions * width // 128 + code.once.instructions) / (width / 32 * 4)
+        for width in WIDTHS
+    ]
+    loop = code.hot
+    yield Row("mlx-lm's BitNet kernel", code, loop.instructions / 16, loop.slots / 16, tuple(whole))
+
+
+def _code(texts: dict[str, str], part: str, threads: int) -> Code:
+    name, text = next((name, text) for name, text in texts.items() if part in name)
+    return apple_gpu.machine_code(name, text, (threads, 1, 1))
+
+
+def threadgroups(outputs: int) -> int:
+    """Those of one row's product with a matrix of so many outputs."""
+    tuning = Tuning.of(Form.of(Options()), 1, WIDTHS[0], [outputs])
+    return -(-outputs // (SIMD_GROUPS * tuning.outputs))
+
+
+def table(found: list[Row]) -> str:
+    """The table as Markdown."""
+    lines = [
+        "| kernel, float16 | whole, 2560 inputs | whole, 6912 inputs | hot loop | slots of issue "
+        "| threads | stack, spills | bytes |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found:
+        whole = [f"{number:.2f}" for number in row.whole] + ["", ""]
+        code = row.code
+        kept = f"{code.stack}, {code.spills}"
+        cells = [*whole[:2], f"{row.loop:.2f}", f"{row.slots:.2f}", f"{code.threads}", kept]
+        lines.append(f"| {' | '.join([row.name, *cells, f'{code.bytes:,}'])} |")
+    with launch.recording():
+        groups = ", ".join(f"{threadgroups(n)} for {n} outputs" for n in (2048, 2560, 6912))
+    lines += ["", f"Threadgroups of one row's `bit_linear`, of 8 SIMD groups each: {groups}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the table to its page")
+    args = parser.parse_args()
+    if reason := apple_gpu.unavailable():
+        sys.exit(reason)
+    counted = table(list(rows()))
+    if not args.write:
+        print(counted)
+        return
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    after = rest.partition(_END)[2]
+    PAGE.write_text(f"{before}{_BEGIN}\n\n{counted}\n\n{_END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -294,6 +294,14 @@ def test_a_step_on_metal_reads_and_writes_the_state_once(
 
 
 @pytest.mark.metal
+@pytest.mark.parametrize(("keys", "values"), [(128, 132), (129, 128), (200, 8)])
+def test_a_step_on_metal_of_many_keys(metal: None, keys: int, values: int) -> None:
+    given = arguments(2, "channel", sizes=(1, 1, keys, values))
+    with use_backend("metal"):
+        assert_close(computed(**given), by_formula(given))
+
+
+@pytest.mark.metal
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(("length", "keys", "values"), [(33, 1, 1), (65, 32, 33), (200, 20, 5)])
 def test_chunks_on_metal(metal: None, use: str, length: int, keys: int, values: int) -> None:

@@ -205,7 +205,7 @@ def unsupported(
     is_long = q.shape[2] > MAX_LENGTH
     variant: dict[str, Any] = {
         "gate": _gate(f, keys),
-        "columns": 1 if is_long else _columns(values),
+        "columns": 1 if is_long else _columns(keys, values),
         "is_full": keys % PIECE == 0,
         "has_removal": b is not None,
     }
@@ -235,8 +235,10 @@ def _gate(f: mx.array, keys: int) -> str:
     return "channel" if f.shape[3] == keys else "head"
 
 
-def _columns(values: int) -> int:
-    return COLUMNS if values % COLUMNS == 0 and values >= launch.SIMD_GROUP * COLUMNS else 1
+def _columns(keys: int, values: int) -> int:
+    """Those of a thread; the registers of threads with several do not suffice for larger groups."""
+    is_filled = values % COLUMNS == 0 and values >= launch.SIMD_GROUP * COLUMNS
+    return COLUMNS if is_filled and keys <= 8 * PIECE else 1
 
 
 def _check_inputs(
@@ -298,7 +300,7 @@ def _computed(
         return _in_chunks(q, k, v, a, f, state, b)
     kernel = _step_kernels[_gate(f, q.shape[3]), b is not None]
     inputs = [q, k, v, a, f, state, *([] if b is None else [b])]
-    o, last = _launch(kernel, inputs, [v.shape, state.shape], _columns(v.shape[3]))
+    o, last = _launch(kernel, inputs, [v.shape, state.shape], _columns(q.shape[3], v.shape[3]))
     return o, last
 
 

@@ -96,8 +96,14 @@ class Config(HubConfig):
 class RWKV7Decoder(Decoder):
     """A `Decoder` that norms what it embeds.
 
-    Args: as of `Decoder`.
+    Args: as of `Decoder`, and `input_norm`, that norm.
     """
+
+    def __init__(self, *arguments: Any, input_norm: nn.Module):
+        # first, in the order of the computation
+        nn.Module.__init__(self)
+        self.input_norm = input_norm
+        super().__init__(*arguments)
 
     def run(
         self,
@@ -128,8 +134,8 @@ def build(config: Config) -> RWKV7Decoder:
         channel_mixer = RWKV7Channel(dims, hidden_dims=config.intermediate_size)
         blocks.append(Block(dims, token_mixer, channel_mixer, norm=nn.LayerNorm, norm_eps=eps))
     head = None if config.tie_word_embeddings else nn.Linear(dims, config.vocab_size, bias=False)
-    model = RWKV7Decoder(embed, blocks, nn.LayerNorm(dims, eps=eps), head, config)
-    model.input_norm = nn.LayerNorm(dims, eps=eps)
+    first, last = (nn.LayerNorm(dims, eps=eps) for _ in range(2))
+    model = RWKV7Decoder(embed, blocks, last, head, config, input_norm=first)
     return draw_weights(model, config.initializer_range)
 
 

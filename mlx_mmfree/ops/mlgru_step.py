@@ -366,16 +366,16 @@ def _metal_unsupported(
         name: None if array is None else array.dtype for name, array in given.items()
     }
     run: Callable[..., Any] = partial(step, form)
-    selected: dict[str, Any]
+    is_whole = state.shape[1] % CHANNELS_PER_THREAD == 0
+    selected: dict[str, Any] = {}
     if step is _in_one_launch:
         # some sequences, of more than one SIMD group of threads
-        kernel, batch, length, dims = "mlgru_step", 3, 1, 130
-        selected = {"is_whole": state.shape[1] % CHANNELS_PER_THREAD == 0}
-        dims += 2 * selected["is_whole"]
+        kernel, batch, length = "mlgru_step", 3, 1
+        dims = 132 if is_whole else 130
     else:
         # two chunks, of which the second is longer, of more than one SIMD group of channels
         kernel, batch, length = "mlgru_scan", 2, 2 * KERNEL_STEPS + 2
-        dims = launch.SIMD_GROUP + 1
+        dims = 36 if is_whole else 33
         selected = {"place": place_type((*gates.shape[:2], state.shape[1]))}
         run = partial(run, **selected)
     return self_check.kernel_fault(
@@ -384,6 +384,7 @@ def _metal_unsupported(
         partial(_reference, form),
         partial(_check_inputs, batch, length, dims, **dtypes),
         **dtypes,
+        is_whole=is_whole,
         **selected,
     )
 

@@ -224,22 +224,38 @@ _gated_kernel = mx.fast.metal_kernel(
     const uint group = simdgroup_index_in_threadgroup;
     const uint groups = simdgroups_per_threadgroup;
     const size_t row = threadgroup_position_in_grid.x;
-    const size_t start = row * dims;
-    const size_t gate_start = (row + 1) * gate_shape[1] - dims;
+    const auto gates = gate + ((row + 1) * gate_shape[1] - dims);
+    const auto values = h + row * dims;
+    const auto outs = out + row * dims;
     threadgroup float group_squares[32];
 
     float squares = 0;
-    for (uint k = index; k < dims; k += 32 * groups) {
-        const float value = static_cast<float>(gate[gate_start + k]);
-        squares += value * value;
+    for (uint first = 4 * index; first < dims; first += 128 * groups) {
+        #pragma clang loop unroll(full)
+        for (uint k = 0; k < 4; k++) {
+            if (WHOLE_FOURS || first + k < dims) {
+                const float value = static_cast<float>((gates + first)[k]);
+                squares += value * value;
+            }
+        }
     }
     squares = sum_of_threadgroup(squares, group_squares, lane, group, groups);
     const float factor = precise::rsqrt(squares / static_cast<float>(dims) + eps);
-    for (uint k = index; k < dims; k += 32 * groups) {
-        const float normed = static_cast<float>(gate[gate_start + k]) * factor
-            * static_cast<float>(weight[k]);
-        const float value = static_cast<float>(h[start + k]);
-        out[start + k] = static_cast<T>(normed * value * sigmoid(value));
+    for (uint first = 4 * index; first < dims; first += 128 * groups) {
+        float four[4];
+        #pragma clang loop unroll(full)
+        for (uint n = 0; n < 4; n++) {
+            // behind the last number the last one
+            const uint k = WHOLE_FOURS ? n : min(n, dims - 1 - first);
+            const float normed = static_cast<float>((gates + first)[k]) * factor
+                * static_cast<float>((weight + first)[k]);
+            const float value = static_cast<float>((values + first)[k]);
+            four[n] = normed * value * sigmoid(value);
+        }
+        #pragma clang loop unroll(full)
+        for (uint k = 0; k < 4; k++) {
+            if (WHOLE_FOURS || first + k < dims) (outs + first)[k] = static_cast<T>(four[k]);
+        }
     }
     """,
 )
@@ -249,12 +265,14 @@ def _gated_unsupported(gate: mx.array, h: mx.array, weight: mx.array, *, eps: fl
     if reason := launch.not_floats(gate, h, weight):
         return reason
     dtypes = {"gate": gate.dtype, "h": h.dtype, "weight": weight.dtype}
+    is_whole = h.shape[-1] % INPUTS_PER_THREAD == 0
     return self_check.kernel_fault(
         "gated_rms_norm",
         partial(gated_in_one_launch, eps),
         partial(_gated_definition, eps),
-        partial(_gated_inputs, **dtypes),
+        partial(_gated_inputs, is_whole, **dtypes),
         **dtypes,
+        is_whole=is_whole,
     )
 
 
@@ -264,9 +282,12 @@ def _gated_metal(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -
     return y
 
 
-def _gated_inputs(gate: mx.Dtype, h: mx.Dtype, weight: mx.Dtype) -> tuple[mx.array, ...]:
+def _gated_inputs(
+    is_whole: bool, gate: mx.Dtype, h: mx.Dtype, weight: mx.Dtype
+) -> tuple[mx.array, ...]:
     # more than one SIMD group
-    pattern = mx.arange(2 * 161).reshape(2, 161)
+    dims = 164 if is_whole else 161
+    pattern = mx.arange(2 * dims).reshape(2, dims)
     gates = (pattern * 37 % 101) / 50.0 - 1.0
     values = (pattern * 53 % 97) / 24.0 - 2.0
     return gates.astype(gate), values.astype(h), (pattern[0] % 3 + 1.0).astype(weight)
@@ -285,7 +306,7 @@ def gated_in_one_launch(eps: float, gate: mx.array, h: mx.array, weight: mx.arra
     (y,) = launch.launch(
         _gated_kernel,
         inputs=[gate.reshape(rows, -1), h.reshape(rows, dims), weight, mx.array(eps, mx.float32)],
-        template=[("T", gate.dtype)],
+        template=[("T", gate.dtype), ("WHOLE_FOURS", dims % INPUTS_PER_THREAD == 0)],
         grid=(threads * rows, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(rows, dims)],
@@ -328,7 +349,7 @@ def _layer_examples() -> Iterator[Example]:
 
 
 def _gated_examples() -> Iterator[Example]:
-    for dims, dtype in product(_EXAMPLE_DIMS, FLOATS):
+    for dims, dtype in product((*_EXAMPLE_DIMS, 33), FLOATS):
         x = mx.zeros((1, dims), dtype)
         yield Example((x, x, mx.ones((dims,))), {"eps": 1e-6})
 

@@ -23,7 +23,12 @@ WHOLE = {
 # what each adds to one row with 8 outputs
 ADDED = {"gate `silu`": 0.45, "gate `relu2`": 0.2, "norm": 0.15, "own norm": 0.15}
 # slots of issue of the hot loop, an element
-SLOTS = {"`mlgru_step`": 54, "`linear_scan`": 4, "`rms_norm_quantize`": 10}
+SLOTS = {
+    "`mlgru_step`": 54,
+    "`linear_scan`": 4,
+    "`rms_norm_quantize`": 10,
+    "`gated_rms_norm`": 24,
+}
 INSTRUCTION_CACHE = 12 * 1024
 # several matrices of a state, which is held in registers as far as they go
 KEPT_IN_MEMORY = {"gated_delta_rule_channel_removal": 9}

@@ -104,7 +104,7 @@ def rows() -> Iterator[Row]:
         ("`linear_scan`", "linear_scan_forward__uint32_t_float16_t_", 512, 1),
         ("`linear_scan`, gradient", "linear_scan_backward__uint32_t_float16_t_", 512, 1),
         ("`rms_norm_quantize`", "rms_norm_quantize__1_1_0_1_float16_t_", 512, 4),
-        ("`gated_rms_norm`", "gated_rms_norm__float16_t_", 512, 1),
+        ("`gated_rms_norm`", "gated_rms_norm__float16_t_1_", 512, 4),
         ("`depthwise_convolution`", "depthwise_convolution__float16_t_3_1_", 256, 1),
     ):
         code = _code(texts, part, threads)

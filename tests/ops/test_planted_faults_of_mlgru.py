@@ -38,7 +38,7 @@ def positions_output() -> None:
 
 
 def gated_norm() -> None:
-    check_gated_norm(*mx.random.normal((2, 3, 300), key=mx.random.key(0)), mx.ones((300,)))
+    check_gated_norm(*mx.random.normal((2, 3, 301), key=mx.random.key(0)), mx.ones((301,)))
 
 
 KERNELS = {
@@ -94,7 +94,7 @@ FAULTS: dict[str, Fault] = {
     "gated norm: barrier": Fault(gated_norm, BARRIER, "", 0),
     "gated norm: gate": Fault(gated_norm, "normed * value * sigmoid", "normed * sigmoid", 0),
     "gated norm: epsilon left out": Fault(gated_norm, "dims) + eps", "dims)", 0),
-    "gated norm: last square": Fault(gated_norm, "k < dims;", "k < dims - 1;", 0),
+    "gated norm: last square": Fault(gated_norm, "first + k < dims", "first + k + 1 < dims", 0),
 }
 
 

@@ -1,17 +1,24 @@
-"""The folders of the package: none is crowded, and each says what it is for."""
+"""The house: folders and files are few, whole and cut by their readers."""
 
 import ast
 from collections import Counter
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 
 import mlx_mmfree
 
 ROOT = Path(mlx_mmfree.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
 FOLDERS = sorted(file.parent for file in ROOT.rglob("__init__.py"))
 MOST_FILES = 15
 """Files of one floor that a newcomer can look over."""
+MOST_LINES = 500
+"""Lines of code of a file."""
 CATALOGUES = {"channel_mixers", "cli", "models", "spatial_mixers", "token_mixers"}
 """Folders in which each file is one of a kind, which a newcomer finds by its name."""
 
@@ -54,6 +61,104 @@ def test_a_folder_is_not_crowded(folder: Path) -> None:
 def test_a_folder_says_what_it_is_for(folder: Path) -> None:
     described = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
     assert described and described.partition("\n")[0].endswith(".")
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _lines(nodes: Iterable[Any]) -> set[int]:
+    return {line for node in nodes for line in range(node.lineno, node.end_lineno + 1)}
+
+
+@cache
+def _code(file: Path) -> set[int]:
+    """The numbers of the lines that are neither blank nor a comment nor a text that documents."""
+    source = file.read_text()
+    texts = _lines(node for node in ast.walk(ast.parse(source)) if _is_text(node))
+    kept = (line.strip() for line in source.splitlines())
+    return {n for n, line in enumerate(kept, 1) if line and line[0] != "#"} - texts
+
+
+def _functions() -> dict[str, int]:
+    """The lines of code of each function, by its place."""
+    return {
+        f"{_name(file)}:{node.lineno}": len(_code(file) & _lines([node]))
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+
+def _importers() -> dict[Path, set[Path]]:
+    """Which files import from each file that is not a folder's list of names."""
+    found: dict[Path, set[Path]] = {file: set() for file in FILES if file.stem != "__init__"}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.level:
+                continue
+            folder = file.parents[node.level - 1]
+            base = folder.joinpath(*(node.module or "").split("."))
+            names = [
+                base.with_suffix(".py"),
+                *((base / a.name).with_suffix(".py") for a in node.names),
+            ]
+            for name in found.keys() & {*names}:
+                found[name].add(file)
+    return found
+
+
+def test_no_file_is_long() -> None:
+    assert {_name(f): len(_code(f)) for f in FILES if len(_code(f)) > MOST_LINES} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = _functions()
+    assert {name: length for name, length in lengths.items() if length > 75} == {}
+    assert median(lengths.values()) <= 8
+
+
+def test_little_of_the_code_is_imports() -> None:
+    """Files that are always read together stand together, and so need not import each other."""
+    code = imports = 0
+    for file in FILES:
+        nodes = ast.walk(ast.parse(file.read_text()))
+        code += len(_code(file))
+        imports += len(_lines(n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)))
+    assert imports <= 0.08 * code, f"{imports} of {code}"
+
+
+def test_few_files_have_one_importer() -> None:
+    single = [
+        _name(file)
+        for file, importers in _importers().items()
+        if len(importers) == 1 and file.parent.name not in CATALOGUES
+    ]
+    assert len(single) <= len(FILES) / 10, "\n".join(single)
+
+
+def test_a_small_file_has_several_importers() -> None:
+    """What one file alone uses, and is soon read, belongs to that file."""
+    single = {file for file, importers in _importers().items() if len(importers) == 1}
+    assert [_name(f) for f in sorted(single) if len(f.read_text().splitlines()) < 60] == []
+
+
+def test_circles() -> None:
+    """No file imports from one that, over any number of files, imports from it."""
+    importers = _importers()
+    arrows = {(file, other) for file, found in importers.items() for other in found & {*importers}}
+    # an arrow at an end is in no circle
+    while True:
+        ends = {file for file, _ in arrows} ^ {other for _, other in arrows}
+        kept = {arrow for arrow in arrows if not ends & {*arrow}}
+        if kept == arrows:
+            break
+        arrows = kept
+    assert sorted(_name(file) for file, _ in arrows) == []
 
 
 def test_floors_are_counted(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def attention_step(
         used = min(slots_after(positions.shape[1], 1, window, sinks), keys.shape[2])
         y = mx.zeros((0, 1, num_heads * keys.shape[3]), projected.dtype)
         return y, keys, values, mx.zeros((0, used), mx.int32)
-    y, keys, values, positions = _operation(projected, keys, values, positions, options)
+    y, keys, values, positions = operation(projected, keys, values, positions, options)
     return y, keys, values, positions
 
 
@@ -340,7 +340,7 @@ def _examples() -> Iterator[Example]:
 
 
 _kernel = native_kernel("attention_step", _definition)
-_operation = Operation(
+operation = Operation(
     "attention_step",
     _examples,
     check=check,

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...ops import Rotation, attention, attention_step, rotated_heads
+from ...ops import Rotation, attention, rotated_heads
 from ...ops.attention import Mask
-from ...ops.attention_step import next_place
+from ...ops.attention_step import Options, next_place, operation
 from ...ops.splitting import split_many
 from ..arguments import check_sequences
 from ..context import Context, RealTokens, read_without_padding
@@ -288,10 +288,10 @@ class SelfAttention(TokenMixer):
             `(B, L, H K)` and the state.
         """
         length = projected.shape[1]
-        if not length:
-            shape = (projected.shape[0], 0, self.num_heads * self.head_dim)
-            return mx.zeros(shape, projected.dtype), state
         is_fixed = isinstance(state, FixedKeyValueState)
+        if not length or (is_fixed and not projected.size):
+            shape = (projected.shape[0], length, self.num_heads * self.head_dim)
+            return mx.zeros(shape, projected.dtype), state
         is_plain = tokens.counts is None and tokens.starts is None
         if is_fixed and not is_plain:
             raise ValueError(
@@ -303,7 +303,7 @@ class SelfAttention(TokenMixer):
             and isinstance(state.keys, mx.array)
             and (self._cache.quantization is None or self._key_values.left_exact(state) != 0)
         )
-        if length == 1 and is_plain and is_exact and self.takes_steps:
+        if length == 1 and is_plain and is_exact and projected.size and self.takes_steps:
             return self._step(projected, state, context)
         if is_fixed:
             # one by one, so that proposals of a draft model are read as ordinary tokens are
@@ -360,34 +360,27 @@ class SelfAttention(TokenMixer):
         if positions.shape[1] == keys.shape[2] and isinstance(state, KeyValueState):
             roomy = state.with_room(1, window, sinks)
             keys, values = cast("tuple[mx.array, mx.array]", roomy[:2])
-        room = keys.shape[2]
-        options: dict[str, Any] = {"window": window, "sinks": sinks}
         rope, query_norm, key_norm = self.get("rope"), self.get("query_norm"), self.get("key_norm")
-        scale = 1.0
+        waves, is_interleaved, scale = None, False, 1.0
         if rope is not None:
-            scale = rope.query_scale
-            options["wavelengths"] = rope.wavelengths
-            options["is_interleaved"] = rope.is_interleaved
+            waves, is_interleaved, scale = rope.wavelengths, rope.is_interleaved, rope.query_scale
+        of_queries, of_keys, eps = None, None, 1e-6
         if query_norm is not None and key_norm is not None:
-            weight = query_norm["weight"]
-            options["query_norm"] = weight if scale == 1.0 else weight * scale
-            options["key_norm"] = key_norm["weight"]
-            options["norm_eps"] = query_norm.eps
+            weight, of_keys, eps = query_norm["weight"], key_norm["weight"], query_norm.eps
+            of_queries = weight if scale == 1.0 else weight * scale
         elif scale != 1.0:
             dims = self.num_heads * self.head_dim
             queries, others = mx.split(projected, [dims], axis=-1)
             projected = mx.concatenate([queries * scale, others], axis=-1)
-        # layers share it, where a backend asks for it
+        # layers share the place of the token, where a backend asks for it
+        room, used = keys.shape[2], positions.shape[1]
         found = partial(next_place, positions, room, window, sinks)
-        y, *new = attention_step(
-            projected,
-            keys,
-            values,
-            positions,
-            num_heads=self.num_heads,
-            place=partial(context.once, ("place", positions.shape[1], room, window, sinks), found),
-            **options,
+        place = partial(context.once, ("place", used, room, window, sinks), found)
+        # the operation itself, because each decoded token comes here in each layer
+        options = Options(
+            self.num_heads, waves, is_interleaved, of_queries, of_keys, eps, window, sinks, place
         )
+        y, *new = operation(projected, keys, values, positions, options)
         return y, cast(Any, type(state))(*new)
 
     def _attend_before(

@@ -198,7 +198,7 @@ def _draw_maps(
     processor: "ImageProcessor",
     found: "Sequence[Classes]",
 ) -> None:
-    from ..evaluation.class_maps import class_maps, draw_class_maps
+    from ..evaluation.maps import class_maps, draw_class_maps
 
     views = [processor.view(file) for file in args.images]
     maps = [

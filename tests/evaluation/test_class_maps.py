@@ -8,7 +8,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlx_mmfree.evaluation.class_maps import class_maps
+from mlx_mmfree.evaluation.maps import class_maps
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.models import ImageClassifier, architectures, find
 from mlx_mmfree.models.parts.image_classifier import Stage
@@ -151,7 +151,7 @@ def test_mistakes() -> None:
 def test_picture(count: int, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    from mlx_mmfree.evaluation.class_maps import draw_class_maps
+    from mlx_mmfree.evaluation.maps import draw_class_maps
 
     file = tmp_path / "maps.png"
     views = [np.full((20, 30, 3), 40 * n, np.uint8) for n in range(count)]

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.evaluation.mixing_maps import CHANNEL_GROUPS, pair_maps, text_maps
+from mlx_mmfree.evaluation.maps import CHANNEL_GROUPS, pair_maps, text_maps
 from mlx_mmfree.models import EncoderDecoder, TokenModel, find
 from mlx_mmfree.models.parts.architecture import known_model_types
 from tests.tolerances import TOLERANCE, relative_error

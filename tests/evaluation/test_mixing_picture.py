@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_mmfree.evaluation.mixing_maps import LayerMaps, Panel, draw_maps, token_label
+from mlx_mmfree.evaluation.maps import LayerMaps, Panel, draw_maps, token_label
 
 
 @pytest.mark.plot

@@ -93,7 +93,7 @@ FAULTS = {
         ("images/test_processor.py",),
     ),
     "images: a map is that of another image": Fault(
-        "evaluation/class_maps.py",
+        "evaluation/maps.py",
         "wanted[:, None]",
         "wanted[::-1, None]",
         ("evaluation/test_class_maps.py",),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.platform import blas, relocation
+from mlx_mmfree.platform import blas
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only MLX on Linux is bound")
 
@@ -21,10 +21,10 @@ import numpy as np
 a = np.random.default_rng(0).standard_normal((64, 48), dtype=np.float32)
 product = np.array(mx.array(a) @ mx.array(a).T)
 error = np.abs(product - a.astype(np.float64) @ a.T.astype(np.float64)).max()
-slots = {s.symbol: s.address for s in relocation.imported_slots("libmlx.so")}
+slots = {s.symbol: s.address for s in blas.imported_slots("libmlx.so")}
 function = ctypes.c_size_t.from_address(slots["cblas_sgemm"]).value
 openblas = blas.load_openblas()
-bound = function == relocation.function_address(openblas.scipy_cblas_sgemm)
+bound = function == blas.function_address(openblas.scipy_cblas_sgemm)
 print(bound, error < 1e-4, openblas.scipy_openblas_get_num_threads())
 """
 
@@ -48,12 +48,12 @@ MLX_FIRST = """
 import ctypes
 import mlx.core as mx
 mx.eval(mx.ones((8, 8)) @ mx.ones((8, 8)))  # the lazily bound symbol is resolved already
-from mlx_mmfree.platform import blas, relocation
+from mlx_mmfree.platform import blas
 blas.bind()
 """
 OURS_FIRST = """
 import ctypes
-from mlx_mmfree.platform import blas, relocation
+from mlx_mmfree.platform import blas
 blas.bind()
 import mlx.core as mx
 """
@@ -74,7 +74,7 @@ def test_compiled_threads_share_products() -> None:
     import mlx.core as mx
     import numpy as np
     from mlx_mmfree import native
-    from mlx_mmfree.platform import blas, relocation
+    from mlx_mmfree.platform import blas
     native.kernels()
     whole = np.random.default_rng(0).integers(-8, 8, (700, 300))
     with mx.stream(mx.cpu):
@@ -99,7 +99,7 @@ def test_products_and_factors_are_those_of_the_reference_blas() -> None:
     code = """
     import json
     import mlx.core as mx
-    from mlx_mmfree.platform import blas, relocation
+    from mlx_mmfree.platform import blas
     blas.bind()
     mx.random.seed(1)
     a = mx.random.normal((33, 65))
@@ -117,7 +117,7 @@ def test_products_and_factors_are_those_of_the_reference_blas() -> None:
 def test_every_blas_import_of_mlx_is_bound() -> None:
     imported = {
         slot.symbol
-        for slot in relocation.imported_slots("libmlx.so")
+        for slot in blas.imported_slots("libmlx.so")
         if slot.symbol.startswith("cblas_") or slot.symbol.endswith(("trf_", "tri_", "evd_"))
     }
     assert {"cblas_sgemm", "cblas_dgemm", "cblas_cgemm", "sgetrf_", "ssyevd_"} <= imported
@@ -134,19 +134,19 @@ def test_protected_slots_are_written_and_protected_again() -> None:
                 return flags
         raise LookupError(address)
 
-    slot = next(s for s in relocation.imported_slots("libmlx.so") if not s.is_writable)
+    slot = next(s for s in blas.imported_slots("libmlx.so") if not s.is_writable)
     before = ctypes.c_uint64.from_address(slot.address).value
     assert permissions(slot.address).startswith("r--")
-    relocation.write_slot(slot, 12345)
+    blas.write_slot(slot, 12345)
     written = ctypes.c_uint64.from_address(slot.address).value
-    relocation.write_slot(slot, before)
+    blas.write_slot(slot, before)
     assert written == 12345
     assert permissions(slot.address).startswith("r--")
 
 
 def test_libraries_that_are_not_loaded_have_no_slots() -> None:
     if sys.platform == "linux":
-        assert list(relocation.imported_slots("libnothing.so")) == []
+        assert list(blas.imported_slots("libnothing.so")) == []
     else:
         assert blas.bind().symbols == ()
 

@@ -17,7 +17,7 @@ from .prompts import given_prompt
 from .show_model import add_checkpoint_flags
 
 if TYPE_CHECKING:
-    from ...evaluation.mixing_maps import LayerMaps
+    from ...evaluation.maps import LayerMaps
     from ...hub.checkpoint.load import OpenedModel
     from ...tokenizer.pair_tokenizer import PairTokenizer
     from ...tokenizer.tokenizer import Tokenizer
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = given_prompt(args.prompt)
     require_matplotlib("picture")
     check_writable("[show] 'picture'", args.picture)
-    from ...evaluation.mixing_maps import draw_maps
+    from ...evaluation.maps import draw_maps
     from ...hub.checkpoint.load import open_model
     from ...models import TokenModel
 
@@ -124,7 +124,7 @@ def _maps(
     heads: set[int],
 ) -> tuple[list["LayerMaps"], Labels]:
     """The maps, and the labels of the tokens of each text."""
-    from ...evaluation.mixing_maps import pair_maps, text_maps
+    from ...evaluation.maps import pair_maps, text_maps
     from ...models import EncoderDecoder
 
     planned: object = opened.model
@@ -149,7 +149,7 @@ def _maps(
 
 
 def _labels(tokenizer: "Tokenizer | PairTokenizer", tokens: Sequence[int]) -> list[str]:
-    from ...evaluation.mixing_maps import token_label
+    from ...evaluation.maps import token_label
 
     words = [tokenizer.decode([each]) for each in tokens]
     # a token that is left out of texts, or bytes that alone are no character, as the files spell it

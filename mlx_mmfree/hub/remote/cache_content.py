@@ -89,14 +89,10 @@ def delay_s(headers: Mapping[str, str], tries: int) -> float:
 
 _PIECE_BYTES = 1 << 20
 _LOCK_WAIT_S = 0.2
-_SHA256, _GIT_SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(rf"{_SHA256.pattern}|[0-9a-f]{{40}}")
 
 OnBytes = Callable[[int], object]
-
-
-def is_hash(etag: str) -> bool:
-    """Whether an etag is a hash of the content."""
-    return (_SHA256.fullmatch(etag) or _GIT_SHA1.fullmatch(etag)) is not None
 
 
 @dataclass(frozen=True)
@@ -325,7 +321,7 @@ def _missing_files(
         url = hf_hub_url(repository, file.filename, repo_type=repo_type, revision=file.commit_hash)
         metadata = patiently(partial(get_hf_file_metadata, url), f"[load] '{file.filename}'")
         etag, nbytes = metadata.etag or "", metadata.size
-        if is_hash(etag) and nbytes is not None and nbytes <= MAX_BYTES:
+        if _HASH.fullmatch(etag) and nbytes is not None and nbytes <= MAX_BYTES:
             # <repository>/snapshots/<commit>/<file>, where the file's name may hold folders
             depth = len(PurePosixPath(file.filename).parts)
             content = Path(file.local_path).parents[1 + depth] / "blobs" / etag

@@ -64,13 +64,13 @@ def local_folder(
             f"'{folder}' is a file of another kind. Give the folder that holds it."
         )
     if file := isinstance(path_or_repo, str) and _REPOSITORY_FILE.fullmatch(name):
-        return _download(file[1], revision, tuple(part_names(file[2]))) / file[2]
+        return Path(ask_hub(file[1], revision, tuple(part_names(file[2])))) / file[2]
     if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
         raise CheckpointError(
             "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
             f"got {name!r}, which is neither. Check the spelling."
         )
-    return _download(name, revision, patterns)
+    return Path(ask_hub(name, revision, patterns))
 
 
 def gguf_file(
@@ -94,7 +94,8 @@ def gguf_file(
     names = whole_models(file.name for file in visible(folder, f"*{GGUF_SUFFIX}"))
     is_remote = not Path(os.path.expanduser(name)).is_dir()
     if not names and is_remote:
-        names = whole_models(_listed(name, revision, (f"*{GGUF_SUFFIX}",)))
+        listed = ask_hub(name, revision, (f"*{GGUF_SUFFIX}",), dry_run=True)
+        names = whole_models(f.filename for f in listed if not f.filename.startswith("."))
     if len(names) > 1:
         raise CheckpointError(
             f"[load] '{name}' must hold one {GGUF_SUFFIX} file but holds {len(names)}: "
@@ -103,7 +104,7 @@ def gguf_file(
     if not names:
         return None
     if is_remote:
-        folder = _download(name, revision, tuple(part_names(names[0])))
+        folder = Path(ask_hub(name, revision, tuple(part_names(names[0]))))
     return folder / names[0]
 
 
@@ -134,16 +135,6 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
             "dataset.to_json('train.jsonl'), and give their folder."
         )
     return found
-
-
-def _listed(repository: str, revision: str | None, patterns: tuple[str, ...]) -> list[str]:
-    """The names of the files of a repository that match a pattern. Nothing is downloaded."""
-    found = ask_hub(repository, revision, patterns, dry_run=True)
-    return sorted(file.filename for file in found if not file.filename.startswith("."))
-
-
-def _download(repository: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    return Path(ask_hub(repository, revision, patterns))
 
 
 def ask_hub(

@@ -186,11 +186,11 @@ def walk_of_training(folder: Path) -> Walk:
 
 
 WALKS = {
-    "load": (walk_of_load, Size(62, 224, 770), Size(56, 197, 1454)),
-    "generate": (walk_of_generate, Size(59, 174, 411), Size(45, 119, 467)),
-    "token": (walk_of_token, Size(29, 69, 125), Size(23, 47, 185)),
-    "completion": (walk_of_completion, Size(62, 250, math.inf), Size(58, 220, math.inf)),
-    "training": (walk_of_training, Size(11, 26, 23), None),
+    "load": (walk_of_load, Size(33, 180, 219), Size(28, 157, 305)),
+    "generate": (walk_of_generate, Size(25, 126, 198), Size(23, 90, 251)),
+    "token": (walk_of_token, Size(12, 31, 47), Size(14, 35, 98)),
+    "completion": (walk_of_completion, Size(27, 190, math.inf), Size(25, 170, math.inf)),
+    "training": (walk_of_training, Size(6, 20, 16), None),
 }
 """Each walk with the most that it may take on the tiny Llama and on the packaged model."""
 

@@ -8,7 +8,13 @@ import pytest
 
 from mlx_mmfree.evaluation.audit.primitives import VIEWS, cost_of_kernel, cost_of_mlx
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.ops import gated_linear_attention, layer_norm, linear_scan, ternary_matmul
+from mlx_mmfree.ops import (
+    gated_delta_rule,
+    gated_linear_attention,
+    layer_norm,
+    linear_scan,
+    ternary_matmul,
+)
 from mlx_mmfree.ops.backend.cost import Call, Cost, work
 from mlx_mmfree.ops.backend.graph import graph_of
 from tests.evaluation.audit_models import needs_graphs
@@ -40,6 +46,13 @@ def _gla(gates: mx.array | None) -> Any:
     v, state = mx.ones((1, 2, 1, 6)), mx.zeros((1, 2, 4, 6))
     mx.eval(v, state)
     return list(gated_linear_attention(q, q, v, gates, state))
+
+
+def _delta_rule(**removal: tuple[mx.array, mx.array]) -> list[mx.array]:
+    q = HEADS
+    v, state = mx.ones((1, 2, 1, 6)), mx.zeros((1, 2, 4, 6))
+    mx.eval(v, state)
+    return list(gated_delta_rule(q, q, v, None, HEADS, state, **removal))
 
 
 # 2 heads with a state of 4 x 6: what is kept decays, k v is added, and q reads it
@@ -78,6 +91,13 @@ COUNTED: list[tuple[str, Callable[[], Any], dict[str, int]]] = [
     ),
     ("GatedLinearAttention", lambda: _gla(None), {"multiply": 2 * KEPT, "add": 2 * KEPT}),
     ("GatedLinearAttention", lambda: _gla(HEADS), {"multiply": 3 * KEPT, "add": 2 * KEPT}),
+    # the state is read twice, decays, and takes what is new; and values less what was read
+    ("GatedDeltaRule", _delta_rule, {"multiply": 4 * KEPT, "add": 3 * KEPT + 2 * 6}),
+    (
+        "GatedDeltaRule",
+        lambda: _delta_rule(removal=(HEADS, HEADS)),
+        {"multiply": 5 * KEPT, "add": 4 * KEPT},
+    ),
     (
         "LinearScan",
         lambda: list(linear_scan(X[None], X[None], X[:1])),

@@ -102,6 +102,15 @@ def gated_activation() -> Call:
     return lambda: ops.gated_activation(gate, mx.zeros_like(gate), name)
 
 
+def gated_delta_rule() -> Call:
+    batch, heads, length, keys, values = (number() for _ in range(5))
+    q, v = zeros(batch, heads, length, keys), zeros(batch, heads, length, values)
+    beta = perhaps(zeros(batch, heads, length, 1))
+    f = perhaps(zeros(batch, heads, length, random.choice([1, keys])))
+    state, removal = mx.zeros((batch, heads, keys, values)), perhaps((q, q))
+    return lambda: ops.gated_delta_rule(q, q, v, beta, f, state, removal=removal)
+
+
 def gated_linear_attention() -> Call:
     batch, heads, length, keys, values = (number() for _ in range(5))
     q, v = zeros(batch, heads, length, keys), zeros(batch, heads, length, values)
@@ -173,6 +182,7 @@ CALLS = [
     dense_matmul,
     depthwise_convolution,
     gated_activation,
+    gated_delta_rule,
     gated_linear_attention,
     layer_norm,
     linear_scan,

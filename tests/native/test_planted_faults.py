@@ -291,6 +291,28 @@ FAULTS = {
         "row;\n    const PackedMatrix",
         "bit_linear/project.cpp",
     ),
+    "last odd key not read": Fault(
+        "gated_delta_rule/loops.h", "read(key, even);\n    }\n    memcpy", "}\n    memcpy"
+    ),
+    "read after the decay": Fault("gated_delta_rule/loops.h", "h.a.at(t)", "h.k.at(t)"),
+    "added what is to be removed": Fault(
+        "gated_delta_rule/loops.h", "Isa::zero() - taken", "taken - Isa::zero()"
+    ),
+    "gate of the first key for all": Fault("gated_delta_rule/loops.h", "h.gates == 1 ? 0 : 1", "0"),
+    "columns from memory in scratch": Fault(
+        "gated_delta_rule/loops.h",
+        "std::fill(row + count, row + kColumns, 0.0f);\n  }\n  move_columns<Isa, V>(h, output, first",
+        "}\n  move_columns<Isa, V>(h, output, 0",
+    ),
+    "gradient of the state before its gates": Fault(
+        "gated_delta_rule/loops.h", "f[n] * gradient[n] + d_taken", "gradient[n] + d_taken"
+    ),
+    "gradient of what was read left out": Fault(
+        "gated_delta_rule/loops.h", "d_a[n] += d_taken * before[n]", "d_a[n] += 0 * before[n]"
+    ),
+    "states of another segment": Fault(
+        "gated_delta_rule/loops.h", "s.begins + segment * size_", "s.begins"
+    ),
     "missing barrier": Fault(
         "runtime/thread_pool.cpp", "while (inside != 0)", "while (false)", "runtime/thread_pool.cpp"
     ),

@@ -4,16 +4,6 @@
 
 namespace mmfree {
 
-// Rows of all heads, (B, H, L, N): how far apart batches, heads and positions lie.
-struct HeadArray {
-  const float* data;
-  size_t batch, head, row;
-
-  PositionRows of(size_t b, size_t h) const {
-    return {data + b * batch + h * head, row};
-  }
-};
-
 struct GatedCall {
   size_t batch, heads, length, keys, values, gates;
   HeadArray q, k, v, f;

@@ -3,23 +3,11 @@
 #include "gated_linear_attention/chunks.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
-#include "runtime/contiguous.h"
+#include "runtime/head_arrays.h"
 
 namespace mmfree {
 
 namespace {
-
-// Returns the array itself if the numbers of each row lie one behind the other, else a copy.
-mx::array with_rows(const mx::array& x, mx::Stream stream) {
-  return x.shape(3) == 1 || x.strides(3) == 1 ? x : contiguous(x, stream);
-}
-
-HeadArray head_array(const mx::array& x) {
-  const auto distance = [&](int axis) {
-    return x.shape(axis) == 1 ? 0 : static_cast<size_t>(x.strides(axis));
-  };
-  return {x.data<float>(), distance(0), distance(1), distance(2)};
-}
 
 GatedCall gated_call(const mx::array& q, const mx::array& k, const mx::array& v,
                      const mx::array& state, const std::optional<mx::array>& f) {

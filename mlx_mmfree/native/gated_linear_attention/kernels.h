@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "runtime/head_rows.h"
 #include "runtime/workspace.h"
 
 namespace mmfree {
@@ -11,16 +12,6 @@ namespace mmfree {
 constexpr size_t kChunkLength = 64, kBlockLength = 8;
 // Rows of keys are padded to whole vectors of the widest instruction set.
 constexpr size_t kKeyStep = 16;
-
-// Rows of one head, `row` floats apart.
-struct PositionRows {
-  const float* data;
-  size_t row;
-
-  const float* at(size_t position) const {
-    return data + position * row;
-  }
-};
 
 // What is computed for one head: (L, K), (L, K), (L, V) and gates (L, `gates`), where `gates` is K,
 // 1 or 0 for none.

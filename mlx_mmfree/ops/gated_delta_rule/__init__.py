@@ -1,11 +1,13 @@
 """The delta rule: a state for each head that forgets what it holds under a key before it writes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
+from typing import Any
 
 import mlx.core as mx
 
-from ..backend.dispatch import Backend, Example, Operation
+from ..backend.cost import Call, Cost, meeting, work
+from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
 from .definition import chunked, reference
 from .metal import metal, unsupported
 
@@ -120,6 +122,45 @@ def _check_given(
         )
 
 
+def native(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    f: mx.array,
+    state: mx.array,
+    b: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """C++, some columns of a state in the cache, and its gradient."""
+    o, last = _kernel()(q, k, v, a, f, state, b)
+    return o, last
+
+
+def _gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
+    """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
+    *given, d_o, d_last, b = arrays
+
+    def definition(*given: mx.array) -> list[mx.array]:
+        return list(reference(*given))
+
+    given = given if b is None else [*given, b]
+    gradients: list[mx.array] = mx.vjp(definition, given, [d_o, d_last])[1]
+    return gradients
+
+
+def _cost(call: Call) -> Cost:
+    q, _, v, _, _, _, removed = call.arguments
+    batch, heads, length, dims = q.shape
+    value_dims = v.shape[3]
+    steps = batch * heads * length
+    size = steps * dims * value_dims
+    found, answered = (meeting(1, dims, value_dims, steps, (read, 5)) for read in (3, 0))
+    # the state decays, and what is new is added
+    total = found.work + answered.work + work(multiply=2 * size, add=size)
+    total += work(add=v.size) if removed is None else work(multiply=size, add=size)
+    return Cost(total, (found, answered))
+
+
 def _examples() -> Iterator[Example]:
     # rows of a state in whole pieces or not, and columns four to a lane or one
     for length, keys, values in product((1, 65), (32, 20), (128, 32)):
@@ -130,10 +171,13 @@ def _examples() -> Iterator[Example]:
             yield Example((x, x, v, x, f, state, x if has_removal else None))
 
 
+_kernel = native_kernel("gated_delta_rule", _gradient)
 _operation = Operation(
     "gated_delta_rule",
     _examples,
+    costs={"GatedDeltaRule": _cost},
     metal=Backend(metal, unsupported),
+    native=native,
     chunked=chunked,
     reference=reference,
 )

@@ -110,13 +110,17 @@ def of_a_token(rounds: int) -> float:
     )
 
 
-def main() -> None:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Times the delta rule beside other programs.")
     parser.add_argument("--torch-python", type=Path)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--torch-alone", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = build_parser().parse_args()
     if args.torch_alone:
         print(json.dumps(of_torch(args.length, args.rounds)))
         return

@@ -24,7 +24,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from ...errors import DownloadError
-from ...files.checkpoint_files import TEMPLATES_FOLDER
 from ...files.writing import check_space, sync
 
 PASSING = (408, 429, 500, 502, 503, 504)
@@ -235,23 +234,15 @@ _WORKERS = 4
 _WAIT_S, _MAX_WAIT_S = 0.2, 8
 
 
-def fetch_missing(
-    repository: str,
-    revision: str | None,
-    patterns: tuple[str, ...],
-    repo_type: str | None,
-    has_folders: bool = False,
-) -> None:
-    """Downloads the files that match a pattern and are missing in the Hub's cache.
+def fetch_missing(snapshot: Callable[..., Any], repository: str, repo_type: str | None) -> None:
+    """Downloads the files of a snapshot that are missing in the Hub's cache.
 
     Without a network it does nothing: the caller then reports that, or finds all files in the cache.
 
     Args:
+        snapshot: `huggingface_hub.snapshot_download` for the wanted files, which `dry_run` lists.
         repository: The repository id `owner/name`.
-        revision: Branch, tag or commit.
-        patterns: Names of files of the top folder.
         repo_type: `"dataset"`; `None` for a model.
-        has_folders: Whether files in folders match too.
 
     Raises:
         DownloadError: A file does not have the hash that the Hub lists.
@@ -259,7 +250,7 @@ def fetch_missing(
     """
     from huggingface_hub.utils import are_progress_bars_disabled, tqdm
 
-    files = _missing_files(repository, revision, patterns, repo_type, has_folders)
+    files = _missing_files(snapshot, repository, repo_type)
     if not files:
         return
     folder = files[0].content.parent
@@ -293,25 +284,13 @@ def fetch_missing(
 
 
 def _missing_files(
-    repository: str,
-    revision: str | None,
-    patterns: tuple[str, ...],
-    repo_type: str | None,
-    has_folders: bool,
+    snapshot: Callable[..., Any], repository: str, repo_type: str | None
 ) -> list[RemoteFile]:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import DryRunError
 
     try:
-        listed = snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=ignored(patterns, has_folders),
-            repo_type=repo_type,
-            dry_run=True,
-            tqdm_class=silent_bar(),
-        )
+        listed = snapshot(dry_run=True)
     except DryRunError:
         return []
     files: dict[str, RemoteFile] = {}
@@ -406,23 +385,3 @@ def _ask_for_rest(part: Part) -> AbstractContextManager[Any]:
         timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
     )
     return answer
-
-
-def ignored(patterns: tuple[str, ...], has_folders: bool) -> list[str] | None:
-    """Names that the patterns of files of the top folder must not match."""
-    if has_folders:
-        return None
-    # of all folders only that of chat templates has files; patterns cannot say "not"
-    in_folder = any("/" in pattern for pattern in patterns)
-    return [f"[!{TEMPLATES_FOLDER[0]}]*/*", "*/*/*"] if in_folder else ["*/*"]
-
-
-def silent_bar() -> Any:
-    """A progress bar that shows nothing: the package finds the files, which were downloaded before."""
-    from huggingface_hub.utils import tqdm
-
-    class Silent(tqdm):
-        def __init__(self, *arguments: Any, **options: Any):
-            super().__init__(*arguments, **{**options, "disable": True})
-
-    return Silent

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,12 +15,13 @@ from ...errors import CheckpointError, DownloadError, MMFreeError
 from ...files.checkpoint_files import (
     ADAPTER_PATTERNS,
     GGUF_SUFFIX,
+    TEMPLATES_FOLDER,
     TOKENIZER_PATTERNS,
     WEIGHT_PATTERNS,
 )
 from ...files.gguf_file import part_names, whole_models
 from ...files.reading import expanded, visible
-from .cache_content import fetch_missing, ignored, silent_bar
+from .cache_content import fetch_missing
 
 DATASET_FILES = ("train.jsonl", "valid.jsonl", "test.jsonl")
 
@@ -169,23 +171,44 @@ def ask_hub(
     kind = "datasets/" if repo_type == "dataset" else ""
     check_login("load", DownloadError)
     with _quiet_client(), _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
+        snapshot = partial(
+            huggingface_hub.snapshot_download,
+            repository,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=_ignored(patterns, has_folders),
+            repo_type=repo_type,
+            tqdm_class=_silent_bar(),
+        )
         if not dry_run:
-            fetch_missing(repository, revision, patterns, repo_type, has_folders)
+            fetch_missing(snapshot, repository, repo_type)
         try:
-            return huggingface_hub.snapshot_download(
-                repository,
-                revision=revision,
-                allow_patterns=list(patterns),
-                ignore_patterns=ignored(patterns, has_folders),
-                dry_run=dry_run,
-                repo_type=repo_type,
-                tqdm_class=silent_bar(),
-            )
+            return snapshot(dry_run=dry_run)
         except errors.DryRunError as error:
             # it hides the Hub's answer, if there was one
             if isinstance(error.__cause__, errors.HfHubHTTPError):
                 raise error.__cause__ from None
             raise errors.LocalEntryNotFoundError(str(error)) from error
+
+
+def _ignored(patterns: tuple[str, ...], has_folders: bool) -> list[str] | None:
+    """Names that the patterns of files of the top folder must not match."""
+    if has_folders:
+        return None
+    # of all folders only that of chat templates has files; patterns cannot say "not"
+    in_folder = any("/" in pattern for pattern in patterns)
+    return [f"[!{TEMPLATES_FOLDER[0]}]*/*", "*/*/*"] if in_folder else ["*/*"]
+
+
+def _silent_bar() -> Any:
+    """A progress bar that shows nothing: the package finds the files, which were downloaded before."""
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *arguments: Any, **options: Any):
+            super().__init__(*arguments, **{**options, "disable": True})
+
+    return Silent
 
 
 @contextmanager

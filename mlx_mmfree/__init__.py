@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         make_sampler,
         stream_generate,
     )
-    from .hub import load, load_model, load_tokenizer, save_model
+    from .hub import load, load_model, load_plugin, load_tokenizer, save_model
     from .layers import BitLinear
     from .token_mixers import GQA, MLGRU
 
@@ -38,6 +38,7 @@ __all__ = [
     "generate",
     "load",
     "load_model",
+    "load_plugin",
     "load_tokenizer",
     "make_processors",
     "make_sampler",
@@ -55,7 +56,7 @@ _PACKAGES = {
         "make_sampler",
         "stream_generate",
     ),
-    "hub": ("load", "load_model", "load_tokenizer", "save_model"),
+    "hub": ("load", "load_model", "load_plugin", "load_tokenizer", "save_model"),
     "layers": ("BitLinear",),
     "token_mixers": ("GQA", "MLGRU"),
 }

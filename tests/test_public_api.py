@@ -35,6 +35,7 @@ SIGNATURES = {
     + _GENERATE.format("state=None, ", _DRAFT + ", verbose=False"),
     "load": _LOAD,
     "load_model": _LOAD,
+    "load_plugin": "(source)",
     "load_tokenizer": "(path_or_repo, revision=None)",
     "make_processors": "(repetition_penalty=1.0, repetition_context_size=20, presence_penalty=0.0, "
     "frequency_penalty=0.0)",

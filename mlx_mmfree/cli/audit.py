@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from .parts import loading
 from .parts.command import CommandParser, check_writable, command
-from .parts.flags import non_negative
+from .parts.flags import add_plugin_flag, non_negative
 from .parts.show_attention import require_matplotlib
 from .parts.terminal import aligned
 
@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     loading.add_adapter_flag(parser)
     loading.add_latent_flag(parser)
+    add_plugin_flag(parser)
     parser.add_argument(
         "--config", help="shape to certify instead, without weights: {}, or a config.json"
     )

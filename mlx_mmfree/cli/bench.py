@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
 from .parts.command import CommandParser, check_writable, command
-from .parts.flags import positive
+from .parts.flags import add_plugin_flag, positive
 from .parts.loading import DTYPES, add_latent_flag, model_source
 from .parts.show_attention import require_matplotlib
 
@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="folder or Hub repository (the packaged model)")
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_latent_flag(parser)
+    add_plugin_flag(parser)
     parser.add_argument("--dtype", choices=DTYPES, help="float type; default: the checkpoint's")
     for name, what in (
         ("prompt-tokens", "lengths of the prompts to read (512)"),

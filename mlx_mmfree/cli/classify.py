@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.reading import read_text
 from .parts.command import CommandParser, check_writable, command
-from .parts.flags import positive
+from .parts.flags import add_plugin_flag, positive
 from .parts.loading import add_adapter_flag, add_memory_flags, limited_memory, with_adapter
 from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
 from .parts.show_attention import require_matplotlib
@@ -33,6 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         "`mmfree train` made",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_plugin_flag(parser)
     add_adapter_flag(parser)
     add_images(parser)
     add_texts(parser, "to classify", is_required=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts.command import CommandParser, command
+from .parts.flags import add_plugin_flag
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import DTYPES, add_latent_flag, dtype_of
 from .parts.source_card import model_card
@@ -43,6 +44,7 @@ def _add_source_flags(group: Any) -> None:
     )
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_latent_flag(group)
+    add_plugin_flag(group)
 
 
 def _add_target_flags(group: Any) -> None:

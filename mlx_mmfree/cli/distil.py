@@ -12,7 +12,7 @@ from ..platform.allocator import keep_freed_memory
 from ..training.distil.settings import MEASURED, DistilSettings, read_settings
 from ..training.precision import precision_note
 from .parts.command import CommandParser, command
-from .parts.flags import add_settings_flags, json_object, number_list
+from .parts.flags import add_plugin_flag, add_settings_flags, json_object, number_list
 from .parts.loading import add_dry_run_flag, show_plan
 from .parts.source_card import model_card
 from .parts.terminal import aligned, size_text
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", nargs="+", help="text or token files to learn from")
     parser.add_argument("--valid", nargs="+", help="held-out text or token files")
     add_settings_flags(parser, DistilSettings)
+    add_plugin_flag(parser)
     add_dry_run_flag(parser)
     return parser
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from .parts.command import CommandParser, argument_errors, command
-from .parts.flags import positive
+from .parts.flags import add_plugin_flag, positive
 from .parts.loading import add_memory_flags, limited_memory
 from .parts.prompts import given_prompt, opened_as
 from .parts.terminal import aligned
@@ -22,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder or Hub repository of the model, such as google/fnet-base",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_plugin_flag(parser)
     parser.add_argument(
         "--text",
         required=True,

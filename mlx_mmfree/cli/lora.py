@@ -16,7 +16,7 @@ from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping
 from .parts import loading
 from .parts.command import CommandParser, command
-from .parts.flags import add_settings_flags
+from .parts.flags import add_plugin_flag, add_settings_flags
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
@@ -69,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         "packed model; what had been rounded away stays lost",
     )
     loading.add_latent_flag(parser)
+    add_plugin_flag(parser)
     add_process_flags(parser)
     loading.add_memory_flags(parser)
     return parser

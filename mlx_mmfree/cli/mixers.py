@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .parts.command import CommandParser, command
+from .parts.flags import add_plugin_flag
 from .parts.terminal import aligned
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--spatial", action="store_true", help="list the mixers of images instead of those of texts"
     )
+    add_plugin_flag(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"

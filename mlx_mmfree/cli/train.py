@@ -10,7 +10,7 @@ from ..training.precision import precision_note
 from ..training.settings import Settings, read_settings
 from .parts import loading
 from .parts.command import CommandParser, command
-from .parts.flags import add_settings_flags
+from .parts.flags import add_plugin_flag, add_settings_flags
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="kind of the architecture's linear layers, whatever the file says",
     )
     loading.add_latent_flag(parser)
+    add_plugin_flag(parser)
     add_report_flags(parser)
     add_process_flags(parser)
     loading.add_dry_run_flag(parser)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from .parts.command import CommandParser, command
-from .parts.flags import positive
+from .parts.flags import add_plugin_flag, positive
 from .parts.loading import add_memory_flags, limited_memory
 from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
 
@@ -21,6 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder or Hub repository of the model, such as Helsinki-NLP/opus-mt-en-de",
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_plugin_flag(parser)
     add_texts(parser, "to translate")
     parser.add_argument(
         "--language", help="code of the target language, for a model of several, such as fra"

@@ -23,6 +23,7 @@ import mlx.nn as nn
 from mlx.utils import tree_reduce
 
 from ..errors import MeasurementError, MMFreeError
+from ..files.plugins import LOADED, load_listed
 from ..generation.decode import Decoding, prefill
 from ..hub import load_model, open_checkpoint
 from ..layers.attention.key_values import KeyValueState
@@ -154,10 +155,12 @@ def measure(
         MeasurementError: The function failed, or its process ended before.
         TimeoutError: The process took longer, and was ended.
     """
+    sources = [str(plugin.source) for plugin in LOADED]
+    call = {"function": function, "arguments": arguments, "plugins": sources}
     try:
         process = subprocess.run(
             [sys.executable, "-m", "mlx_mmfree.evaluation.benchmark"],
-            input=json.dumps({"function": function, "arguments": arguments}),
+            input=json.dumps(call),
             env=child_environment(threads),
             capture_output=True,
             text=True,
@@ -196,10 +199,13 @@ def check_ending(what: str, status: int, errors: str) -> None:
     raise MeasurementError(f"[bench] {what} ended with {ending}. {lines[-1][:_MAX_MESSAGE]}")
 
 
-def result_or_failure(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def result_or_failure(
+    function: str, arguments: Mapping[str, Any], plugins: Sequence[str] = ()
+) -> dict[str, Any]:
     """What a function returns, under `result`, or one line on why it failed, under `failure`."""
     module, _, name = function.partition(":")
     try:
+        load_listed(plugins, Path())
         return {"result": getattr(importlib.import_module(module), name)(**arguments)}
     except MMFreeError as error:
         return {"failure": str(error)}

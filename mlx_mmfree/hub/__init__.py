@@ -1,5 +1,6 @@
 """Downloads, loads, converts, saves and uploads checkpoints."""
 
+from ..files.plugins import load_plugin as load_plugin
 from ..tokenizer.tokenizer import Tokenizer as Tokenizer
 from .checkpoint.checkpoint import Checkpoint as Checkpoint
 from .checkpoint.checkpoint import open_checkpoint as open_checkpoint

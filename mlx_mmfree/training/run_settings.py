@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..errors import TrainingError
 from ..files.declared import Declared, declare
+from ..files.plugins import load_listed
 from ..files.reading import read_file
 from ..files.yaml_text import MAX_BYTES, parse_yaml
 from .data_parallel import DEFAULT_TIMEOUT_S
@@ -215,10 +216,40 @@ def _read(declared: Field[Any], value: Any) -> Any:
     return reader(declared.name, value)
 
 
+def listed(value: Any, name: str) -> Sequence[Any]:
+    """The entries of a list of a YAML file.
+
+    Raises:
+        ValueError: The value is not a list.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"'{name}' must be a list but got {value!r:.80}")
+    return value
+
+
+def names_in(name: str, value: Any) -> tuple[str, ...]:
+    """The names in a list of a YAML file.
+
+    Raises:
+        ValueError: The value is not a list of texts.
+    """
+    for entry in listed(value, name):
+        if not isinstance(entry, str):
+            raise ValueError(f"'{name}' must be a list of names but holds {entry!r:.80}")
+    return tuple(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CorpusSettings(RunSettings):
     """The settings of a run that learns from texts or token files."""
 
+    plugins: tuple[str, ...] = setting(
+        "Python files, relative to this one, or modules with mixers or architectures of your own.",
+        (),
+        reader=names_in,
+        has_flag=False,
+        counts=False,
+    )
     accumulation_steps: int = setting("Number of forward passes in an optimizer step.", 1, POSITIVE)
     sequence_length: int = setting("Number of tokens of a sequence.", 256, POSITIVE)
     valid_tokens: int = setting(
@@ -332,6 +363,20 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
     return values
 
 
+def load_named(values: Mapping[str, Any], path: Path) -> None:
+    """Loads the plug-ins that a YAML file of the user names under `plugins`, relative to it.
+
+    Raises:
+        TrainingError: They are no list of names.
+        UsageError: One cannot be loaded.
+    """
+    try:
+        sources = names_in("plugins", values.get("plugins", ()))
+    except ValueError as error:
+        raise TrainingError(f"[plugin] a value of '{path}' is wrong: {error}.") from error
+    load_listed(sources, path.parent)
+
+
 def finite(value: Any, name: str = "a number") -> float:
     """The finite number that a value of a YAML file stands for.
 
@@ -349,29 +394,6 @@ def finite(value: Any, name: str = "a number") -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     rule = "finite" if is_number or math.isinf(number) else "a number"
     raise ValueError(f"{name} must be {rule} but got {value!r:.80}")
-
-
-def listed(value: Any, name: str) -> Sequence[Any]:
-    """The entries of a list of a YAML file.
-
-    Raises:
-        ValueError: The value is not a list.
-    """
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"'{name}' must be a list but got {value!r:.80}")
-    return value
-
-
-def names_in(name: str, value: Any) -> tuple[str, ...]:
-    """The names in a list of a YAML file.
-
-    Raises:
-        ValueError: The value is not a list of texts.
-    """
-    for entry in listed(value, name):
-        if not isinstance(entry, str):
-            raise ValueError(f"'{name}' must be a list of names but holds {entry!r:.80}")
-    return tuple(value)
 
 
 def named_mapping(name: str, value: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from .run_settings import (
     Rule,
     finite,
     listed,
+    load_named,
     named_mapping,
     names_in,
     read_mapping,
@@ -329,6 +330,7 @@ def read_settings(
         200
     """
     values = read_mapping(path, "train")
+    load_named(values, path)
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     if linear_class is not None:
         if values.get("init_from") is not None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.console import command_names, whole_parser
+from mlx_mmfree.cli.parts.console import whole_parser
 from tests.hub.checkpoints import GOLDENS
 
 FOLDER = str(GOLDENS / "tokenizer_bpe")
@@ -28,5 +28,5 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_it_is_completed() -> None:
-    parser = whole_parser("mlx_mmfree.cli", command_names(), "mmfree count --mo")
+    parser = whole_parser("mmfree count --mo")
     assert parser.parse_args(["count", "--model", "x", "y"]).text == "y"

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_parser_has_all_commands_and_the_flags_of_the_typed_one() -> None:
-    parser = whole_parser("mlx_mmfree.cli", command_names(), "mmfree generate --mo")
+    parser = whole_parser("mmfree generate --mo")
     typed = parser.parse_args(["generate", "--model", "x"])
     assert typed.model == "x"
     for name in command_names():

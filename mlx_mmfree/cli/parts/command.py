@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from ...errors import MMFreeError, TrainingStopped, UsageError, without_credentials
+from ...files import plugins
 from ...platform.terminal import clean_terminal
 
 # Names of arguments in the library, and the flags that their values may come from.
@@ -140,7 +141,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
     """Makes a command report what the user can mend: by one line on stderr and an exit status.
 
     This covers the library's own errors, errors of the system (a full disk, a file without write
-    permission, a closed pipe) and Ctrl-C. Other errors keep their traceback.
+    permission, a closed pipe), errors in a plug-in and Ctrl-C. Other errors keep their traceback.
     """
 
     @clean_terminal()
@@ -177,7 +178,10 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
             if presses and _happened_in_import(error):
                 print(file=sys.stderr)
                 return INTERRUPTED
-            raise
+            if (said := plugins.failure(error)) is None:
+                raise
+            _report(f"[plugin] a plug-in must run without errors but {said}.")
+            return USER_ERROR
 
     return run
 

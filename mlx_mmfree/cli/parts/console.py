@@ -9,8 +9,10 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ...errors import UsageError
+from ...files.plugins import entry_module, installed
 from ...version import __version__
 from .command import command
 
@@ -18,33 +20,29 @@ ENVIRONMENT_VARIABLE = "_ARGCOMPLETE"
 """The shell sets this variable when it asks for completions."""
 
 
-def complete(package: str, names: Sequence[str]) -> None:
-    """If a shell asks for completions, answers it and ends the process.
-
-    Args:
-        package: The package whose modules are the commands.
-        names: The names of the commands.
-    """
+def complete() -> None:
+    """If a shell asks for completions, answers it and ends the process."""
     if ENVIRONMENT_VARIABLE not in os.environ:
         return
     try:
         import argcomplete
     except ImportError:
         return
-    argcomplete.autocomplete(whole_parser(package, names, os.environ.get("COMP_LINE", "")))
+    argcomplete.autocomplete(whole_parser(os.environ.get("COMP_LINE", "")))
 
 
-def whole_parser(package: str, names: Sequence[str], line: str) -> argparse.ArgumentParser:
+def whole_parser(line: str) -> argparse.ArgumentParser:
     """A parser of all commands. It knows the flags of those commands that `line` names."""
     parser = argparse.ArgumentParser(prog="mmfree", allow_abbrev=False)
     parser.add_argument("--version", action="store_true")
     commands = parser.add_subparsers()
+    names = command_names()
     commands.add_parser("help").add_argument("command", choices=names)
     typed = line.split()
     for name in names:
         parents = []
         if name in typed:
-            parents = [importlib.import_module(f"{package}.{name}").build_parser()]
+            parents = [_module(name).build_parser()]
         commands.add_parser(name, parents=parents, add_help=not parents, allow_abbrev=False)
     return parser
 
@@ -54,15 +52,26 @@ _PACKAGE = "mlx_mmfree.cli"
 
 
 def command_names() -> list[str]:
-    """The names of all commands, from the files of their package."""
+    """The names of all commands: the files of their package, and what installed packages add."""
+    return sorted({*_own_names(), *(each.name for each in installed("commands"))})
+
+
+def _own_names() -> list[str]:
     search = importlib.import_module(_PACKAGE).__path__
-    return sorted(entry.name for entry in pkgutil.iter_modules(search) if not entry.ispkg)
+    return [entry.name for entry in pkgutil.iter_modules(search) if not entry.ispkg]
+
+
+def _module(name: str) -> Any:
+    """The module of a command, or `None`. Those of the package keep their names."""
+    if name in _own_names():
+        return importlib.import_module(f"{_PACKAGE}.{name}")
+    return next((entry_module(each) for each in installed("commands") if each.name == name), None)
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `mmfree <command> ...` and returns its exit status."""
-    complete(_PACKAGE, command_names())
+    complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
@@ -71,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_overview())
     elif name == "--version":
         print(f"mmfree {__version__}")
-    elif name in command_names():
-        module = importlib.import_module(f"{_PACKAGE}.{name}")
+    elif (module := _module(name)) is not None:
         status: int = module.main(arguments[1:])
         return status
     else:
@@ -85,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _help(name: str) -> str:
     """The text of `HELP` in a command's file, read without the half second that imports would take."""
+    if name not in _own_names():
+        return str(getattr(_module(name), "HELP", "a command of an installed package"))
     source = importlib.util.find_spec(f"{_PACKAGE}.{name}")
     text = Path(str(source and source.origin)).read_text(encoding="utf-8")
     return next(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
+from ...files.plugins import load_plugin
 from ...files.reading import parse_json
 from ...platform.resident_memory import BYTES_PER_GB
 
@@ -123,6 +124,27 @@ _VALUES: dict[Any, Any] = {
     float | None: float,
     str | None: str,
 }
+
+
+class _LoadPlugin(argparse.Action):
+    """Loads a plug-in as soon as its flag is read, so that other flags can name what it holds."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        load_plugin(values)
+
+
+def add_plugin_flag(parser: "argparse._ActionsContainer") -> None:
+    """Adds the flag that loads code of the user's own, for all commands that load or make a model."""
+    parser.add_argument(
+        "--plugin",
+        action=_LoadPlugin,
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="Python file or module with mixers, architectures or forms of weights of your own; may be "
+        "given several times",
+    )
 
 
 def add_settings_flags(parser: ArgumentParser, settings: "type[RunSettings]") -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...platform.allocator import keep_freed_memory
 from .command import argument_errors
-from .flags import gigabytes, non_negative, positive
+from .flags import add_plugin_flag, gigabytes, non_negative, positive
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -182,6 +182,7 @@ def add_model_flags(parser: argparse.ArgumentParser, *, is_named: bool = True) -
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_adapter_flag(group)
     add_latent_flag(group)
+    add_plugin_flag(group)
     group.add_argument(
         "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from . import loading
 from .command import CommandParser, command
+from .flags import add_plugin_flag
 from .terminal import aligned, size_text
 
 
@@ -16,6 +17,7 @@ def add_checkpoint_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     loading.add_latent_flag(parser)
+    add_plugin_flag(parser)
 
 
 def build_parser() -> CommandParser:

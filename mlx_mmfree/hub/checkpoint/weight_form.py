@@ -4,7 +4,6 @@ Each file of the folder `forms`, or on its search path, has such a record as `FO
 """
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import UnsupportedModelError
+from ...files import plugins
 from ...files.tensors import TensorEntry, TensorSpec
 from ...layers.matrix import Matrix
 
@@ -23,7 +23,6 @@ PACKED_DTYPES = (mx.uint8, mx.uint32)
 WRITER_KEY = "mlx_mmfree"
 """The key under which `config.json` describes its writer, see `hub.checkpoint.checkpoint`."""
 
-_PACKAGE = f"{__package__}.forms"
 _SECTION = "quantization_config"
 _ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
 
@@ -149,14 +148,15 @@ class WeightForm:
 
 def weight_forms() -> dict[str, WeightForm]:
     """All forms by their names."""
-    return _weight_forms(tuple(importlib.import_module(_PACKAGE).__path__))
+    path = importlib.import_module(f"{__package__}.forms").__path__
+    return _weight_forms(tuple(path), tuple(plugins.LOADED))
 
 
 @cache
-def _weight_forms(search: tuple[str, ...]) -> dict[str, WeightForm]:
-    files = sorted(entry.name for entry in pkgutil.iter_modules(search))
-    found = [importlib.import_module(f"{_PACKAGE}.{name}").FORM for name in files]
-    return {form.name: form for form in found}
+def _weight_forms(
+    search: tuple[str, ...], loaded: tuple[plugins.Plugin, ...]
+) -> dict[str, WeightForm]:
+    return plugins.records_of("weight_forms", "FORM", WeightForm)
 
 
 def forms_of(config: Mapping[str, Any]) -> dict[str, tuple[WeightForm, Mapping[str, Any]]]:
@@ -217,7 +217,8 @@ def described_forms(
             )
             raise UnsupportedModelError(
                 f"[config.json] 'quantization_config' must be {dict(known.own)}{others}, or absent for "
-                f"this architecture but got {said!r:.200}. Load the checkpoint that it was made from."
+                f"this architecture but got {said!r:.200}. Load the checkpoint that it was made from. "
+                f"{plugins.where_else()}"
             )
         if packed.check is not None:
             packed.check(said)

@@ -5,7 +5,6 @@ Names of tensors on disk, which are the Hub's, are translated into those in memo
 
 import importlib
 import math
-import pkgutil
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import UnsupportedModelError
+from ...files import plugins
 from ...layers.matrix import matrices, parameters
 from .ternary_linears import PACKED_FORMS
 
@@ -170,10 +170,6 @@ class Architecture:
         return "image-classification" if self.variants else self.does(config)
 
 
-_PACKAGE = "mlx_mmfree.models"
-"""Each file in it, or on its search path, is an architecture."""
-
-
 def architectures() -> dict[str, Architecture]:
     """Lists the architectures that can be loaded.
 
@@ -184,14 +180,15 @@ def architectures() -> dict[str, Architecture]:
         >>> "bitnet" in architectures()
         True
     """
-    return _architectures(tuple(importlib.import_module(_PACKAGE).__path__))
+    path = importlib.import_module("mlx_mmfree.models").__path__
+    return _architectures(tuple(path), tuple(plugins.LOADED))
 
 
 @cache
-def _architectures(search: tuple[str, ...]) -> dict[str, Architecture]:
-    files = (entry.name for entry in pkgutil.iter_modules(search) if not entry.ispkg)
-    modules = (importlib.import_module(f"{_PACKAGE}.{name}") for name in files)
-    return {module.ARCHITECTURE.name: module.ARCHITECTURE for module in modules}
+def _architectures(
+    search: tuple[str, ...], loaded: tuple[plugins.Plugin, ...]
+) -> dict[str, Architecture]:
+    return plugins.records_of("models", "ARCHITECTURE", Architecture)
 
 
 def known_model_types() -> list[str]:
@@ -227,7 +224,7 @@ def find(model_type: object) -> Architecture:
         return architectures()[model_type]
     raise UnsupportedModelError(
         f"[load] 'model_type' must be one of {', '.join(known_model_types())} but got "
-        f"{model_type!r:.100}. This architecture is not implemented."
+        f"{model_type!r:.100}. This architecture is not implemented. {plugins.where_else()}"
     )
 
 
@@ -255,7 +252,7 @@ def find_described(config: Mapping[str, Any]) -> Architecture:
             return architecture
     raise UnsupportedModelError(
         f"[load] 'architecture' must be one of {', '.join(known_variants())} but got {name!r:.100}. "
-        "This architecture is not implemented."
+        f"This architecture is not implemented. {plugins.where_else()}"
     )
 
 

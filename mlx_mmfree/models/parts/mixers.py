@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -11,6 +10,7 @@ from typing import Any, TypeVar, get_args
 import mlx.nn as nn
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...files import plugins
 from ...layers import ChannelMixer, RoPE
 from ...layers.attention.positions import ALiBi, RelativeBias
 from ...layers.mixer import Linears, SpatialMixer, TokenMixer
@@ -27,32 +27,36 @@ _CAPABILITIES = {
 
 def token_mixers() -> dict[str, type[TokenMixer]]:
     """All token mixers by name, sorted."""
-    return _mixers("mlx_mmfree.token_mixers", TokenMixer)
+    return _mixers("token_mixers", TokenMixer)
 
 
 def spatial_mixers() -> dict[str, type[SpatialMixer]]:
     """All spatial mixers by name, sorted."""
-    return _mixers("mlx_mmfree.spatial_mixers", SpatialMixer)
+    return _mixers("spatial_mixers", SpatialMixer)
 
 
 def channel_mixers() -> dict[str, type[ChannelMixer]]:
     """All channel mixers by name, sorted."""
-    return _mixers("mlx_mmfree.channel_mixers", ChannelMixer)
+    return _mixers("channel_mixers", ChannelMixer)
 
 
 def _mixers(package: str, base: type) -> dict[str, Any]:
     """Each file of the package, or on its search path, holds a mixer of its name, or several."""
-    return _found(package, base, tuple(importlib.import_module(package).__path__))
+    path = importlib.import_module(f"mlx_mmfree.{package}").__path__
+    return _found(package, base, tuple(path), tuple(plugins.LOADED))
 
 
 @cache
-def _found(package: str, base: type, search: tuple[str, ...]) -> dict[str, Any]:
-    found = {}
-    for name in [entry.name for entry in pkgutil.iter_modules(search)]:
-        module = importlib.import_module(f"{package}.{name}")
+def _found(
+    package: str, base: type, search: tuple[str, ...], loaded: tuple[plugins.Plugin, ...]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for plugin in plugins.modules_of(package):
+        module = plugin.module
         for _, value in inspect.getmembers(module, inspect.isclass):
-            if issubclass(value, base) and value.__module__ == module.__name__:
-                found[vars(value).get("name", name)] = value
+            is_own = f"{value.__module__}.".startswith(f"{module.__name__}.")
+            if issubclass(value, base) and is_own:
+                plugins.add(found, vars(value).get("name", plugin.name), value, plugin)
     return dict(sorted(found.items()))
 
 
@@ -72,7 +76,8 @@ def find_token_mixer(name: object) -> type[TokenMixer]:
         return known[name]
     listed = "; ".join(f"{key} ({', '.join(capabilities(mixer))})" for key, mixer in known.items())
     raise UnsupportedModelError(
-        f"[model] a token mixer must be one of those that follow but got {name!r:.100}: {listed}."
+        f"[model] a token mixer must be one of those that follow but got {name!r:.100}: {listed}. "
+        f"{plugins.where_else()}"
     )
 
 
@@ -86,7 +91,8 @@ def find_spatial_mixer(name: object) -> type[SpatialMixer]:
     if isinstance(name, str) and name in known:
         return known[name]
     raise UnsupportedModelError(
-        f"[model] a spatial mixer must be one of {', '.join(known)} but got {name!r:.100}."
+        f"[model] a spatial mixer must be one of {', '.join(known)} but got {name!r:.100}. "
+        f"{plugins.where_else()}"
     )
 
 
@@ -100,7 +106,8 @@ def find_channel_mixer(name: object) -> type[ChannelMixer]:
     if isinstance(name, str) and name in known:
         return known[name]
     raise UnsupportedModelError(
-        f"[model] a channel mixer must be one of {', '.join(known)} but got {name!r:.100}."
+        f"[model] a channel mixer must be one of {', '.join(known)} but got {name!r:.100}. "
+        f"{plugins.where_else()}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from ...errors import TrainingError
 from ..corpus.mixture import Stage as Mixture
-from ..run_settings import CorpusSettings, Rule, TeacherSettings, read_mapping, setting
+from ..run_settings import CorpusSettings, Rule, TeacherSettings, load_named, read_mapping, setting
 from ..settings import Settings
 
 StageName = Literal["mixers", "hidden", "logits", "text"]
@@ -197,5 +197,7 @@ def read_settings(path: Path | None, given: Mapping[str, Any]) -> DistilSettings
         TrainingError: The file cannot be read, or a value is unknown, missing or wrong.
     """
     values = {} if path is None else read_mapping(path, "distil")
+    if path is not None:
+        load_named(values, path)
     values |= {name: value for name, value in given.items() if value is not None}
     return DistilSettings.made(values, "the settings" if path is None else f"'{path}'")

@@ -1,0 +1,244 @@
+"""Code that is not in the package: plug-ins that the user names, and what installed packages declare.
+
+Nothing that a checkpoint, an adapter or a run folder holds is ever loaded from here.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar, cast
+
+from ..errors import UsageError
+
+_PACKAGES = {"weight_forms": "mlx_mmfree.hub.checkpoint.forms"}
+"""Where the files of a kind lie, if that is not the package of its name."""
+
+
+class Plugin(NamedTuple):
+    """A module that holds what a file of the package could.
+
+    Attributes:
+        name: That of such a file.
+        module: The module.
+        source: What messages call it; empty for a file of the package.
+        is_named: Whether the user named it, so that it may hold any kind.
+    """
+
+    name: str
+    module: ModuleType
+    source: str = ""
+    is_named: bool = False
+
+
+LOADED: list[Plugin] = []
+"""The plug-ins that this process was told to load, in that order."""
+
+_roots: dict[str, str] = {}
+"""Files and folders of code that is not the library's, with what messages call them."""
+
+
+def load_plugin(source: str | Path) -> ModuleType:
+    r"""Loads a file or module with mixers, architectures or forms of weights of your own.
+
+    From then on this process finds them by their names. A file holds what a file of the package would:
+    classes of mixers, under the name of the file unless they say another; an architecture as
+    `ARCHITECTURE`; a form of weights as `FORM`. It may hold several. Its code runs with all rights of
+    the user, so only you name it: nothing in a model or a run does.
+
+    Args:
+        source: A file that ends in `.py`, relative to the current folder, or the name of a module that
+            Python can import.
+
+    Returns:
+        The module. Loading it again returns the same one.
+
+    Raises:
+        UsageError: There is no such file or module, or it does not run to its end. The message names the
+            line.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from mlx_mmfree.models.parts.mixers import find_token_mixer
+        >>> text = "from mlx_mmfree.token_mixers import HGRN\nclass Mine(HGRN):\n    name = 'mine'\n"
+        >>> written = Path("my_mixer.py").write_text(text)
+        >>> module = load_plugin("my_mixer.py")
+        >>> find_token_mixer("mine") is module.Mine
+        True
+    """
+    if _is_file(source):
+        file = Path(source).expanduser().resolve()
+        stem = file.stem
+        # two files of one name are two modules, and none replaces a module of Python
+        name = f"plugin_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{stem}"
+    else:
+        name = str(source)
+        stem = name.rpartition(".")[2]
+    for plugin in LOADED:
+        if plugin.module.__name__ == name:
+            return plugin.module
+    if _is_file(source):
+        module = _run_file(file, name, str(source))
+    else:
+        module = _import(name, "'plugin'", "Name a file that ends in .py, or install its package.")
+    LOADED.append(Plugin(stem, module, str(source), is_named=True))
+    return module
+
+
+def load_listed(sources: Iterable[str], folder: Path) -> None:
+    """Loads the plug-ins that a file of the user lists; those that are files begin at its folder."""
+    for source in sources:
+        load_plugin(folder / Path(source).expanduser() if _is_file(source) else source)
+
+
+def _is_file(source: str | Path) -> bool:
+    return isinstance(source, Path) or source.endswith(".py") or os.sep in source
+
+
+def _run_file(file: Path, name: str, shown: str) -> ModuleType:
+    if not file.is_file():
+        raise UsageError(
+            f"[plugin] 'plugin' must be a Python file that is there but there is no file '{shown}'."
+        )
+    loader = SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_loader(name, loader)
+    module = importlib.util.module_from_spec(cast(ModuleSpec, spec))
+    _roots[str(file)] = shown
+    # dataclasses look their module up while it runs
+    sys.modules[name] = module
+    try:
+        _run(lambda: loader.exec_module(module), "'plugin'", shown)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import(name: str, what: str, way_out: str) -> ModuleType:
+    """Imports a module by its name."""
+    top = name.partition(".")[0]
+    spec = importlib.util.find_spec(top) if top.isidentifier() else None
+    if spec is None:
+        raise UsageError(
+            f"[plugin] {what} must be a module that Python finds but got {name!r:.100}. {way_out}"
+        )
+    for root in spec.submodule_search_locations or [str(spec.origin)]:
+        _roots[root] = name
+    module: ModuleType = _run(lambda: importlib.import_module(name), what, name)
+    return module
+
+
+def _run(run: Callable[[], Any], what: str, shown: str) -> Any:
+    """Runs code that is not the library's. Whatever goes wrong in it is one sentence."""
+    try:
+        return run()
+    except (Exception, SystemExit) as error:
+        said = failure(error) or f"'{shown}' ends with {_said(error)}"
+        raise UsageError(f"[plugin] {what} must run to its end but {said}.") from error
+
+
+def failure(error: BaseException) -> str | None:
+    """The line of a plug-in in which an error arose, and the error; `None` if it was in none."""
+    lines: list[tuple[str, int | None]] = [
+        (frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        lines.append((error.filename, error.lineno))
+    for file, line in reversed(lines):
+        for root, shown in _roots.items():
+            if file == root or file.startswith(root + os.sep):
+                place = shown if file == root else os.path.relpath(file, os.path.dirname(root))
+                return f"line {line} of '{place}' ends with {_said(error)}"
+    return None
+
+
+def _said(error: BaseException) -> str:
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {text}".rstrip(":. ")
+
+
+def where_else() -> str:
+    """A sentence for errors about an unknown name: a plug-in may have it."""
+    text = (
+        "A plug-in may have it: name its file with --plugin, under 'plugins' in the YAML file of train "
+        "or distil, or to mlx_mmfree.load_plugin."
+    )
+    if LOADED:
+        sources = ", ".join(f"'{plugin.source}'" for plugin in LOADED)
+        text += f" Of what is loaded, {sources}, nothing has it."
+    return text
+
+
+@cache
+def installed(kind: str) -> tuple[EntryPoint, ...]:
+    """What installed packages declare as a kind, by the entry points `mlx_mmfree.<kind>`."""
+    return tuple(sorted(entry_points(group=f"mlx_mmfree.{kind}"), key=lambda each: each.name))
+
+
+def entry_module(entry: EntryPoint) -> ModuleType:
+    """The module of an entry point.
+
+    Raises:
+        UsageError: It cannot be imported.
+    """
+    package = entry.dist.name if entry.dist else entry.module
+    what = f"{entry.name!r} of the installed package {package}"
+    return _import(entry.module, what, f"Mend it, or leave it out: pip uninstall {package}")
+
+
+def modules_of(kind: str) -> list[Plugin]:
+    """The modules that may hold things of a kind: the package's, those of other packages, plug-ins."""
+    package = _PACKAGES.get(kind, f"mlx_mmfree.{kind}")
+    files = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    own = [
+        Plugin(file.name, importlib.import_module(f"{package}.{file.name}"))
+        for file in sorted(files, key=lambda file: file.name)
+        if not file.ispkg
+    ]
+    others = [Plugin(each.name, entry_module(each), each.value) for each in installed(kind)]
+    return [*own, *others, *LOADED]
+
+
+Record = TypeVar("Record")
+
+
+def records_of(kind: str, attribute: str, base: type[Record]) -> dict[str, Record]:
+    """The records that modules of a kind hold under a name, by their own `name`.
+
+    Raises:
+        UsageError: One is something else, or has a name that is taken.
+    """
+    found: dict[str, Record] = {}
+    for plugin in modules_of(kind):
+        record = getattr(plugin.module, attribute, None)
+        if record is None and plugin.is_named:
+            continue
+        if not isinstance(record, base):
+            raise UsageError(
+                f"[plugin] '{attribute}' of {plugin.source or plugin.name} must be of the class "
+                f"{base.__name__} but got {record!r:.80}."
+            )
+        add(found, str(getattr(record, "name", "")), record, plugin)
+    return found
+
+
+def add(found: dict[str, Any], name: str, value: Any, plugin: Plugin) -> None:
+    """Adds something under its name.
+
+    Raises:
+        UsageError: The name is taken, and would stand for something else from now on.
+    """
+    if found.setdefault(name, value) is not value:
+        raise UsageError(
+            f"[plugin] the names in '{plugin.source or plugin.name}' must be new ones but {name!r} is "
+            "taken. Give it another name."
+        )

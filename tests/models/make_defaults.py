@@ -26,6 +26,7 @@ GIVEN: dict[str, list[dict[str, Any]]] = {
     "big_bird": [{}],
     "fnet": [{}],
     "longformer": [{}],
+    "mamba2": [{}],
     "marian": [{}, {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}],
     # an encoder is not read, nor is a number of buckets that follows from the first text
     "reformer": [{"is_decoder": True, "num_buckets": 64}],
@@ -98,7 +99,7 @@ def main() -> None:
     if args.fla is not None:
         files = {
             name: f"fla/models/{name}/configuration_{name}.py"
-            for name in ("gla", "hgrn", "hgrn2", "retnet")
+            for name in ("delta_net", "gated_deltanet", "gla", "hgrn", "hgrn2", "kda", "retnet", "rwkv7")
         }
         found["flash-linear-attention"] = of_clone(args.fla, files)
     if args.mmfree is not None:

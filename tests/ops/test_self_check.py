@@ -5,6 +5,7 @@ import platform
 import threading
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ from mlx_mmfree.ops import (
     ternary_matmul,
     use_backend,
 )
-from mlx_mmfree.ops.backend import dispatch, kept_results, self_check
+from mlx_mmfree.ops.backend import dispatch, kept_results, metal_functions, self_check
 from tests.backends import change_backend
 from tests.emulator.emulator import Emulator
 
@@ -31,7 +32,11 @@ OP = "mlx_mmfree.ops.ternary_matmul"
 
 @pytest.fixture
 def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """A device other than the CPU, on which nothing has been checked yet."""
+    """A device other than the CPU, on which nothing has been checked yet, and that flushes denormals.
+
+    So kernels need no check but their own.
+    """
+    monkeypatch.setattr(metal_functions, "_without_halves", ContextVar("flushes", default=True))
     monkeypatch.setattr(self_check, "_checks", {})
     monkeypatch.setattr(dispatch, "native_unavailable", lambda: "this is no CPU")
     change_backend(monkeypatch, "bit_linear", "chunked", unsupported=lambda *_: "this is no CPU")

@@ -47,7 +47,9 @@ class Config(HubConfig):
     decay_low_rank_dim: int | None = key("Dims before the decay.", integer, 64, is_optional=True)
     gate_low_rank_dim: int | None = key("Dims before the gate.", integer, 128, is_optional=True)
     a_low_rank_dim: int | None = key("Dims before what is removed.", integer, 64, is_optional=True)
-    v_low_rank_dim: int | None = key("Dims before the share of first values.", integer, 16, is_optional=True)
+    v_low_rank_dim: int | None = key(
+        "Dims before the share of first values.", integer, 16, is_optional=True
+    )
     norm_eps: float = key("Epsilon of the norms.", number, 1e-5, low=1e-12, high=1.0)
     tie_word_embeddings: bool = key("The head reads the embedding's weight.", boolean, False)
     max_position_embeddings: int = key(

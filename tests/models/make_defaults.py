@@ -99,7 +99,16 @@ def main() -> None:
     if args.fla is not None:
         files = {
             name: f"fla/models/{name}/configuration_{name}.py"
-            for name in ("delta_net", "gated_deltanet", "gla", "hgrn", "hgrn2", "kda", "retnet", "rwkv7")
+            for name in (
+                "delta_net",
+                "gated_deltanet",
+                "gla",
+                "hgrn",
+                "hgrn2",
+                "kda",
+                "retnet",
+                "rwkv7",
+            )
         }
         found["flash-linear-attention"] = of_clone(args.fla, files)
     if args.mmfree is not None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .parts.command import CommandParser, command
+from .parts.flags import add_plugin_flag
 from .parts.source_card import certificate_section
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--revision", help="branch to write to, which is created if it is missing; default: main"
     )
+    add_plugin_flag(parser)
     parser.add_argument("--message", help="commit message")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be sent, and send nothing"

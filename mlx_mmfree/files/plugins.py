@@ -181,7 +181,14 @@ def where_else() -> str:
 @cache
 def installed(kind: str) -> tuple[EntryPoint, ...]:
     """What installed packages declare as a kind, by the entry points `mlx_mmfree.<kind>`."""
-    return tuple(sorted(entry_points(group=f"mlx_mmfree.{kind}"), key=lambda each: each.name))
+    declared = _entry_points().select(group=f"mlx_mmfree.{kind}")
+    return tuple(sorted(declared, key=lambda each: each.name))
+
+
+@cache
+def _entry_points() -> Any:
+    """Those of all installed packages, whose files are read once for all kinds."""
+    return entry_points()
 
 
 def entry_module(entry: EntryPoint) -> ModuleType:

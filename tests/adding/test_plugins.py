@@ -20,7 +20,7 @@ from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
 from mlx_mmfree.models import find, known_model_types
 from mlx_mmfree.models.parts.mixers import find_token_mixer, token_mixers
-from tests.hub.checkpoints import GOLDENS
+from tests.hub.checkpoints import GOLDENS, tiny_transformer
 
 HERE = Path(__file__).parent
 MIXER = """
@@ -222,12 +222,20 @@ def test_a_run_is_trained_resumed_and_used_with_what_its_user_names(
     assert main(["train", "--config", str(run), *given]) == 0, capsys.readouterr().err
 
 
-def test_distil_reads_plugins_from_its_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run.parent / "distil.yaml").write_text("plugins: [my_mixer.py]\nmodel: none\n")
-    # the settings lack a key, which is said after the plug-in is loaded
-    assert main(["distil", "--config", str(run.parent / "distil.yaml")]) == 2
-    assert "--path must be given" in capsys.readouterr().err
-    assert "mine" in token_mixers()
+def test_a_student_has_a_mixer_of_a_plugin(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    teacher = tiny_transformer("llama", vocab_size=518, linears=None)
+    save_model(run.parent / "teacher", teacher, GOLDENS / "tokenizer_bpe")
+    file = run.parent / "distil.yaml"
+    settings = (
+        "model: code/teacher\npath: student\nto: mine\ndata: code/text.txt\nsequence_length: 16\n"
+    )
+    settings += "mixers_steps: 1\nhidden_steps: 0\nlogits_steps: 1\nbatch_size: 2\n"
+    file.write_text(settings)
+    assert main(["distil", "--config", str(file)]) == 2
+    assert "A plug-in may have it" in capsys.readouterr().err
+    file.write_text("plugins: [my_mixer.py]\n" + settings)
+    assert main(["distil", "--config", str(file)]) == 0, capsys.readouterr().err
+    assert "mine" in Path("student/model/config.json").read_text()
 
 
 def test_a_checkpoint_names_no_code(

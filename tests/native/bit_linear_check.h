@@ -17,7 +17,7 @@ namespace {
 // Activations of +-1 have the mean square 1, and a norm whose largest weight is
 // 127 has codes that are its weights: everything is a whole number.
 void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
-                       bool has_fives, const std::string &where) {
+                       const std::string &where) {
   Problem first(rows, dims, 37), second(rows, dims, 21);
   Buffer<float> x(rows * dims * (has_gate ? 2 : 1)), before(dims),
       residual(rows * 58);
@@ -46,10 +46,9 @@ void check_projections(size_t rows, size_t dims, bool has_gate, bool has_codes,
                             has_gate ? Activation::relu2 : Activation::none,
                             floats(before), 0, 0},
                            rows,
-                           {{has_fives ? first.five_trits() : first.weight(),
-                             &one_scale, false, floats(norm_a)},
-                            {has_fives ? second.five_trits() : second.weight(),
-                             scales.data(), true, floats(norm_b)}},
+                           {{first.weight(), &one_scale, false, floats(norm_a)},
+                            {second.weight(), scales.data(), true,
+                             floats(norm_b)}},
                            0,
                            true,
                            has_codes,
@@ -91,7 +90,7 @@ std::vector<float> check_rows(const std::string &where) {
   std::vector<float> whole(rows * 500), single(rows * 500);
   const float scale = 0.25f;
   const auto run = [&](size_t first, size_t count, bool has_codes,
-                       std::vector<float> &y, bool has_fives = false) {
+                       std::vector<float> &y) {
     project({{{x.data() + 2 * first * dims, FloatType::float32},
               dims,
               Activation::silu,
@@ -99,8 +98,7 @@ std::vector<float> check_rows(const std::string &where) {
               1e-5f,
               0},
              count,
-             {{has_fives ? p.five_trits() : p.weight(), &scale, false,
-               floats(norm)}},
+             {{p.weight(), &scale, false, floats(norm)}},
              1e-6f,
              true,
              has_codes,
@@ -117,12 +115,6 @@ std::vector<float> check_rows(const std::string &where) {
         run(row, std::min(count, rows - row), has_codes, single);
       }
       require(single == whole, "a row depends on the others", where);
-      if (has_codes) {
-        for (size_t row = 0; row < rows; row += count) {
-          run(row, std::min(count, rows - row), true, single, true);
-        }
-        require(single == whole, "five trits a byte give other bits", where);
-      }
     }
     result.insert(result.end(), whole.begin(), whole.end());
   }
@@ -184,8 +176,8 @@ void check_rounding(const std::string &where) {
 std::vector<float> check_bit_linear(const std::string &name) {
   for (size_t dims : {1, 31, 33, 63, 100, 300, 645}) {
     for (size_t rows : {1, 2, 3, 30}) {
-      for (int kind = 0; kind < 6; ++kind) {
-        check_projections(rows, dims, kind % 2, kind / 2, kind / 4,
+      for (int kind = 0; kind < 4; ++kind) {
+        check_projections(rows, dims, kind % 2, kind / 2,
                           name + " projections " + std::to_string(rows) +
                               " x " + std::to_string(dims));
       }

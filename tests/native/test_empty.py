@@ -138,6 +138,17 @@ def test_sums_of_codes_that_do_not_fit_are_refused() -> None:
         KERNELS.bit_linear(x, [projection], None, False, True, "", None, None, None)
 
 
+def test_five_trits_a_byte_are_refused() -> None:
+    x, weight = mx.ones((1, 40)), mx.zeros((3, 8), mx.uint8)
+    with pytest.raises(ValueError, match=r"ternary_matmul.*which load_model unpacks to uint32"):
+        KERNELS.ternary_matmul(x, weight, True)
+    # beside a matrix of 2 bits, and alone
+    five, two = (weight, mx.ones((1,)), None), (packed(3, 40), mx.ones((1,)), None)
+    for projections in ([five], [two, five]):
+        with pytest.raises(ValueError, match=r"bit_linear.*which load_model unpacks to uint32"):
+            KERNELS.bit_linear(x, projections, None, False, True, "", None, None, None)
+
+
 @pytest.mark.parametrize("trit", [1, -1])
 def test_the_largest_sums_of_codes_are_right(instructions: str, trit: int) -> None:
     inputs = 2**22

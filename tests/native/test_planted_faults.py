@@ -57,21 +57,6 @@ FAULTS = {
         "memcpy(last[n], weight + n * row_bytes + byte, row_bytes - byte);",
         "memcpy(last[n], weight + n * row_bytes + byte, row_bytes - byte - 1);",
     ),
-    "wrong order of five digits": Fault("ternary_matmul/permute.h", "(kFive - 1 - i)", "i"),
-    "wrong bound of a digit": Fault(
-        "ternary_matmul/five_trits.h", "fraction > 170", "fraction > 171"
-    ),
-    "tail of five trits one byte short": Fault(
-        "ternary_matmul/five_trits.h",
-        "memcpy(last[n], weight[n], row_bytes - byte);",
-        "memcpy(last[n], weight[n], row_bytes - byte - 1);",
-    ),
-    "the same fraction twice": Fault(
-        "ternary_matmul/five_trits.h",
-        "sums.next.at[i][k % kChains], next, x",
-        "sums.next.at[i][k % kChains], own, x",
-        "instruction_sets/avx512_vnni.cpp",
-    ),
     "missing scale": Fault(
         "bit_linear/finish.h", "values[n] = sums[n] * factor;", "values[n] = sums[n];"
     ),
@@ -287,8 +272,8 @@ FAULTS = {
     ),
     "codes of another norm": Fault(
         "bit_linear/project.cpp",
-        "(has_norms_ ? p : 0) * panel.rows + row;\n    const PackedMatrix",
-        "row;\n    const PackedMatrix",
+        "(has_norms_ ? p : 0) * panel.rows + row, outputs",
+        "row, outputs",
         "bit_linear/project.cpp",
     ),
     "last odd key not read": Fault(

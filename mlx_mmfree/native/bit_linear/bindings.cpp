@@ -16,9 +16,8 @@ void bind_bit_linear(nb::module_& m) {
         Args:
             x: Activations (..., D), or gate and up halves (..., 2D) with a gate. All floats are
                 float32, float16 or bfloat16.
-            projections: For each matrix its packed trits, uint32 (N, padded D / 16) or, in all of
-                them, uint8 (N, D / 5, rounded up), which codes alone can meet; its scale, float32
-                (1,) or (N,); and with `eps` the weight of its norm, (D,), else None.
+            projections: For each matrix its packed trits, uint32 (N, padded D / 16); its scale,
+                float32 (1,) or (N,); and with `eps` the weight of its norm, (D,), else None.
             eps: Epsilon of the norms of the projections, or None for no norms.
             half_away: Whether ties of codes go away from zero. Otherwise they go to even.
             codes: Whether the activations are quantised to 8 bits.

@@ -21,11 +21,6 @@ bool is_vector(const std::optional<mx::array>& x, int dims) {
   return !x || (x->shape() == mx::Shape{dims} && is_float(*x));
 }
 
-bool is_packed(const mx::array& weight, int dims, bool has_fives) {
-  return weight.ndim() == 2 && weight.dtype() == (has_fives ? mx::uint8 : mx::uint32) &&
-         weight.shape(1) == (has_fives ? (dims + 4) / 5 : packed_words(dims));
-}
-
 mx::Shape result_shape(const Arguments& arguments) {
   int64_t outputs = 0;
   for (size_t n = kFirst; n < arguments.size(); n += kEach) {
@@ -49,13 +44,13 @@ void check(const Arguments& arguments, const BitLinearOptions& options) {
   require(is_float(x) && (!residual || is_float(*residual)),
           "[bit_linear] 'x' and 'residual' must be floats.");
   require(is_vector(arguments[1], dims), "[bit_linear] a norm must be floats (D,).");
-  const bool has_fives = arguments[kFirst]->dtype() == mx::uint8;
-  require(!has_fives || (options.has_codes && dims <= static_cast<int>(kMostFives)),
-          "[bit_linear] five trits a byte must meet codes, of 65536 inputs at most.");
   for (size_t n = kFirst; n < arguments.size(); n += kEach) {
     const auto &weight = *arguments[n], &scale = *arguments[n + 1];
-    require(is_packed(weight, dims, has_fives),
-            "[bit_linear] weights must be uint32 (N, D / 16), padded, or all uint8 (N, D / 5).");
+    require(weight.dtype() == mx::uint32,
+            "[bit_linear] weights must be uint32. A matrix of uint8 with five trits a byte is a "
+            "form of files, which load_model unpacks to uint32.");
+    require(weight.ndim() == 2 && weight.shape(1) == packed_words(dims),
+            "[bit_linear] weights must be (N, D / 16), padded.");
     require(scale.dtype() == mx::float32 && scale.ndim() == 1 &&
                 (scale.size() == 1 || scale.shape(0) == weight.shape(0)),
             "[bit_linear] a scale must be float32 (1,) or (N,).");
@@ -114,12 +109,11 @@ void BitLinear::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   for (size_t n = kFirst; n < given.size(); n += kEach) {
     const auto weight = contiguous(*given[n], stream());
     const auto scale = contiguous(*given[n + 1], stream());
-    call.projections.push_back(
-        {{weight.data<uint8_t>(), static_cast<size_t>(weight.shape(0)),
-          weight.itemsize() * static_cast<size_t>(weight.shape(1)), weight.dtype() == mx::uint8},
-         scale.data<float>(),
-         scale.size() > 1,
-         floats(n + 2)});
+    call.projections.push_back({{weight.data<uint8_t>(), static_cast<size_t>(weight.shape(0)),
+                                 4 * static_cast<size_t>(weight.shape(1))},
+                                scale.data<float>(),
+                                scale.size() > 1,
+                                floats(n + 2)});
   }
   mx::cpu::get_command_encoder(stream()).dispatch([call = std::move(call)]() { project(call); });
 }

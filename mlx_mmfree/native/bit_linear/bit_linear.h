@@ -12,8 +12,8 @@
 
 namespace mmfree {
 
-// Packed trits (N, padded D / 16) uint32 or (N, D / 5) uint8, a scale (1,) or (N,) float32, and the
-// weight of a norm (D,) or none.
+// Packed trits (N, padded D / 16) uint32, a scale (1,) or (N,) float32, and the weight of a norm
+// (D,) or none.
 using ProjectionArrays = std::tuple<mx::array, mx::array, std::optional<mx::array>>;
 
 struct BitLinearOptions {

@@ -47,9 +47,6 @@ struct BitLinearKernels {
   // Writes the permuted codes of z, their sum, and their scale, which is NaN if z has no codes.
   void (*encode_row)(const RowEncoder&, const float* z, float* scratch, int8_t* codes, int32_t* sum,
                      float* scale);
-  // The same for weights with five trits a byte.
-  void (*encode_fives)(const RowEncoder&, const float* z, float* scratch, int8_t* codes,
-                       int32_t* sum, float* scale);
   // Writes RMSNorm(z), permuted.
   void (*normalize_row)(const RowEncoder&, const float* z, float* scratch, float* permuted);
   void (*finish)(const Results&);

@@ -8,8 +8,8 @@ namespace mmfree {
 
 template <class Isa, class Dense>
 constexpr BitLinearKernels BitLinearKernels::of() {
-  return {mmfree::prepare_row<Isa>, mmfree::encode_row<Isa, Quads>, mmfree::encode_row<Isa, Fives>,
-          mmfree::normalize_row<Isa>, mmfree::finish<Isa>};
+  return {mmfree::prepare_row<Isa>, mmfree::encode_row<Isa>, mmfree::normalize_row<Isa>,
+          mmfree::finish<Isa>};
 }
 
 }  // namespace mmfree

@@ -13,23 +13,6 @@
 
 namespace mmfree {
 
-// How many codes are permuted at once, and how.
-struct Quads {
-  static constexpr size_t kWeights = kBlockWeights;
-  template <class Isa>
-  MMFREE_INLINE static void permute(const int8_t* codes, int8_t* permuted) {
-    permute_block<Isa>(codes, permuted);
-  }
-};
-
-struct Fives {
-  static constexpr size_t kWeights = kFiveWeights;
-  template <class Isa>
-  MMFREE_INLINE static void permute(const int8_t* codes, int8_t* permuted) {
-    permute_fives<Isa>(codes, permuted);
-  }
-};
-
 // result = values * inverse * weight; scratch and result: (dims,)
 template <class Isa>
 void scale_row(const float* values, float inverse, const Floats& weight, size_t dims,
@@ -71,16 +54,16 @@ const float* normalized(const RowEncoder& encoder, const float* z, float* scratc
   return scratch;
 }
 
-template <class Isa, class Layout>
+template <class Isa>
 void encode_row(const RowEncoder& encoder, const float* z, float* scratch, int8_t* codes,
                 int32_t* sum, float* scale) {
   const float* values = normalized<Isa>(encoder, z, scratch);
   const float factor = code_scale<Isa>(values, encoder.dims);
   int32_t total = 0;
   size_t start = 0;
-  for (; start < encoder.dims; start += Layout::kWeights) {
-    alignas(64) int8_t block[Layout::kWeights];
-    for (size_t j = 0; j < Layout::kWeights; ++j) {
+  for (; start < encoder.dims; start += kBlockWeights) {
+    alignas(64) int8_t block[kBlockWeights];
+    for (size_t j = 0; j < kBlockWeights; ++j) {
       const float scaled = values[start + j] * factor;
       const float whole = encoder.half_away ? round_half_away<Isa>(scaled) : scaled;
       // the lowest bits of the sum are the whole number
@@ -88,7 +71,7 @@ void encode_row(const RowEncoder& encoder, const float* z, float* scratch, int8_
       block[j] = static_cast<int8_t>(code);
       total += code;
     }
-    Layout::template permute<Isa>(block, codes + start);
+    permute_block<Isa>(block, codes + start);
   }
   memset(codes + start, 0, encoder.stride - start);
   *sum = total;

@@ -49,13 +49,11 @@ struct Panel {
 
 struct Scratch {
   float *z, *values, *sums;
-  uint8_t* words;
 
-  void cut(Cutter& cutter, size_t z_rows, size_t stride, size_t sum_count, size_t word_bytes) {
+  void cut(Cutter& cutter, size_t z_rows, size_t stride, size_t sum_count) {
     z = cutter.take<float>(z_rows * stride);
     values = cutter.take<float>(stride);
     sums = cutter.take<float>(sum_count);
-    words = cutter.take<uint8_t>(word_bytes);
   }
 };
 
@@ -66,10 +64,8 @@ class Projector {
         input_(call.input),
         loops_(table<BitLinearKernels>(set)),
         product_(table<TernaryMatmulKernels>(set)),
-        has_fives_(call.projections[0].weight.has_fives),
         row_bytes_(call.projections[0].weight.row_bytes),
-        words_bytes_(five_words_bytes(row_bytes_)),
-        stride_(has_fives_ ? 4 * words_bytes_ : blocks(call.input.dims) * kBlockWeights) {
+        stride_(blocks(call.input.dims) * kBlockWeights) {
     input_.stride = stride_;
     for (const auto& projection : call.projections) {
       has_norms_ |= projection.norm.data != nullptr;
@@ -107,7 +103,7 @@ class Projector {
     const size_t count = threads(), step = piece(call_.rows, count);
     const auto cut = [&](Cutter& cutter, Panel& panel, Scratch& scratch) {
       panel.cut(cutter, panels_);
-      scratch.cut(cutter, call_.rows, stride_, call_.rows * step * kGroup, 0);
+      scratch.cut(cutter, call_.rows, stride_, call_.rows * step * kGroup);
     };
     Panel panel{call_.rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
     Scratch scratch;
@@ -148,8 +144,7 @@ class Projector {
     Panel panel{rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
     Scratch scratch;
     const auto cut_scratch = [&](Cutter& cutter, Scratch& scratch) {
-      scratch.cut(cutter, 1, stride_, std::min(rows, kChunkRows) * step * kGroup,
-                  has_fives_ ? step * kGroup * words_bytes_ : 0);
+      scratch.cut(cutter, 1, stride_, std::min(rows, kChunkRows) * step * kGroup);
     };
     Cutter measure(nullptr), panel_measure(nullptr);
     cut_scratch(measure, scratch);
@@ -179,11 +174,7 @@ class Projector {
       const Scratch scratch = own(claims);
       for (size_t first, last; claims.next(first, last);) {
         each_projection(first, last, [&](size_t p, size_t output, size_t offset, size_t outputs) {
-          PackedMatrix weight = rows_of(p, output, outputs);
-          if (has_fives_) {
-            product_.unpack_fives(weight, scratch.words);
-            weight = {scratch.words, outputs, words_bytes_};
-          }
+          const PackedMatrix weight = rows_of(p, output, outputs);
           for (size_t row = 0; row < rows; row += kChunkRows) {
             multiply(panel, p, row, std::min(kChunkRows, rows - row), start + row, weight, output,
                      offset, scratch.sums);
@@ -223,8 +214,8 @@ class Projector {
                              call_.half_away, stride_};
     const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
     if (panel.has_codes) {
-      (has_fives_ ? loops_.encode_fives : loops_.encode_row)(
-          encoder, z, scratch, panel.codes + at * stride_, panel.sums + at, panel.scales + at);
+      loops_.encode_row(encoder, z, scratch, panel.codes + at * stride_, panel.sums + at,
+                        panel.scales + at);
     } else {
       loops_.normalize_row(encoder, z, scratch, panel.floats + at * stride_);
     }
@@ -244,7 +235,7 @@ class Projector {
     const Projection& projection = call_.projections[p];
     const size_t at = (has_norms_ ? p : 0) * panel.rows + row, outputs = weight.outputs;
     if (panel.has_codes) {
-      (weight.has_fives ? product_.multiply_fives : product_.multiply_codes)(
+      product_.multiply_codes(
           {panel.codes + at * stride_, panel.sums + at, rows, stride_, weight, sums}, 0, outputs);
     } else {
       product_.multiply_floats({panel.floats + at * stride_, rows, stride_, weight, sums}, 0,
@@ -262,8 +253,8 @@ class Projector {
   RowInput input_;
   const BitLinearKernels& loops_;
   const TernaryMatmulKernels& product_;
-  bool has_fives_, has_norms_ = false;
-  size_t row_bytes_, words_bytes_, stride_, groups_ = 0, outputs_ = 0, panels_ = 1;
+  bool has_norms_ = false;
+  size_t row_bytes_, stride_, groups_ = 0, outputs_ = 0, panels_ = 1;
 };
 
 }  // namespace

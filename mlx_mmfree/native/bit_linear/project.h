@@ -19,11 +19,11 @@ struct Projection {
 struct BitLinearCall {
   RowInput input;  // but its stride
   size_t rows;
-  std::vector<Projection> projections;  // with five trits a byte in all of them or in none
+  std::vector<Projection> projections;
   float eps;
-  bool half_away, has_codes;  // five trits a byte need codes
-  Floats residual;            // (rows, all outputs) or none
-  void* y;                    // (rows, all outputs) of `type`
+  bool half_away, has_codes;
+  Floats residual;  // (rows, all outputs) or none
+  void* y;          // (rows, all outputs) of `type`
   FloatType type;
 };
 

@@ -7,20 +7,11 @@ namespace mmfree {
 namespace {
 
 struct Avx2 : Avx2Base {
-  static constexpr size_t kStreamRows = 2, kTileRows = 2, kFiveOutputs = 1;
-  static constexpr bool kPartialSums = true, kMultipliesFractions = false;
+  static constexpr size_t kStreamRows = 2, kTileRows = 2;
+  static constexpr bool kPartialSums = true;
   using Partial = __m256i;
 
-  // The mean of a byte and of its half, both rounded up, is 3/4 of it. Without the 1 it would be
-  // too much for 85, 170 and 255.
-  MMFREE_INLINE static Codes digits(__m256i bytes) {
-    const __m256i below = _mm256_subs_epu8(bytes, _mm256_set1_epi8(1));
-    const __m256i half = _mm256_avg_epu8(below, _mm256_setzero_si256());
-    const __m256i scaled = _mm256_srli_epi16(_mm256_avg_epu8(below, half), 6);
-    return _mm256_and_si256(scaled, _mm256_set1_epi8(3));
-  }
-  // 16-bit sums of pairs: at most 2 * 2 * 128 in magnitude each, and eight of them in a block,
-  // or ten with five trits a byte
+  // 16-bit sums of pairs: at most 2 * 2 * 128 in magnitude each, and eight of them in a block
   MMFREE_INLINE static Partial dot(Partial partial, Codes codes, __m256i x) {
     return _mm256_add_epi16(partial, _mm256_maddubs_epi16(codes, x));
   }

@@ -29,9 +29,6 @@ struct Avx2Base {
   MMFREE_INLINE static Codes codes(__m256i packed) {
     return _mm256_and_si256(_mm256_srli_epi16(packed, 2 * k), _mm256_set1_epi8(3));
   }
-  MMFREE_INLINE static __m256i tripled(__m256i bytes) {
-    return _mm256_add_epi8(bytes, _mm256_add_epi8(bytes, bytes));
-  }
   MMFREE_INLINE static Sum add(Sum a, Sum b) {
     return _mm256_add_epi32(a, b);
   }

@@ -8,8 +8,8 @@ namespace mmfree {
 namespace {
 
 struct Avx512Vnni {
-  static constexpr size_t kBytes = 64, kStreamRows = 2, kTileRows = 6, kFiveOutputs = 2;
-  static constexpr bool kPartialSums = false, kMultipliesFractions = true;
+  static constexpr size_t kBytes = 64, kStreamRows = 2, kTileRows = 6;
+  static constexpr bool kPartialSums = false;
   using Sum = __m512i;
   using Codes = __m512i;
 
@@ -43,13 +43,6 @@ struct Avx512Vnni {
     return _mm512_add_epi32(
         _mm512_add_epi32(s[0], _mm512_srai_epi32(s[1], 2)),
         _mm512_add_epi32(_mm512_srai_epi32(s[2], 4), _mm512_srai_epi32(s[3], 6)));
-  }
-  MMFREE_INLINE static __m512i tripled(__m512i bytes) {
-    return _mm512_add_epi8(bytes, _mm512_add_epi8(bytes, bytes));
-  }
-  MMFREE_INLINE static Sum join_fives(Sum own, Sum next) {
-    const Sum thrice = _mm512_add_epi32(own, _mm512_add_epi32(own, own));
-    return _mm512_srai_epi32(_mm512_sub_epi32(thrice, next), 8);
   }
   MMFREE_INLINE static Sum add(Sum a, Sum b) {
     return _mm512_add_epi32(a, b);

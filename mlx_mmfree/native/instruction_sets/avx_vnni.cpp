@@ -8,8 +8,8 @@ namespace mmfree {
 namespace {
 
 struct AvxVnni : Avx2Base {
-  static constexpr size_t kStreamRows = 2, kTileRows = 2, kFiveOutputs = 1;
-  static constexpr bool kPartialSums = false, kMultipliesFractions = true;
+  static constexpr size_t kStreamRows = 2, kTileRows = 2;
+  static constexpr bool kPartialSums = false;
 
   template <int k>
   MMFREE_INLINE static Codes masked(__m256i packed) {
@@ -28,10 +28,6 @@ struct AvxVnni : Avx2Base {
     return _mm256_add_epi32(
         _mm256_add_epi32(s[0], _mm256_srai_epi32(s[1], 2)),
         _mm256_add_epi32(_mm256_srai_epi32(s[2], 4), _mm256_srai_epi32(s[3], 6)));
-  }
-  MMFREE_INLINE static Sum join_fives(Sum own, Sum next) {
-    const Sum thrice = _mm256_add_epi32(own, _mm256_add_epi32(own, own));
-    return _mm256_srai_epi32(_mm256_sub_epi32(thrice, next), 8);
   }
 };
 

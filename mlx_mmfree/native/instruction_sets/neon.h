@@ -24,9 +24,6 @@ struct Neon {
   MMFREE_INLINE static int8x16_t activations(const int8_t* codes) {
     return vld1q_s8(codes);
   }
-  MMFREE_INLINE static uint8x16_t tripled(uint8x16_t bytes) {
-    return vaddq_u8(bytes, vaddq_u8(bytes, bytes));
-  }
   MMFREE_INLINE static Sum add(Sum a, Sum b) {
     return vaddq_s32(a, b);
   }

@@ -7,8 +7,7 @@ namespace mmfree {
 namespace {
 
 struct NeonDotprod : Neon {
-  static constexpr size_t kStreamRows = 4, kTileRows = 4, kFiveOutputs = 2;
-  static constexpr bool kMultipliesFractions = false;
+  static constexpr size_t kStreamRows = 4, kTileRows = 4;
   using Codes = int8x16_t;
 
   template <int k>
@@ -18,12 +17,6 @@ struct NeonDotprod : Neon {
   template <int k>
   MMFREE_INLINE static Codes masked(uint8x16_t packed) {
     return codes<k>(packed);
-  }
-  // a comparison gives -1 where it holds
-  MMFREE_INLINE static Codes digits(uint8x16_t bytes) {
-    const uint8x16_t ones = vcgtq_u8(bytes, vdupq_n_u8(85)),
-                     twos = vcgtq_u8(bytes, vdupq_n_u8(170));
-    return vnegq_s8(vreinterpretq_s8_u8(vaddq_u8(ones, twos)));
   }
   MMFREE_INLINE static Sum dot(Sum sum, Codes codes, int8x16_t x) {
     return vdotq_s32(sum, codes, x);

@@ -8,8 +8,7 @@ namespace {
 
 // With dot products of unsigned and signed bytes the codes need no shift.
 struct NeonI8mm : Neon {
-  static constexpr size_t kStreamRows = 4, kTileRows = 4, kFiveOutputs = 2;
-  static constexpr bool kMultipliesFractions = true;
+  static constexpr size_t kStreamRows = 4, kTileRows = 4;
   using Codes = uint8x16_t;
 
   template <int k>
@@ -26,9 +25,6 @@ struct NeonI8mm : Neon {
   MMFREE_INLINE static Sum join(const Sum (&s)[4]) {
     return vaddq_s32(vaddq_s32(s[0], vshrq_n_s32(s[1], 2)),
                      vaddq_s32(vshrq_n_s32(s[2], 4), vshrq_n_s32(s[3], 6)));
-  }
-  MMFREE_INLINE static Sum join_fives(Sum own, Sum next) {
-    return vshrq_n_s32(vsubq_s32(vmulq_n_s32(own, 3), next), 8);
   }
 };
 

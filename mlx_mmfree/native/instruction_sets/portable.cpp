@@ -12,8 +12,8 @@ using Ints = int32_t __attribute__((vector_size(64)));
 
 // Vectors that the compiler itself offers, for every processor.
 struct Portable {
-  static constexpr size_t kBytes = 16, kStreamRows = 1, kTileRows = 2, kFiveOutputs = 1;
-  static constexpr bool kPartialSums = true, kMultipliesFractions = false;
+  static constexpr size_t kBytes = 16, kStreamRows = 1, kTileRows = 2;
+  static constexpr bool kPartialSums = true;
   using Sum = Ints;
   using Codes = Bytes;
   using Partial = Shorts;
@@ -35,15 +35,7 @@ struct Portable {
   MMFREE_INLINE static Codes codes(Bytes packed) {
     return (packed >> (2 * k)) & 3;
   }
-  MMFREE_INLINE static Bytes tripled(Bytes bytes) {
-    return bytes + bytes + bytes;
-  }
-  // a comparison gives -1 where it holds
-  MMFREE_INLINE static Codes digits(Bytes bytes) {
-    return -(Bytes)((bytes > 85) + (bytes > 170));
-  }
-  // at most 2 * 128 in magnitude each, and sixteen of them in a block, or twenty with five trits a
-  // byte
+  // at most 2 * 128 in magnitude each, and sixteen of them in a block
   MMFREE_INLINE static Partial dot(Partial partial, Codes codes, SignedBytes x) {
     return partial + __builtin_convertvector(codes, Shorts) * __builtin_convertvector(x, Shorts);
   }

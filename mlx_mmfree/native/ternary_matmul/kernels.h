@@ -14,32 +14,11 @@ constexpr size_t blocks(size_t dims) {
   return (dims + kBlockWeights - 1) / kBlockWeights;
 }
 
-// With five trits a byte a block is 320 weights. The 64 codes of each digit lie side by side, as
-// those of each shift do, and meet four of these digits as a block of 2 bits once they are
-// unpacked.
-constexpr size_t kFive = 5;
-constexpr size_t kFiveWeights = kFive * kBlockBytes;
-
-constexpr size_t five_blocks(size_t dims) {
-  return (dims + kFiveWeights - 1) / kFiveWeights;
-}
-
-// The bytes of a row of five trits a byte once it is unpacked to 2 bits.
-constexpr size_t five_words_bytes(size_t row_bytes) {
-  const size_t digits = (row_bytes + kBlockBytes - 1) / kBlockBytes * kFive;
-  return (digits + 3) / 4 * kBlockBytes;
-}
-
-// The most inputs of a matrix with five trits a byte, whose sums of bytes times codes fit 32 bits.
-constexpr size_t kMostFives = 1 << 16;
-
-// The packed matrix T, (outputs, row_bytes). A code is a trit + 1. With 2 bits the first lies in
-// the lowest bits. With five trits a byte, a byte is 256/243 times the number of which they are the
-// digits in base 3, rounded up, and the first is its lowest digit.
+// The packed matrix T, (outputs, row_bytes). A code is a trit + 1, of 2 bits, and the first lies in
+// the lowest bits.
 struct PackedMatrix {
   const uint8_t* bytes;
   size_t outputs, row_bytes;
-  bool has_fives = false;
 };
 
 // y = x T^T for permuted activation codes. Code k + 4 b of a block lies at 64 k + b.
@@ -76,12 +55,6 @@ struct TernaryMatmulKernels {
   void (*permute_floats)(const float* x, size_t dims, float* permuted);
   // Computes the outputs [first, last) of every row.
   void (*multiply_codes)(const CodeProduct&, size_t first, size_t last);
-  // The same for a weight with five trits a byte and up to `stream_rows` rows. Code i + 5 b of a
-  // block lies at 64 (4 - i) + b.
-  void (*multiply_fives)(const CodeProduct&, size_t first, size_t last);
-  // Unpacks five trits a byte to 2 bits that meet codes in the order of `multiply_fives`. words:
-  // (outputs, five_words_bytes)
-  void (*unpack_fives)(const PackedMatrix&, uint8_t* words);
   void (*multiply_floats)(const FloatProduct&, size_t first, size_t last);
   // Computes a block of dx for the rows [first, first + rows), where rows <= transposed_rows.
   void (*multiply_transposed)(const TransposedProduct&, size_t block, size_t first, size_t rows);

@@ -22,17 +22,6 @@ MMFREE_INLINE inline void permute_block(const int8_t* codes, int8_t* permuted) {
   }
 }
 
-// Codes i + 5 b of one block of five trits a byte go to 64 (4 - i) + b, the order in which their
-// digits come.
-template <class Isa>
-MMFREE_INLINE inline void permute_fives(const int8_t* codes, int8_t* permuted) {
-  for (size_t i = 0; i < kFive; ++i) {
-    for (size_t b = 0; b < kBlockBytes; ++b) {
-      permuted[kBlockBytes * (kFive - 1 - i) + b] = codes[kFive * b + i];
-    }
-  }
-}
-
 template <class Isa>
 bool permute_codes(const float* x, size_t dims, int8_t* permuted, int32_t* sum) {
   int bad = 0;

@@ -42,7 +42,8 @@ void refuse_weight(const std::vector<int>& argnums) {
 
 mx::array ternary_matmul(const mx::array& x, const mx::array& weight, bool codes) {
   require(x.dtype() == mx::float32 && weight.dtype() == mx::uint32,
-          "[ternary_matmul] 'x' must be float32 and 'weight' uint32.");
+          "[ternary_matmul] 'x' must be float32 and 'weight' uint32. A matrix of uint8 with five "
+          "trits a byte is a form of files, which load_model unpacks to uint32.");
   require(x.ndim() >= 1 && weight.ndim() == 2 && weight.shape(1) == packed_words(x.shape(-1)),
           "[ternary_matmul] 'x' must be (..., D) and 'weight' (N, D / 16), padded.");
   require(!codes || x.shape(-1) <= kMostCodes,

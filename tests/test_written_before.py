@@ -13,7 +13,8 @@ import pytest
 
 from mlx_mmfree.generation import generate_tokens, load_prompt_cache
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from tests.tolerances import TOLERANCE, relative_error
 
 FOLDER = Path(__file__).parent / "data" / "written_before"

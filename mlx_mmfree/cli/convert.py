@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _check(args)
     text = None if args.text_file is None else read_text(args.text_file, _TEXT)
     from ..hub import convert, open_checkpoint
-    from ..hub.adapters.adapter import holds_adapter
+    from ..hub.adapters.adapter_folder import holds_adapter
     from ..hub.conversion.to_folder import check_dense, ternarized
     from ..hub.publish.upload import check_repository, plan_upload, upload
 

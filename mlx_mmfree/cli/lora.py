@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
     from ..hub import Tokenizer
-    from ..hub.adapters.adapter import read_adapter
+    from ..hub.adapters.adapter_folder import read_adapter
     from ..hub.checkpoint.load import open_model
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import check_fine_tunable, plan_fine_tune
@@ -241,7 +241,7 @@ def _train(
 def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_full: bool) -> None:
     import mlx.core as mx
 
-    from ..hub.adapters.adapter import why_not_in_mlx_lm
+    from ..hub.adapters.adapter_folder import why_not_in_mlx_lm
     from ..models import ImageClassifier
     from ..training.results import kept_models, read_log
 

@@ -287,7 +287,8 @@ def served_models(
         UsageError: Two adapters have one name, or `--adapter-path` is given too.
         CheckpointError: An adapter does not fit the model.
     """
-    from ..hub.adapters.adapter import read_adapter, with_adapter
+    from ..hub.adapters.adapter import with_adapter
+    from ..hub.adapters.adapter_folder import read_adapter
     from ..server.settings import ServedModel
 
     names = [name for name, _ in args.adapter]

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     opened = opened_as(EncoderDecoder, args, "translate", "turn one text into another")
     prefix = "" if args.language is None else f">>{args.language}<< "
     with limited_memory(args, opened.nbytes):
-        tokenizer = opened.pair_tokenizer()
+        tokenizer = opened.translation_tokenizer()
         model = cast(EncoderDecoder, opened.load())
         with texts_bar(len(texts)) as progress:
             found = translate(

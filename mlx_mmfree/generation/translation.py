@@ -14,8 +14,8 @@ from ..models import EncoderDecoder
 from ..models.parts.encoders import SEARCH_KEYS
 from ..models.parts.stack import check_length, check_tokens
 from ..ops import log_softmax
-from ..tokenizer.pair_tokenizer import PairTokenizer, SharedVocabulary
 from ..tokenizer.tokenizer import Tokenizer
+from ..tokenizer.translation_tokenizer import PairTokenizer, SharedVocabulary
 
 _MOST_BEAMS = 1024
 _LARGEST = 2**31 - 1

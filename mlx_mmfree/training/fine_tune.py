@@ -14,7 +14,7 @@ from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
 from ..hub import Tokenizer
-from ..hub.adapters.adapter import load_adapter_weights
+from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.save import check_apart
 from ..images import ImageProcessor
 from ..layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt

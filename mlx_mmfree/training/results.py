@@ -19,7 +19,7 @@ from ..files.checkpoint_files import ADAPTER_FILE
 from ..files.reading import parse_json, read_member
 from ..files.writing import new_file
 from ..hub import Tokenizer, save_model
-from ..hub.adapters.adapter import load_adapter_weights, write_adapter
+from ..hub.adapters.adapter_folder import load_adapter_weights, write_adapter
 from ..hub.checkpoint.checkpoint import RUN_MODEL
 from ..hub.checkpoint.load import MASTERS_FOLDER
 from ..hub.checkpoint.save import check_target, write_tensors

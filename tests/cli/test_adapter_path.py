@@ -11,7 +11,8 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.generation import Chat, generate
 from mlx_mmfree.hub import Tokenizer, load
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.models import Decoder
 from tests.cli.test_chat import GREEDY, talk
 from tests.cli.test_fuse import TEXT, adapter

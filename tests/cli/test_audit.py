@@ -9,7 +9,7 @@ from mlx_mmfree import demo
 from mlx_mmfree.cli.audit import main
 from mlx_mmfree.cli.convert import main as convert
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.adapters.adapter import write_adapter
+from mlx_mmfree.hub.adapters.adapter_folder import write_adapter
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.models import find
 from tests.evaluation.audit_models import needs_graphs

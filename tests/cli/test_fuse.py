@@ -17,7 +17,8 @@ from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.evaluation.audit import certify
 from mlx_mmfree.evaluation.audit.section import section
 from mlx_mmfree.hub import load, load_model
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter, write_peft_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
 from tests.hub.hub_client import HubClient

@@ -9,7 +9,8 @@ import pytest
 from mlx_mmfree.cli import main
 from mlx_mmfree.generation.states import with_key_values
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.hub.conversion.fuse import fuse
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import adapted_layers

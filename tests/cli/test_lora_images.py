@@ -14,7 +14,8 @@ from mlx_mmfree.cli.classify import main as classify
 from mlx_mmfree.cli.fuse import main as fuse
 from mlx_mmfree.cli.lora import main
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.layers.norms import running_statistics
 from mlx_mmfree.models import architectures, find_described
 from mlx_mmfree.training import loop

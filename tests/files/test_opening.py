@@ -19,7 +19,7 @@ from mlx_mmfree.files.reading import (
     read_text,
 )
 from mlx_mmfree.hub import load_model, load_tokenizer
-from mlx_mmfree.hub.adapters.adapter import read_adapter
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.images.picture_file import read_picture
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.image_sets import array_pictures, idx_pictures

@@ -11,8 +11,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.adapters.adapter import (
-    attach,
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import (
     holds_adapter,
     load_adapter_weights,
     read_adapter,

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.hub import convert, open_checkpoint, save_model
-from mlx_mmfree.hub.adapters.adapter import write_adapter
+from mlx_mmfree.hub.adapters.adapter_folder import write_adapter
 from mlx_mmfree.hub.conversion.to_folder import MODEL_FILE
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.matrix import parameters

@@ -11,7 +11,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.errors import MMFreeError
 from mlx_mmfree.files.checkpoint_files import TOKENIZER_PATTERNS
 from mlx_mmfree.hub import convert, load, load_tokenizer, open_checkpoint, save_model
-from mlx_mmfree.hub.adapters.adapter import read_adapter
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.hub.publish.upload import plan_upload
 from tests.hub.checkpoints import GOLDENS, tiny_model
 

@@ -9,8 +9,8 @@ import pytest
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.generation.translation import translate
 from mlx_mmfree.hub import load, load_model, load_tokenizer, save_model
-from mlx_mmfree.tokenizer.pair_tokenizer import TranslationTokenizer
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
+from mlx_mmfree.tokenizer.translation_tokenizer import TranslationTokenizer
 from tests.hub.marian_folder import SENTENCES, marian_folder
 from tests.hub.searching_marian import END, PUBLISHED, SEARCHES, SOURCES, searching_marian
 

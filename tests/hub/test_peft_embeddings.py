@@ -14,7 +14,8 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter, write_peft_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.hub.conversion.fuse import fuse
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from tests.hub.test_adapters import LLAMA, TOKENS, change

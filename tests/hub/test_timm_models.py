@@ -15,7 +15,8 @@ import pytest
 from mlx_mmfree import load, load_model, save_model
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.layers.matrix import matrices, parameters
 from mlx_mmfree.models import ImageClassifier

@@ -12,7 +12,8 @@ from mlx_mmfree import generate, load
 from mlx_mmfree.cli.serve import build_parser, served_models
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.hub import Tokenizer
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.training.fine_tune import adapt_layers
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.tokenizer.pair_tokenizer import TranslationTokenizer
+from mlx_mmfree.tokenizer.translation_tokenizer import TranslationTokenizer
 from tests.hub.marian_folder import marian_folder
 
 

@@ -11,7 +11,8 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, TrainingError
 from mlx_mmfree.hub import Tokenizer, load
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.lora import LoRALinear, add_adapters
 from mlx_mmfree.layers.matrix import converted

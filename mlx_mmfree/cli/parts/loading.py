@@ -242,7 +242,7 @@ def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
     Raises:
         CheckpointError: The weights or the adapter are damaged, or do not fit.
     """
-    from ...hub.adapters.adapter import holds_adapter, read_adapter
+    from ...hub.adapters.adapter_folder import holds_adapter, read_adapter
 
     adapter = None if args.adapter_path is None else read_adapter(args.adapter_path)
     folder = opened.checkpoint.folder

@@ -19,8 +19,8 @@ from .show_model import add_checkpoint_flags
 if TYPE_CHECKING:
     from ...evaluation.maps import LayerMaps
     from ...hub.checkpoint.load import OpenedModel
-    from ...tokenizer.pair_tokenizer import PairTokenizer
     from ...tokenizer.tokenizer import Tokenizer
+    from ...tokenizer.translation_tokenizer import PairTokenizer
 
 _MOST_LAYERS, _MOST_HEADS, _TOKENS = 6, 8, 64
 _MOST_TOKENS = 256
@@ -137,7 +137,7 @@ def _maps(
         tokens = _first(args, tokenizer.encode(text), "prompt")
         maps = text_maps(opened.load(), tokens, layers, heads)
         return maps, {"text": _labels(tokenizer, tokens)}
-    pair = opened.pair_tokenizer()
+    pair = opened.translation_tokenizer()
     source = _first(args, pair.encode(text), "prompt")
     model = cast(EncoderDecoder, opened.load())
     target: list[int] = []

@@ -33,9 +33,14 @@ from ...ops import unpack_ternary
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.backend.self_check import check_early
 from ...ops.float_dtypes import FLOATS
-from ...tokenizer.pair_tokenizer import PairTokenizer, TranslationTokenizer, open_pair_tokenizer
 from ...tokenizer.tokenizer import Tokenizer
-from ..adapters.adapter import Adapter, attach, read_adapter
+from ...tokenizer.translation_tokenizer import (
+    PairTokenizer,
+    TranslationTokenizer,
+    open_translation_tokenizer,
+)
+from ..adapters.adapter import Adapter, attach
+from ..adapters.adapter_folder import read_adapter
 from ..remote.download import gguf_file, local_folder
 from .checkpoint import Checkpoint, checked_rounding, notify, open_checkpoint
 from .pack_cache import PackCache
@@ -148,14 +153,14 @@ class OpenedModel:
         if isinstance(model, ImageClassifier):
             return self.image_processor()
         if isinstance(model, EncoderDecoder):
-            pair = self.pair_tokenizer()
+            pair = self.translation_tokenizer()
             if isinstance(pair, TranslationTokenizer):
                 return pair
         return Tokenizer.from_folder(self.checkpoint.folder)
 
-    def pair_tokenizer(self) -> PairTokenizer:
+    def translation_tokenizer(self) -> PairTokenizer:
         """Reads the tokenizer of an encoder-decoder; raises as `tokenizer` does."""
-        return open_pair_tokenizer(self.checkpoint.folder)
+        return open_translation_tokenizer(self.checkpoint.folder)
 
     def adapter(self) -> Adapter | None:
         """Reads the adapter that lies beside the weights, if there is one that belongs to the model.

@@ -28,8 +28,8 @@ from ...models import EncoderDecoder, TokenModel, architecture_of
 from ...models.parts.architecture import WeightNames
 from ...models.parts.encoders import SEARCH_KEYS
 from ...ops.float_dtypes import FLOATS
-from ...tokenizer.pair_tokenizer import TranslationTokenizer
 from ...tokenizer.tokenizer import Tokenizer
+from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from .checkpoint import record
 from .weight_form import WRITER_KEY, weight_forms
 

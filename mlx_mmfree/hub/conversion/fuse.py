@@ -18,7 +18,7 @@ from ...models import Decoder, ImageClassifier
 from ...models.parts.architecture import weight_names
 from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
-from ..adapters.adapter import write_adapter, write_peft_adapter
+from ..adapters.adapter_folder import write_adapter, write_peft_adapter
 from ..checkpoint.checkpoint import ADAPTER_KEY
 from ..checkpoint.save import check_target, save_model
 from ..checkpoint.weight_form import WRITER_KEY

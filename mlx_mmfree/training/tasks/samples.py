@@ -15,7 +15,7 @@ from ...files.reading import tokenizer_files
 from ...hub.checkpoint.load import load_text_tokenizer
 from ...images import ImageProcessor
 from ...models.parts.stack import check_tokens
-from ...tokenizer.pair_tokenizer import open_pair_tokenizer
+from ...tokenizer.translation_tokenizer import open_translation_tokenizer
 from ..batches import PADDED_TO, Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
 from ..corpus.token_file import byte_bar
@@ -304,7 +304,7 @@ class EncoderDecoderTask(SampleTask):
     """
 
     def __init__(self, settings: Settings, model: Any, tokenizer: Path, share: tuple[int, int]):
-        self._tokenizer = open_pair_tokenizer(tokenizer)
+        self._tokenizer = open_translation_tokenizer(tokenizer)
         self._columns = self.columns(settings)
         end = model.config.eos_token_id
         if self._tokenizer.eos_token_id != end:

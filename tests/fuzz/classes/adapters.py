@@ -9,7 +9,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlx_mmfree import generate
-from mlx_mmfree.hub.adapters.adapter import attach, read_adapter, write_adapter, write_peft_adapter
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.training.fine_tune import adapt_layers
 from tests.fuzz.base_model import base_of, link_base, make_base
 from tests.fuzz.case import FuzzClass

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree import demo
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.adapters.adapter import write_adapter
+from mlx_mmfree.hub.adapters.adapter_folder import write_adapter
 from mlx_mmfree.layers.lora import add_adapters
 from tests.server.process import ServerProcess
 

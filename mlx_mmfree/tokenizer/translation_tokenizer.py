@@ -180,7 +180,7 @@ class SharedVocabulary:
         return self._tokenizer.piece(token_id)
 
 
-def open_pair_tokenizer(folder: Path | str) -> PairTokenizer:
+def open_translation_tokenizer(folder: Path | str) -> PairTokenizer:
     """Reads the tokenizer of an encoder-decoder: one of two languages, or one for both.
 
     Raises:

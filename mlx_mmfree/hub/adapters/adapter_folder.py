@@ -1,0 +1,280 @@
+"""The folders of adapters, in mlx-lm's format and in PEFT's.
+
+In mlx-lm's format they hold `adapters.safetensors` and `adapter_config.json`.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import CheckpointError
+from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE
+from ...files.reading import expanded, read_json_object, real_path
+from ...files.tensors import read_arrays
+from ...files.writing import new_file, writing
+from ...layers.lora import (
+    ADAPTER_PARAMETERS,
+    AdapterKind,
+    adapted_layers,
+)
+from ...models import Decoder
+from ...models.parts.architecture import layer_numbers, weight_names
+from ..remote.download import REPOSITORY_NAME, local_folder
+from . import peft_format
+from .adapter import Adapter, adapter_of, with_tied_head
+
+_FILES = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE)
+_WAY_OUT = "Train the adapter again, or fetch it again."
+
+
+def read_adapter(path_or_repo: str | os.PathLike[str]) -> Adapter:
+    """Reads an adapter that this library, mlx-lm or PEFT wrote.
+
+    Args:
+        path_or_repo: A folder, or a repository `owner/name` of the Hub.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or inconsistent, or the adapter asks for something
+            that is not a plain LoRA or DoRA.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    path = expanded(path_or_repo)
+    if not path.exists() and REPOSITORY_NAME.fullmatch(str(path_or_repo)):
+        path = local_folder(str(path_or_repo), patterns=_FILES)
+    if not (path / ADAPTER_CONFIG_FILE).exists():
+        raise CheckpointError(
+            f"[adapter] 'adapter_path' must be a folder with an {ADAPTER_CONFIG_FILE}, or a Hub "
+            f"repository with one, but '{path_or_repo}' is neither. Give the folder that 'mmfree lora' "
+            "wrote."
+        )
+    config = read_json_object(path / ADAPTER_CONFIG_FILE)
+    if "peft_type" in config:
+        kind, scale, dropout = peft_format.read_options(config)
+        tensors, weights = peft_format.rename(read_arrays(path / PEFT_ADAPTER_FILE))
+        tensors = peft_format.with_patterns(tensors, config)
+        ties_head = bool(config.get("ensure_weight_tying"))
+        adapter = Adapter(kind, scale, dropout, tensors, ties_head, weights)
+    else:
+        kind, scale, dropout = _options(config)
+        adapter = Adapter(kind, scale, dropout, _grouped(read_arrays(path / ADAPTER_FILE)))
+    _check_tensors(path, adapter)
+    return adapter
+
+
+def write_adapter(
+    folder: str | os.PathLike[str], model: Decoder, record: Mapping[str, Any]
+) -> None:
+    """Writes the adapter that is on a model, for this library and for mlx-lm.
+
+    Args:
+        folder: The folder, which is made if it is missing. Each of its two files appears only when it is
+            complete.
+        model: A model with adapters.
+        record: How the adapter was made. It is kept in the configuration.
+
+    Raises:
+        CheckpointError: The model has no adapter, or the folder cannot be written.
+    """
+    adapter = adapter_of(model)
+    names = weight_names(model.config)
+    places = {name: names.in_layer(name) for name in adapter.tensors}
+    numbers = layer_numbers(model, names)
+    layers = [numbers[place[0]] for place in places.values() if place is not None]
+    keys = {name if place is None else place[1] for name, place in places.items()}
+    first = next(iter(adapter.tensors.values()))
+    config = {
+        **record,
+        "fine_tune_type": adapter.kind,
+        "num_layers": len(numbers) - min(layers) if layers else 0,
+        "lora_parameters": {
+            "rank": first["lora_a"].shape[1],
+            "scale": adapter.scale,
+            "dropout": adapter.dropout,
+            "keys": sorted(keys),
+        },
+    }
+    flat = {
+        f"{name}.{part}": array
+        for name, parts in adapter.tensors.items()
+        for part, array in parts.items()
+    }
+    _write_files(Path(folder), config, ADAPTER_FILE, flat)
+
+
+def write_peft_adapter(
+    folder: str | os.PathLike[str], model: Decoder, base: str | None = None
+) -> None:
+    """Writes the adapter that is on a model in PEFT's format.
+
+    Args:
+        folder: The folder, which is made if it is missing.
+        model: A model with adapters.
+        base: The repository of the base model. It is kept in the configuration.
+
+    Raises:
+        CheckpointError: The model has no adapter, or one that PEFT would read differently.
+    """
+    adapter, layers = adapter_of(model), adapted_layers(model)
+    for name, layer in layers.items():
+        if "norm" in layer.base:
+            raise CheckpointError(
+                f"[adapter] '{name}' must have no norm inside for PEFT's format, whose adapters read "
+                "the input of the norm, but has one. Keep the adapter in this library's format."
+            )
+        if layer.kind == "dora" and layer.matrix.is_embedding:
+            raise CheckpointError(
+                f"[adapter] '{name}' must not be an embedding with DoRA for PEFT's format, which "
+                "computes that differently, but is one. Keep the adapter in this library's format."
+            )
+    tensors = with_tied_head(model, adapter.tensors)
+    config = peft_format.describe(
+        adapter.kind,
+        adapter.scale,
+        adapter.dropout,
+        tensors,
+        base,
+        ties_head=len(tensors) > len(adapter.tensors),
+    )
+    names = weight_names(model.config)
+    embeddings = {
+        names.module_to_disk(name) for name, layer in layers.items() if layer.matrix.is_embedding
+    }
+    flat = peft_format.flatten(tensors, embeddings)
+    _write_files(Path(folder), config, PEFT_ADAPTER_FILE, flat)
+
+
+def why_not_in_mlx_lm(model: Decoder) -> str | None:
+    """Why mlx-lm refuses the adapter that is on a model; `None` if mlx-lm reads it."""
+    for name, layer in adapted_layers(model).items():
+        if layer.kind != "dora":
+            continue
+        matrix = layer.matrix
+        if "norm" in layer.base:
+            return f"'{name}' has a norm inside, and DoRA of such a layer is not supported there"
+        if matrix.is_ternary and matrix.holds_trits and matrix.input_dims % 32:
+            return (
+                f"the inputs of '{name}' are no multiple of 32, and DoRA of such a layer is not "
+                "supported there"
+            )
+        if matrix.is_embedding and matrix.is_packed:
+            return f"'{name}' is a quantised embedding, and DoRA of such a layer is not supported there"
+    ranks = {parts["lora_a"].shape[1] for parts in adapter_of(model).tensors.values()}
+    return f"its layers have {len(ranks)} different ranks" if len(ranks) > 1 else None
+
+
+def holds_adapter(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds the files of an adapter."""
+    path = Path(folder)
+    return (path / ADAPTER_CONFIG_FILE).is_file() and any(
+        (path / name).is_file() for name in _FILES[1:]
+    )
+
+
+def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
+    """Loads an `adapters.safetensors` into the adapter that is on a model, in place.
+
+    Raises:
+        CheckpointError: The file cannot be read, holds NaN or infinity, or holds an adapter of other
+            layers or shapes.
+    """
+    given = _grouped(read_arrays(real_path(file)))
+    _check_finite(given)
+    wanted = adapter_of(model).tensors
+    names = weight_names(model.config)
+    shapes = [
+        {
+            name: {part: array.shape for part, array in parts.items()}
+            for name, parts in tensors.items()
+        }
+        for tensors in (wanted, given)
+    ]
+    if shapes[0] != shapes[1]:
+        differing = min(n for n in wanted.keys() | given if shapes[0].get(n) != shapes[1].get(n))
+        raise CheckpointError(
+            f"[adapter] '{file}' must hold an adapter like the one that is trained but layer "
+            f"{differing!r:.100} has {shapes[1].get(differing)} instead of {shapes[0].get(differing)}. "
+            "Train the same layers with the same rank and type."
+        )
+    modules = dict(model.named_modules())
+    for hub_name, parts in given.items():
+        module = modules[names.module_to_memory(hub_name) or ""]
+        for part, array in parts.items():
+            module[part] = array
+
+
+def _write_files(
+    folder: Path, config: Mapping[str, Any], weights_file: str, tensors: dict[str, mx.array]
+) -> None:
+    """Writes the configuration and the tensors. Each file appears only when it is complete."""
+    needed = sum(array.nbytes for array in tensors.values())
+    with writing("adapter", folder):
+        with new_file(folder / weights_file, needed) as file:
+            mx.save_safetensors(str(file), tensors, {"format": "mlx"})
+        with new_file(folder / ADAPTER_CONFIG_FILE) as file:
+            file.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
+    kind = config.get("fine_tune_type", "lora")
+    if kind not in ("lora", "dora"):
+        raise CheckpointError(
+            f"[adapter] 'fine_tune_type' must be lora or dora but got {kind!r:.80}. Weights of a full "
+            "fine-tuning are a model, not an adapter: load their folder."
+        )
+    given = config.get("lora_parameters")
+    if not isinstance(given, dict):
+        raise CheckpointError(
+            f"[adapter] 'lora_parameters' must be an object but got {given!r:.80}. {_WAY_OUT}"
+        )
+    scale, dropout = (
+        peft_format.checked_number(name, given.get(name, default))
+        for name, default in (("scale", None), ("dropout", 0.0))
+    )
+    return kind, scale, peft_format.checked_dropout("dropout", dropout)
+
+
+def _grouped(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
+    groups: dict[str, dict[str, mx.array]] = {}
+    for name, array in tensors.items():
+        layer, _, part = name.rpartition(".")
+        if part not in ADAPTER_PARAMETERS:
+            raise CheckpointError(
+                f"[adapter] tensors must be lora_a, lora_b or m of a layer but got {name!r:.100}. "
+                f"{_WAY_OUT}"
+            )
+        groups.setdefault(layer, {})[part] = array
+    return groups
+
+
+def _check_tensors(folder: Path, adapter: Adapter) -> None:
+    wanted = set(ADAPTER_PARAMETERS if adapter.kind == "dora" else ADAPTER_PARAMETERS[:2])
+    if not adapter.tensors:
+        raise CheckpointError(
+            f"[adapter] '{folder}' must hold an adapter but has no tensors. {_WAY_OUT}"
+        )
+    for layer, parts in adapter.tensors.items():
+        shapes = {part: array.shape for part, array in parts.items()}
+        is_sound = (
+            shapes.keys() == wanted
+            and len(shapes["lora_a"]) == len(shapes["lora_b"]) == 2
+            and 0 < shapes["lora_a"][1] == shapes["lora_b"][0]
+            and all(mx.issubdtype(array.dtype, mx.floating) for array in parts.values())
+        )
+        if not is_sound:
+            raise CheckpointError(
+                f"[adapter] layer {layer!r:.100} must have float tensors {', '.join(sorted(wanted))} of "
+                f"one rank but got {shapes}. {_WAY_OUT}"
+            )
+    _check_finite(adapter.tensors)
+
+
+def _check_finite(tensors: Mapping[str, Mapping[str, mx.array]]) -> None:
+    for layer, parts in tensors.items():
+        if not all(mx.isfinite(array).all().item() for array in parts.values()):
+            raise CheckpointError(
+                f"[adapter] layer {layer!r:.100} must be finite but holds NaN or infinity. {_WAY_OUT}"
+            )

@@ -103,8 +103,8 @@ def stream_generate(
     return responses(decoding, completion, len(ids), start)
 
 
-@with_arguments_of(stream_generate)
-def generate(*args: Any, verbose: bool = False, **options: Any) -> str:
+@with_arguments_of(stream_generate, verbose=(bool, False))
+def generate(*args: Any, **options: Any) -> str:
     """Continues a prompt and returns the new text.
 
     Args:
@@ -127,6 +127,7 @@ def generate(*args: Any, verbose: bool = False, **options: Any) -> str:
     """
     parts = []
     rule = "=" * 10
+    verbose = options.pop("verbose", False)
     if verbose:
         print(rule)
     for response in stream_generate(*args, **options):

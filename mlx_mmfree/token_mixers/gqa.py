@@ -1,8 +1,6 @@
 """Attention whose query heads share keys, to all tokens (arXiv 2305.13245) or to some of them."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,8 +12,6 @@ from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.mixer import Linears
 from ..ops import attention
 from ..ops.attention import Mask
-
-Init = TypeVar("Init", bound=Callable[..., Any])
 
 
 class GQA(SelfAttention):
@@ -95,33 +91,6 @@ class GQA(SelfAttention):
         )
 
 
-class AttentionArguments(TypedDict, total=False):
-    """The arguments of `GQA` that mixers with a cache of their own take too."""
-
-    num_heads: int
-    num_kv_heads: int | None
-    head_dim: int | None
-    linear: Linears
-    bias: bool
-    rope: RoPE | None
-    position_bias: PositionBias | None
-    is_causal: bool
-
-
-def _showing_arguments(without: str = "") -> Callable[[Init], Init]:
-    """Shows the arguments of `GQA` to who asks a constructor for its own, in place of `**attention`."""
-
-    def decorate(init: Init) -> Init:
-        own, of_gqa = inspect.signature(init), inspect.signature(GQA.__init__).parameters
-        shown = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        names = [name for name in AttentionArguments.__annotations__ if name != without]
-        parameters = [*shown, *(of_gqa[name] for name in names)]
-        vars(init)["__signature__"] = own.replace(parameters=parameters)
-        return init
-
-    return decorate
-
-
 class SlidingWindowAttention(GQA):
     r"""Softmax attention in which each token sees only those nearer than a window.
 
@@ -173,16 +142,33 @@ class SlidingWindowAttention(GQA):
     complexity: ClassVar[str] = "T W D"
     paper: ClassVar[str] = "arXiv 2004.05150"
 
-    @_showing_arguments()
     def __init__(
         self,
         dims: int,
         *,
         window: int = 256,
-        **attention: Unpack[AttentionArguments],
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        position_bias: PositionBias | None = None,
+        is_causal: bool = True,
     ):
         check_sizes("SlidingWindowAttention", window=window)
-        super().__init__(dims, cache=KeyValueCache(window), **attention)
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            linear=linear,
+            bias=bias,
+            rope=rope,
+            position_bias=position_bias,
+            is_causal=is_causal,
+            cache=KeyValueCache(window),
+        )
 
 
 class LocalAttention(GQA):
@@ -241,19 +227,36 @@ class LocalAttention(GQA):
     complexity: ClassVar[str] = "T S D"
     paper: ClassVar[str] = "arXiv 1802.05751"
 
-    @_showing_arguments()
     def __init__(
         self,
         dims: int,
         *,
         block_size: int = 128,
         neighbours: int = 1,
-        **attention: Unpack[AttentionArguments],
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        position_bias: PositionBias | None = None,
+        is_causal: bool = True,
     ):
         check_sizes("LocalAttention", block_size=block_size)
         check_counts("LocalAttention", neighbours=neighbours)
         cache = KeyValueCache((neighbours + 1) * block_size, step=block_size)
-        super().__init__(dims, cache=cache, **attention)
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            linear=linear,
+            bias=bias,
+            rope=rope,
+            position_bias=position_bias,
+            is_causal=is_causal,
+            cache=cache,
+        )
 
 
 class AttentionSink(GQA):
@@ -309,7 +312,6 @@ class AttentionSink(GQA):
     paper: ClassVar[str] = "arXiv 2309.17453"
     bidirectional: ClassVar[bool] = False
 
-    @_showing_arguments(without="is_causal")
     def __init__(
         self,
         dims: int,
@@ -317,7 +319,13 @@ class AttentionSink(GQA):
         window: int | None = 1024,
         sinks: int = 4,
         is_learned: bool = False,
-        **attention: Unpack[AttentionArguments],
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        position_bias: PositionBias | None = None,
     ):
         check_optional_sizes("AttentionSink", window=window)
         check_counts("AttentionSink", sinks=sinks)
@@ -325,9 +333,17 @@ class AttentionSink(GQA):
             raise ValueError(
                 f"[AttentionSink] 'sinks' must be 0 without a 'window', which sees all, but got {sinks}."
             )
-        if "is_causal" in attention:
-            raise TypeError("[AttentionSink] 'is_causal' must be left out, since it always is.")
-        super().__init__(dims, cache=KeyValueCache(window, sinks), **attention)
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            linear=linear,
+            bias=bias,
+            rope=rope,
+            position_bias=position_bias,
+            cache=KeyValueCache(window, sinks),
+        )
         if is_learned:
             self.sink_logits = mx.zeros((self.num_heads,))
             self.has_plain_weights = False

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree import native
+from mlx_mmfree.files import plugins
 from mlx_mmfree.ops.backend.choice import environment_candidate
 from mlx_mmfree.ops.backend.dispatch import environment_backend, forget_candidates
 
@@ -78,3 +79,15 @@ def choices_of_the_environment() -> Iterator[None]:
     environment_backend.cache_clear()
     environment_candidate.cache_clear()
     forget_candidates()
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A test, or an example of the documentation, leaves no plug-in to those after it."""
+    before = set(sys.modules)
+    monkeypatch.setattr(plugins, "LOADED", [])
+    monkeypatch.setattr(plugins, "_roots", {})
+    yield
+    for name in sys.modules.keys() - before:
+        if name.startswith("plugin_"):
+            del sys.modules[name]

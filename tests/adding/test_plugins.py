@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -52,18 +51,6 @@ FOLDERS = {"weight_forms": "forms", "commands": "cli"}
 @pytest.fixture(scope="module")
 def added() -> None:
     """The search paths of the package stay as they are, unlike for the other tests of this folder."""
-
-
-@pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A test leaves no plug-in behind."""
-    before = set(sys.modules)
-    monkeypatch.setattr(plugins, "LOADED", [])
-    monkeypatch.setattr(plugins, "_roots", {})
-    yield
-    for name in sys.modules.keys() - before:
-        if name.startswith("plugin_"):
-            del sys.modules[name]
 
 
 @pytest.fixture

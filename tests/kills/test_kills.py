@@ -25,8 +25,8 @@ from tests.kills.options import (
     Values,
 )
 
-# where the run lies, and whether there is one
-NO_OPTIONS = {"output", "root", "adapter_path", "train", "path"}
+# where the run and code of the user lie, and whether there is one
+NO_OPTIONS = {"output", "root", "adapter_path", "train", "path", "plugins"}
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,6 @@ def walk_of_token(folder: Path) -> Walk:
 
 def walk_of_completion(folder: Path) -> Walk:
     """One `/v1/completions` of three tokens, in process."""
-    pytest.importorskip("starlette")
     from starlette.testclient import TestClient
 
     from mlx_mmfree.generation.sessions import Sessions
@@ -214,7 +213,12 @@ def _is_within(size: Size, most: Size) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", WALKS)
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.serve] if name == "completion" else []) for name in WALKS
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_walk_is_short(name: str, tiny: Path) -> None:
     walk, most, _ = WALKS[name]
     walked = walk(tiny)
@@ -222,7 +226,7 @@ def test_a_walk_is_short(name: str, tiny: Path) -> None:
     assert _is_within(walked.size(), most), "\n".join(walked.functions())
 
 
-@pytest.mark.parametrize("name", ["load", "generate", "token", "completion"])
+@pytest.mark.parametrize("name", NAMES[:-1])
 def test_a_walk_of_the_packaged_model_is_short(name: str) -> None:
     walk, _, most = WALKS[name]
     assert most is not None

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +14,7 @@ from mlx_mmfree import native, ops
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import Projection, pack_ternary, use_backend
 from mlx_mmfree.ops.backend import choice
+from mlx_mmfree.ops.backend.dispatch import operations
 from mlx_mmfree.ops.backend.gradient import assume_gradients
 from tests.ops.attention_formula import Sizes, arguments, check, mask_of
 from tests.ops.conftest import STRICT
@@ -40,14 +40,12 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def on_every_backend(*names: str) -> pytest.MarkDecorator:
-    root = Path(ops.__file__).parent
     found = [
         pytest.param(op, name, marks=pytest.mark.metal if name in ("metal", "cuda") else ())
         for op in names
-        for name in ops.BACKENDS
-        if (root / op / f"{name}.py").exists()
+        for name in operations()[op].backends
         # the others are plain operations there, some on parts that cannot be forced
-        and (name != "cuda" or op == "linear_scan")
+        if name != "cuda" or op == "linear_scan"
     ]
     return pytest.mark.parametrize(("op", "backend"), found, indirect=["backend"])
 

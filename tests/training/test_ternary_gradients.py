@@ -35,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_type": "llama",
         "quantization_config": QUANTIZED | {"use_rms_norm": True, "rms_norm_eps": EPS},
     },
-    "bitnet": {"model_type": "bitnet", "rope_theta": 500000.0},
+    "bitnet": {"model_type": "bitnet"},
 }
 
 

@@ -1,4 +1,4 @@
-"""`mmfree models`: lists the models in the caches of this machine, or removes some of them."""
+"""`mmfree models`: lists the models in the caches of this machine, or those that are known to load."""
 
 import argparse
 import json
@@ -24,7 +24,13 @@ def build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog="A packed form made from a local folder is listed under the name of its file.",
     )
-    parser.add_argument(
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--known",
+        action="store_true",
+        help="list the repositories of the Hub that are known to load, with the form of their weights",
+    )
+    chosen.add_argument(
         "--remove",
         nargs="+",
         default=[],
@@ -41,6 +47,11 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    if args.known:
+        known = _known()
+        rows = [("repository", "family", "weights"), *(tuple(each.values()) for each in known)]
+        print(json.dumps({"known": known}) if args.json else "\n".join(aligned(rows, left=3)))
+        return 0
     from ..hub.checkpoint.pack_cache import cached_models, remove_model
 
     models = cached_models()
@@ -55,6 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         remove_model(model)
         print(f"Removed {model.name}, {size_text(_bytes(model))}.")
     return 0
+
+
+def _known() -> list[dict[str, str]]:
+    """The repositories that the architectures declare, those of a family together."""
+    from ..models import architectures
+
+    return [
+        {"repository": name, "family": family, "weights": form}
+        for family, architecture in sorted(architectures().items())
+        for name, form in architecture.repositories.items()
+    ]
 
 
 def _chosen(models: "Sequence[CachedModel]", names: Sequence[str]) -> "list[CachedModel]":

@@ -74,4 +74,5 @@ ARCHITECTURE = Architecture(
     weight_names={**weight_names("bert", ATTENTION_NAMES), **HEAD_NAMES},
     does=lambda config: "fill-mask",
     tiny={**TINY, "num_attention_heads": 4, "block_size": 2, "num_random_blocks": 1},
+    published={"google/bigbird-roberta-{base,large}": "float32"},
 )

@@ -98,4 +98,10 @@ ARCHITECTURE = Architecture(
             "torch_dtype": "bfloat16",
         }
     },
+    published={
+        "microsoft/bitnet-b1.58-2B-4T": "packed ternary",
+        "microsoft/bitnet-b1.58-2B-4T-bf16": "bf16 masters",
+        "microsoft/bitnet-b1.58-2B-4T-gguf": "GGUF I2_S",
+        "mlx-community/bitnet-b1.58-2B-4T": "packed ternary",
+    },
 )

@@ -56,4 +56,5 @@ ARCHITECTURE = Architecture(
     build=build,
     weight_names=weight_names({**DELTA_RULE_NAMES, "g_proj": "gate_proj"}),
     tiny={**TINY, "num_heads": 2},
+    published={"fla-hub/delta_net-*": "16-bit"},
 )

@@ -318,4 +318,5 @@ ARCHITECTURE = Architecture(
             "heads": [2, 2, 2, 2],
         },
     },
+    published={f"timm/{name}.*": "floats" for name in Config.variants},
 )

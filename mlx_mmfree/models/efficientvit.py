@@ -333,4 +333,5 @@ ARCHITECTURE = Architecture(
             "head_widths": [16, 20],
         },
     },
+    published={f"timm/{name}.*": "floats" for name in Config.variants},
 )

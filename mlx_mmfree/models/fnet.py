@@ -39,4 +39,5 @@ ARCHITECTURE = Architecture(
     },
     does=lambda config: "fill-mask",
     tiny=TINY,
+    published={"google/fnet-{base,large}": "float32"},
 )

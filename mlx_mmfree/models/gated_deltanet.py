@@ -54,4 +54,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2, "num_v_heads": 4, "head_dim": 8, "expand_v": 1.5},
+    published={"fla-hub/gated_deltanet-*": "16-bit"},
 )

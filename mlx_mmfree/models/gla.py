@@ -56,4 +56,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2},
+    published={"fla-hub/gla-*": "16-bit"},
 )

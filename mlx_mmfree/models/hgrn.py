@@ -53,4 +53,5 @@ ARCHITECTURE = Architecture(
         "model.lower_bounds": "lower_bounds",
     },
     tiny=TINY,
+    published={"fla-hub/hgrn-*": "16-bit"},
 )

@@ -69,4 +69,5 @@ ARCHITECTURE = Architecture(
         "model.lower_bounds": "lower_bounds",
     },
     tiny={**TINY, "expand_ratio": 8},
+    published={"fla-hub/hgrn2-*": "16-bit"},
 )

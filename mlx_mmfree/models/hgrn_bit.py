@@ -182,4 +182,5 @@ ARCHITECTURE = Architecture(
         "mmfreelm-1.3b": _PUBLISHED | {"hidden_size": 2048, "num_hidden_layers": 24},
         "mmfreelm-2.7b": _PUBLISHED | {"hidden_size": 2560, "num_hidden_layers": 32},
     },
+    published={"ridger/MMfreeLM-{370M,1.3B,2.7B}": "16-bit masters"},
 )

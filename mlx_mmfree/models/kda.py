@@ -52,4 +52,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2, "head_dim": 16},
+    published={"fla-hub/kda-*": "16-bit"},
 )

@@ -117,4 +117,16 @@ ARCHITECTURE = Architecture(
             "torch_dtype": "bfloat16",
         }
     },
+    published={
+        "1bitLLM/bitnet_b1_58-{large,xl,3B}": "float masters",
+        "HF1BitLLM/Llama3-8B-1.58-{100B,Linear-10B,Sigmoid-k100-10B}-tokens": "packed ternary",
+        "SpectraSuite/TriLM_{99M,190M,390M,560M,830M,1.1B,1.5B,2.4B,3.9B}_Unpacked": "fp16, ternary",
+        "mlx-community/Falcon-E-3B-Instruct-1.58bit": "packed ternary",
+        "tiiuae/Falcon-E-{1B,3B}-{Base,Instruct}": "packed ternary; bf16 masters at `prequantized`",
+        "tiiuae/Falcon-E-{1B,3B}-{Base,Instruct}-GGUF": "GGUF I2_S",
+        "tiiuae/Falcon3-{1B,3B,7B,10B}-Instruct-1.58bit": "packed ternary",
+        "tiiuae/Falcon3-{3B,7B,10B}-Base-1.58bit": "packed ternary",
+        "tiiuae/Falcon3-{1B,3B,7B,10B}-Instruct-1.58bit-GGUF": "GGUF I2_S",
+        "tiiuae/Falcon3-{3B,7B,10B}-Base-1.58bit-GGUF": "GGUF I2_S",
+    },
 )

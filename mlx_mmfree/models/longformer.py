@@ -98,4 +98,5 @@ ARCHITECTURE = Architecture(
     },
     does=lambda config: "fill-mask",
     tiny={**TINY, "num_attention_heads": 4, "attention_window": 4},
+    published={"allenai/longformer-{base,large}-4096": "float32"},
 )

@@ -217,4 +217,5 @@ ARCHITECTURE = Architecture(
         "pad_token_id": 59,
         "decoder_start_token_id": 59,
     },
+    published={"Helsinki-NLP/opus-mt-*": "floats"},
 )

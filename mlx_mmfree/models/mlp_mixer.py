@@ -76,4 +76,5 @@ ARCHITECTURE = Architecture(
         "num_classes": 5,
         "model_args": {"img_size": [16, 24], "patch_size": 8, "embed_dim": 24, "num_blocks": 2},
     },
+    published={f"timm/{name}.*": "floats" for name in Config.variants},
 )

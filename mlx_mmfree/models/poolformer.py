@@ -138,4 +138,5 @@ ARCHITECTURE = Architecture(
         "pretrained_cfg": {"input_size": [3, 64, 64]},
         "model_args": {"dims": [8, 16, 24, 32], "depths": [1, 1, 2, 1]},
     },
+    published={f"timm/{name}.*": "floats" for name in Config.variants},
 )

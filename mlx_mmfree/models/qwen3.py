@@ -66,4 +66,9 @@ ARCHITECTURE = Architecture(
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
     gguf_name=lambda config: "qwen3",
     tiny={**TINY, "head_dim": 8},
+    published={
+        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-mlx-2bit": "MLX affine, 2 bits",
+        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-unpacked": "16-bit, ternary by group",
+        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-gguf": "GGUF Q2_0",
+    },
 )

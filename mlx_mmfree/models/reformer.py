@@ -296,4 +296,5 @@ ARCHITECTURE = Architecture(
         "num_buckets": [2, 4],
         "is_decoder": True,
     },
+    published={"google/reformer-{crime-and-punishment,enwik8}": "float32"},
 )

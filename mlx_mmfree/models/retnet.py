@@ -49,4 +49,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2},
+    published={"fla-hub/retnet-*": "16-bit"},
 )

@@ -200,4 +200,5 @@ ARCHITECTURE = Architecture(
         "a_low_rank_dim": 3,
         "v_low_rank_dim": 6,
     },
+    published={"fla-hub/rwkv7-*": "16-bit"},
 )

@@ -228,4 +228,5 @@ ARCHITECTURE = Architecture(
             "mlp_ratios": 2,
         },
     },
+    published={f"timm/{name}.*": "floats" for name in Config.variants},
 )

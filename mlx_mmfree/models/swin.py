@@ -224,4 +224,5 @@ ARCHITECTURE = Architecture(
             "num_heads": [1, 2],
         },
     },
+    published={f"timm/{name}.*": "floats" for name in Config.variants},
 )

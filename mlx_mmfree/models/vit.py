@@ -370,4 +370,5 @@ ARCHITECTURE = Architecture(
             "num_heads": 2,
         },
     },
+    published={f"timm/{name}.*": "floats" for name in Config.variants},
 )

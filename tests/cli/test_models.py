@@ -153,3 +153,20 @@ def test_links_and_what_lies_elsewhere_stay(hub: Path, tmp_path: Path, capsys: C
         assert main(["models", "--remove", "me/linked", "--yes"]) == 2
         assert "or is a link" in capsys.readouterr().err
     assert (snapshot / "config.json").exists() and secret.exists()
+
+
+def test_known_repositories_are_listed_with_their_form(capsys: Captured) -> None:
+    assert main(["models", "--known", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)["known"]
+    names = [each["repository"] for each in known]
+    assert len(names) == len(set(names)) and not any("{" in name for name in names)
+    expected = {
+        "repository": "microsoft/bitnet-b1.58-2B-4T-bf16",
+        "family": "bitnet",
+        "weights": "bf16 masters",
+    }
+    assert expected in known
+    assert main(["models", "--known"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["repository", "family", "weights"] and len(lines) == len(known) + 1
+    assert main(["models", "--known", "--remove", "me/tiny"]) == 2

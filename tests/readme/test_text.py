@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -169,19 +169,31 @@ def memory(config: dict[str, Any]) -> float:
 
 
 def test_memory_of_models() -> None:
-    shapes = list(SHAPES)
+    shown_names = []
     for names, _, _, shown, mac in table(section("Models")):
         values = [float(value) for value in shown.removesuffix(" GB").split(", ")]
-        first, *more = re.findall(r"`([^`]+)`", names)
-        for number, value in enumerate(values):
-            name = shapes.pop(0)
-            short = more[number - 1].strip("-") if number else first
-            assert short in name, name
+        for name, value in zip(repositories(names), values, strict=True):
+            shown_names.append(name)
             needed = memory(SHAPES[name])
             assert abs(value - needed) <= 0.1, (name, needed)
         least = next(size for size in (8, 16, 24, 32) if 2 * max(values) <= size)
         assert mac == f"{least} GB", names
-    assert not shapes
+    assert shown_names == list(SHAPES)
+
+
+def repositories(cell: str) -> list[str]:
+    """The repositories that a cell of a table names, each by its own name."""
+    names = re.findall(r"`([\w.-]+/[^`]+)`", cell)
+    return list(replace(find("hgrn_bit"), published=dict.fromkeys(names, "")).repositories)
+
+
+def test_repositories_are_those_that_are_known() -> None:
+    known = {name for each in architectures().values() for name in each.repositories}
+    pages = {name for row in table(section("Models")) for name in repositories(row[0])}
+    hub = section("Supported checkpoints", PACKAGE / "hub" / "README.md")
+    listed = [name for row in table(hub) for name in repositories(row[0])]
+    assert sorted(listed) == sorted(name for name in known if not name.startswith("timm/"))
+    assert pages <= known
 
 
 def test_environment_variables() -> None:

@@ -123,6 +123,8 @@ class Architecture:
         does: From a description, what the model does. Default: it continues texts.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
+        published: Repositories of the Hub that are covered, with the form of their weights in words. A
+            name may list endings as `{1B,3B}`, and end with `*` where the list is long.
 
     Example:
         >>> architecture = find("hgrn_bit")
@@ -149,6 +151,12 @@ class Architecture:
     does: Callable[[Any], Pipeline] = _generation
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    published: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def repositories(self) -> dict[str, str]:
+        """Those of `published`, each by its own name."""
+        return {each: form for name, form in self.published.items() for each in _listed(name)}
 
     @property
     def variants(self) -> Mapping[str, Mapping[str, Any]]:
@@ -168,6 +176,18 @@ class Architecture:
     def pipeline(self, config: Any) -> Pipeline:
         """What a model of this description does: all models of images classify them."""
         return "image-classification" if self.variants else self.does(config)
+
+
+_ENDINGS = re.compile(r"\{([^{}]*)\}")
+
+
+def _listed(name: str) -> list[str]:
+    """The names that a name with endings in braces stands for."""
+    found = _ENDINGS.search(name)
+    if found is None:
+        return [name]
+    before, after = name[: found.start()], name[found.end() :]
+    return [each for ending in found[1].split(",") for each in _listed(before + ending + after)]
 
 
 def architectures() -> dict[str, Architecture]:

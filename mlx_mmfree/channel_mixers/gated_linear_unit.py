@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ChannelMixer, project_apart, project_gated
-from ..layers.arguments import check_features, check_optional_sizes, check_sizes
+from ..layers.arguments import check_features, check_sizes
 from ..layers.mixer import Linears, Partition, factory_of
 from ..ops.activations import Activation
 from ..ops.float_dtypes import FLOATS
@@ -67,8 +67,8 @@ class GatedLinearUnit(ChannelMixer):
     ):
         super().__init__()
         check_sizes(type(self).__name__, dims=dims)
-        check_optional_sizes(type(self).__name__, hidden_dims=hidden_dims)
         hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
+        check_sizes(type(self).__name__, hidden_dims=hidden_dims)
         self._dims = dims
         widths = {"gate_up_proj": 2 * hidden_dims}
         if not is_stacked:

@@ -50,7 +50,7 @@ def check_sizes(place: str, **sizes: int) -> None:
         ValueError: A size is below 1.
     """
     for name, size in sizes.items():
-        if not _is_integer(size):
+        if not isinstance(size, int) or isinstance(size, bool):
             raise TypeError(f"[{place}] '{name}' must be a positive integer but got {size!r:.80}.")
         if size < 1:
             raise ValueError(f"[{place}] '{name}' must be positive but got {size}.")
@@ -73,14 +73,10 @@ def check_counts(place: str, **counts: int) -> None:
         ValueError: A count is negative.
     """
     for name, count in counts.items():
-        if not _is_integer(count):
+        if not isinstance(count, int) or isinstance(count, bool):
             raise TypeError(f"[{place}] '{name}' must be an integer from 0 but got {count!r:.80}.")
         if count < 0:
             raise ValueError(f"[{place}] '{name}' must not be negative but got {count}.")
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_sequences(place: str, x: mx.array, dims: int) -> None:

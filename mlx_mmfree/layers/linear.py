@@ -4,7 +4,7 @@ Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,18 @@ from ..ops.float_dtypes import FLOATS
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .matrix import Matrix, are_same, matrices
+
+LinearFactory = Callable[..., nn.Module]
+"""Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
+
+Linears = LinearFactory | Mapping[str, LinearFactory]
+"""Makes all projections of a mixer, or each by its name."""
+
+
+def factory_of(linears: Linears, name: str) -> LinearFactory:
+    """What makes the projection of this name."""
+    return linears[name] if isinstance(linears, Mapping) else linears
+
 
 SCALES = ("scale", "input_scale")
 
@@ -71,7 +83,9 @@ class _TernaryLinear(Matrix, nn.Module):
         rounding: Rounding = "half_even",
         quantize_activations: bool = True,
     ):
-        check_sizes("BitLinear", input_dims=input_dims, output_dims=output_dims)
+        # a model makes hundreds of these, of sizes that its mixers have checked
+        if not (type(input_dims) is type(output_dims) is int and min(input_dims, output_dims) > 0):
+            check_sizes("BitLinear", input_dims=input_dims, output_dims=output_dims)
         super().__init__()
         self.input_dims, self.output_dims = input_dims, output_dims
         self._norm_eps = norm_eps
@@ -81,10 +95,14 @@ class _TernaryLinear(Matrix, nn.Module):
             self.norm = nn.RMSNorm(input_dims, eps=norm_eps)
         if bias:
             self.bias = mx.zeros((output_dims,))
-        self._make_weight()
-
-    def _make_weight(self) -> None:
-        """Makes the layer's own weight, if it has one."""
+        if self.holds_floats:
+            bound = math.sqrt(1.0 / input_dims)
+            self.weight = mx.random.uniform(-bound, bound, (output_dims, input_dims))
+        elif self.holds_trits:
+            shape = (output_dims, packed_width(input_dims))
+            self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
+            self.scale = mx.ones((1,))
+            self.freeze(recurse=False, keys=list(self.kept))
 
     def packed_room(self) -> "PackedBitLinear":
         packed = PackedBitLinear(self.input_dims, self.output_dims, **self._options())
@@ -192,10 +210,6 @@ class BitLinear(_FromMaster):
 
     holds_floats = True
 
-    def _make_weight(self) -> None:
-        bound = math.sqrt(1.0 / self.input_dims)
-        self.weight = mx.random.uniform(-bound, bound, (self.output_dims, self.input_dims))
-
     @property
     def master(self) -> mx.array:
         weight: mx.array = self.weight
@@ -265,16 +279,7 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
     """
 
     holds_trits = True
-
-    def _make_weight(self) -> None:
-        shape = (self.output_dims, packed_width(self.input_dims))
-        self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
-        self.scale = mx.ones((1,))
-        self.freeze(recurse=False, keys=list(self.kept))
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        return ("weight", "scale")
+    kept = ("weight", "scale")
 
     def multiply(self, x: mx.array) -> mx.array:
         y: mx.array = ternary_matmul(x.astype(mx.float32), self.weight) * self.scale
@@ -442,8 +447,8 @@ class PackedLinear(Matrix, Float32Scales):
         self.freeze(recurse=False, keys=list(self.kept))
 
     @property
-    def kept(self) -> tuple[str, ...]:
-        return ("weight", "scale", "input_scale") if "input_scale" in self else ("weight", "scale")
+    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("weight", *(name for name in SCALES if name in self))
 
     def multiply(self, x: mx.array) -> mx.array:
         x = x.astype(mx.float32)

@@ -24,6 +24,7 @@ class Matrix:
         is_ternary: The layer is a `BitLinear` in one of its forms: it computes with the trits of the
             matrix that it is given, whatever its values.
         is_embedding: The layer gives the rows of tokens, and only backwards the product with `W`.
+        kept: Names of the layer's parameters whose dtype never changes.
     """
 
     holds_floats: ClassVar[bool] = False
@@ -32,6 +33,7 @@ class Matrix:
     is_shared: ClassVar[bool] = False
     is_ternary: ClassVar[bool] = False
     is_embedding: ClassVar[bool] = False
+    kept: ClassVar[tuple[str, ...]] = ()
 
     @property
     def layer(self) -> nn.Module:
@@ -47,11 +49,6 @@ class Matrix:
     def output_dims(self) -> int:
         """Rows."""
         raise NotImplementedError
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """Names of the layer's parameters whose dtype never changes."""
-        return ()
 
     @property
     def dtype(self) -> mx.Dtype | None:
@@ -142,14 +139,11 @@ class _Floats(_OfMLX):
 
 class _Codes(_OfMLX):
     holds_codes = True
+    kept = ("weight",)
 
     @property
     def input_dims(self) -> int:
         return int(self._layer.weight.shape[1]) * 32 // self._layer.bits
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        return ("weight",)
 
     @property
     def dtype(self) -> mx.Dtype:

@@ -12,18 +12,9 @@ from ..ops.float_dtypes import FLOATS
 from .arguments import check_features, check_sequences
 from .attention.options import Quantization
 from .context import Context
-
-LinearFactory = Callable[..., nn.Module]
-"""Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
-
-Linears = LinearFactory | Mapping[str, LinearFactory]
-"""Makes all projections of a mixer, or each by its name."""
-
-
-def factory_of(linears: Linears, name: str) -> LinearFactory:
-    """What makes the projection of this name."""
-    return linears[name] if isinstance(linears, Mapping) else linears
-
+from .linear import LinearFactory as LinearFactory
+from .linear import Linears as Linears
+from .linear import factory_of as factory_of
 
 Group = mx.distributed.Group
 

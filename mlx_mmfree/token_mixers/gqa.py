@@ -7,7 +7,7 @@ import mlx.nn as nn
 
 from ..layers.arguments import check_counts, check_optional_sizes, check_sizes
 from ..layers.attention.mixer import SelfAttention
-from ..layers.attention.options import AttentionNorms, KeyValueCache
+from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.mixer import Linears
 from ..ops import attention
@@ -34,6 +34,8 @@ class GQA(SelfAttention):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
+        output_bias: Whether that of the output has one. Default: `bias`.
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other.
         rope: Rotates queries and keys, made for `head_dim`; `None`: it does not.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         norms: The norms inside.
@@ -60,35 +62,6 @@ class GQA(SelfAttention):
     equation: ClassVar[str] = "y = softmax(Q K^T / sqrt(d)) V, keys shared by query heads"
     complexity: ClassVar[str] = "T^2 D"
     paper: ClassVar[str] = "arXiv 2305.13245"
-
-    def __init__(
-        self,
-        dims: int,
-        *,
-        num_heads: int = 8,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        linear: Linears = nn.Linear,
-        bias: bool = False,
-        rope: RoPE | None = None,
-        position_bias: PositionBias | None = None,
-        norms: AttentionNorms = AttentionNorms(),  # noqa: B008 (frozen)
-        is_causal: bool = True,
-        cache: KeyValueCache = KeyValueCache(),  # noqa: B008
-    ):
-        super().__init__(
-            dims,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            linear=linear,
-            bias=bias,
-            rope=rope,
-            position_bias=position_bias,
-            norms=norms,
-            is_causal=is_causal,
-            cache=cache,
-        )
 
 
 class SlidingWindowAttention(GQA):

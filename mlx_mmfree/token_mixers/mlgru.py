@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import ShortConvolution, project
-from ..layers.arguments import check_counts, check_optional_sizes, check_sequences, check_sizes
+from ..layers.arguments import check_counts, check_sequences, check_sizes
 from ..layers.context import Context
 from ..layers.mixer import (
     Group,
@@ -123,8 +123,8 @@ class MLGRU(TokenMixer):
         share_conv: bool = True,
     ):
         super().__init__()
-        check_sizes("MLGRU", dims=dims)
-        check_optional_sizes("MLGRU", hidden_dims=hidden_dims)
+        hidden_dims = dims if hidden_dims is None else hidden_dims
+        check_sizes("MLGRU", dims=dims, hidden_dims=hidden_dims)
         check_counts("MLGRU", conv_size=conv_size)
         if output_gate not in ("norm", "sigmoid"):
             raise ValueError(
@@ -135,7 +135,6 @@ class MLGRU(TokenMixer):
                 f"[MLGRU] 'stacking' must be one of {', '.join(map(repr, _INNER))} but got "
                 f"{stacking!r:.80}."
             )
-        hidden_dims = dims if hidden_dims is None else hidden_dims
         self._dims = dims
         self._hidden_dims = hidden_dims
         self._inner = _INNER[stacking]

@@ -13,7 +13,7 @@ from ...ops import Rotation, attention, rotated_heads
 from ...ops.attention import Mask
 from ...ops.attention_step import Options, next_place, operation
 from ...ops.splitting import split_many
-from ..arguments import check_sequences
+from ..arguments import check_sequences, check_sizes
 from ..context import Context, RealTokens, read_without_padding
 from ..linear import merge_heads, project, split_heads
 from ..mixer import (
@@ -39,7 +39,7 @@ from .key_values import (
     read_whole,
     sink_places,
 )
-from .options import AttentionNorms, KeyValueCache, Quantization, check_heads
+from .options import GROUP_SIZES, AttentionNorms, KeyValueCache, Quantization
 from .positions import PositionBias, RoPE
 
 SelfAttentionState = KeyValueState | FixedKeyValueState | tuple[()]
@@ -110,15 +110,15 @@ class SelfAttention(TokenMixer):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_heads(self._name, dims, num_heads, num_kv_heads, head_dim)
+        _check_heads(type(self).__name__, dims, num_heads, num_kv_heads, head_dim)
         head_dim = dims // num_heads if head_dim is None else head_dim
         self._dims = dims
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self._is_causal = is_causal
-        cache.check_fits(self._name, head_dim, is_causal)
         self._cache = cache
+        self._check_cache()
         widths = {"query_proj": num_heads, "key_proj": num_kv_heads, "value_proj": num_kv_heads}
         if is_stacked:
             widths = {"qkv_proj": sum(widths.values())}
@@ -139,6 +139,23 @@ class SelfAttention(TokenMixer):
             self.key_norm = nn.RMSNorm(head_dim, eps=norms.qk_eps)
         if norms.output_eps is not None:
             self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=norms.output_eps)
+
+    def _check_cache(self) -> None:
+        """Refuses a cache that attention with such heads cannot have, with `ValueError`."""
+        cache, head_dim = self._cache, self.head_dim
+        if cache.sinks and not self._is_causal:
+            raise ValueError(
+                f"[{self._name}] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but "
+                f"got {cache.sinks}."
+            )
+        if cache.quantization is None or head_dim % cache.quantization.group_size == 0:
+            return
+        fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]
+        way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
+        raise ValueError(
+            f"[{self._name}] 'group_size' of the quantization must divide 'head_dim' but got "
+            f"{cache.quantization.group_size} for {head_dim}. {way_out}"
+        )
 
     def take_part(self, group: Group) -> None:
         if "position_bias" in self:
@@ -187,7 +204,7 @@ class SelfAttention(TokenMixer):
             mixer._cache = self._cache.limited(
                 self._name, max_size, quantization, quantization_start
             )
-            mixer._cache.check_fits(self._name, self.head_dim, self._is_causal)
+            mixer._check_cache()
         return mixer
 
     @property
@@ -547,6 +564,25 @@ class SelfAttention(TokenMixer):
             )
             parts.append(split_heads(y, self.num_heads))
         return mx.concatenate(parts, axis=-1)[..., :length]
+
+
+def _check_heads(
+    place: str, dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None
+) -> None:
+    """Refuses heads that a model of these dims cannot have, with `ValueError`."""
+    check_sizes(place, dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    if head_dim is not None:
+        check_sizes(place, head_dim=head_dim)
+    elif dims % num_heads:
+        raise ValueError(
+            f"[{place}] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
+            f"for {dims} dims."
+        )
+    if num_heads % num_kv_heads:
+        raise ValueError(
+            f"[{place}] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for "
+            f"{num_heads}."
+        )
 
 
 def _relative(reading: Reading, cache: KeyValueCache) -> mx.array:

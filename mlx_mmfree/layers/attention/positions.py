@@ -187,11 +187,8 @@ class RoPE(nn.Module):
         self.is_interleaved = is_interleaved
         self.query_scale = attention_factor**2
         waves = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
-        self._set_wavelengths(waves)
-
-    def _set_wavelengths(self, wavelengths: mx.array | None) -> None:
         # an ordinary attribute, since items of a module are parameters
-        object.__setattr__(self, "wavelengths", wavelengths)
+        object.__setattr__(self, "wavelengths", waves)
 
     def rotation(self, offset: int | mx.array, length: int) -> Any:
         """What `rotate` needs for `length` tokens; layers that share the positions share it.
@@ -274,7 +271,7 @@ class DynamicRoPE(RoPE):
         self._base = base
         self._factor = factor
         self._trained_length = trained_length
-        self._set_wavelengths(None)
+        object.__setattr__(self, "wavelengths", None)
 
     def rotation(self, offset: int | mx.array, length: int) -> tuple[mx.array, mx.array]:
         """Cosines and sines, float32 `(L, K / 2)`, or `(B, 1, L, K / 2)` where rows differ."""

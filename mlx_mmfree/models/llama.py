@@ -118,6 +118,7 @@ ARCHITECTURE = Architecture(
         }
     },
     published={
+        "openbmb/BitCPM-CANN-1B": "16-bit, ternary by group",
         "1bitLLM/bitnet_b1_58-{large,xl,3B}": "float masters",
         "HF1BitLLM/Llama3-8B-1.58-{100B,Linear-10B,Sigmoid-k100-10B}-tokens": "packed ternary",
         "SpectraSuite/TriLM_{99M,190M,390M,560M,830M,1.1B,1.5B,2.4B,3.9B}_Unpacked": "fp16, ternary",

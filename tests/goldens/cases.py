@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint
-from mlx_mmfree.layers import packable
+from mlx_mmfree.hub.checkpoint.weight_form import PACKED_DTYPES
+from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
 
 DEFAULT_FOLDER = Path(__file__).parents[1] / "data" / "goldens"
@@ -76,8 +77,9 @@ def _forms(folder: Path) -> tuple[bool, ...]:
     if _reason(folder) is not None:
         return (True,)
     try:
-        if any(entry.dtype == mx.uint8 for entry in open_checkpoint(folder).tensors.values()):
+        if any(each.dtype in PACKED_DTYPES for each in open_checkpoint(folder).tensors.values()):
             return (True,)
-        return (True, False) if packable(model_of(folder, False, None)) else (False,)
+        held = matrices(model_of(folder, True, None)).values()
+        return (True, False) if any(matrix.is_packed for matrix in held) else (False,)
     except CheckpointError:
         return (True,)

@@ -100,6 +100,9 @@ def test_states_carried_over_chunks(chunk_case: Case, packed: bool) -> None:
     for number, chunk in enumerate(mx.split(tokens, [split], axis=1), 1):
         logits, state = model(chunk, state)
         assert relative_error(logits, tensors[f"logits_chunk{number}"]) <= FLOAT32
+        if f"state_chunk{number}.0" not in tensors:
+            # of attention alone
+            continue
         for layer, own in enumerate(model._of_blocks(state)):
             # a channel mixer that looks back has a state too
             both = isinstance(own, tuple) and type(own) is tuple

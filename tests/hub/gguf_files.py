@@ -135,6 +135,12 @@ def metadata_of(model: Decoder, architecture: str) -> dict[str, Any]:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rotation.theta,
     }
+    if architecture == "minicpm":
+        keys |= {
+            "embedding_scale": config.scale_emb,
+            "residual_scale": config.scale_depth / config.num_hidden_layers**0.5,
+            "logit_scale": config.hidden_size / config.dim_model_base,
+        }
     named = {f"{architecture}.{key}": value for key, value in keys.items()}
     return {"general.architecture": architecture, "general.file_type": 40, **named}
 
@@ -159,7 +165,7 @@ def tensors_of(
             both[name.removesuffix("weight") + "bias"] = module.bias
         for own, array in both.items():
             values = np.array(array.astype(mx.float32))
-            if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            if architecture in ("llama", "minicpm") and ("q_proj" in name or "k_proj" in name):
                 config = model.config
                 is_query = "q_proj" in name
                 heads = config.num_attention_heads if is_query else config.num_key_value_heads

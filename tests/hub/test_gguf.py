@@ -51,6 +51,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "bitnet-25": {"model_type": "bitnet"},
     "bitnet": {"has_sub_norms": True, "tie_word_embeddings": True},
     "llama": {},
+    # over the root of 2 layers, this is a power of two, which float32 holds
+    "minicpm": {"model_type": "minicpm", "scale_emb": 12.0, "scale_depth": 2.0**0.5},
 }
 
 
@@ -254,6 +256,23 @@ def test_stretched_positions(tmp_path: Path, kind: dict[str, str]) -> None:
     assert mx.array_equal(logits(loaded), logits(pack_linears(model)))
 
 
+def test_factors_of_longrope(tmp_path: Path) -> None:
+    factors = tuple(1.0 + 0.125 * n for n in range(16))
+    rotation = Rotation(scaling="longrope", trained_length=2048, factors=factors)
+    model = half_precision(tiny_transformer(**SIZES, rotation=rotation))
+    metadata = metadata_of(model, "llama") | {"llama.rope.scaling.type": "longrope"}
+    tensors = tensors_of(model, "llama", "I2_S")
+    listed = stored("F32", mx.array(factors))
+    both = {f"rope_factors_{name}.weight": listed for name in ("short", "long")}
+    loaded = load_model(write_gguf(tmp_path / "m.gguf", metadata, tensors | both), dtype=mx.float32)
+    assert loaded.config.rotation == rotation
+    assert mx.array_equal(logits(loaded), logits(pack_linears(model)))
+    other = both | {"rope_factors_long.weight": stored("F32", 2 * mx.array(factors))}
+    file = write_gguf(tmp_path / "m.gguf", metadata, tensors | other)
+    with pytest.raises(UnsupportedModelError, match="'long_factor' must equal 'short_factor'"):
+        load_model(file)
+
+
 @pytest.mark.parametrize(
     ("architecture", "embedding", "dtype"),
     [
@@ -448,11 +467,12 @@ class TestRefused:
             (
                 "general.architecture",
                 "gemma3",
-                "must be one of bitnet, bitnet-25, bitnet-b1.58, llama, qwen3 but",
+                "must be one of bitnet, bitnet-25, bitnet-b1.58, llama, minicpm, qwen3 but",
             ),
             ("split.count", 3, "must be named as one of the 3 parts of its model"),
             (f"{prefix}attention.sliding_window", 512, "sliding_window' must be absent"),
-            (f"{prefix}rope.scaling.type", "longrope", "must be none or linear or yarn"),
+            (f"{prefix}rope.scaling.type", "su", "must be none or linear or yarn or longrope"),
+            (f"{prefix}rope.scaling.type", "longrope", "factors_short.weight' .* but holds none"),
             (
                 f"{prefix}rope.scaling.attn_factor",
                 2.0,
@@ -487,7 +507,7 @@ class TestRefused:
             (
                 "rope_factors_long.weight",
                 stored("F32", mx.ones((16,))),
-                "unexpected .*'rope_factors_long.weight'",
+                "must hold 'rope_freqs.weight' .* but holds 'rope_factors_long.weight'",
             ),
             (
                 "blk.0.attn_q.weight",

@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.05,
 }
 YARN = Rotation(scaling="yarn", factor=4.0, trained_length=64, attention_factor=1.138629436)
+SCALES = {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 64.0}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MMfreeLM": ("hgrn_bit", {}),
     "2B-4T": ("bitnet", {"tie_word_embeddings": True}),
@@ -75,6 +76,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-of-128": ("qwen3", {"head_dim": 128}),
     "biased-qwen3": ("qwen3", {"attention_bias": True}),
     "biased-dense-qwen3": ("qwen3", {"attention_bias": True, "linears": None}),
+    "minicpm": ("minicpm", SCALES | {"linears": None}),
+    "tied-minicpm": ("minicpm", SCALES | {"linears": None, "tie_word_embeddings": True}),
+    "ternary-minicpm": ("minicpm", SCALES),
     "wholly-biased-qwen3": ("qwen3", {"attention_bias": True, "mlp_bias": True}),
 }
 

@@ -49,6 +49,7 @@ FAMILIES: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"has_sub_norms": True}, "bitnet"),
     ("bitnet", {"tie_word_embeddings": True}, "bitnet-b1.58"),
     ("qwen3", {"rotation": Rotation(theta=1e6, scaling="linear", factor=2.0)}, "qwen3"),
+    ("minicpm", {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 64.0}, "minicpm"),
 ]
 
 
@@ -152,7 +153,7 @@ def test_is_read_by_the_package_gguf(
     for name, module in masters.items():
         trits, scale = ternarize(module.weight)
         want = np.array(trits) * np.float32(np.float16(scale.item()))
-        if architecture == "llama" and name == "attn_q":
+        if architecture in ("llama", "minicpm") and name == "attn_q":
             # rows of each of the 4 heads: halves become pairs
             want = want.reshape(4, 2, 32, 256).swapaxes(1, 2).reshape(256, 256)
         np.testing.assert_array_equal(got[f"blk.0.{name}.weight"], want)

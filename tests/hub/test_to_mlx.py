@@ -85,6 +85,7 @@ def test_reference_checkpoints(tmp_path: Path, name: str, model_file: str | None
         assert relative_error(got, want) <= TOLERANCE[mx.bfloat16]
 
 
+SCALES = {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 16.0}
 OTHERS = [
     ({"model_type": "llama", **BIG}, None),
     ({"model_type": "llama", **BIG, "attention_bias": True, "mlp_bias": True}, None),
@@ -93,6 +94,8 @@ OTHERS = [
     ({"model_type": "llama", "head_dim": 6}, "mmfree_model.py"),
     ({"model_type": "qwen3", **BIG}, None),
     ({"model_type": "qwen3", **BIG, "attention_bias": True}, "mmfree_model.py"),
+    ({"model_type": "minicpm", **BIG, **SCALES}, None),
+    ({"model_type": "minicpm", **BIG, **SCALES, "tie_word_embeddings": True}, "mmfree_model.py"),
     ({"model_type": "bitnet", **BIG, "tie_word_embeddings": True}, "mmfree_model.py"),
 ]
 

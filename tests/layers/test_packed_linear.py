@@ -65,6 +65,26 @@ def test_rows_of_zeros_are_kept() -> None:
     assert relative_error(packed(x), linear(x)) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_groups_of_floats(group: int, dtype: mx.Dtype, bias: bool) -> None:
+    """The largest group that has one size is found, and none where a single number differs."""
+    parts = 0.25 + 0.125 * mx.random.randint(0, 2, (24, 384 // group))
+    linear = dense(24, 384, mx.repeat(parts, group, axis=1), bias)
+    linear.weight[2, :group] = 0.0
+    linear.set_dtype(dtype)
+    packed = pack_ternary_values(linear)
+    assert isinstance(packed, nn.QuantizedLinear)
+    assert (packed.group_size, packed.bits, packed.scales.dtype) == (group, 2, dtype)
+    assert ("bias" in packed) == bias
+    held = packed.weight, packed.scales, packed.biases
+    matrix = mx.dequantize(*held, packed.group_size, packed.bits)
+    assert mx.array_equal(matrix + 0, linear.weight + 0)
+    linear.weight[-1, -1] = 2 * linear.weight[-1, -2] + 0.125
+    assert pack_ternary_values(linear) is None
+
+
 @pytest.mark.parametrize("split", ["none", "rows", "columns", "groups"])
 def test_affine_groups(split: str) -> None:
     rows, columns, group = 8, 128, 32

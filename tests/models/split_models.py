@@ -76,6 +76,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "quantized llama": quantized,
     "dense qwen3": lambda: tiny_transformer("qwen3", **DENSE),
     "qwen3 of ternary values": ternary_values,
+    "minicpm": lambda: tiny_transformer("minicpm", scale_emb=12.0, dim_model_base=8.0),
     "quantized keys and values": lambda: with_key_values(
         tiny_transformer("bitnet", **WIDE), kv_bits=8, kv_group_size=32, quantized_kv_start=3
     ),

@@ -29,6 +29,7 @@ KNOWN = [
     "mamba2",
     "marian",
     "metaformer",
+    "minicpm",
     "qwen3",
     "reformer",
     "retnet",

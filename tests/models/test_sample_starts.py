@@ -52,6 +52,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "llama": lambda: _build("llama", **HEADS),
     "llama-window": lambda: _windowed(_build("llama", **HEADS)),
     "qwen3": lambda: _build("qwen3", **HEADS),
+    "minicpm": lambda: _build("minicpm", scale_depth=1.4, dim_model_base=16.0, **HEADS),
 }
 LENGTHS = [[4, 1, 9, 6], [20], [11, 5]]
 TOKENS = mx.random.randint(0, 64, (3, 20), key=mx.random.key(1))

@@ -40,7 +40,15 @@ from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
 from .forms.affine import TERNARY_BITS, form
 from .forms.packed import describe_packing
-from .gguf_config import ROPE_FACTORS, check_rope_factors, find_form, hub_config, hub_name
+from .gguf_config import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    check_rope_factors,
+    find_form,
+    hub_config,
+    hub_name,
+)
 from .weight_form import WRITER_KEY
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -80,7 +88,7 @@ def read_gguf_checkpoint(
             f"[GGUF] '{file}' must hold the matrix {_EMBEDDING!r} but does not. Fetch it again."
         )
     is_tied = "output.weight" not in stored
-    factors = _rope_factors(*stored.pop(ROPE_FACTORS, (file, None)))
+    factors = _rope_factors(stored)
     config = hub_config(metadata, embedding.shape[0], is_tied=is_tied, rope_factors=factors)
     mark = f"{WRITER_KEY}."
     config[WRITER_KEY] = {
@@ -152,13 +160,16 @@ def _zeros(shape: tuple[int, ...], data: np.ndarray) -> np.ndarray:
     return np.zeros(shape, np.uint32)
 
 
-def _rope_factors(file: Path, tensor: StoredTensor | None) -> np.ndarray | None:
-    """The factor for each pair of a head's dims, which goes into the configuration."""
-    if tensor is None:
-        return None
-    check_rope_factors(tensor.shape)
-    [entry] = _entries(file, tensor, GGUFForm({}), {})
-    return np.asarray(read_tensor(entry).astype(mx.float32))
+def _rope_factors(stored: dict[str, tuple[Path, StoredTensor]]) -> dict[str, np.ndarray]:
+    """Takes the tensors with a factor for each pair of a head's dims out, for the configuration."""
+    found = {}
+    for name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
+        if name in stored:
+            part, tensor = stored.pop(name)
+            check_rope_factors(name, tensor.shape)
+            [entry] = _entries(part, tensor, GGUFForm({}), {})
+            found[name] = np.asarray(read_tensor(entry).astype(mx.float32))
+    return found
 
 
 def _entries(

@@ -2,12 +2,13 @@
 
 Rotary positions are metadata under `rope.` and the tensor `rope_freqs`. `rope.scaling.type` is `linear`
 or `yarn`. Llama 3's scaling is a factor for each pair of dims, in `rope_freqs.weight`. llama.cpp itself
-multiplies by YaRN's usual attention factor, so the file holds the quotient. Other kinds of scaling have
-no form in GGUF.
+multiplies by YaRN's usual attention factor, so the file holds the quotient. `longrope` has its factors
+in two tensors, which are read where they are equal. Other kinds of scaling have no form in GGUF.
 """
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from ...models.parts.architecture import GGUFForm
 from ...models.parts.rotation import Rotation
 
 ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""Those of `longrope`, for texts up to the original length and beyond it."""
 ROPE_KEYS = {
     "rope.scaling.factor",
     "rope.scaling.attn_factor",
@@ -29,18 +32,18 @@ ROPE_KEYS = {
 }
 """The metadata that `read_scaling` reads, or that changes no result."""
 
-_WITH_FACTORS = ("llama",)
+_WITH_FACTORS = ("llama", "minicpm")
 _MAX_FACTORS = 2**11
 
 
 def read_scaling(
-    given: Mapping[str, Any], factors: np.ndarray | None, context_length: Any
+    given: Mapping[str, Any], factors: Mapping[str, np.ndarray], context_length: Any
 ) -> dict[str, Any] | None:
     """The value of `rope_scaling` in `config.json`; `None` if positions are not scaled.
 
     Args:
         given: The metadata of the architecture, without its prefix.
-        factors: The values of `rope_freqs.weight`.
+        factors: The values of the tensors with factors, by their names.
         context_length: The length of the longest text.
 
     Raises:
@@ -50,21 +53,32 @@ def read_scaling(
     factor = given.get("rope.scaling.factor")
     kind = given.get("rope.scaling.type", "linear" if factor else "none")
     attention = given.get("rope.scaling.attn_factor", 1.0)
-    is_plain = kind == "none" or not factor
-    if (factors is not None and not is_plain) or (attention != 1.0 and kind != "yarn"):
+    is_long = kind == "longrope"
+    is_plain = kind == "none" or not (factor or is_long)
+    wanted = {SHORT_FACTORS, LONG_FACTORS} if is_long else {ROPE_FACTORS}
+    is_placed = factors.keys() == wanted if is_long else factors.keys() <= wanted
+    if (factors and not (is_plain or is_long)) or (attention != 1.0 and kind != "yarn"):
         raise UnsupportedModelError(
             f"[GGUF] 'rope.scaling.type' must be yarn for 'rope.scaling.attn_factor' and none beside "
             f"{ROPE_FACTORS!r} but got {kind!r:.40}. Use another file."
         )
-    if factors is not None:
-        listed = [float(value) for value in factors]
+    if not is_placed:
+        raise CheckpointError(
+            f"[GGUF] the file must hold {' and '.join(map(repr, sorted(wanted)))} for "
+            f"'rope.scaling.type' {kind!r} but holds {', '.join(map(repr, sorted(factors))) or 'none'}. "
+            "Fetch the file again."
+        )
+    if factors:
+        listed = {name: [float(value) for value in array] for name, array in factors.items()}
+        plain = listed.get(ROPE_FACTORS)
+        length = given.get("rope.scaling.original_context_length") if is_long else None
         return {
             "rope_type": "longrope",
-            "short_factor": listed,
-            "long_factor": listed,
+            "short_factor": listed.get(SHORT_FACTORS, plain),
+            "long_factor": listed.get(LONG_FACTORS, plain),
             "factor": 1.0,
             "attention_factor": 1.0,
-            "original_max_position_embeddings": context_length,
+            "original_max_position_embeddings": length or context_length,
         }
     if is_plain:
         return None
@@ -95,7 +109,7 @@ def _yarn(
     return {key: value for key, value in scaling.items() if value is not None}
 
 
-def check_rope_factors(shape: tuple[int, ...]) -> None:
+def check_rope_factors(name: str, shape: tuple[int, ...]) -> None:
     """Refuses impossible sizes before the tensor is read.
 
     Raises:
@@ -103,7 +117,7 @@ def check_rope_factors(shape: tuple[int, ...]) -> None:
     """
     if len(shape) != 1 or shape[0] > _MAX_FACTORS:
         raise CheckpointError(
-            f"[GGUF] tensor {ROPE_FACTORS!r} must be a list of at most {_MAX_FACTORS} numbers but has "
+            f"[GGUF] tensor {name!r} must be a list of at most {_MAX_FACTORS} numbers but has "
             f"shape {shape}. Fetch the file again."
         )
 
@@ -235,7 +249,7 @@ def hub_config(
     vocab_size: int,
     *,
     is_tied: bool,
-    rope_factors: np.ndarray | None = None,
+    rope_factors: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The content of the Hub's `config.json`.
 
@@ -243,7 +257,7 @@ def hub_config(
         metadata: The metadata of a file whose architecture is known.
         vocab_size: The rows of the embedding.
         is_tied: Whether the file has no head of its own.
-        rope_factors: The values of the tensor `rope_freqs.weight`.
+        rope_factors: The values of the tensors with factors, by their names.
 
     Raises:
         CheckpointError: An entry is missing.
@@ -256,14 +270,15 @@ def hub_config(
         for key, value in metadata.items()
         if key.startswith(prefix)
     }
-    for key in _NEEDED:
+    for key in (*_NEEDED, *form.own_keys):
         if key not in given:
             raise CheckpointError(
                 f"[GGUF] '{prefix}{key}' must be given but is missing. Fetch the file again."
             )
     config = dict(form.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
-    _check_rest(prefix, given)
+    _check_rest(prefix, given, form)
+    config |= form.read(given)
     # what llama.cpp takes for the keys that may be absent
     heads = given["attention.head_count"]
     config.setdefault("num_key_value_heads", heads)
@@ -286,7 +301,7 @@ def _plain(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
+def _check_rest(prefix: str, given: Mapping[str, Any], form: GGUFForm) -> None:
     heads = given["attention.head_count"]
     dims = given["embedding_length"]
     if not all(type(size) is int and size > 0 for size in (heads, dims)):
@@ -305,11 +320,11 @@ def _check_rest(prefix: str, given: Mapping[str, Any]) -> None:
         "attention.causal": (True,),
         "attention.value_length": (head_dim,),
         "rope.dimension_count": (head_dim,),
-        "rope.scaling.type": ("none", "linear", "yarn"),
+        "rope.scaling.type": ("none", "linear", "yarn", "longrope"),
     }
     for key, value in given.items():
         allowed = fixed.get(key)
-        if allowed is None and (key in _KEYS or key in _CHECKED):
+        if allowed is None and key in {*_KEYS, *_CHECKED, *form.own_keys}:
             continue
         # further entries change something only if they are neither zero nor off
         if value not in (allowed or (0, False, "")):

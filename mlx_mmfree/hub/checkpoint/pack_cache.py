@@ -30,8 +30,8 @@ from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
 from .checkpoint import Checkpoint, notify
-from .forms.packed import OWN, describe_packing
-from .save import disk_tensors, write_tensors
+from .forms.packed import OWN
+from .save import described_matrices, disk_tensors, write_tensors
 
 
 @dataclass(frozen=True)
@@ -152,6 +152,8 @@ MIN_SOURCE_BYTES = 64_000_000
 
 SUFFIX = ".safetensors"
 _SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_version"
+_FORMS = "mmfree_forms"
+"""What `config.json` would say of the matrices."""
 
 
 class PackCache:
@@ -175,9 +177,9 @@ class PackCache:
             return None
         try:
             entries, metadata = read_header(self._file)
-            checksums = parse_json(metadata.get(_CHECKSUMS, "{}").encode())
             if metadata.get(_SOURCE) != _fingerprint(self._checkpoint):
                 return None
+            checksums, forms = (parse_json(metadata[key].encode()) for key in (_CHECKSUMS, _FORMS))
             tensors = {
                 name: replace(entry, checksum=str(checksums[name]))
                 for name, entry in entries.items()
@@ -185,10 +187,7 @@ class PackCache:
         except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
             self.notify_damage(CheckpointError(f"'{self._file}' is damaged ({error})"))
             return None
-        config = dict(self._checkpoint.config)
-        if (described := config.get("quantization_config")) is not None:
-            config["quantization_config"] = describe_packing(described)
-        return Checkpoint(self._checkpoint.folder, config, tensors)
+        return Checkpoint(self._checkpoint.folder, {**self._checkpoint.config, **forms}, tensors)
 
     def store(self, model: Decoder) -> None:
         """Writes the packed form unless the cache is off or the disk is full."""
@@ -204,6 +203,7 @@ class PackCache:
                     _SOURCE: _fingerprint(self._checkpoint),
                     _VERSION: __version__,
                     _CHECKSUMS: json.dumps(checksums),
+                    _FORMS: json.dumps(described_matrices(model, self._checkpoint.config)),
                 }
                 write_tensors(new, tensors, metadata)
         except (OSError, RuntimeError, CheckpointError) as error:
@@ -241,7 +241,7 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
     files = sorted({entry.file for entry in checkpoint.tensors.values()})
     stats = [(file, file.stat()) for file in files]
     value: Mapping[str, Any] = {
-        "format": OWN["format_version"],
+        "format": [OWN["format_version"], _FORMS],
         "rounding": ROUNDING_VERSION,
         "config": checkpoint.config,
         # a snapshot of the Hub links to a file that is named after its etag

@@ -6,7 +6,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...files.tensors import TensorEntry, read_tensor
-from ...layers import PackedLinear
 from ...layers.matrix import Matrix, StoredLayout, matrices, parameters, stored_layouts
 from ...models import Decoder
 from ...ops import ternarize_packed
@@ -75,14 +74,14 @@ class ParameterReader:
         }
 
     @cached_property
-    def ternary_values(self) -> dict[str, PackedLinear]:
+    def ternary_values(self) -> dict[str, nn.Module]:
         """The linears of a dense model whose values are ternary, by their paths, without their codes.
 
         They may be stored as floats, packed or in MLX's affine form. Each linear is read once for this.
         """
         if self.ternary:
             return {}
-        found: dict[str, PackedLinear] = {}
+        found: dict[str, nn.Module] = {}
         for path, matrix in self.matrices.items():
             if not matrix.is_embedding:
                 packed = pack_ternary_values(_holding(self.read_matrix(path)))

@@ -235,12 +235,18 @@ def describe_model(model: TokenModel) -> dict[str, Any]:
     if isinstance(model, EncoderDecoder):
         searched = model.search_files.config
         config |= {key: searched[key] for key in SEARCH_KEYS & searched.keys()}
+    return config | described_matrices(model, config)
+
+
+def described_matrices(model: TokenModel, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.json` says of how matrices are stored, given the rest of it."""
     held = matrices(model)
     names = WeightNames(architecture_of(model.config).weight_names).modules_to_disk(held)
     on_disk = {name: held[path] for path, name in names.items()}
+    described: dict[str, Any] = {}
     for form in weight_forms().values():
-        config |= form.describe(on_disk, config)
-    return config
+        described |= form.describe(on_disk, {**config, **described})
+    return described
 
 
 def _tokenizer_files(source: Path | None) -> dict[str, Path]:

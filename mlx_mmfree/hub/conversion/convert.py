@@ -29,6 +29,7 @@ from ..checkpoint.checkpoint import (
     rounding_of,
 )
 from ..checkpoint.forms.affine import TERNARY_BITS
+from ..checkpoint.forms.packed import scales_of_blocks
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
 from ..checkpoint.gguf_config import (
     ROPE_FACTORS,
@@ -184,17 +185,10 @@ class TensorPlanner:
         8-bit activations.
         """
         packed = self._reader.ternary_values.get(path)
-        block = BLOCKS[self._kind]
-        if packed is None or self._kind == "I2_S" or packed.input_dims % block:
+        if packed is None or self._kind == "I2_S":
             return None
-        scales = np.ones((packed.output_dims, packed.input_dims // block), np.float32)
-        scales *= np.asarray(packed.scale)[:, None]
-        if "input_scale" in packed:
-            columns = np.asarray(packed.input_scale).reshape(-1, block)
-            if np.any(columns != columns[:, :1]):
-                return None
-            scales *= columns[:, 0]
-        return scales
+        scales = scales_of_blocks(packed, BLOCKS[self._kind])
+        return None if scales is None else np.asarray(scales)
 
     def _ordered(self, rows: np.ndarray, path: str) -> np.ndarray:
         """Rows in the order of the file, which may interleave the halves of each head."""
@@ -256,7 +250,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
         "general.type": "model",
         "general.name": name,
         "general.quantization_version": _QUANTIZATION_VERSION,
-        **{f"{architecture}.{key}": value for key, value in _sizes(reader).items()},
+        **{f"{architecture}.{key}": value for key, value in _sizes(reader, form).items()},
         **{f"{WRITER_KEY}.{key}": value for key, value in written_by.items()},
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
     }
@@ -311,7 +305,7 @@ def _check_codes(reader: ParameterReader, kind: str, planner: TensorPlanner) -> 
         )
 
 
-def _sizes(reader: ParameterReader) -> Mapping[str, Any]:
+def _sizes(reader: ParameterReader, form: GGUFForm) -> Mapping[str, Any]:
     config = reader.model.config
     sizes: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -327,7 +321,7 @@ def _sizes(reader: ParameterReader) -> Mapping[str, Any]:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rotation.theta,
     }
-    return sizes | scaling_metadata(config.rotation)
+    return {**sizes, **scaling_metadata(config.rotation), **form.write(config)}
 
 
 Target = Literal["mlx", "hf", "gguf"]

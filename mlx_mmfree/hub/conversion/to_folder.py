@@ -19,7 +19,6 @@ import mlx.core as mx
 
 from ...errors import UnsupportedModelError
 from ...files.tensors import PlannedTensors, TensorSpec
-from ...layers import PackedLinear
 from ...layers.matrix import Matrix
 from ...models import architecture_of, architectures, find_described
 from ...models.parts.architecture import WeightNames, weight_names
@@ -28,7 +27,7 @@ from ...ops import pack_ternary
 from ...ops.float_dtypes import FLOATS
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.forms import affine
-from ..checkpoint.forms.packed import OWN, describe_packing
+from ..checkpoint.forms.packed import OWN, describe_packing, scales_of_blocks
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weight_form import PACKED_DTYPES, WeightForm, weight_forms
 
@@ -279,29 +278,16 @@ def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize
     for path, packed in reader.ternary_values.items():
         if path in reader.quantized:
             continue
-        columns = packed.get("input_scale")
         for group_size in reversed(affine.GROUP_SIZES):
-            is_whole = packed.input_dims % group_size == 0
-            if is_whole and (columns is None or _has_equal_groups(columns, group_size)):
-                values = partial(_affine_values, packed=packed, group_size=group_size)
+            if (scales := scales_of_blocks(packed, group_size)) is not None:
+                values = partial(_affine_values, scales=scales)
                 found[path] = (group_size, affine.TERNARY_BITS, values)
                 break
     return found
 
 
-def _has_equal_groups(scales: mx.array, group_size: int) -> bool:
-    groups = scales.reshape(-1, group_size)
-    return bool(mx.all(groups == groups[:, :1]).item())
-
-
-def _affine_values(
-    weight: mx.array, packed: PackedLinear, group_size: int
-) -> tuple[mx.array, mx.array, mx.array]:
+def _affine_values(weight: mx.array, scales: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """The codes, scales and biases of a matrix of ternary values."""
-    groups = mx.ones((weight.shape[0], packed.input_dims // group_size))
-    scales = groups * packed.scale[:, None]
-    if "input_scale" in packed:
-        scales = scales * packed.input_scale[::group_size]
     scales = scales.astype(weight.dtype)
     return pack_ternary(mx.sign(weight)), scales, -scales
 

@@ -45,6 +45,10 @@ class OlderName(str):
     """In `weight_names`, for what a tensor was called: the tensor, unless the newer name is there."""
 
 
+def _nothing(given: Any) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class GGUFForm:
     """An architecture under one name in GGUF files.
@@ -55,12 +59,18 @@ class GGUFForm:
         is_ternary: Whether its linears are ternary, with 8-bit activations, in any case.
         rotates_pairs: Whether rows of query and key are stored so that each pair of neighbours is
             rotated; the Hub rotates the halves of a head against each other.
+        own_keys: Keys that the architecture alone has, without its name; a file must have them.
+        read: From the values of all keys, what `own_keys` say about the Hub's configuration.
+        write: From a description, the values of `own_keys`.
     """
 
     config: Mapping[str, Any]
     sub_norms: tuple[str, str] = ("", "")
     is_ternary: bool = False
     rotates_pairs: bool = False
+    own_keys: tuple[str, ...] = ()
+    read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _nothing
+    write: Callable[[Any], Mapping[str, Any]] = _nothing
 
 
 def _no_name(config: Any) -> str | None:

@@ -659,6 +659,8 @@ class TokenModel(Stack):
     Attributes:
         purpose: What such a model is for, in the words of an error message.
         command: The command that uses such a model.
+        embed_scale: What embedded tokens are multiplied by.
+        hidden_scale: What the head gets the normed residual stream times.
         rounding: How its packed weights were made of floats, as `hub.checkpoint.checkpoint` has it.
 
     Shape:
@@ -673,6 +675,8 @@ class TokenModel(Stack):
 
     purpose = ""
     command = ""
+    embed_scale: float = 1.0
+    hidden_scale: float = 1.0
 
     def __init__(
         self,
@@ -750,8 +754,13 @@ class TokenModel(Stack):
         is_shared = matrix is None or matrix.is_shared
         return [self.embed, self.head] if is_shared else [self.head]
 
+    def embedded(self, rows: mx.array) -> mx.array:
+        """The residual stream before the first block, given the embedding's rows."""
+        return rows if self.embed_scale == 1.0 else rows * self.embed_scale
+
     def logits(self, hidden: mx.array) -> mx.array:
         """The head, applied to the normed residual stream."""
+        hidden = hidden if self.hidden_scale == 1.0 else hidden * self.hidden_scale
         return apply_head(self.head if "head" in self else self.embed, hidden)
 
 
@@ -796,7 +805,7 @@ class Decoder(TokenModel):
         before. With `by_position`, the new state is as mixers give it whose context asks so.
         """
         state = self.init_state(tokens.shape[0]) if state is None else state
-        x = embed_tokens(self.embed, tokens)
+        x = self.embedded(embed_tokens(self.embed, tokens))
         context = Context(valid, starts=starts, by_position=by_position)
         return self.run(x, state, context, block_arguments)
 
@@ -813,7 +822,7 @@ class Decoder(TokenModel):
         block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """As `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
-        x = known_rows(self.embed, tokens)
+        x = self.embedded(known_rows(self.embed, tokens))
         state = self.init_state(x.shape[0]) if state is None else state
         return self.run(x, state, Context(valid, starts=starts), block_arguments)
 
@@ -825,7 +834,8 @@ class Decoder(TokenModel):
         starts: mx.array | None = None,
     ) -> mx.array:
         """As `known_hidden`, of texts that begin and end with the call, without a state."""
-        return self.transform(known_rows(self.embed, tokens), Context(valid, starts=starts))
+        x = self.embedded(known_rows(self.embed, tokens))
+        return self.transform(x, Context(valid, starts=starts))
 
     def __call__(
         self,

@@ -62,6 +62,7 @@ def make_sources(folder: Path) -> None:
         "bitnet-b1.58": ("I2_S", small | {"model_type": "bitnet"}, byte_level_metadata()),
         "bitnet": ("TQ1_0", wide | {"has_sub_norms": True}, sentencepiece_metadata()),
         "llama": ("TQ2_0", wide, sentencepiece_metadata()),
+        "minicpm": ("TQ2_0", wide | {"model_type": "minicpm"}, sentencepiece_metadata()),
     }
     for architecture, (kind, options, vocabulary) in kinds.items():
         model = tiny_transformer(**_SIZES | options | {"tie_word_embeddings": True})

@@ -18,7 +18,8 @@ such copies: the model's Python file makes them.
 Dense weights whose stored values are already ternary are packed in this form without loss. TriLM stores
 `trit * scale`. Training split its matrices into blocks of rows or of columns, each with a scale of its
 own. The scales are read from the values, and nothing is rounded. Ternary matrices in MLX's affine 2-bit
-form are found in the same way, by their codes and scales.
+form are found in the same way, by their codes and scales. Where each group of 128, 64 or 32 inputs has a
+scale of its own, as in BitCPM, floats become that affine form.
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from ....layers.matrix import Matrix
 from ....ops import pack_ternary, packed_width
 from ....ops.host_blocks import has_valid_codes
 from ..weight_form import Place, StoredMatrix, WeightForm
+from . import affine
 
 OWN = {"quant_method": "mmfree", "format_version": 1, "bits": 2}
 
@@ -105,25 +107,72 @@ def _simplify(matrix: Matrix) -> nn.Module | None:
     return _from_codes(matrix) if matrix.holds_codes else None
 
 
-def pack_ternary_values(linear: nn.Module) -> PackedLinear | None:
-    """The packed form of a dense linear; `None` if its weight is not ternary."""
+def pack_ternary_values(linear: nn.Module) -> nn.Module | None:
+    """The form of 2 bits of a dense linear that loses nothing; `None` if its weight is not ternary."""
     weight = linear.weight.astype(mx.float32)
     sizes = mx.abs(weight)
     # a few rows are enough to tell that most dense matrices are not ternary
     if not _is_ternary(sizes[:_PROBED_ROWS], 1) and not _is_ternary(sizes[:_PROBED_ROWS], 0):
-        return None
+        return _in_groups(linear, sizes)
     scales = mx.max(sizes)
     if not scales.item():
         return None
     if not _has_one_size(sizes, scales):
         axis = 1 if _is_ternary(sizes, 1) else 0
         if axis == 0 and not _is_ternary(sizes, 0):
-            return None
+            return _in_groups(linear, sizes)
         largest = mx.max(sizes, axis=axis)
         # rows and columns of zeros may have any scale
         scales = mx.where(largest == 0, scales, largest)
         return _packed(linear, weight.shape[1], pack_ternary(mx.sign(weight)), scales, axis)
     return _packed(linear, weight.shape[1], pack_ternary(mx.sign(weight)), scales.reshape(1), 1)
+
+
+def _in_groups(linear: nn.Module, sizes: mx.array) -> nn.Module | None:
+    """The affine form of floats that have one size in each group of inputs; `None` if they have not."""
+    weight, (output_dims, input_dims) = linear.weight, sizes.shape
+    for group_size in reversed(affine.GROUP_SIZES):
+        if input_dims % group_size:
+            continue
+        groups = mx.unflatten(sizes, 1, (-1, group_size))
+        if not _is_ternary(groups[:_PROBED_ROWS], 2) or not _is_ternary(groups, 2):
+            continue
+        layer = nn.QuantizedLinear(input_dims, output_dims, "bias" in linear, group_size, 2)
+        scales = mx.max(groups, axis=2)
+        # a group of zeros may have any scale
+        layer.scales = mx.where(scales == 0, mx.max(scales), scales).astype(weight.dtype)
+        layer.weight, layer.biases = pack_ternary(mx.sign(weight)), -layer.scales
+        if "bias" in linear:
+            layer.bias = linear.bias
+        return layer
+    return None
+
+
+def scales_of_blocks(layer: nn.Module, size: int) -> mx.array | None:
+    """The scale of each block of inputs of a linear that `pack_ternary_values` made.
+
+    Args:
+        layer: A linear with N outputs and D inputs.
+        size: The inputs of a block.
+
+    Returns:
+        float32 `(N, D / size)`; `None` if a block has several scales, or the last one fewer inputs.
+    """
+    if isinstance(layer, PackedLinear):
+        scales, own = layer.scale[:, None], layer.input_dims
+        if "input_scale" in layer:
+            scales, own = scales * layer.input_scale, 1
+        scales = mx.broadcast_to(scales, (layer.output_dims, scales.shape[1]))
+        input_dims = layer.input_dims
+    else:
+        scales, own = layer.scales.astype(mx.float32), layer.group_size
+        input_dims = scales.shape[1] * own
+    if input_dims % size:
+        return None
+    if own >= size:
+        return mx.repeat(scales, own // size, axis=1) if own % size == 0 else None
+    blocks = mx.unflatten(scales, 1, (-1, size // own))
+    return blocks[..., 0] if mx.all(blocks == blocks[..., :1]).item() else None
 
 
 def _from_codes(matrix: Matrix) -> PackedLinear | None:

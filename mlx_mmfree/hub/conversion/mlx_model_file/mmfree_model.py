@@ -50,6 +50,10 @@ class ModelArgs(BaseModelArgs):
     architectures: list[str] | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
+    # of MiniCPM
+    scale_emb: float = 1.0
+    scale_depth: float = 0.0
+    dim_model_base: float = 0.0
     # of hybrids, which have a mixer for each layer
     token_mixer: list[Any] | None = None
     base_model_type: str = ""
@@ -96,6 +100,21 @@ class ModelArgs(BaseModelArgs):
         if not described.get("use_rms_norm"):
             return None
         return "norm" if self.is_hybrid else "rms_norm", described.get("rms_norm_eps", 1e-6)
+
+    @property
+    def branch_scale(self) -> float:
+        """What each branch is multiplied by. The residual stream is held divided by it."""
+        return self.scale_depth / self.num_hidden_layers**0.5 if self.scale_depth else 1.0
+
+    @property
+    def stream_norm(self) -> partial[nn.RMSNorm]:
+        """Makes a norm of the residual stream."""
+        return partial(nn.RMSNorm, self.hidden_size, eps=self.rms_norm_eps / self.branch_scale**2)
+
+    @property
+    def head_scale(self) -> float:
+        """What the input of the head is multiplied by."""
+        return self.dim_model_base / self.hidden_size if self.dim_model_base else 1.0
 
     @property
     def rope(self) -> tuple[float, dict[str, Any] | None]:
@@ -597,7 +616,7 @@ class Block(nn.Module):
         self[self._mixer] = make_mixer(args, choice)
         self.mlp = FeedForward(args)
         for name in self._norms:
-            self[name] = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+            self[name] = args.stream_norm()
 
     def make_cache(self) -> Any:
         return self[self._mixer].make_cache()
@@ -617,7 +636,7 @@ class Decoder(nn.Module):
         usual = "matmul_free" if args.is_matmul_free else "attention"
         choices = args.token_mixer or [usual] * args.num_hidden_layers
         self.layers = [Block(args, choice) for choice in choices]
-        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        self.norm = args.stream_norm()
         if args.use_lower_bound:
             self.lower_bounds = mx.zeros((args.num_hidden_layers, args.hidden_size))
 
@@ -703,8 +722,10 @@ class Model(nn.Module):
     def __call__(
         self, inputs: mx.array, cache: Any = None, input_embeddings: mx.array | None = None
     ) -> mx.array:
-        x = self.model.embedding(inputs) if input_embeddings is None else input_embeddings
-        x = self.model(x, [None] * len(self.layers) if cache is None else cache)
+        args, x = self.args, input_embeddings
+        if x is None:
+            x = self.model.embedding(inputs) * (args.scale_emb / args.branch_scale)
+        x = self.model(x, [None] * len(self.layers) if cache is None else cache) * args.head_scale
         if "lm_head" in self:
             return self.lm_head(x)
         return self.model.embedding.as_linear(x)

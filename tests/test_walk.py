@@ -185,7 +185,7 @@ def walk_of_training(folder: Path) -> Walk:
 
 
 WALKS = {
-    "load": (walk_of_load, Size(30, 171, 150), Size(27, 151, 170)),
+    "load": (walk_of_load, Size(26, 154, 136), Size(23, 134, 157)),
     "generate": (walk_of_generate, Size(25, 126, 198), Size(23, 90, 251)),
     "token": (walk_of_token, Size(12, 31, 47), Size(14, 35, 98)),
     "completion": (walk_of_completion, Size(27, 190, math.inf), Size(25, 170, math.inf)),

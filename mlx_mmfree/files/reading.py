@@ -60,49 +60,46 @@ _KINDS = {
 }
 
 
-def open_file(file: Path) -> BufferedReader:
-    """Opens a file that the user named, and never waits for a pipe or a device.
+def open_file(file: Path, *, is_member: bool = False) -> BufferedReader:
+    """Opens a file, and never waits for a pipe or a device.
+
+    Args:
+        file: The file.
+        is_member: Whether it is a file of a model's folder, and not one that the user named.
 
     Raises:
-        OSError: The file cannot be read, is not a regular file, or is a pointer of Git LFS.
+        OSError: The file cannot be read, is not a regular file, is a pointer of Git LFS, or as a member
+            is a link that leaves its folder.
     """
-    _check_kind(os.stat(file).st_mode)
+    if is_member:
+        check_link(file)
+    if not stat.S_ISREG(mode := os.stat(file).st_mode):
+        raise _wrong_kind(mode)
     # it may have become a pipe by now, at which a plain open would wait
-    stream = open(file, "rb", opener=_open_at_once)  # noqa: SIM115, the caller closes it
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        _check_kind(os.fstat(stream.fileno()).st_mode)
-        if stream.peek(len(_POINTER)).startswith(_POINTER):
-            raise OSError(
-                "it is a pointer of Git LFS in place of the file itself, which was not fetched; run "
-                "'git lfs pull' in its repository, or download the file"
-            )
+        if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+            raise _wrong_kind(mode)
+        stream = os.fdopen(descriptor, "rb")
     except BaseException:
-        stream.close()
+        os.close(descriptor)
         raise
+    if stream.peek(len(_POINTER)).startswith(_POINTER):
+        stream.close()
+        raise OSError(
+            "it is a pointer of Git LFS in place of the file itself, which was not fetched; run "
+            "'git lfs pull' in its repository, or download the file"
+        )
     return stream
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def open_member(file: Path) -> BufferedReader:
-    """Opens a file of a model's folder.
-
-    Raises:
-        OSError: As for `open_file`, or the file is a link that leaves the folder.
-    """
-    check_link(file)
-    return open_file(file)
-
-
-def read_file(file: Path, max_bytes: int) -> bytes:
-    """The content of a file that the user named.
+def read_file(file: Path, max_bytes: int, *, is_member: bool = False) -> bytes:
+    """The content of a file.
 
     Raises:
         OSError: As for `open_file`, or the file has more than `max_bytes`.
     """
-    with open_file(file) as stream:
+    with open_file(file, is_member=is_member) as stream:
         size = os.fstat(stream.fileno()).st_size
         # one byte more than expected shows that the file grows
         data = stream.read(size + 1) if size <= max_bytes else b""
@@ -126,16 +123,6 @@ def read_text(file: Path, max_bytes: int) -> str:
         raise OSError(f"it {error}") from error
 
 
-def read_member(file: Path, max_bytes: int) -> bytes:
-    """The content of a file of a model's folder.
-
-    Raises:
-        OSError: As for `open_member`, or the file has more than `max_bytes`.
-    """
-    check_link(file)
-    return read_file(file, max_bytes)
-
-
 def decode_text(data: bytes) -> str:
     """The text of a file, without the byte-order mark that some programs write before it.
 
@@ -143,10 +130,10 @@ def decode_text(data: bytes) -> str:
         ValueError: It is not UTF-8. The message is a clause without a subject, to be put after the name
             of the text.
     """
-    check_not_utf16(data)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        check_not_utf16(data)
         raise ValueError(f"must be UTF-8 but is not at byte {error.start}") from error
 
 
@@ -189,10 +176,9 @@ def _is_cached_content(folder: Path, target: Path) -> bool:
     )
 
 
-def _check_kind(mode: int) -> None:
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise OSError(f"it is {kind}, not a regular file")
+def _wrong_kind(mode: int) -> OSError:
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return OSError(f"it is {kind}, not a regular file")
 
 
 MAX_BYTES = 16_000_000
@@ -359,7 +345,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not file.exists():
         raise CheckpointError(f"[JSON] '{file}' must be a file but is missing. {_WAY_OUT}")
     try:
-        text = read_member(file, MAX_BYTES)
+        text = read_file(file, MAX_BYTES, is_member=True)
     except OSError as error:
         raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}. {UNREADABLE}") from error
     return parse_json_object(text, f"'{file}'", unique=False, infinite_keys=INFINITE_KEYS)

@@ -13,7 +13,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from .checkpoint_files import INDEX_FILE, WEIGHTS_FILE
-from .reading import UNREADABLE, open_file, open_member, parse_json_object, write_json
+from .reading import UNREADABLE, open_file, parse_json_object, write_json
 
 
 def host_array(shape: Sequence[int], dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
@@ -93,7 +92,21 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
     try:
         with open_file(file) as stream:
             for entry in entries:
-                yield entry.name, _read_tensor(stream, entry)
+                if entry.decode is None:
+                    array, room = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
+                    memory = room.reshape(-1).view(np.uint8)
+                else:
+                    memory = np.empty(entry.nbytes, np.uint8)
+                stream.seek(entry.start)
+                if stream.readinto(memory.data) < len(memory):
+                    raise _changed(entry, "ends inside")
+                if entry.checksum is not None and checksum(memory) != entry.checksum:
+                    raise _changed(entry, "has changed bytes in")
+                if entry.decode is not None:
+                    array = mx.array(entry.decode(memory))
+                elif entry.dtype == mx.bool_:
+                    array = array != 0
+                yield entry.name, array.view(entry.dtype)
     except OSError as error:
         raise CheckpointError(f"[load] '{file}' cannot be read: {error}. {UNREADABLE}") from error
 
@@ -101,25 +114,6 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
 def checksum(data: np.ndarray) -> str:
     """The SHA-256 of some bytes, in hexadecimal digits."""
     return hashlib.sha256(data.data).hexdigest()
-
-
-def _read_tensor(stream: BufferedReader, entry: TensorEntry) -> mx.array:
-    if entry.decode is not None:
-        array, memory = None, np.empty(entry.nbytes, np.uint8)
-    else:
-        array, room = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
-        memory = room.reshape(-1).view(np.uint8)
-    stream.seek(entry.start)
-    if stream.readinto(memory.data) < entry.nbytes:
-        raise _changed(entry, "ends inside")
-    if entry.checksum is not None and checksum(memory) != entry.checksum:
-        raise _changed(entry, "has changed bytes in")
-    if entry.decode is not None:
-        array = mx.array(entry.decode(memory))
-    assert array is not None
-    return (
-        array != 0 if entry.dtype == mx.bool_ and entry.decode is None else array.view(entry.dtype)
-    )
 
 
 def _changed(entry: TensorEntry, problem: str) -> CheckpointError:
@@ -228,7 +222,7 @@ def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
             "holds it."
         )
     try:
-        with open_member(file) as stream:
+        with open_file(file, is_member=True) as stream:
             file_bytes = os.fstat(stream.fileno()).st_size
             prefix = stream.read(8)
             if len(prefix) < 8:

@@ -27,7 +27,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .reading import UNREADABLE, open_member
+from .reading import UNREADABLE, open_file
 from .tensors import TensorEntry
 
 MAX_DIRECTORY_BYTES = 8_000_000
@@ -486,7 +486,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             "it."
         )
     try:
-        with open_member(file) as stream:
+        with open_file(file, is_member=True) as stream:
             if stream.read(1) == _LEGACY_START:
                 raise CheckpointError(
                     f"[torch] '{file}' must be a zip file but is a bare pickle, as PyTorch wrote "

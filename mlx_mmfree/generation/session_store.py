@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from ..files.reading import open_member, real_path
+from ..files.reading import open_file, real_path
 from ..files.tensors import TensorSpec, file_head
 from ..files.writing import (
     check_space,
@@ -251,7 +251,7 @@ def read_state(file: Path, content: SessionContent) -> bytes:
         OSError: It is missing or cannot be read.
         ValueError: It is damaged or holds something else; the message says what.
     """
-    with open_member(file) as stream:
+    with open_file(file, is_member=True) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size != content.nbytes:
             raise ValueError(f"has {size:,} bytes in place of {content.nbytes:,}")

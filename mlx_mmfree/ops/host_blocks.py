@@ -4,7 +4,7 @@ This is for work that is done once, when weights are loaded. Each operation of M
 whole matrix, and a CPU would wait for memory in every one of a dozen operations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -18,17 +18,35 @@ _NUMBERS = 2**16
 _EXPONENTS = {mx.float16: 0x7C00, mx.bfloat16: 0x7F80, mx.float32: 0x7F800000}
 
 
-def in_blocks(count: int, width: int, work: Callable[[slice], None]) -> None:
-    """Calls `work` with slices of `count` rows of `width` numbers.
+CODES_PER_WORD = 16
+PADDING_MULTIPLE = 32
+
+
+def packed_width(input_dims: int) -> int:
+    """The number of 32-bit words in a packed row.
+
+    Args:
+        input_dims: The number of inputs `D`.
+
+    Returns:
+        Two words for each 32 inputs that are begun.
+
+    Example:
+        >>> packed_width(1), packed_width(64)
+        (2, 4)
+    """
+    return -(-input_dims // PADDING_MULTIPLE) * PADDING_MULTIPLE // CODES_PER_WORD
+
+
+def blocks(count: int, width: int) -> Iterator[slice]:
+    """Slices of `count` rows of `width` numbers.
 
     One thread does the work, because several would wait for the interpreter between operations of a few
     microseconds.
     """
     step = max(1, _NUMBERS // max(width, 1))
-    # weights may hold infinities, which the caller finds
-    with np.errstate(all="ignore"):
-        for start in range(0, count, step):
-            work(slice(start, min(start + step, count)))
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))
 
 
 def all_finite(array: mx.array) -> bool:
@@ -38,32 +56,19 @@ def all_finite(array: mx.array) -> bool:
     exponent = _EXPONENTS[array.dtype]
     bits = np.asarray(array.reshape(-1).view(mx.uint16 if array.dtype.size == 2 else mx.uint32))
     magnitude = bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
-    largest = []
-    in_blocks(bits.size, 1, lambda part: largest.append((bits[part] & magnitude).max()))
-    return all(each < exponent for each in largest)
-
-
-def has_code_three(words: mx.array) -> bool:
-    """Whether one of the 2-bit codes in `uint32` words is 3."""
-    bits = np.asarray(words.reshape(-1))
-    low = np.uint32(0x55555555)
-    found = []
-
-    def look(part: slice) -> None:
-        block = bits[part]
-        found.append(bool((block & (block >> np.uint32(1)) & low).any()))
-
-    in_blocks(bits.size, 1, look)
-    return any(found)
+    return all((bits[part] & magnitude).max() < exponent for part in blocks(bits.size, 1))
 
 
 def has_valid_codes(words: mx.array, input_dims: int) -> bool:
     """Whether words in the layout of `ops.ternary` hold only codes 0 to 2, and code 1 in the padding."""
-    if has_code_three(words):
-        return False
-    # 16 codes of 2 bits fill a word
-    tail = words[:, input_dims // 16 :, None] >> mx.arange(0, 32, 2, dtype=mx.uint32)
-    padding = mx.bitwise_and(tail, 3).reshape(words.shape[0], -1)[:, input_dims % 16 :]
+    bits = np.asarray(words.reshape(-1))
+    for part in blocks(bits.size, 1):
+        block = bits[part]
+        if (block & (block >> np.uint32(1)) & np.uint32(0x55555555)).any():
+            return False
+    shifts = mx.arange(0, 2 * CODES_PER_WORD, 2, dtype=mx.uint32)
+    tail = words[:, input_dims // CODES_PER_WORD :, None] >> shifts
+    padding = mx.bitwise_and(tail, 3).reshape(words.shape[0], -1)[:, input_dims % CODES_PER_WORD :]
     return bool(mx.all(padding == 1).item())
 
 
@@ -96,57 +101,51 @@ def unpack_codes(weights: Sequence[mx.array], dims: int) -> mx.array:
     for weight in weights:
         octets = np.asarray(weight).view(np.uint8)
         rows, rest = np.split(rest, [len(octets)])
-
-        def unpack(part: slice, octets: np.ndarray = octets, rows: np.ndarray = rows) -> None:
+        for part in blocks(len(octets), dims):
             fours = np.take(table, octets[part], axis=0)
             rows[part] = fours.reshape(len(fours), -1)[:, :dims]
-
-        in_blocks(len(octets), dims, unpack)
     return trits
 
 
 def block_sums_of_sizes(weight: mx.array) -> mx.array:
     """The numbers that the first round of `long_sum` makes of `|weight|`, with the same bits."""
     flat, to_float = _floats(weight.reshape(-1))
-    blocks = flat[: flat.size // BLOCK * BLOCK].reshape(BLOCK, -1)
-    sums = np.empty(blocks.shape[1], np.float32)
-
-    def add(part: slice) -> None:
-        total = np.abs(to_float(blocks[0, part]))
-        for row in blocks[1:]:
-            total += np.abs(to_float(row[part]))
+    summands = flat[: flat.size // BLOCK * BLOCK].reshape(BLOCK, -1)
+    sums = np.empty(summands.shape[1], np.float32)
+    for part in blocks(len(sums), 4):
+        # weights may hold infinities, which the caller finds
+        with np.errstate(all="ignore"):
+            total = np.abs(to_float(summands[0, part]))
+            for row in summands[1:]:
+                total += np.abs(to_float(row[part]))
         sums[part] = total
-
-    in_blocks(blocks.shape[1], 4, add)
-    return mx.array(np.concatenate([sums, np.abs(to_float(flat[blocks.size :]))]))
+    return mx.array(np.concatenate([sums, np.abs(to_float(flat[summands.size :]))]))
 
 
-def pack_rounded(weight: mx.array, inverse: np.ndarray, width: int) -> mx.array:
+def pack_rounded(weight: mx.array, inverse: np.ndarray) -> mx.array:
     """Packs `clip(round(weight * inverse), -1, 1)`, computed in float32, into words.
 
     Args:
         weight: Floats `(N, D)`.
         inverse: The reciprocal of the scale, float32 `(1,)`.
-        width: The number of words of a row, `packed_width(D)`.
 
     Returns:
-        `uint32` `(N, width)`.
+        `uint32` `(N, packed_width(D))`.
     """
     values, to_float = _floats(weight)
     rows, dims = values.shape
+    width = packed_width(dims)
     words = np.empty((rows, width), np.uint32)
     half = np.float32(0.5)
-
-    def pack(part: slice) -> None:
-        scaled = to_float(values[part]) * inverse
-        codes = np.full((len(scaled), 16 * width), 1, np.uint8)
+    for part in blocks(rows, dims):
+        with np.errstate(all="ignore"):
+            scaled = to_float(values[part]) * inverse
+        codes = np.full((len(scaled), CODES_PER_WORD * width), 1, np.uint8)
         # halves round to zero
         np.add(
             (scaled > half).view(np.uint8), (scaled >= -half).view(np.uint8), out=codes[:, :dims]
         )
         words[part] = pack_codes(codes)
-
-    in_blocks(rows, dims, pack)
     return mx.array(words)
 
 

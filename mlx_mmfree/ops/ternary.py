@@ -9,32 +9,16 @@ import mlx.core as mx
 import numpy as np
 
 from .backend.dispatch import on_cpu
-from .host_blocks import block_sums_of_sizes, pack_rounded
+from .host_blocks import CODES_PER_WORD as CODES_PER_WORD
+from .host_blocks import PADDING_MULTIPLE, block_sums_of_sizes, pack_rounded
+from .host_blocks import packed_width as packed_width
 from .long_sums import long_mean, long_sum
 
-CODES_PER_WORD = 16
-PADDING_MULTIPLE = 32
 ROUNDING_VERSION = 2
 """A number that grows with every change of `ternarize` that moves scales or trits. Version 1 took MLX's
 mean, which on a CPU made the scales of large matrices up to a third too small."""
 MOST_CODES = 2**22
 """The most inputs for which sums of 8-bit codes, and what they are made of, fit 32 bits."""
-
-
-def packed_width(input_dims: int) -> int:
-    """The number of 32-bit words in a packed row.
-
-    Args:
-        input_dims: The number of inputs `D`.
-
-    Returns:
-        Two words for each 32 inputs that are begun.
-
-    Example:
-        >>> packed_width(1), packed_width(64)
-        (2, 4)
-    """
-    return -(-input_dims // PADDING_MULTIPLE) * PADDING_MULTIPLE // CODES_PER_WORD
 
 
 def ternarize(weight: mx.array) -> tuple[mx.array, mx.array]:
@@ -81,7 +65,7 @@ def ternarize_packed(weight: mx.array) -> tuple[mx.array, mx.array]:
         trits, scale = ternarize(weight)
         return pack_ternary(trits), scale
     scale = scale_of_mean(long_sum(block_sums_of_sizes(weight)) / weight.size)
-    return pack_rounded(weight, np.asarray(1.0 / scale), packed_width(weight.shape[1])), scale
+    return pack_rounded(weight, np.asarray(1.0 / scale)), scale
 
 
 def scale_of_mean(mean: mx.array) -> mx.array:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import CheckpointError, MMFreeError
 from ..files.checkpoint_files import CONFIG_FILE, TEMPLATE_FILE, TEMPLATES_FOLDER
-from ..files.reading import decode_text, read_json_object, read_member, tokenizer_files
+from ..files.reading import decode_text, read_file, read_json_object, tokenizer_files
 
 Before = Literal["nothing", "special", "text"]
 """What stands before a text: nothing, a special token, or other text."""
@@ -339,7 +339,7 @@ def read_limited(file: Path, limit_bytes: int) -> bytes:
             `limit_bytes`.
     """
     try:
-        return read_member(file, limit_bytes)
+        return read_file(file, limit_bytes, is_member=True)
     except OSError as error:
         raise CheckpointError(
             f"[tokenizer] '{file}' cannot be read: {error}. Download the checkpoint again."

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..files.checkpoint_files import ADAPTER_FILE
-from ..files.reading import parse_json, read_member
+from ..files.reading import parse_json, read_file
 from ..files.writing import new_file
 from ..hub import Tokenizer, save_model
 from ..hub.adapters.adapter_folder import load_adapter_weights, write_adapter
@@ -61,7 +61,7 @@ class RunLog:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The records of a log, up to the first invalid line, such as one that a kill has cut short."""
     records = []
-    for line in read_member(path, _MAX_BYTES).splitlines() if path.exists() else []:
+    for line in read_file(path, _MAX_BYTES, is_member=True).splitlines() if path.exists() else []:
         try:
             record = parse_json(line, finite=False)
         except ValueError:

@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import CheckpointError, TrainingError
-from ..files.reading import MAX_BYTES, open_file, parse_json, read_member, write_json
+from ..files.reading import MAX_BYTES, open_file, parse_json, read_file, write_json
 from ..files.tensors import read_arrays
 from ..files.writing import UNKNOWN, clear_leftovers, new_folder, try_lock_file
 from ..hub.checkpoint.save import write_tensors
@@ -186,7 +186,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
         return None
     try:
         # the best loss is infinite before the first validation
-        text = read_member(folder / _PROGRESS, MAX_BYTES)
+        text = read_file(folder / _PROGRESS, MAX_BYTES, is_member=True)
         progress: dict[str, Any] = _with_terms(parse_json(text, finite=False))
         if not _is_like(progress, new_progress({})):
             raise ValueError(f"{_PROGRESS} must hold the numbers of a run but does not")

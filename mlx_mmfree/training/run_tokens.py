@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
-from ..files.reading import MAX_BYTES, parse_json, read_member, write_json
+from ..files.reading import MAX_BYTES, parse_json, read_file, write_json
 from ..files.writing import new_file, new_folder
 from ..hub.checkpoint.load import load_text_tokenizer
 from ..tokenizer.documents import tokenizer_digest, train_vocabulary
@@ -97,7 +97,7 @@ def _texts_of_columns(path: Path, columns: Sequence[str]) -> Iterator[str]:
 def _origin(folder: Path) -> Any:
     """What a tokenizer was trained on, or `None` if that is unknown."""
     try:
-        return parse_json(read_member(folder / _ORIGIN, MAX_BYTES))
+        return parse_json(read_file(folder / _ORIGIN, MAX_BYTES, is_member=True))
     except (OSError, ValueError):
         return None
 

@@ -13,9 +13,7 @@ from mlx_mmfree.errors import MMFreeError
 from mlx_mmfree.files.reading import (
     check_link,
     open_file,
-    open_member,
     read_file,
-    read_member,
     read_text,
 )
 from mlx_mmfree.hub import load_model, load_tokenizer
@@ -75,10 +73,10 @@ class TestKinds:
             open_file(Path("absent"))
 
     def test_sizes(self, secret: Path) -> None:
-        assert read_file(secret, 6) == read_member(secret, 6) == b"secret"
-        for read in (read_file, read_member):
+        assert read_file(secret, 6) == read_file(secret, 6, is_member=True) == b"secret"
+        for is_member in (False, True):
             with pytest.raises(OSError, match="it has 6 bytes, more than the 5"):
-                read(secret, 5)
+                read_file(secret, 5, is_member=is_member)
 
 
 class TestLinks:
@@ -87,7 +85,7 @@ class TestLinks:
         for target in (secret, "../secret", "../model/../secret"):
             link.symlink_to(target)
             with pytest.raises(OSError, match=r"is a link to '.*secret', outside of its folder"):
-                open_member(link)
+                open_file(link, is_member=True)
             with open_file(link) as stream:
                 assert stream.read() == b"secret"
             link.unlink()
@@ -96,29 +94,29 @@ class TestLinks:
         (folder / "hop").symlink_to("..")
         (folder / "a").symlink_to("hop/secret")
         with pytest.raises(OSError, match="outside of its folder"):
-            open_member(folder / "a")
+            open_file(folder / "a", is_member=True)
         (folder / "a").unlink()
         # beside it a folder whose name begins like the model's
         (folder.parent / "model2").mkdir()
         (folder.parent / "model2" / "a").touch()
         (folder / "a").symlink_to("../model2/a")
         with pytest.raises(OSError, match="outside of its folder"):
-            open_member(folder / "a")
+            open_file(folder / "a", is_member=True)
 
     def test_in_the_folder(self, folder: Path) -> None:
         (folder / "sub").mkdir()
         (folder / "sub" / "b").write_text("b")
         (folder / "a").symlink_to("sub/b")
-        assert read_member(folder / "a", 9) == b"b"
+        assert read_file(folder / "a", 9, is_member=True) == b"b"
         # the folder itself may be a link
         (folder.parent / "latest").symlink_to("model")
-        assert read_member(folder.parent / "latest" / "a", 9) == b"b"
+        assert read_file(folder.parent / "latest" / "a", 9, is_member=True) == b"b"
 
     def test_loops(self, folder: Path) -> None:
         (folder / "a").symlink_to("b")
         (folder / "b").symlink_to("a")
         with pytest.raises(OSError):
-            open_member(folder / "a")
+            open_file(folder / "a", is_member=True)
 
 
 class TestSnapshots:
@@ -133,7 +131,7 @@ class TestSnapshots:
 
     def test_links_to_content(self, snapshot: Path) -> None:
         (snapshot / "a").symlink_to("../../blobs/1f")
-        assert read_member(snapshot / "a", 9) == b"content"
+        assert read_file(snapshot / "a", 9, is_member=True) == b"content"
 
     def test_links_to_shared_content(self, snapshot: Path) -> None:
         shared = snapshot.parents[2] / "blobs" / "0a" / ("0a" * 32)
@@ -141,7 +139,7 @@ class TestSnapshots:
         shared.write_text("shared")
         (snapshot.parents[1] / "blobs" / "2f").symlink_to(f"../../blobs/0a/{'0a' * 32}")
         (snapshot / "a").symlink_to("../../blobs/2f")
-        assert read_member(snapshot / "a", 9) == b"shared"
+        assert read_file(snapshot / "a", 9, is_member=True) == b"shared"
 
     @pytest.mark.parametrize(
         "target", ["../../refs", "../../../models--me--other/blobs/1f", "../../../token"]

@@ -38,6 +38,7 @@ X, WEIGHT = mx.ones((2, 32)), mx.full((4, 2), 0x55555555, mx.uint32)
 def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
     """A device on which nothing was checked, and the thread that checks is waited for."""
     monkeypatch.setattr(self_check, "_checks", {})
+    monkeypatch.setattr(opened_model, "on_cpu", lambda: False)
     yield emulated
     wait()
 

@@ -18,7 +18,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,9 +164,12 @@ def open_checkpoint(
         >>> sorted(open_checkpoint(demo.path()).tensors)[0]
         'lm_head.norm.weight'
     """
-    folder = local_folder(path_or_repo, revision)
-    kinds = _weight_kinds(folder)
-    if not kinds:
+    name = os.path.expanduser(path_or_repo)
+    # what lies here needs no Hub
+    is_here = revision is None and os.path.isdir(name)
+    folder = Path(name) if is_here else local_folder(path_or_repo, revision)
+    kind, _ = _weight_files(folder)
+    if kind is None:
         file = gguf_file(folder, path_or_repo, revision)
         if file is not None:
             beside = folder if folder.is_dir() else None
@@ -174,7 +177,7 @@ def open_checkpoint(
             dtypes = {entry.dtype for entry in tensors.values()}
             config = with_latent(config, dtypes, revision, latent)
             return Checkpoint(folder, config, tensors, dtype)
-    if ".safetensors" not in kinds:
+    if kind != ".safetensors":
         folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(
@@ -197,45 +200,66 @@ def _place(folder: Path) -> str:
     return "Give the folder that holds it."
 
 
-def _weight_kinds(folder: Path) -> list[str]:
-    """The suffixes of the weights that a folder holds: of safetensors, or of PyTorch's files."""
-    return [
-        Path(weights).suffix
-        for weights, index, pattern in _WEIGHT_FILES
-        if (folder / index).exists() or visible(folder, pattern)
-    ]
+def _weight_files(folder: Path) -> tuple[str | None, list[Path]]:
+    """The suffix of the weights that a folder holds, and their one file, their index or all files.
+
+    Safetensors go before PyTorch's files. Without an index, the files are those that mlx-lm takes.
+    """
+    for weights, index, pattern in _WEIGHT_FILES:
+        suffix = Path(weights).suffix
+        for name in (weights, index):
+            if (folder / name).exists():
+                return suffix, [folder / name]
+        if files := visible(folder, pattern):
+            return suffix, files
+    return None, []
 
 
 def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
     """The tensors of a checkpoint folder by their names, from the headers of its files.
 
-    If there are safetensors and PyTorch's files, the safetensors are read. Without an index, all files
-    are read that mlx-lm takes for weights.
-
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent.
     """
-    for weights, index, pattern in _WEIGHT_FILES:
-        if (folder / weights).exists():
-            return _read_header(folder / weights)
-        if (folder / index).exists():
-            return _read_shards(folder / index, Path(weights).suffix)
-        if shards := visible(folder, pattern):
-            _check_complete(folder, [shard.name for shard in shards])
-            return _merged(shards)
-    names = " or ".join(name for *names, _ in _WEIGHT_FILES for name in names)
-    raise CheckpointError(
-        f"[load] '{folder}' must hold {names} but has none of them. Give the folder that holds the "
-        "weights, or fetch them again."
-    )
-
-
-def _read_header(file: Path) -> dict[str, TensorEntry]:
-    return (
-        torch_checkpoint.read_header(file)
-        if file.suffix == ".bin"
-        else safetensors.read_header(file)[0]
-    )
+    suffix, files = _weight_files(folder)
+    if suffix is None:
+        names = " or ".join(name for *names, _ in _WEIGHT_FILES for name in names)
+        raise CheckpointError(
+            f"[load] '{folder}' must hold {names} but has none of them. Give the folder that holds the "
+            "weights, or fetch them again."
+        )
+    places = {}
+    if files[0].suffix == ".json":
+        places = _read_index(files[0], suffix)
+        files = [folder / shard for shard in sorted(set(places.values()))]
+    # without an index the names tell whether some are absent
+    counted = [] if places else [each for file in files if (each := _COUNTED.fullmatch(file.name))]
+    for count in {found[2] for found in counted}:
+        numbers = {int(found[1]) for found in counted if found[2] == count}
+        if absent := sorted(set(range(1, int(count) + 1)) - numbers):
+            raise CheckpointError(
+                f"[load] '{folder}' must hold all {int(count)} parts of the weights but lacks part "
+                f"{absent[0]}, and there is no index. Fetch the checkpoint again."
+            )
+    tensors: dict[str, TensorEntry] = {}
+    for file in files:
+        is_torch = suffix == ".bin"
+        header = (
+            torch_checkpoint.read_header(file) if is_torch else safetensors.read_header(file)[0]
+        )
+        if repeated := sorted(header.keys() & tensors.keys()):
+            raise CheckpointError(
+                f"[load] '{folder}' must hold tensor {repeated[0]!r:.100} once but both "
+                f"{tensors[repeated[0]].file.name} and {file.name} have it. Fetch the checkpoint again."
+            )
+        tensors |= header
+    for name, shard in places.items():
+        if name not in tensors or tensors[name].file.name != shard:
+            raise CheckpointError(
+                f"[load] '{folder / shard}' must hold tensor {name!r:.100}, as the index says, but "
+                "does not. Fetch the checkpoint again."
+            )
+    return tensors
 
 
 def _read_scales(file: Path, others: Collection[str]) -> dict[str, TensorEntry]:
@@ -250,58 +274,21 @@ def _read_scales(file: Path, others: Collection[str]) -> dict[str, TensorEntry]:
     return scales
 
 
-def _read_shards(index_file: Path, suffix: str) -> dict[str, TensorEntry]:
-    folder = index_file.parent
-    shards = read_json_object(index_file).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
+def _read_index(file: Path, suffix: str) -> dict[str, str]:
+    """The file of each tensor, as an index says."""
+    places = read_json_object(file).get("weight_map")
+    if not isinstance(places, dict) or not places:
         raise CheckpointError(
-            f"[load] '{index_file}' must map tensors to files in 'weight_map' but does not. Fetch the "
+            f"[load] '{file}' must map tensors to files in 'weight_map' but does not. Fetch the "
             "checkpoint again."
         )
-    for shard in shards.values():
-        if (
-            not isinstance(shard, str)
-            or not _SHARD_NAME.fullmatch(shard)
-            or not shard.endswith(suffix)
-        ):
+    for name in places.values():
+        if not (isinstance(name, str) and _SHARD_NAME.fullmatch(name) and name.endswith(suffix)):
             raise CheckpointError(
-                f"[load] '{index_file}' must name {suffix} files of its own folder but got "
-                f"{shard!r:.100}. Fetch the checkpoint again."
+                f"[load] '{file}' must name {suffix} files of its own folder but got "
+                f"{name!r:.100}. Fetch the checkpoint again."
             )
-    tensors = _merged([folder / shard for shard in sorted(set(shards.values()))])
-    for name, shard in shards.items():
-        if name not in tensors or tensors[name].file.name != shard:
-            raise CheckpointError(
-                f"[load] '{folder / shard}' must hold tensor {name!r:.100}, as the index says, but "
-                "does not. Fetch the checkpoint again."
-            )
-    return tensors
-
-
-def _merged(files: Sequence[Path]) -> dict[str, TensorEntry]:
-    """The tensors of all files."""
-    tensors: dict[str, TensorEntry] = {}
-    for file in files:
-        for name, entry in _read_header(file).items():
-            if name in tensors:
-                raise CheckpointError(
-                    f"[load] '{file.parent}' must hold tensor {name!r:.100} once but both "
-                    f"{tensors[name].file.name} and {file.name} have it. Fetch the checkpoint again."
-                )
-            tensors[name] = entry
-    return tensors
-
-
-def _check_complete(folder: Path, names: Sequence[str]) -> None:
-    """Refuses files without an index some of which are absent, as their names tell."""
-    counted = [found for name in names if (found := _COUNTED.fullmatch(name))]
-    for count in {found[2] for found in counted}:
-        numbers = {int(found[1]) for found in counted if found[2] == count}
-        if absent := sorted(set(range(1, int(count) + 1)) - numbers):
-            raise CheckpointError(
-                f"[load] '{folder}' must hold all {int(count)} parts of the weights but lacks part "
-                f"{absent[0]}, and there is no index. Fetch the checkpoint again."
-            )
+    return places
 
 
 Rounding = int | str | None
@@ -318,8 +305,12 @@ def record(rounding: Rounding) -> dict[str, Any]:
     return {"version": __version__, **known}
 
 
-def rounding_of(checkpoint: Checkpoint) -> Rounding:
+def rounding_of(checkpoint: Checkpoint, *, warns: bool = False) -> Rounding:
     """How the ternary weights of a checkpoint were made of floats.
+
+    Args:
+        checkpoint: The checkpoint.
+        warns: Whether a notice on stderr says that the weights may be wrong.
 
     Returns:
         A version, which is the present one for masters, since they are rounded as they are read;
@@ -329,22 +320,17 @@ def rounding_of(checkpoint: Checkpoint) -> Rounding:
         CheckpointError: A tensor cannot be read.
     """
     described = checkpoint.config.get(WRITER_KEY)
-    recorded = described.get("rounding") if isinstance(described, Mapping) else None
-    if recorded == "source" or (type(recorded) is int and recorded > 0):
-        return recorded
-    scales = [entry for name, entry in checkpoint.tensors.items() if name.endswith(_SCALE)]
-    if not scales:
-        return ROUNDING_VERSION
-    large = [entry for entry in scales if _weights(checkpoint, entry) > MAX_SOUND_WEIGHTS]
-    if not _is_own(checkpoint) or all(map(_is_from_16_bits, large)):
-        return "source"
-    return None
-
-
-def checked_rounding(checkpoint: Checkpoint) -> Rounding:
-    """The result of `rounding_of`, with a notice on stderr if the weights may be wrong."""
-    rounding = rounding_of(checkpoint)
-    if rounding != "source" and not (isinstance(rounding, int) and rounding >= ROUNDING_VERSION):
+    rounding = described.get("rounding") if isinstance(described, Mapping) else None
+    if rounding != "source" and not (type(rounding) is int and rounding > 0):
+        scales = [entry for name, entry in checkpoint.tensors.items() if name.endswith(_SCALE)]
+        large = [entry for entry in scales if _weights(checkpoint, entry) > MAX_SOUND_WEIGHTS]
+        if not scales:
+            rounding = ROUNDING_VERSION
+        elif not _is_own(checkpoint) or all(map(_is_from_16_bits, large)):
+            rounding = "source"
+        else:
+            rounding = None
+    if warns and rounding != "source" and (rounding is None or rounding < ROUNDING_VERSION):
         notify(
             f"'{checkpoint.folder}' may hold wrong ternary weights: it was written by an older "
             "version, whose scales of large matrices were too small where a CPU computed them. Make "
@@ -405,7 +391,7 @@ def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
         DownloadError: The Hub does not hand out the repository.
     """
     folder = local_folder(path_or_repo, patterns=(CONFIG_FILE,))
-    if not (folder / CONFIG_FILE).is_file() or _weight_kinds(folder):
+    if not (folder / CONFIG_FILE).is_file() or _weight_files(folder)[1]:
         return None
     config = read_json_object(folder / CONFIG_FILE)
     is_packed = any(config.get(key) for key in ("quantization", "quantization_config"))

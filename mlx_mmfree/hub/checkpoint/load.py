@@ -30,6 +30,7 @@ from ...layers.matrix import converted, kept_names, matrices, parameters
 from ...models import Decoder, EncoderDecoder, ImageClassifier, TokenModel, architecture_of
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
+from ...ops.backend.dispatch import on_cpu
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.backend.self_check import check_early
 from ...ops.float_dtypes import FLOATS
@@ -42,7 +43,7 @@ from ...tokenizer.translation_tokenizer import (
 from ..adapters.adapter import Adapter, attach
 from ..adapters.adapter_folder import read_adapter
 from ..remote.download import gguf_file, local_folder
-from .checkpoint import Checkpoint, checked_rounding, notify, open_checkpoint
+from .checkpoint import Checkpoint, notify, open_checkpoint, rounding_of
 from .pack_cache import PackCache
 from .weight_form import PACKED_DTYPES
 from .weights import Skeleton, build_skeleton, fill
@@ -80,6 +81,7 @@ class OpenedModel:
 
     Attributes:
         checkpoint: The checkpoint.
+        model: The model. It has no weights before `load`.
         keeps_adapter: Whether an adapter lies beside the weights and belongs to the model.
 
     Raises:
@@ -104,17 +106,13 @@ class OpenedModel:
         cached = None if self._cache is None else _cached_skeleton(self._cache)
         self._is_cached = cached is not None
         self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
+        self.model: Decoder = self._skeleton.model
         self._arrays = parameters(self.model)
         self._kept = kept_names(self.model)
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
         # the linears that are to get masters, in their training form
         self._training = {} if packed else self._skeleton.training
-
-    @property
-    def model(self) -> Decoder:
-        """The model. It has no weights before `load`."""
-        return self._skeleton.model
 
     @property
     def nbytes(self) -> int:
@@ -193,7 +191,7 @@ class OpenedModel:
             notify(
                 f"'{self.checkpoint.folder}' holds an adapter beside its base model; both are used."
             )
-        if self._skeleton.is_packed:
+        if self._skeleton.is_packed and not on_cpu():
             check_early(self._build_graphs)
         if self._cache is None:
             fill(self._skeleton)
@@ -202,7 +200,7 @@ class OpenedModel:
         model: Any = self.model
         if self._training:
             self._make_masters(model)
-        model.rounding = checked_rounding(self.checkpoint)
+        model.rounding = rounding_of(self.checkpoint, warns=True)
         if isinstance(model, EncoderDecoder):
             model.search_files = self._search_files()
         loaded: Decoder = converted(model, self._dtype)
@@ -250,6 +248,7 @@ class OpenedModel:
             except CheckpointError as error:
                 cache.notify_damage(error)
                 self._skeleton = build_skeleton(self.checkpoint, packed=True)
+                self.model = self._skeleton.model
             else:
                 return
         fill(self._skeleton)

@@ -20,7 +20,7 @@ from ...files.checkpoint_files import (
     TOKENIZER_PATTERNS,
     TORCH_INDEX_FILE,
 )
-from ...files.reading import open_member, read_json_object, real_path, tokenizer_files, write_json
+from ...files.reading import open_file, read_json_object, real_path, tokenizer_files, write_json
 from ...files.tensors import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
 from ...layers.matrix import matrices, parameters, stored_layouts
@@ -151,7 +151,7 @@ def copy_files(files: dict[str, Path], folder: Path) -> None:
     """
     for name, file in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        with open_member(file) as source, open(folder / name, "xb") as copy:
+        with open_file(file, is_member=True) as source, open(folder / name, "xb") as copy:
             shutil.copyfileobj(source, copy)
 
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError
 from ...files.tensors import TensorEntry, read_tensor, read_tensors
 from ...layers import packable
-from ...layers.matrix import Matrix, matrices, parameters, stored_layouts
+from ...layers.matrix import Matrix, kept_names, matrices, parameters, stored_layouts
 from ...models import Decoder, find_described
 from ...models.parts.architecture import Config, WeightNames
 from ...ops import ternarize_packed
@@ -161,8 +161,7 @@ def match(
     Raises:
         CheckpointError: A tensor is missing, is not expected, or has another shape or dtype.
     """
-    expected, held = parameters(model), matrices(model)
-    kept = {f"{path}.{key}" for path, matrix in held.items() for key in matrix.kept}
+    expected, kept = parameters(model), kept_names(model)
     in_memory = {name: names.to_memory(name) for name in checkpoint.tensors}
     entries: dict[str, TensorEntry] = {}
     seconds: list[tuple[str, bool, TensorEntry]] = []
@@ -190,9 +189,9 @@ def match(
         raise _listing(checkpoint, "has unexpected", unexpected)
     for name, array in expected.items():
         allowed = FLOATS if array.dtype in FLOATS and name not in kept else (array.dtype,)
-        _check_entry(
-            entries[name], stored.get(name, StoredTensor((array.shape,), allowed, mx.array))
-        )
+        wanted = stored.get(name, StoredTensor((array.shape,), allowed, mx.array))
+        if entries[name].shape not in wanted.shapes or entries[name].dtype not in wanted.dtypes:
+            raise _mismatch(entries[name], wanted)
     for copy, original in copies_of:
         _check_copy(copy, original, model.config)
     return entries
@@ -208,20 +207,17 @@ def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointE
     )
 
 
-def _check_entry(entry: TensorEntry, stored: StoredTensor) -> None:
-    if entry.shape not in stored.shapes:
-        raise CheckpointError(
-            f"[load] tensor {entry.name!r} in '{entry.file}' must have shape {stored.shapes[0]}, as "
-            f"config.json says, but has {entry.shape}. {_WAY_OUT}"
-        )
-    if entry.dtype not in stored.dtypes:
+def _mismatch(entry: TensorEntry, stored: StoredTensor) -> CheckpointError:
+    """What is said of a tensor of another shape, or else of another dtype."""
+    rule = f"have shape {stored.shapes[0]}, as config.json says, but has {entry.shape}"
+    if entry.shape in stored.shapes:
         *known, got = (
             str(dtype).removeprefix("mlx.core.") for dtype in (*stored.dtypes, entry.dtype)
         )
-        raise CheckpointError(
-            f"[load] tensor {entry.name!r} in '{entry.file}' must be {', '.join(known)} but is "
-            f"{got}. {_WAY_OUT}"
-        )
+        rule = f"be {', '.join(known)} but is {got}"
+    return CheckpointError(
+        f"[load] tensor {entry.name!r} in '{entry.file}' must {rule}. {_WAY_OUT}"
+    )
 
 
 def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> None:

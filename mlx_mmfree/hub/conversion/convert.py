@@ -23,7 +23,6 @@ from ...models.parts.architecture import GGUFForm
 from ...tokenizer.to_gguf import compare_tokenizers, vocabulary_metadata
 from ..checkpoint.checkpoint import (
     Checkpoint,
-    checked_rounding,
     open_checkpoint,
     record,
     rounding_of,
@@ -387,7 +386,7 @@ def convert(
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)
-    checked_rounding(source)
+    rounding_of(source, warns=True)
     if to == "gguf":
         kind = gguf_type.upper() if gguf_type is not None else None
         writer = _gguf_writer(reader, target.name, kind, forms, max_part_bytes)

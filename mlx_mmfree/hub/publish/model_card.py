@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from ...files.checkpoint_files import CONFIG_FILE
-from ...files.reading import read_json_object, read_member
+from ...files.reading import read_file, read_json_object
 from ...files.writing import new_file, writing
 from ...files.yaml_text import parse_yaml
 from ...models.parts.architecture import Pipeline, find_described
@@ -382,7 +382,7 @@ def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
 
 
 def _text(file: Path) -> str:
-    return read_member(file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace")
+    return read_file(file, MAX_CARD_BYTES, is_member=True).decode("utf-8-sig", errors="replace")
 
 
 def _read_text(file: Path) -> str:

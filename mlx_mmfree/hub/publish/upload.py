@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from ...errors import UploadError
 from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX
 from ...files.gguf_file import MAGIC
-from ...files.reading import open_member, read_json_object, read_member, real_path, tokenizer_files
+from ...files.reading import open_file, read_file, read_json_object, real_path, tokenizer_files
 from ..checkpoint.checkpoint import open_checkpoint, read_tensor_entries
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import CHECKPOINT_FILES
@@ -195,7 +195,7 @@ def _is_sent(name: str) -> bool:
 def _named_card(file: Path, repository: str) -> str | None:
     """A card whose commands name the repository; `None` if they do so already, or name nothing."""
     try:
-        text = read_member(file, MAX_CARD_BYTES).decode()
+        text = read_file(file, MAX_CARD_BYTES, is_member=True).decode()
     except (OSError, UnicodeDecodeError):
         return None
     named = with_name(text, repository)
@@ -204,7 +204,7 @@ def _named_card(file: Path, repository: str) -> str | None:
 
 def _file_bytes(file: Path) -> int:
     try:
-        with open_member(file) as stream:
+        with open_file(file, is_member=True) as stream:
             return os.fstat(stream.fileno()).st_size
     except OSError as error:
         raise UploadError(
@@ -216,7 +216,7 @@ def _check_model(folder: Path, files: dict[str, int]) -> None:
     """Refuses a folder that does not hold a model. The headers of its weights are read."""
     quantized = [name for name in files if name.endswith(GGUF_SUFFIX)]
     for name in quantized:
-        with open_member(folder / name) as stream:
+        with open_file(folder / name, is_member=True) as stream:
             if stream.read(len(MAGIC)) != MAGIC:
                 raise UploadError(
                     f"[upload] '{folder / name}' must be a GGUF file but is not. Convert the model "

@@ -26,7 +26,7 @@ from ....errors import CheckpointError, UnsupportedModelError
 from ....files.tensors import TensorEntry, TensorSpec, host_array, read_tensor
 from ....models import architectures
 from ....ops.float_dtypes import FLOATS
-from ....ops.host_blocks import in_blocks
+from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from ..weight_form import (
     PACKED_DTYPES,
@@ -148,8 +148,7 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
     width = packed_width(dims)
     words, room = host_array((CODES_PER_BYTE * rows, width), mx.uint32)
     quarters = room.view(np.uint8).reshape(CODES_PER_BYTE, rows, -1)
-
-    def unpack(part: slice) -> None:
+    for part in blocks(rows, dims):
         codes = np.full((part.stop - part.start, CODES_PER_WORD * width), _PADDING, np.uint8)
         codes[:, :dims] = packed[part]
         fours = codes.view(np.uint32)
@@ -162,8 +161,6 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
             fours ^= differing
         for number, quarter in enumerate(quarters[:, part]):
             quarter[...] = fours >> np.uint32(8 * number)
-
-    in_blocks(rows, dims, unpack)
     return words[:output_dims]
 
 

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ....files.tensors import TensorSpec, host_array
-from ....ops.host_blocks import in_blocks
+from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm, WrittenMatrix, always
 from .packed import OWN, packed_linears
@@ -73,16 +73,13 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
     # the four codes of a byte, each in a byte of its own
     single = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)
     fours = single.view(np.uint32)[:, 0]
-
-    def work(part: slice) -> None:
+    for part in blocks(rows, input_dims):
         codes = np.ones((part.stop - part.start, TRITS_PER_BYTE * width), np.uint8)
         codes[:, :input_dims] = fours[octets[part]].view(np.uint8)[:, :input_dims]
         fives = codes.reshape(-1, width, TRITS_PER_BYTE)
         room[part] = fives[..., 0]
         for place in range(1, TRITS_PER_BYTE):
             room[part] += fives[..., place] * _POWERS[place]
-
-    in_blocks(rows, input_dims, work)
     return packed
 
 
@@ -98,8 +95,7 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
     words, room = host_array((rows, packed_width(input_dims)), mx.uint32)
     groups = -(-room.shape[1] // _GROUP_WORDS)
     table = _codes_of_pairs()
-
-    def work(part: slice) -> None:
+    for part in blocks(rows, input_dims):
         octets = np.full((part.stop - part.start, _GROUP_BYTES * groups), _ZEROS, np.uint8)
         octets[:, :width] = packed[part]
         _mark_padding(octets[:, width - 1], input_dims)
@@ -112,8 +108,6 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
             if shift + 2 * _BITS_OF_BYTE > 2 * CODES_PER_WORD:
                 filled[..., word + 1] |= codes >> np.uint32(2 * CODES_PER_WORD - shift)
         room[part] = filled.reshape(len(octets), -1)[:, : room.shape[1]]
-
-    in_blocks(rows, input_dims, work)
     return words
 
 

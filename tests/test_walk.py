@@ -186,9 +186,9 @@ def walk_of_training(folder: Path) -> Walk:
 
 WALKS = {
     "load": (walk_of_load, Size(26, 154, 136), Size(23, 134, 157)),
-    "generate": (walk_of_generate, Size(25, 126, 198), Size(23, 90, 251)),
+    "generate": (walk_of_generate, Size(25, 120, 183), Size(23, 90, 251)),
     "token": (walk_of_token, Size(12, 31, 47), Size(14, 35, 98)),
-    "completion": (walk_of_completion, Size(27, 190, math.inf), Size(25, 170, math.inf)),
+    "completion": (walk_of_completion, Size(27, 183, math.inf), Size(25, 163, math.inf)),
     "training": (walk_of_training, Size(6, 20, 16), None),
 }
 """Each walk with the most that it may take on the tiny Llama and on the packaged model."""

@@ -74,19 +74,11 @@ class KeyValueState(NamedTuple):
 
     def with_room(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """The state with room for `length` more tokens."""
-        added = self.room_for(length, window, sinks) - self.room
-        if not added:
-            return self
-        keys, values = padded((self.keys, self.values), added)
-        return self._replace(keys=keys, values=values)
-
-    def room_for(self, length: int, window: int | None = None, sinks: int = 0) -> int:
-        """The number of slots once there is room for `length` more tokens."""
         room, slots = self.room, slots_after(self.used, length, window, sinks)
         if slots <= room:
-            return room
-        grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
-        return grown if window is None else min(grown, sinks + window)
+            return self
+        keys, values = padded((self.keys, self.values), _grown(slots, window, sinks) - room)
+        return self._replace(keys=keys, values=values)
 
     def without_last(self, count: int) -> "KeyValueState":
         """The state before the last `count` tokens of every row; not once slots have rotated."""
@@ -139,6 +131,12 @@ def _before_last(positions: mx.array, count: int) -> mx.array:
     return mx.where(positions > last, -1, positions)
 
 
+def _grown(slots: int, window: int | None, sinks: int) -> int:
+    """How many slots are made where so many are needed."""
+    grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
+    return grown if window is None else min(grown, sinks + window)
+
+
 def padded(buffers: tuple[Buffer, Buffer], count: int) -> Any:
     """The buffers with so many more slots, of zeros."""
     padding = [(0, 0), (0, 0), (0, count), (0, 0)]
@@ -151,7 +149,7 @@ class Reading(NamedTuple):
     It depends on how many tokens the rows hold, not on what these are, so that layers share it.
 
     Attributes:
-        start: Number of tokens read before, a number or `(B,)`.
+        offset: Positions within samples: of the first token, a number or `(B,)`, or of each, `(B, L)`.
         places: The position of each token in its row, `(1, L)` or `(B, L)`.
         begins: Where in its row the sample of each token begins, `(B, L)`; `None`: at 0.
         slots: Where the tokens of the call go, as `new_slots` gives it; `None` if slots are filled anew.
@@ -162,7 +160,7 @@ class Reading(NamedTuple):
         mask: What each query sees.
     """
 
-    start: int | mx.array
+    offset: int | mx.array
     places: mx.array
     begins: mx.array | None
     slots: mx.array | None
@@ -170,11 +168,6 @@ class Reading(NamedTuple):
     positions: mx.array
     seen: mx.array | None
     mask: Mask
-
-    @property
-    def offset(self) -> int | mx.array:
-        """Positions within samples: of the first token, a number or `(B,)`, or of each, `(B, L)`."""
-        return self.start if self.begins is None else self.places - self.begins
 
 
 def read(
@@ -223,7 +216,8 @@ def read(
     mask = _mask(seen, places, begins, window, sinks, step)
     if counts is not None and isinstance(mask, mx.array):
         mask = _without_empty_rows(mask)
-    return Reading(start, places, begins, slots, source, held, seen, mask)
+    offset = start if begins is None else places - begins
+    return Reading(offset, places, begins, slots, source, held, seen, mask)
 
 
 def _mask(
@@ -335,27 +329,28 @@ def extend(
         The keys and the values that the call sees, `(B, G, N, K)` and `(B, G, N, V)`, and the state.
     """
     used, dims = state.used, (keys.shape[-1], values.shape[-1])
-    new = (_stored(keys, state.keys), _stored(values, state.values))
+    attended = new = (_stored(keys, state.keys), _stored(values, state.values))
+    length, count = keys.shape[2], reading.positions.shape[1]
     if reading.source is not None:
-        both = tree_map(
+        attended = tree_map(
             lambda old, own: mx.concatenate([old[:, :, :used], own], axis=2), state[:2], new
         )
         source = reading.source[:, None, :, None]
-        keys, values = tree_map(lambda buffer: mx.take_along_axis(buffer, source, axis=2), both)
-        return *_exact(both, dims), KeyValueState(keys, values, reading.positions)
-    length = keys.shape[2]
-    free = state.room_for(length, window, sinks) - length
-    if used == 0 and free > 0:
+        kept = tree_map(lambda buffer: mx.take_along_axis(buffer, source, axis=2), attended)
+    elif used == 0 and (free := _grown(count, window, sinks) - length) > 0:
         # the first tokens take the first slots
         kept = padded(new, free)
-        return *_exact(new, dims), KeyValueState(kept[0], kept[1], reading.positions)
-    state = state.with_room(length, window, sinks)
-    slots = cast(mx.array, reading.slots)
-    kept = tree_map(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
-    attended = new
-    if used:
-        attended = tree_map(lambda buffer: buffer[:, :, : reading.positions.shape[1]], kept)
-    return *_exact(attended, dims), KeyValueState(kept[0], kept[1], reading.positions)
+    else:
+        state = state.with_room(length, window, sinks)
+        slots = cast(mx.array, reading.slots)
+        kept = tree_map(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
+        if used:
+            attended = tree_map(lambda buffer: buffer[:, :, :count], kept)
+    keys, values = (
+        buffer.decode(size) if isinstance(buffer, QuantizedArray) else buffer
+        for buffer, size in zip(attended, dims, strict=True)
+    )
+    return keys, values, KeyValueState(kept[0], kept[1], reading.positions)
 
 
 def _stored(x: mx.array, buffer: Buffer) -> Buffer:
@@ -364,14 +359,6 @@ def _stored(x: mx.array, buffer: Buffer) -> Buffer:
         x = x.astype(buffer.scales.dtype)
         return QuantizedArray.encode(x, buffer.quantization(x.shape[-1]))
     return x.astype(buffer.dtype)
-
-
-def _exact(buffers: tuple[Buffer, Buffer], dims: tuple[int, int]) -> tuple[mx.array, mx.array]:
-    keys, values = (
-        buffer.decode(size) if isinstance(buffer, QuantizedArray) else buffer
-        for buffer, size in zip(buffers, dims, strict=True)
-    )
-    return keys, values
 
 
 SMALLEST = 64
@@ -521,19 +508,14 @@ class KeyValueKind(StateKind):
         value_dims = self.head_dim if self.value_dims is None else self.value_dims
         sizes = (batch_size, self.num_heads, self.head_dim, value_dims)
         state = KeyValueState.empty(*sizes, dtype)
+        if self.cache.quantization is None:
+            return state
         return self.quantized(state) if self.cache.exact_slots == 0 else state
 
     def quantized(self, state: KeyValueState) -> KeyValueState:
         """The state with keys and values in few bits, if that is how they are to be kept."""
         quantization = self.cache.quantization
         return state if quantization is None else state.quantized(quantization)
-
-    def left_exact(self, state: Any) -> int | None:
-        """How many more tokens the state takes before it is quantised; `None`: any number."""
-        exact = self.cache.exact_slots
-        if exact is None or not isinstance(state, KeyValueState) or state.is_quantized:
-            return None
-        return max(0, exact - state.used)
 
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> KeyValueState:
         state = self.empty(batch_size, dtype)

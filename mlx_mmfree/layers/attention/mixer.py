@@ -213,19 +213,14 @@ class SelfAttention(TokenMixer):
 
     def score_count(self, batch_size: int, queries: int, length: int, context_length: int) -> int:
         kept = max(0, context_length - length)
-        if self.capacity is not None:
-            kept = min(kept, self.capacity)
+        if self._cache.capacity is not None:
+            kept = min(kept, self._cache.capacity)
         if not self.has_plain_weights or "position_bias" in self:
             # no kernel keeps them out of memory
             queries = length
         # keys and values in float32 beside them
         a_key = self.num_heads * queries + 2 * self.num_kv_heads * self.head_dim
         return batch_size * a_key * (kept + length)
-
-    @property
-    def capacity(self) -> int | None:
-        """The most slots of a state, `None` without a window."""
-        return self._cache.capacity
 
     @property
     def takes_steps(self) -> bool:
@@ -315,25 +310,24 @@ class SelfAttention(TokenMixer):
                 f"[{self._name}] 'x' must come without 'valid' and 'starts' while the state has fixed "
                 "shapes. Make it ordinary by 'growing' of its kind."
             )
+        quantization, first = self._cache.quantization, cast(int | None, None)
         is_exact = is_fixed or (
-            isinstance(state, KeyValueState)
-            and isinstance(state.keys, mx.array)
-            and (self._cache.quantization is None or self._key_values.left_exact(state) != 0)
+            isinstance(state, KeyValueState) and isinstance(state.keys, mx.array)
         )
+        if quantization is not None and isinstance(state, KeyValueState) and is_exact:
+            # tokens before the state is quantised
+            first = max(0, cast(int, self._cache.exact_slots) - state.used)
+            is_exact = first > 0
         if length == 1 and is_plain and is_exact and projected.size and self.takes_steps:
             return self._step(projected, state, context)
-        if is_fixed:
-            # one by one, so that proposals of a draft model are read as ordinary tokens are
-            pieces, first = list(pairwise(range(length + 1))), None
-        else:
-            pieces, first = self._pieces(state, length)
-        if first is not None and tokens.starts is not None:
+        pieces = self._pieces(state, length, first)
+        if first is not None and first < length and tokens.starts is not None:
             raise ValueError(
                 f"[{self._name}] 'starts' must be None while the state is still to be quantised but got "
                 f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
         if first == 0:
-            state = self._key_values.quantized(cast(KeyValueState, state))
+            state = cast(KeyValueState, state).quantized(cast(Quantization, quantization))
         if len(pieces) > 1:
             parts = []
             cut = split_many(projected, [stop for _, stop in pieces[:-1]], axis=1)
@@ -349,24 +343,24 @@ class SelfAttention(TokenMixer):
         return merge_heads(y).astype(projected.dtype), state
 
     def _pieces(
-        self, state: SelfAttentionState, length: int
-    ) -> tuple[list[tuple[int, int]], int | None]:
-        """Where a call is cut to be read in pieces, and the piece before which the state is quantised.
+        self, state: SelfAttentionState, length: int, first: int | None
+    ) -> list[tuple[int, int]]:
+        """Where a call is cut to be read in pieces; the state is quantised after `first` tokens.
+
+        In fixed shapes, tokens are read one by one, so that a draft model's are read as others are.
 
         With a window, a token of a long call costs what one of a short call does. With a bias, the
         scores of a piece are alive at once rather than those of the call.
         """
-        cuts, capacity = {0, length}, self.capacity
-        first = None if self._cache.quantization is None else self._key_values.left_exact(state)
-        if first is not None and first >= length:
-            first = None
-        if first is not None:
-            cuts.add(first)
-        if isinstance(state, KeyValueState):
-            size = max(capacity or 0, PIECE)
-            if (capacity is not None or "position_bias" in self) and length > 2 * size:
+        if isinstance(state, FixedKeyValueState):
+            return list(pairwise(range(length + 1)))
+        cuts = {0, length} if first is None else {0, min(first, length), length}
+        is_bounded = self._cache.window is not None or "position_bias" in self
+        if is_bounded and isinstance(state, KeyValueState):
+            size = max(self._cache.capacity or 0, PIECE)
+            if length > 2 * size:
                 cuts |= set(range(size, length, size))
-        return list(pairwise(sorted(cuts))), first
+        return list(pairwise(sorted(cuts)))
 
     def _step(
         self, projected: mx.array, state: SelfAttentionState, context: Context
@@ -406,7 +400,8 @@ class SelfAttention(TokenMixer):
         """Attention of each token to itself and those before it, `(B, H, L, K)`."""
         length, (counts, starts), cache = projected.shape[1], tokens, self._cache
         window, sinks, step = cache.window, cache.sinks, cache.step
-        which, before = (state.used, length, window, sinks, step), state.positions
+        before = state.positions
+        which = (before.shape[1], length, window, sinks, step)
         reading = context.once(
             ("reading", *which), lambda: read(before, length, counts, starts, window, sinks, step)
         )
@@ -494,8 +489,8 @@ class SelfAttention(TokenMixer):
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Rotated queries `(B, H, L, K)` and keys, and values, `(B, G, L, K)`, of projected tokens."""
         rope = self.get("rope")
-        waves = None if rope is None else rope.wavelengths
-        if rope is None or waves is None or "query_norm" in self or self._query_scale != 1.0:
+        waves = None if rope is None or rope.query_scale != 1.0 else rope.wavelengths
+        if rope is None or waves is None or "query_norm" in self:
             plain, values = self._split(projected)
             return *self._apart(self._rotated(plain, offset, which, context)), values
         rotation = context.once(

@@ -58,15 +58,21 @@ def attention(
         >>> [round(n, 3) for n in y[0, 1].flatten().tolist()]
         [3.0, 5.0]
     """
-    _check(queries, keys, values)
-    _check_scores(queries, keys, mask, bias, sinks)
+    _check(queries, keys, values, mask, bias, sinks)
     if queries.size == 0:
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
     y: mx.array = _operation(queries, keys, values, mask, bias, sinks)
     return y
 
 
-def _check(queries: mx.array, keys: mx.array, values: mx.array) -> None:
+def _check(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    mask: Mask,
+    bias: mx.array | None,
+    sinks: mx.array | None,
+) -> None:
     arrays = (queries, keys, values)
     shapes = ", ".join(str(array.shape) for array in arrays)
     if any(array.ndim != 4 or 0 in (array.shape[1], array.shape[3]) for array in arrays) or (
@@ -87,15 +93,6 @@ def _check(queries: mx.array, keys: mx.array, values: mx.array) -> None:
             "[attention] 'queries', 'keys' and 'values' must have shapes (B, H, L, K), (B, G, N, K) "
             f"and (B, G, N, V) but got {shapes}."
         )
-
-
-def _check_scores(
-    queries: mx.array,
-    keys: mx.array,
-    mask: Mask,
-    bias: mx.array | None,
-    sinks: mx.array | None,
-) -> None:
     scores = (*queries.shape[:3], keys.shape[2])
     seen = (scores[0], 1, *scores[2:])
     if isinstance(mask, mx.array) and not _broadcasts(mask.shape, seen):

@@ -1,8 +1,9 @@
 """The tensor types of GGUF files: their sizes, and how their blocks are decoded and encoded.
 
-Sources: ggml's block formats, the format of bitnet.cpp for I2_S, and that of PrismML's llama.cpp for
-PQ2_0. A block holds consecutive inputs of one row. Floats in blocks are little-endian float16. The
-package `gguf` has no I2_S and no Q2_0, and rounds floats where exact codes are at hand here.
+Sources: ggml's block formats, the format of bitnet.cpp for I2_S, and those of PrismML's llama.cpp for
+PQ2_0 and PTQ1_0. A block holds consecutive inputs of one row. Floats in blocks are little-endian
+float16. The package `gguf` has none of these and no Q2_0, and rounds floats where exact codes are at
+hand here.
 """
 
 from collections.abc import Callable
@@ -26,9 +27,10 @@ class TensorType:
             for plain numbers and ternary types.
         codes: Turns the bytes of a ternary type into codes, `trit + 1`, `uint8 (blocks, block)`, and
             float32 scales, one for each block. Where the scale is behind the last block, there are none.
+            A type of signs has no code 1.
         has_scale_first: Whether the scale of a ternary block is stored before its codes.
-        is_affine: Whether codes are stored as in MLX's affine 2-bit form, which then holds the tensor.
-            Code 3 stands for twice the scale, and each block may have a scale of its own.
+        affine_bits: The bits of a code in MLX's affine form, which then holds the tensor; 0 if it does
+            not. With 2 bits, code 3 stands for twice the scale. Each block may have a scale of its own.
     """
 
     name: str
@@ -38,7 +40,7 @@ class TensorType:
     decode: Decoder | None = None
     codes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     has_scale_first: bool = False
-    is_affine: bool = False
+    affine_bits: int = 0
 
     def nbytes(self, values: int) -> int:
         """The number of bytes of a tensor with so many values."""
@@ -107,6 +109,24 @@ def _q2_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes.reshape(len(blocks), -1), _float16(blocks[:, :2])[:, 0]
 
 
+def _q1_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A scale, then one bit a value, the first value in the lowest bit: set for the scale itself, not
+    set for its negative.
+    """
+    bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")
+    return 2 * bits, _float16(blocks[:, :2])[:, 0]
+
+
+def _ptq1_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As TQ1_0, with 16, 8 and 2 bytes."""
+    parts = [
+        _base3_digits(blocks[:, :16], 5),
+        _base3_digits(blocks[:, 16:24], 5),
+        _base3_digits(blocks[:, 24:26], 4),
+    ]
+    return np.concatenate(parts, axis=1), _float16(blocks[:, 26:])[:, 0]
+
+
 def _i2_s(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The two bits at `6 - 2l` of byte `j` are value `32l + j`. The scale is behind the last block."""
     shifts = np.arange(6, -1, -2, dtype=np.uint8)[:, None]
@@ -124,8 +144,10 @@ TYPES: dict[int, TensorType] = {
     34: TensorType("TQ1_0", 256, 54, codes=_tq1_0),
     35: TensorType("TQ2_0", 256, 66, codes=_tq2_0),
     36: TensorType("I2_S", 128, 32, 32, codes=_i2_s),
-    42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, is_affine=True),
-    142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, is_affine=True),
+    41: TensorType("Q1_0", 128, 18, codes=_q1_0, has_scale_first=True, affine_bits=1),
+    42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, affine_bits=2),
+    142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, affine_bits=2),
+    143: TensorType("PTQ1_0", 128, 28, codes=_ptq1_0, affine_bits=2),
 }
 """The types that are read, by their numbers in the file."""
 
@@ -144,8 +166,6 @@ UNREAD = {
     23: "IQ4_XS",
     38: "TL1",
     39: "TL2 or MXFP4",
-    41: "Q1_0",
-    143: "PTQ1_0",
 }
 """The names of further types, for messages."""
 
@@ -177,19 +197,21 @@ def ternary_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) ->
 
 
 def affine_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The codes of an affine type in MLX's form, `uint32 (rows, inputs / 16)`."""
-    codes = kind.blocks(data)[:, 2:]
-    return np.ascontiguousarray(codes).reshape(shape[0], -1).view("<u4")
+    """The codes of an affine type in MLX's form, `uint32 (rows, inputs * bits / 32)`."""
+    blocks = kind.blocks(data)
+    if kind.codes is not None and not kind.has_scale_first:
+        return pack_codes(kind.codes(blocks)[0].reshape(shape))
+    return np.ascontiguousarray(blocks[:, 2:]).reshape(shape[0], -1).view("<u4")
 
 
 def affine_scales(
-    kind: TensorType, data: np.ndarray, shape: tuple[int, ...], sign: int = 1
+    kind: TensorType, data: np.ndarray, shape: tuple[int, ...], factor: int = 1
 ) -> np.ndarray:
-    """The scales of an affine type, times a sign, as the bits of float16 `(rows, inputs / block)`."""
-    scales = np.ascontiguousarray(kind.blocks(data)[:, :2]).view("<f2")
-    # NaN is found when the parameter is loaded
-    with np.errstate(invalid="ignore"):
-        return (sign * scales).astype("<f2").reshape(shape[0], -1).view("<u2")
+    """The scales of an affine type, times a factor, as the bits of float16 `(rows, inputs / block)`."""
+    # NaN and infinity are found when the parameter is loaded
+    with np.errstate(invalid="ignore", over="ignore"):
+        scales = factor * _scales(kind, kind.blocks(data))
+        return scales.astype("<f2").reshape(shape[0], -1).view("<u2")
 
 
 def pack_codes(codes: np.ndarray) -> np.ndarray:
@@ -221,8 +243,12 @@ def dequantized(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> n
 _TRIT_WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint16)[:, None]
 
 
-def unpack_codes(words: np.ndarray, input_dims: int) -> np.ndarray:
-    """The codes, `trit + 1`, of words in the layout of `ops.ternary`, as `uint8 (N, D)`."""
+def unpack_codes(words: np.ndarray, input_dims: int, bits: int = 2) -> np.ndarray:
+    """The codes, `trit + 1`, of words in the layout of `ops.ternary`, or of signs of one bit each, as
+    `uint8 (N, D)`.
+    """
+    if bits == 1:
+        return 2 * np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
     data = np.ascontiguousarray(words).view(np.uint8)
     codes = (data[..., None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
     return np.ascontiguousarray(codes.reshape(len(words), -1)[:, :input_dims])
@@ -233,7 +259,7 @@ def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarra
 
     Args:
         kind: The name of the type.
-        codes: `trit + 1`, `uint8 (N, D)`, where D is a multiple of the type's block.
+        codes: `trit + 1`, `uint8 (N, D)`, where D is a multiple of the type's block. Q1_0 has no 1.
         scale: The number that trits are multiplied by. I2_S keeps it in float32. The other types round
             it to float16 and also take one for each block of b inputs, `(N, D / b)`.
 
@@ -245,6 +271,8 @@ def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarra
         return np.concatenate([_i2_s_bytes(codes.reshape(-1, 128)).reshape(-1), tail])
     if kind == "Q2_0":
         return _q2_0_bytes(codes.reshape(-1, 64), scale)
+    if kind == "Q1_0":
+        return _q1_0_bytes(codes.reshape(-1, 128), scale)
     blocks = codes.reshape(-1, 256)
     packed = _tq2_0_bytes(blocks) if kind == "TQ2_0" else _tq1_0_bytes(blocks)
     return np.concatenate([packed, _scale_bytes(scale, len(blocks))], axis=1).reshape(-1)
@@ -258,6 +286,11 @@ def _scale_bytes(scale: float | np.ndarray, count: int) -> np.ndarray:
 def _q2_0_bytes(blocks: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
     four = blocks.reshape(len(blocks), 16, 4)
     packed = four[..., 0] | four[..., 1] << 2 | four[..., 2] << 4 | four[..., 3] << 6
+    return np.concatenate([_scale_bytes(scale, len(blocks)), packed], axis=1).reshape(-1)
+
+
+def _q1_0_bytes(blocks: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
+    packed = np.packbits(blocks == 2, axis=1, bitorder="little")
     return np.concatenate([_scale_bytes(scale, len(blocks)), packed], axis=1).reshape(-1)
 
 

@@ -6,7 +6,7 @@ descriptions of the tensors, each as name, number of sizes, sizes with the row l
 offset. The data begin at a multiple of `general.alignment`.
 
 The package `gguf` is not used: it trusts the counts and offsets of a file, and does not know I2_S,
-Q2_0 and PQ2_0.
+Q2_0, PQ2_0 and PTQ1_0.
 
 A model may lie in several files, named `name-00001-of-00003.gguf` and so on as by llama.cpp. The first
 part holds the metadata of the model. Each part says under `split.` which part it is, and how many parts

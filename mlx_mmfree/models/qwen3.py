@@ -1,6 +1,6 @@
 """Qwen3 (Yang et al., arXiv 2505.09388): Llama with norms of each head's queries and keys.
 
-Ternary Bonsai of the first generation is of this type, with weights in MLX's affine 2-bit form.
+Bonsai of the first generation is of this type, with weights in MLX's affine form of 1 or 2 bits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,6 +67,8 @@ ARCHITECTURE = Architecture(
     gguf_name=lambda config: "qwen3",
     tiny={**TINY, "head_dim": 8},
     published={
+        "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": "MLX affine, 1 bit",
+        "prism-ml/Bonsai-{1.7B,4B,8B}-gguf": "GGUF Q1_0",
         "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-mlx-2bit": "MLX affine, 2 bits",
         "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-unpacked": "16-bit, ternary by group",
         "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-gguf": "GGUF Q2_0",

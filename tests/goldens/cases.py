@@ -35,11 +35,12 @@ class Case:
 
 
 def find_cases(folder: Path) -> list[Case]:
-    """Every folder but those of tokenizers, mixers and single operations."""
+    """Every folder but those of tokenizers, mixers, single operations and blocks of GGUF."""
     return [
         Case(entry, _reason(entry), _forms(entry))
         for entry in sorted(folder.iterdir())
-        if entry.is_dir() and not entry.name.startswith(("mixers", "ops", "tokenizer_"))
+        if entry.is_dir()
+        and not entry.name.startswith(("gguf_blocks", "mixers", "ops", "tokenizer_"))
     ]
 
 

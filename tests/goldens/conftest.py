@@ -16,6 +16,12 @@ _NEEDS = {
     "low_precision_case": "logits_lowp",
     "padded_case": "attention_mask",
 }
+# each fixture of a folder without a model, with its name
+_FOLDERS = {
+    "ops_folder": "ops",
+    "newer_ops_folder": "ops_2026",
+    "blocks_folder": "gguf_blocks",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,9 +48,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(
             "tokenizer_folder", find_tokenizers(folder), ids=lambda path: path.name
         )
-    if "ops_folder" in names:
-        found = [folder / "ops"] if (folder / "ops").is_dir() else []
-        metafunc.parametrize("ops_folder", found, ids=lambda path: path.name)
+    for fixture, name in _FOLDERS.items():
+        if fixture in names:
+            found = [folder / name] if (folder / name).is_dir() else []
+            metafunc.parametrize(fixture, found, ids=lambda path: path.name)
     if marker := metafunc.definition.get_closest_marker("golden"):
         files = sorted((folder / "mixers").rglob("*.safetensors"))
         values = [

@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.layers import PackedBitLinear
+from mlx_mmfree.layers.attention.mixer import SelfAttention
 from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters
 from mlx_mmfree.models import Block, Decoder, find
 from mlx_mmfree.models.parts.architecture import WeightNames
@@ -110,7 +111,9 @@ def test_states_carried_over_chunks(chunk_case: Case, packed: bool) -> None:
             if both:
                 last = tensors[f"ffn_chunk{number}.{layer}"]
                 assert relative_error(own[1][:, 0], last) <= FLOAT32
-            want = tensors[f"state_chunk{number}.{layer}"]
+            want = tensors.get(f"state_chunk{number}.{layer}")
+            if want is None and isinstance(model.token_mixers[layer], SelfAttention):
+                continue
             if hasattr(layer_state, "hidden"):
                 got = layer_state.hidden.reshape(want.shape)
             else:

@@ -6,8 +6,16 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
+from mlx_mmfree.files.gguf_blocks import (
+    TYPES,
+    affine_scales,
+    affine_words,
+    dequantized,
+    encode,
+)
 from mlx_mmfree.hub.checkpoint.forms import bitnet
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.layers.attention.positions import llama3_wavelengths, rope_wavelengths
@@ -201,3 +209,46 @@ def test_packed_linear(tensors: Tensors, name: str, described: dict[str, str]) -
     layer.scale = bitnet.scale_of(described, tensors[f"{name}.weight_scale"])
     for got, want in zip(layer(tensors["tf_act_quant.x"]), tensors[f"{name}.y"], strict=True):
         assert relative_error(got, want) <= FLOAT32
+
+
+KINDS = {kind.name: kind for kind in TYPES.values()}
+WRITTEN = ("TQ1_0", "TQ2_0", "Q1_0", "Q2_0")
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, "PQ2_0", "PTQ1_0"])
+def test_blocks_of_gguf(blocks_folder: Path, name: str) -> None:
+    kind = KINDS[name]
+    block = {
+        key.partition(".")[2]: np.asarray(value)
+        for key, value in golden(blocks_folder).items()
+        if key.startswith(f"{name.lower()}.")
+    }
+    for data, want in (("encoded", "values"), ("any_bytes", "any_values")):
+        values, found = block[want], block[data].reshape(-1)
+        np.testing.assert_array_equal(dequantized(kind, found, values.shape), values)
+        if kind.affine_bits:
+            words = mx.array(affine_words(kind, found, values.shape))
+            scale, bias = (
+                mx.array(affine_scales(kind, found, values.shape, factor).view("<f2"))
+                for factor in (2 if kind.affine_bits == 1 else 1, -1)
+            )
+            affine = mx.dequantize(
+                words,
+                scale.astype(mx.float32),
+                bias.astype(mx.float32),
+                group_size=kind.block,
+                bits=kind.affine_bits,
+            )
+            np.testing.assert_array_equal(np.asarray(affine), values)
+    if name in WRITTEN:
+        codes = (block["codes"] + 1).astype(np.uint8)
+        written = encode(name, codes, block["scales"])
+        np.testing.assert_array_equal(written, block["encoded"].reshape(-1))
+
+
+def test_blocks_of_bitnet_cpp(blocks_folder: Path) -> None:
+    block = {key: np.asarray(value) for key, value in golden(blocks_folder).items()}
+    want = block["i2_s.values"]
+    np.testing.assert_array_equal(
+        dequantized(KINDS["I2_S"], block["i2_s.encoded"], want.shape), want
+    )

@@ -1,6 +1,5 @@
-"""Q2_0 of llama.cpp and its forms in PrismML's files: 2-bit codes with a scale for 64 or 128 inputs."""
+"""Types of GGUF with codes of 1 or 2 bits and a scale for each 64 or 128 inputs."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +43,47 @@ def q2_0(values: np.ndarray, group: int) -> tuple[bytes, np.ndarray]:
     return content, np.concatenate(stood).reshape(values.shape)
 
 
-def ternary_rows(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Trits with another scale for each 64 inputs."""
+def ternary_rows(shape: tuple[int, int], seed: int, step: int = 1) -> np.ndarray:
+    """Trits, or with a step of 2 signs, with another scale for each 64 inputs."""
     rng = np.random.default_rng(seed)
-    trits = rng.integers(-1, 2, shape).astype(np.float32)
+    trits = rng.choice(np.arange(-1, 2, step), shape).astype(np.float32)
     scales = rng.uniform(0.02, 0.1, (shape[0], shape[1] // 64)).astype(np.float16)
     return trits * np.repeat(scales.astype(np.float32), 64, axis=1)
+
+
+def q1_0(values: np.ndarray, group: int) -> tuple[bytes, np.ndarray]:
+    """From the definition: a float16 scale d, then the sign of value j at bit `j % 8` of byte `j / 8`,
+    set for d and not for -d.
+    """
+    content, stood = b"", []
+    for block in values.reshape(-1, group):
+        d = np.float16(np.abs(block).max())
+        bits = [int(value > 0) for value in block]
+        packed = [sum(bits[j + k] << k for k in range(8)) for j in range(0, group, 8)]
+        content += d.tobytes() + bytes(packed)
+        stood.append((2 * np.array(bits, np.float32) - 1) * np.float32(d))
+    return content, np.concatenate(stood).reshape(values.shape)
+
+
+def trits_in_bytes(values: np.ndarray, group: int) -> tuple[bytes, np.ndarray]:
+    """PTQ1_0 from the definition: trits of the bytes 0 to 15, 16 to 23 and 24 to 25, then the scale.
+
+    The first trit of every byte comes before the second of any. A byte holds its trits as a fraction of
+    243, the first as its highest digit.
+    """
+    content, stood = b"", []
+    for block in values.reshape(-1, group):
+        d = np.float16(np.abs(block).max())
+        trits = np.rint(block / np.float32(d)).astype(int) if d else np.zeros(group, int)
+        data, start = [], 0
+        for count, digits in ((16, 5), (8, 5), (2, 4)):
+            part = trits[start : start + count * digits].reshape(digits, count) + 1
+            numbers = sum(part[n] * 3 ** (4 - n) for n in range(digits))
+            data += [-(-256 * int(number) // 243) for number in numbers]
+            start += count * digits
+        content += bytes(data) + d.tobytes()
+        stood.append(trits * np.float32(d))
+    return content, np.concatenate(stood).astype(np.float32).reshape(values.shape)
 
 
 def file_and_twin(
@@ -62,12 +96,13 @@ def file_and_twin(
     for seed, (path, module) in enumerate(model.named_modules()):
         if not isinstance(module, nn.Linear | nn.Embedding):
             continue
-        values = ternary_rows(tuple(module.weight.shape), seed)
-        content, stood = q2_0(values, group)
+        encode = {41: q1_0, 143: trits_in_bytes}.get(number, q2_0)
+        values = ternary_rows(tuple(module.weight.shape), seed, 2 if number == 41 else 1)
+        content, stood = encode(values, group)
         replaced[f"{path}.weight"] = mx.array(stood)
         heads = {"query_proj": 4, "key_proj": 2}.get(path.rpartition(".")[2])
         if architecture == "llama" and heads:
-            content, _ = q2_0(with_pairs_together(values, heads), group)
+            content, _ = encode(with_pairs_together(values, heads), group)
         name = gguf_name(path)
         tensors[name] = (number, values.shape, content)
     model.update(tree_unflatten(list(replaced.items())))
@@ -90,12 +125,15 @@ def gguf_name(path: str) -> str:
     return f"blk.{path.split('.')[1]}.{last}.weight" if "." in path else f"{last}.weight"
 
 
-LAYOUTS = [(Q2_0, 64), (LEGACY, 128), (PRISM, 128)]
-
-
 @pytest.mark.parametrize(
     ("architecture", "number", "group"),
-    [("llama", *LAYOUTS[0]), ("qwen3", *LAYOUTS[1]), ("llama", *LAYOUTS[2])],
+    [
+        ("llama", Q2_0, 64),
+        ("qwen3", LEGACY, 128),
+        ("llama", PRISM, 128),
+        ("llama", 41, 128),
+        ("qwen3", 143, 128),
+    ],
 )
 def test_is_read_without_loss(tmp_path: Path, architecture: str, number: int, group: int) -> None:
     file, twin = file_and_twin(tmp_path / "m.gguf", architecture, number, group)
@@ -103,7 +141,7 @@ def test_is_read_without_loss(tmp_path: Path, architecture: str, number: int, gr
     assert isinstance(model.embed, nn.QuantizedEmbedding)
     assert isinstance(model.head, nn.QuantizedLinear)
     down = model.blocks[0].channel_mixer.down_proj
-    assert (down.bits, down.group_size) == (2, group)
+    assert (down.bits, down.group_size) == (1 if number == 41 else 2, group)
     assert mx.array_equal(down(mx.eye(384)).T, twin.blocks[0].channel_mixer.down_proj.weight)
     assert relative_error(model(TOKENS)[0], twin(TOKENS)[0]) <= TOLERANCE[mx.float32]
 
@@ -111,7 +149,7 @@ def test_is_read_without_loss(tmp_path: Path, architecture: str, number: int, gr
 def test_scales_that_are_no_numbers_are_passed_on_in_silence() -> None:
     # warnings are errors in tests; loading refuses the scales
     data = np.frombuffer(b"\x01\x7c" + bytes(16), np.uint8)
-    bits = affine_scales(TYPES[42], data, (1, 64), sign=-1)
+    bits = affine_scales(TYPES[42], data, (1, 64), factor=-1)
     assert np.isnan(bits.view("<f2")).all()
 
 
@@ -146,8 +184,8 @@ def test_bitnet_with_one_scale(tmp_path: Path) -> None:
     assert mx.array_equal(got(mx.eye(256)).T, trits * got.scale)
 
 
-def mlx_source(folder: Path, group: int, scale: Callable[[mx.array], mx.array]) -> Path:
-    """Qwen3 in MLX's affine 2-bit form, as Ternary Bonsai is published."""
+def mlx_source(folder: Path, group: int, bits: int = 2) -> Path:
+    """Qwen3 in MLX's affine form, as Bonsai is published: with 2 bits ternary, with 1 bit signs."""
     model = tiny_transformer("qwen3", linears=None, **SIZES)
     mx.random.seed(5)
     replaced = []
@@ -156,15 +194,16 @@ def mlx_source(folder: Path, group: int, scale: Callable[[mx.array], mx.array]) 
             rows, columns = module.weight.shape
             is_linear = isinstance(module, nn.Linear)
             made = (
-                nn.QuantizedLinear(columns, rows, False, group, 2)
+                nn.QuantizedLinear(columns, rows, False, group, bits)
                 if is_linear
-                else nn.QuantizedEmbedding(rows, columns, group, 2)
+                else nn.QuantizedEmbedding(rows, columns, group, bits)
             )
-            codes = mx.random.randint(0, 3, (rows, columns // 16, 16)).astype(mx.uint32)
-            shifts = mx.arange(0, 32, 2, dtype=mx.uint32)
+            words = (rows, columns * bits // 32, 32 // bits)
+            codes = mx.random.randint(0, bits + 1, words).astype(mx.uint32)
+            shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
             made.weight = (codes << shifts).sum(axis=-1).astype(mx.uint32)
-            made.scales = scale(mx.random.uniform(0.02, 0.1, (rows, columns // group)))
-            made.biases = -made.scales
+            made.biases = -mx.random.uniform(0.02, 0.1, (rows, columns // group))
+            made.scales = -made.biases * (2 if bits == 1 else 1)
             replaced.append((path, made))
     model.update_modules(tree_unflatten(replaced))
     model.set_dtype(mx.float16)
@@ -172,28 +211,43 @@ def mlx_source(folder: Path, group: int, scale: Callable[[mx.array], mx.array]) 
     return folder
 
 
-@pytest.mark.parametrize("group", [64, 128])
-def test_bonsai_becomes_gguf_and_comes_back(tmp_path: Path, group: int) -> None:
-    folder = mlx_source(tmp_path / "s", group, lambda scales: scales)
-    report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type="q2_0")
+@pytest.mark.parametrize(
+    ("group", "bits", "kind", "size"),
+    [
+        (64, 2, "q2_0", 2.25),
+        (128, 2, "q2_0", 2.25),
+        (128, 1, "q1_0", 1.125),
+        (128, 1, "q2_0", 2.25),
+    ],
+)
+def test_bonsai_becomes_gguf_and_comes_back(
+    tmp_path: Path, group: int, bits: int, kind: Any, size: float
+) -> None:
+    folder = mlx_source(tmp_path / "s", group, bits)
+    report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind)
     assert report.is_lossless and report.logits_difference is not None
     assert report.logits_difference <= TOLERANCE[mx.float32]
-    assert report.groups["ternary matrices"].bits_per_weight == 2.25
+    assert report.groups["ternary matrices"].bits_per_weight == size
     want, got = (load_model(place) for place in (folder, tmp_path / "m"))
     layers = [(model.embed, model.blocks[0].token_mixer.query_proj) for model in (want, got)]
     for ours, theirs in zip(*layers, strict=True):
         assert mx.array_equal(
             *(
-                mx.dequantize(m.weight, m.scales, m.biases, group_size=m.group_size, bits=2)
+                mx.dequantize(m.weight, m.scales, m.biases, group_size=m.group_size, bits=m.bits)
                 for m in (ours, theirs)
             )
         )
 
 
-@pytest.mark.parametrize(("group", "kind"), [(128, "tq2_0"), (32, "q2_0")])
-def test_groups_that_do_not_fit(tmp_path: Path, group: int, kind: Any) -> None:
-    folder = mlx_source(tmp_path / "s", group, lambda scales: scales)
-    with pytest.raises(UnsupportedModelError, match=r"Q2_0 holds ternary codes with a scale for"):
+@pytest.mark.parametrize(
+    ("group", "bits", "kind"),
+    [(128, 2, "tq2_0"), (32, 2, "q2_0"), (128, 2, "q1_0"), (64, 1, "q1_0")],
+)
+def test_groups_that_do_not_fit(tmp_path: Path, group: int, bits: int, kind: Any) -> None:
+    folder = mlx_source(tmp_path / "s", group, bits)
+    with pytest.raises(
+        UnsupportedModelError, match=rf"the {bits}-bit codes of .* Q2_0 holds ternary codes with"
+    ):
         convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind)
 
 

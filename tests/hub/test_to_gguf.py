@@ -358,6 +358,7 @@ class TestRefused:
         ("options", "forms", "kind", "text"),
         [
             ({"intermediate_size": 384}, FloatForms(), "tq2_0", "I2_S takes multiples of 128"),
+            ({}, FloatForms(), "q1_0", "Q1_0 holds signs alone"),
             ({"intermediate_size": 300}, FloatForms(), "i2_s", "fit the 300 inputs"),
             ({"attention_bias": True}, FloatForms(), "tq2_0", "no bias"),
             ({"linears": TernaryLinears(norm_eps=1e-6)}, FloatForms(), "tq2_0", "no norm inside"),

@@ -6,8 +6,8 @@ Ternary linears keep their trits and their one scale, in the form of `forms.pack
 - TQ1_0, TQ2_0 and Q2_0 in the BitNet architectures, whose activations have 8 bits.
 
 A Llama in TQ1_0 or TQ2_0 says nothing about its activations. So they stay floats, and its linears are
-dense with exactly the stored values. Q2_0 and PQ2_0 may have a scale for each block. Such matrices take
-MLX's affine 2-bit form without loss. All other types become floats.
+dense with exactly the stored values. Q1_0, Q2_0, PQ2_0 and PTQ1_0 may have a scale for each block. Such
+matrices take MLX's affine form of 1 or 2 bits without loss. All other types become floats.
 """
 
 import json
@@ -38,7 +38,7 @@ from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
 from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
-from .forms.affine import TERNARY_BITS, form
+from .forms.affine import form
 from .forms.packed import describe_packing
 from .gguf_config import (
     LONG_FACTORS,
@@ -97,7 +97,9 @@ def read_gguf_checkpoint(
     tensors, quantization = _hub_tensors(file, stored.values(), architecture, config)
     config |= quantization
     config |= _add_biases(file, tensors)
-    dtype = FLOAT_TYPES.get(embedding.kind.name, mx.float16)
+    # beside codes, as llama.cpp computes: the norms are float32, and floats of a dtype of 16 bits rare
+    usual = mx.float32 if embedding.kind.affine_bits else mx.float16
+    dtype = FLOAT_TYPES.get(embedding.kind.name, usual)
     if find(config["model_type"]).needs_range and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
         dtype = mx.bfloat16
@@ -128,7 +130,7 @@ def _hub_tensors(
         name = hub_name(tensor.name, architecture)
         module = name.removesuffix(".weight")
         if f"{module}.scales" in tensors:
-            affine[module] = form(tensor.kind.block, TERNARY_BITS)
+            affine[module] = form(tensor.kind.block, tensor.kind.affine_bits)
         if _LINEAR.fullmatch(name) is not None and f"{module}.weight_scale" in tensors:
             is_packed = True
         elif _LINEAR.fullmatch(name) is not None:
@@ -199,7 +201,7 @@ def _entries(
             TensorEntry(name, file, mx.uint32, packed, *place, decode=words),
             TensorEntry(scale, file, mx.float32, (1,), *place, decode=read_scale),
         ]
-    if kind.is_affine and len(shape) == 2:
+    if kind.affine_bits and len(shape) == 2:
         return _affine_entries(file, tensor, name, order)
     if kind.name in FLOAT_TYPES:
         dtype = FLOAT_TYPES[kind.name]
@@ -213,12 +215,17 @@ def _entries(
 def _affine_entries(
     file: Path, tensor: StoredTensor, name: str, order: np.ndarray | None
 ) -> list[TensorEntry]:
-    """The tensors of a matrix in MLX's affine form, whose weight is `(code - 1) * scale`."""
+    """The tensors of a matrix in MLX's affine form.
+
+    With the scale s of a block, its weights are `(code - 1) * s`, and of one bit `(2 * code - 1) * s`.
+    """
     (rows, inputs), module = tensor.shape, name.removesuffix(".weight")
+    bits, groups = tensor.kind.affine_bits, inputs // tensor.kind.block
+    scales = partial(affine_scales, factor=2 if bits == 1 else 1)
     parts: dict[str, tuple[mx.Dtype, int, Callable[..., np.ndarray]]] = {
-        "weight": (mx.uint32, inputs // 16, affine_words),
-        "scales": (mx.float16, inputs // tensor.kind.block, affine_scales),
-        "biases": (mx.float16, inputs // tensor.kind.block, partial(affine_scales, sign=-1)),
+        "weight": (mx.uint32, inputs * bits // 32, affine_words),
+        "scales": (mx.float16, groups, scales),
+        "biases": (mx.float16, groups, partial(affine_scales, factor=-1)),
     }
     return [
         TensorEntry(

@@ -27,7 +27,7 @@ from ..checkpoint.checkpoint import (
     record,
     rounding_of,
 )
-from ..checkpoint.forms.affine import TERNARY_BITS
+from ..checkpoint.forms.affine import FEW_BITS
 from ..checkpoint.forms.packed import scales_of_blocks
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
 from ..checkpoint.gguf_config import (
@@ -49,8 +49,8 @@ from .verify import Report, take_stock, verify
 FLOAT_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
 """GGUF's names of the float dtypes."""
 
-BLOCKS = {kind.name: kind.block for kind in TYPES.values()}
-"""The inputs in a block, by the name of the type."""
+KINDS = {kind.name: kind for kind in TYPES.values()}
+"""The types by their names."""
 
 _SCALE_KEYS = ("scale", "input_scale", "scales", "biases")
 
@@ -77,11 +77,11 @@ class TensorPlanner:
         return [*self._rotation(), *(tensor for tensor in planned if tensor is not None)]
 
     def not_held(self) -> list[str]:
-        """The paths of the matrices with 2-bit codes that the type cannot hold."""
+        """The paths of the matrices with codes of 1 or 2 bits that the type cannot hold."""
         return [
             path
             for path, module in self._reader.quantized.items()
-            if module.bits == TERNARY_BITS
+            if module.bits in FEW_BITS
             and self._group_scales(path) is None
             and self._block_scales(path) is None
         ]
@@ -122,11 +122,11 @@ class TensorPlanner:
         return PlannedGGUFTensor(name, self._kind, (module.output_dims, module.input_dims), make)
 
     def _affine(self, path: str, name: str, scales: np.ndarray) -> PlannedGGUFTensor:
-        """A matrix in MLX's affine form with ternary codes."""
-        shape = self._reader.matrix_shape(path)
+        """A matrix in MLX's affine form with the codes of the type."""
+        shape, bits = self._reader.matrix_shape(path), self._reader.quantized[path].bits
 
         def make() -> np.ndarray:
-            codes = unpack_codes(np.asarray(self._reader.read(f"{path}.weight")), shape[1])
+            codes = unpack_codes(np.asarray(self._reader.read(f"{path}.weight")), shape[1], bits)
             return encode(self._kind, self._ordered(codes, path), self._ordered(scales, path))
 
         return PlannedGGUFTensor(name, self._kind, shape, make)
@@ -164,29 +164,33 @@ class TensorPlanner:
         return path in self._reader.packed_dense or path in self._reader.quantized
 
     def _group_scales(self, path: str) -> np.ndarray | None:
-        """The scale of each block of a matrix in MLX's affine form; `None` unless Q2_0 can hold it."""
-        module = self._reader.quantized.get(path)
-        if self._kind != "Q2_0" or module is None or module.bits != TERNARY_BITS:
+        """The scale of each block of a matrix in MLX's affine form.
+
+        `None` unless the type can hold it: code 0 stands for the negative scale, in Q2_0 code 1 for zero
+        and in Q1_0 for the scale.
+        """
+        module, kind = self._reader.quantized.get(path), KINDS[self._kind]
+        if module is None or not kind.affine_bits or module.bits != kind.affine_bits:
             return None
         scales, biases = (
             np.asarray(self._reader.read(f"{path}.{key}").astype(mx.float32))
             for key in ("scales", "biases")
         )
-        block = BLOCKS[self._kind]
-        if module.group_size % block or np.any(scales != -biases):
+        step = 2 if kind.affine_bits == 1 else 1
+        if module.group_size % kind.block or np.any(scales != -step * biases):
             return None
-        return np.repeat(scales, module.group_size // block, axis=1)
+        return np.repeat(-biases, module.group_size // kind.block, axis=1)
 
     def _block_scales(self, path: str) -> np.ndarray | None:
         """The scale of each block of b inputs of a dense linear with ternary values, `(N, D / b)`.
 
         `None` if the values are not ternary or do not fit. A matrix in I2_S would be read as one with
-        8-bit activations.
+        8-bit activations, and Q1_0 has no zero.
         """
         packed = self._reader.ternary_values.get(path)
-        if packed is None or self._kind == "I2_S":
+        if packed is None or self._kind in ("I2_S", "Q1_0"):
             return None
-        scales = scales_of_blocks(packed, BLOCKS[self._kind])
+        scales = scales_of_blocks(packed, KINDS[self._kind].block)
         return None if scales is None else np.asarray(scales)
 
     def _ordered(self, rows: np.ndarray, path: str) -> np.ndarray:
@@ -200,7 +204,11 @@ class TensorPlanner:
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40, "Q2_0": 41}
+_FILE_TYPES = {
+    **{"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40},
+    **{"Q1_0": 40, "Q2_0": 41},
+}
+"""The numbers of `general.file_type`. bitnet.cpp and llama.cpp gave one of them to two types."""
 _QUANTIZATION_VERSION = 2
 
 
@@ -226,8 +234,8 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
 
     Args:
         reader: The source.
-        kind: `TQ2_0`, `TQ1_0`, `Q2_0` or `I2_S`. `None` takes I2_S for the architecture that
-            bitnet.cpp alone knows, and TQ2_0 for the others.
+        kind: `TQ2_0`, `TQ1_0`, `Q2_0`, `Q1_0` or `I2_S`. `None` takes I2_S for the architecture
+            that bitnet.cpp alone knows, and TQ2_0 for the others.
         forms: What becomes of float weights.
         name: The name of the model in the file.
 
@@ -286,21 +294,28 @@ def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: 
         if is_broken:
             raise UnsupportedModelError(f"[convert] {rule} for GGUF. Write another form.")
     for path, module in reader.ternary.items():
-        if module.input_dims % BLOCKS[kind]:
+        if kind == "Q1_0":
+            raise UnsupportedModelError(
+                f"[convert] 'gguf_type' must hold the zeros of {reader.names.to_disk(path)!r} but Q1_0 "
+                "holds signs alone. Take TQ2_0, TQ1_0, Q2_0 or I2_S."
+            )
+        if module.input_dims % KINDS[kind].block:
             raise UnsupportedModelError(
                 f"[convert] 'gguf_type' must fit the {module.input_dims} inputs of "
-                f"{reader.names.to_disk(path)!r} but {kind} takes multiples of {BLOCKS[kind]}. "
+                f"{reader.names.to_disk(path)!r} but {kind} takes multiples of {KINDS[kind].block}. "
                 "I2_S takes multiples of 128, Q2_0 of 64; other sizes have no ternary type."
             )
 
 
 def _check_codes(reader: ParameterReader, kind: str, planner: TensorPlanner) -> None:
-    """Refuses a type that cannot hold the 2-bit codes of the source."""
+    """Refuses a type that cannot hold the codes of 1 or 2 bits of the source."""
     if lost := planner.not_held():
+        module = reader.quantized[lost[0]]
         raise UnsupportedModelError(
-            f"[convert] 'gguf_type' must hold the 2-bit codes of {reader.names.to_disk(lost[0])!r}, "
-            f"with a scale for each {reader.quantized[lost[0]].group_size} inputs, but got {kind}. "
-            "Q2_0 holds ternary codes with a scale for each 64 or 128 inputs."
+            f"[convert] 'gguf_type' must hold the {module.bits}-bit codes of "
+            f"{reader.names.to_disk(lost[0])!r}, with a scale for each {module.group_size} inputs, but "
+            f"got {kind}. Q2_0 holds ternary codes with a scale for each 64 or 128 inputs, and Q1_0 "
+            "signs with one for each 128."
         )
 
 
@@ -326,7 +341,7 @@ def _sizes(reader: ParameterReader, form: GGUFForm) -> Mapping[str, Any]:
 Target = Literal["mlx", "hf", "gguf"]
 OnBytes = Callable[[int], object]
 TritsPerByte = Literal[4, 5]
-GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "i2_s"]
+GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "q1_0", "i2_s"]
 
 
 def convert(

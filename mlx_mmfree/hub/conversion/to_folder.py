@@ -220,7 +220,7 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         float_tensor(reader, name, forms.dtype) for name in reader.shapes if name not in done
     ]
     if described:
-        default = next((f for f in described.values() if f["bits"] == affine.TERNARY_BITS), None)
+        default = next((f for f in described.values() if f["bits"] in affine.FEW_BITS), None)
         config["quantization"] = {
             **(default or affine.form(GROUP_SIZE, affine.TERNARY_BITS)),
             **described,

@@ -13,7 +13,7 @@ from ...layers.matrix import converted
 from ...models import architecture_of
 from ...ops.ternary import unpack_ternary
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.forms.affine import KEYS, TERNARY_BITS
+from ..checkpoint.forms.affine import FEW_BITS, KEYS
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weights import build_skeleton, fill
 from ..publish.runtimes import Opening
@@ -295,8 +295,8 @@ def kind_of(name: str, source: ParameterReader, target: ParameterReader) -> str:
     """Which group of the report a parameter belongs to, by its name in memory."""
     path = name.rpartition(".")[0]
     quantized = (reader.quantized.get(path) for reader in (source, target))
-    has_two_bits = any(module is not None and module.bits == TERNARY_BITS for module in quantized)
-    if path in source.ternary or path in source.ternary_values or has_two_bits:
+    has_few_bits = any(module is not None and module.bits in FEW_BITS for module in quantized)
+    if path in source.ternary or path in source.ternary_values or has_few_bits:
         return TERNARY
     return EMBEDDING if path in ("embed", "head") else REST
 

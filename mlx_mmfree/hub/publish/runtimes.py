@@ -157,7 +157,7 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
         llama_cpp = _no(LLAMA_CPP, other_rotation)
     else:
         notes = [blocks]
-        if kind == "Q2_0":
+        if kind in ("Q1_0", "Q2_0"):
             notes.append("needs a version of June 2026 or newer")
         llama_cpp = Opening(LLAMA_CPP, True, "; ".join(notes))
     return (

@@ -4,6 +4,7 @@ import os
 import random
 import struct
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,17 @@ def make_sources(folder: Path) -> None:
     grouped = _SIZES | wide | {"tie_word_embeddings": True, "linears": None}
     model = tiny_transformer("qwen3", **grouped)
     tensors = tensors_of(model, "qwen3", "F32")
+    scale = b"\x00\x2c"
+    blocks = {
+        142: scale + bytes(range(32)),
+        41: scale + bytes(range(16)),
+        143: bytes(range(26)) + scale,
+    }
+    kinds_in_turn = cycle(blocks)
     for name, (_, shape, _) in tensors.items():
         if len(shape) == 2:
-            block = b"\x00\x2c" + bytes(range(32))
-            tensors[name] = (142, shape, block * (shape[0] * shape[1] // 128))
+            number = next(kinds_in_turn)
+            tensors[name] = (number, shape, blocks[number] * (shape[0] * shape[1] // 128))
     (folder / "qwen3").mkdir()
     write_gguf(
         folder / "qwen3" / FILE, metadata_of(model, "qwen3") | sentencepiece_metadata(), tensors

@@ -1,10 +1,10 @@
 """MLX's affine form of quantised linears and embeddings, as mlx-lm writes it.
 
-A module `X` has `X.weight`, `uint32` with codes of 2 to 8 bits, and `X.scales` and `X.biases` with one
+A module `X` has `X.weight`, `uint32` with codes of 1 to 8 bits, and `X.scales` and `X.biases` with one
 float for each group of inputs. The weight is `code * scale + bias`. Activations stay floats.
 `config.json` describes the form under `quantization`. There, the name of a module may hold another form,
 `false` for none, or `true` for the usual one. Ternary Bonsai uses 2 bits with codes below 3 and
-`bias = -scale`.
+`bias = -scale`, and 1-bit Bonsai 1 bit with `bias = -scale / 2`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,9 @@ from ..weight_form import Place, StoredMatrix, WeightForm, WrittenMatrix
 
 METHOD = "affine"
 TERNARY_BITS = 2
-BITS = (2, 3, 4, 5, 6, 8)
+FEW_BITS = (1, TERNARY_BITS)
+"""The bits of codes that stand for trits or signs."""
+BITS = (1, 2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 KEYS = ("weight", "scales", "biases")
 """Names of the tensors of a module."""

@@ -217,7 +217,6 @@ def mlx_source(folder: Path, group: int, bits: int = 2) -> Path:
         (64, 2, "q2_0", 2.25),
         (128, 2, "q2_0", 2.25),
         (128, 1, "q1_0", 1.125),
-        (128, 1, "q2_0", 2.25),
     ],
 )
 def test_bonsai_becomes_gguf_and_comes_back(
@@ -241,7 +240,7 @@ def test_bonsai_becomes_gguf_and_comes_back(
 
 @pytest.mark.parametrize(
     ("group", "bits", "kind"),
-    [(128, 2, "tq2_0"), (32, 2, "q2_0"), (128, 2, "q1_0"), (64, 1, "q1_0")],
+    [(128, 2, "tq2_0"), (32, 2, "q2_0"), (128, 2, "q1_0"), (64, 1, "q1_0"), (128, 1, "q2_0")],
 )
 def test_groups_that_do_not_fit(tmp_path: Path, group: int, bits: int, kind: Any) -> None:
     folder = mlx_source(tmp_path / "s", group, bits)

@@ -16,23 +16,24 @@ _rows = with_reference_gradient(
 )
 
 
-def embed_tokens(embed: nn.Module, tokens: mx.array) -> mx.array:
+def embed_tokens(embed: nn.Module, tokens: mx.array, scale: float = 1.0) -> mx.array:
     """Applies an embedding.
 
     Args:
         embed: `nn.Embedding`, or what takes its place.
         tokens: Integers `(...)`.
+        scale: What the rows are multiplied by.
 
     Returns:
         `(..., D)`.
     """
     is_short = type(embed) is nn.Embedding and embed.weight.dtype != mx.float32
     rows: Any = _rows(embed.weight, tokens) if is_short else embed(tokens)
-    result: mx.array = rows
+    result: mx.array = rows if scale == 1.0 else rows * scale
     return result
 
 
-def known_rows(embedding: nn.Module, tokens: mx.array) -> mx.array:
+def known_rows(embedding: nn.Module, tokens: mx.array, scale: float = 1.0) -> mx.array:
     """The embedding's rows of `tokens`; NaN for those that it has no row for.
 
     An array may not be computed yet, and to look into it would wait for it. So a token outside the
@@ -41,6 +42,7 @@ def known_rows(embedding: nn.Module, tokens: mx.array) -> mx.array:
     Args:
         embedding: Rows `(V, D)`.
         tokens: Integers `(B, L)`.
+        scale: As of `embed_tokens`.
 
     Returns:
         `(B, L, D)`.
@@ -58,7 +60,7 @@ def known_rows(embedding: nn.Module, tokens: mx.array) -> mx.array:
             f"{tokens.shape}.{way_out}"
         )
     is_known = mx.logical_and(tokens >= 0, tokens < embedding.weight.shape[0])
-    rows = embed_tokens(embedding, mx.where(is_known, tokens, mx.zeros_like(tokens)))
+    rows = embed_tokens(embedding, mx.where(is_known, tokens, mx.zeros_like(tokens)), scale)
     return mx.where(is_known[..., None], rows, mx.array(mx.nan, rows.dtype))
 
 

@@ -754,10 +754,6 @@ class TokenModel(Stack):
         is_shared = matrix is None or matrix.is_shared
         return [self.embed, self.head] if is_shared else [self.head]
 
-    def embedded(self, rows: mx.array) -> mx.array:
-        """The residual stream before the first block, given the embedding's rows."""
-        return rows if self.embed_scale == 1.0 else rows * self.embed_scale
-
     def logits(self, hidden: mx.array) -> mx.array:
         """The head, applied to the normed residual stream."""
         hidden = hidden if self.hidden_scale == 1.0 else hidden * self.hidden_scale
@@ -805,7 +801,7 @@ class Decoder(TokenModel):
         before. With `by_position`, the new state is as mixers give it whose context asks so.
         """
         state = self.init_state(tokens.shape[0]) if state is None else state
-        x = self.embedded(embed_tokens(self.embed, tokens))
+        x = embed_tokens(self.embed, tokens, self.embed_scale)
         context = Context(valid, starts=starts, by_position=by_position)
         return self.run(x, state, context, block_arguments)
 
@@ -822,7 +818,7 @@ class Decoder(TokenModel):
         block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
         """As `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
-        x = self.embedded(known_rows(self.embed, tokens))
+        x = known_rows(self.embed, tokens, self.embed_scale)
         state = self.init_state(x.shape[0]) if state is None else state
         return self.run(x, state, Context(valid, starts=starts), block_arguments)
 
@@ -834,7 +830,7 @@ class Decoder(TokenModel):
         starts: mx.array | None = None,
     ) -> mx.array:
         """As `known_hidden`, of texts that begin and end with the call, without a state."""
-        x = self.embedded(known_rows(self.embed, tokens))
+        x = known_rows(self.embed, tokens, self.embed_scale)
         return self.transform(x, Context(valid, starts=starts))
 
     def __call__(

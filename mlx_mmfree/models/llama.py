@@ -4,13 +4,11 @@ Ternary checkpoints of this type are HF1BitLLM's Llama3, Falcon3 and Falcon-E, a
 `BitnetForCausalLM`, which has norms before the last projection of attention and feed-forward.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from ..errors import UnsupportedModelError
 from .parts.architecture import Architecture, GGUFForm, find
-from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
     TINY,
@@ -30,30 +28,10 @@ class Config(TransformerConfig):
 
     model_type: ClassVar[str] = "llama"
     hub_class: ClassVar[str] = "LlamaForCausalLM"
-
-    @classmethod
-    def from_hub(cls, config: Mapping[str, Any]) -> Self:
-        found = super().from_hub(config)
-        if found.linears is None and config.get("weight_bits") is not None:
-            raise UnsupportedModelError(
-                "[config.json] 'weight_bits' must come with 'quantization_config' or with the "
-                "architecture BitnetForCausalLM, which say what is ternary, but came alone."
-            )
-        return found
-
-    @classmethod
-    def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
-        architectures = config.get("architectures")
-        return isinstance(architectures, list) and "BitnetForCausalLM" in architectures
-
-    def to_hub(self) -> dict[str, Any]:
-        has_norms = {"architectures": ["BitnetForCausalLM"]} if self.has_sub_norms else {}
-        return super().to_hub() | has_norms
+    sub_norm_class: ClassVar[str | None] = "BitnetForCausalLM"
 
 
-def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
-    return build_transformer(config)
+build = build_transformer
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:

@@ -70,9 +70,10 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     """
     architecture = find_described(checkpoint.config)
     described = described_forms(checkpoint.config, architecture.read_forms)
-    stored = checkpoint.tensors
-    tensors = {architecture.newer_name(name, stored): entry for name, entry in stored.items()}
-    checkpoint = replace(checkpoint, tensors=tensors)
+    tensors, newer_name = checkpoint.tensors, architecture.newer_name
+    if newer_name is not None:
+        tensors = {newer_name(name, tensors): entry for name, entry in tensors.items()}
+        checkpoint = replace(checkpoint, tensors=tensors)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
     forms: dict[str, StoredTensor] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import compress, product
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -97,10 +97,6 @@ def _itself(config: Any) -> Any:
     return config
 
 
-def _as_it_is(name: str, names: Collection[str]) -> str:
-    return name
-
-
 @dataclass(frozen=True)
 class Architecture:
     """A kind of model, as `ARCHITECTURE` in a file of the package `models`.
@@ -147,7 +143,7 @@ class Architecture:
     config: type[Any]
     build: Callable[[Any], Any]
     weight_names: Mapping[str, str | None]
-    newer_name: Callable[[str, Collection[str]], str] = _as_it_is
+    newer_name: Callable[[str, Collection[str]], str] | None = None
     packed_forms: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False
@@ -365,20 +361,19 @@ class WeightNames:
 
     def is_unused(self, disk_name: str) -> bool:
         """Whether the architecture stores the tensor but never uses it."""
-        entry = _longest_entry(disk_name, self._to_memory)
-        return entry is not None and self._to_memory[entry.pattern] is None
+        entry, _ = _translate(disk_name, self._to_memory)
+        return entry is not None and self._to_memory[entry] is None
 
     def to_memory(self, disk_name: str) -> str | None:
         """The name in memory; `None` if the table lacks the tensor or marks it unused or a copy."""
-        return _translate(disk_name, self._to_memory, _SCALE_ON_DISK, _SCALE_IN_MEMORY)
+        return _translate(disk_name, self._to_memory, _SCALE_ON_DISK, _SCALE_IN_MEMORY)[1]
 
     def second_name(self, disk_name: str) -> tuple[str, bool] | None:
         """What a second name stands for in memory, and whether it is a copy; `None` for other names."""
-        name = _translate(disk_name, self._second, _SCALE_ON_DISK, _SCALE_IN_MEMORY)
-        entry = _longest_entry(disk_name, self._second)
+        entry, name = _translate(disk_name, self._second, _SCALE_ON_DISK, _SCALE_IN_MEMORY)
         if name is None or entry is None:
             return None
-        return name, isinstance(self._second[entry.pattern], Copy)
+        return name, isinstance(self._second[entry], Copy)
 
     def to_disk(self, memory_name: str) -> str:
         """The name on disk.
@@ -386,7 +381,7 @@ class WeightNames:
         Raises:
             KeyError: The table has no entry for it.
         """
-        name = self._on_disk(memory_name)
+        _, name = _translate(memory_name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK)
         if name is None:
             raise KeyError(memory_name)
         return name
@@ -398,11 +393,11 @@ class WeightNames:
 
     def has_module(self, path: str) -> bool:
         """Whether a module with a weight has a name on disk."""
-        return self._on_disk(f"{path}.weight") is not None
+        return _translate(f"{path}.weight", self._to_disk)[1] is not None
 
     def modules_to_disk(self, paths: Iterable[str]) -> dict[str, str]:
         """The names on disk of those modules with a weight that have one, by their paths."""
-        names = {path: self._on_disk(f"{path}.weight") for path in paths}
+        names = {path: _translate(f"{path}.weight", self._to_disk)[1] for path in paths}
         return {path: name.removesuffix(".weight") for path, name in names.items() if name}
 
     def module_to_disk(self, path: str) -> str:
@@ -412,9 +407,6 @@ class WeightNames:
             KeyError: The table has no entry for it.
         """
         return self.to_disk(f"{path}.weight").removesuffix(".weight")
-
-    def _on_disk(self, memory_name: str) -> str | None:
-        return _translate(memory_name, self._to_disk, _SCALE_IN_MEMORY, _SCALE_ON_DISK)
 
 
 @lru_cache
@@ -426,20 +418,6 @@ def _layer_patterns(to_disk: tuple[tuple[str, str], ...]) -> list[re.Pattern[str
             parts = hub.split("{}")[: found.group().count("{}")]
             heads["([0-9]+)".join(map(re.escape, [*parts, ""]))] = None
     return [re.compile(head + r"\.(.+)") for head in heads]
-
-
-class _Entry(NamedTuple):
-    """An entry that covers a name.
-
-    Attributes:
-        pattern: The entry.
-        rest: The rest of the name.
-        numbers: What stands in the places of both.
-    """
-
-    pattern: str
-    rest: str
-    numbers: tuple[str, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -455,29 +433,26 @@ def _templates(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(found)
 
 
-def _longest_entry(name: str, table: Mapping[str, str | None]) -> _Entry | None:
-    """The longest entry that covers a name; `None` if there is none."""
+def _translate(
+    name: str, table: Mapping[str, str | None], scale_from: str = "", scale_to: str = ""
+) -> tuple[str | None, str | None]:
+    """The longest entry that covers a name, and what it makes of the name; `None`: there is none."""
     split = [(pattern.split("."), numbers) for pattern, numbers in _templates(name)]
     for length in range(len(split[0][0]), 0, -1):
         for parts, numbers in split:
-            head = ".".join(parts[:length])
-            if head in table:
-                return _Entry(head, ".".join(parts[length:]), numbers)
-    return None
-
-
-def _translate(
-    name: str, table: Mapping[str, str | None], scale_from: str, scale_to: str
-) -> str | None:
-    found = _longest_entry(name, table)
-    if found is None or not (target := table[found.pattern]):
-        return None
-    module, dot, key = found.rest.rpartition(".")
-    rest = module + dot + (scale_to if key == scale_from else key)
-    result = f"{target}.{rest}" if rest else target
-    for number in found.numbers:
-        result = result.replace("{}", number, 1)
-    return result
+            entry = ".".join(parts[:length])
+            if entry not in table:
+                continue
+            if not (target := table[entry]):
+                return entry, None
+            rest = parts[length:]
+            if rest and rest[-1] == scale_from:
+                rest[-1] = scale_to
+            result = ".".join([target, *rest])
+            for number in numbers:
+                result = result.replace("{}", number, 1)
+            return entry, result
+    return None, None
 
 
 def weight_names(config: Config) -> WeightNames:

@@ -24,24 +24,22 @@ ACTIVATIONS: Mapping[str, str] = {
 """The activations of this library by their names in transformers, of which several mean the same."""
 
 
-def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    value = config.get(key, default)
+def _refused(key: str, value: Any, rule: str) -> CheckpointError:
+    """What is said of a value that is missing, or is not what it must be."""
     if value is MISSING:
-        raise CheckpointError(f"[config.json] '{key}' must be given but is missing.")
-    return value
+        return CheckpointError(f"[config.json] '{key}' must be given but is missing.")
+    return CheckpointError(f"[config.json] '{key}' must {rule} but got {value!r:.80}.")
 
 
 def integer(
     config: Mapping[str, Any], key: str, default: Any = MISSING, *, low: int = 1, high: int = 2**20
 ) -> int:
     """The whole number under `key`, within bounds that no real model leaves."""
-    value = _value(config, key, default)
+    value = config.get(key, default)
     # some writers of JSON give whole numbers a fraction of zero
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     if isinstance(whole, bool) or not isinstance(whole, int) or not low <= whole <= high:
-        raise CheckpointError(
-            f"[config.json] '{key}' must be a whole number from {low} to {high} but got {value!r:.80}."
-        )
+        raise _refused(key, value, f"be a whole number from {low} to {high}")
     return whole
 
 
@@ -49,19 +47,17 @@ def number(
     config: Mapping[str, Any], key: str, default: Any = MISSING, *, low: float, high: float
 ) -> float:
     """The finite number under `key` within `[low, high]`."""
-    value = _value(config, key, default)
+    value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise CheckpointError(
-            f"[config.json] '{key}' must be a number from {low} to {high} but got {value!r:.80}."
-        )
+        raise _refused(key, value, f"be a number from {low} to {high}")
     return float(value)
 
 
 def boolean(config: Mapping[str, Any], key: str, default: Any = MISSING) -> bool:
     """The truth value under `key`."""
-    value = _value(config, key, default)
+    value = config.get(key, default)
     if not isinstance(value, bool):
-        raise CheckpointError(f"[config.json] '{key}' must be true or false but got {value!r:.80}.")
+        raise _refused(key, value, "be true or false")
     return value
 
 
@@ -139,7 +135,9 @@ def word(
     Raises:
         UnsupportedModelError: It is another one.
     """
-    value = _value(config, key, default)
+    value = config.get(key, default)
+    if value is MISSING:
+        raise _refused(key, value, "be a word")
     if value not in among:
         raise UnsupportedModelError(
             f"[config.json] '{key}' must be one of {', '.join(among)} but got {value!r:.100}."
@@ -198,13 +196,11 @@ def integers(
 
 
 def _list(config: Mapping[str, Any], key: str, count: int | None, default: Any) -> list[Any]:
-    values = _value(config, key, default)
+    values = config.get(key, default)
     allowed = range(1, 17) if count is None else (count,)
     if not isinstance(values, list | tuple) or len(values) not in allowed:
         wanted = "1 to 16" if count is None else count
-        raise CheckpointError(
-            f"[config.json] '{key}' must be a list of {wanted} numbers but got {values!r:.80}."
-        )
+        raise _refused(key, values, f"be a list of {wanted} numbers")
     return list(values)
 
 

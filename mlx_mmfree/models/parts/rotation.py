@@ -62,18 +62,6 @@ class Rotation:
     is_rounded: bool = True
     factors: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.scaling == "llama3" and self.high_freq_factor <= self.low_freq_factor:
-            raise UnsupportedModelError(
-                f"[config.json] 'high_freq_factor' must be larger than 'low_freq_factor' but got "
-                f"{self.high_freq_factor} and {self.low_freq_factor}."
-            )
-        if self.scaling == "yarn" and self.beta_fast <= self.beta_slow:
-            raise UnsupportedModelError(
-                f"[config.json] 'beta_fast' must be larger than 'beta_slow' but got "
-                f"{self.beta_fast} and {self.beta_slow}."
-            )
-
     @classmethod
     def from_hub(
         cls, config: Mapping[str, Any], default_theta: float | None = 10000.0
@@ -108,9 +96,40 @@ class Rotation:
                 f"[config.json] '{key}' must be the same for all layers but names {nested[0]!r:.60}. "
                 "Such models are not implemented."
             )
-        theta = _theta(config, key, scaling, default_theta)
-        if kind == "default":
-            return cls(theta)
+        given = agreed(
+            {
+                f"'rope_theta' of '{key}'": scaling.get("rope_theta"),
+                "'rope_theta'": config.get("rope_theta"),
+            }
+        )
+        replaced = section(config, "rope_parameters").get("rope_theta")
+        # transformers forgets it there, and mlx-lm's Qwen3 takes it
+        if key == "rope_scaling" and given is None and replaced not in (None, default_theta):
+            raise CheckpointError(
+                "[config.json] 'rope_theta' must stand in 'rope_scaling', which replaces "
+                f"'rope_parameters', but {replaced!r:.60} stands in 'rope_parameters' alone. Copy it "
+                "there."
+            )
+        if given is None and default_theta is None:
+            raise CheckpointError(
+                "[config.json] 'rope_theta' must be given for this architecture, since programs differ "
+                "in what they take without it, but is missing. Write the base that the model was "
+                "trained with."
+            )
+        theta = {} if given is None else {"rope_theta": given}
+        base = number(theta, "rope_theta", default_theta, low=1.0, high=1e15)
+        return cls(base) if kind == "default" else cls._stretched(base, kind, key, scaling, config)
+
+    @classmethod
+    def _stretched(
+        cls,
+        theta: float,
+        kind: Scaling,
+        key: str,
+        scaling: dict[str, Any],
+        config: Mapping[str, Any],
+    ) -> "Rotation":
+        """Reads the section under `key`, which stretches positions."""
         trained_length = integer(config, "max_position_embeddings", 2048, high=2**31 - 1)
         if kind == "dynamic":
             refuse_unless(scaling, {_ORIGINAL_LENGTH: trained_length})
@@ -135,6 +154,11 @@ class Rotation:
         if kind == "llama3":
             low = number(scaling, "low_freq_factor", low=1e-3, high=1e6)
             high = number(scaling, "high_freq_factor", low=1e-3, high=1e6)
+            if high <= low:
+                raise UnsupportedModelError(
+                    "[config.json] 'high_freq_factor' must be larger than 'low_freq_factor' but got "
+                    f"{high} and {low}."
+                )
             return cls(theta, kind, factor, low, high, trained_length)
         if kind == "yarn":
             return cls._yarn(theta, factor, trained_length, scaling)
@@ -154,14 +178,20 @@ class Rotation:
         if all(weights):
             above, below = (yarn_attention_factor(factor, weight) for weight in weights)
             usual = above / below
+        fast = number(scaling, "beta_fast", 32.0, low=0.0, high=1e6) or 32.0
+        slow = number(scaling, "beta_slow", 1.0, low=0.0, high=1e6) or 1.0
+        if fast <= slow:
+            raise UnsupportedModelError(
+                f"[config.json] 'beta_fast' must be larger than 'beta_slow' but got {fast} and {slow}."
+            )
         return cls(
             theta,
             "yarn",
             factor,
             trained_length=trained_length,
             attention_factor=number(scaling, "attention_factor", usual, low=1e-3, high=1e3),
-            beta_fast=number(scaling, "beta_fast", 32.0, low=0.0, high=1e6) or 32.0,
-            beta_slow=number(scaling, "beta_slow", 1.0, low=0.0, high=1e6) or 1.0,
+            beta_fast=fast,
+            beta_slow=slow,
             is_rounded=boolean(scaling, "truncate", True),
         )
 
@@ -222,29 +252,6 @@ class Rotation:
         elif self.scaling == "longrope":
             wavelengths = wavelengths * mx.array(self.factors, mx.float32)
         return RoPE(head_dim, wavelengths=wavelengths, attention_factor=self.attention_factor)
-
-
-def _theta(
-    config: Mapping[str, Any], key: str, scaling: Mapping[str, Any], default: float | None
-) -> float:
-    """The base of the wavelengths, which may stand in the section under `key` and beside it."""
-    places = {f"'rope_theta' of '{key}'": scaling.get("rope_theta")}
-    places["'rope_theta'"] = config.get("rope_theta")
-    given = agreed(places)
-    replaced = section(config, "rope_parameters").get("rope_theta")
-    # transformers forgets it there, and mlx-lm's Qwen3 takes it
-    if key == "rope_scaling" and given is None and replaced not in (None, default):
-        raise CheckpointError(
-            "[config.json] 'rope_theta' must stand in 'rope_scaling', which replaces "
-            f"'rope_parameters', but {replaced!r:.60} stands in 'rope_parameters' alone. Copy it there."
-        )
-    if given is None and default is None:
-        raise CheckpointError(
-            "[config.json] 'rope_theta' must be given for this architecture, since programs differ in "
-            "what they take without it, but is missing. Write the base that the model was trained with."
-        )
-    theta = {} if given is None else {"rope_theta": given}
-    return number(theta, "rope_theta", default, low=1.0, high=1e15)
 
 
 def _equal_factors(scaling: Mapping[str, Any]) -> tuple[float, ...]:

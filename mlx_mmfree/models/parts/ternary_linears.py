@@ -85,18 +85,11 @@ class TernaryLinears:
         before = ("lm_head",) if self.excluded is None else self.excluded
         return replace(self, excluded=(*before, *sorted(names)))
 
-    def covers(self, name: str) -> bool:
-        """Whether the linear with this Hub name is ternary."""
-        if self.excluded is None:
-            return name != "lm_head"
-        return not any(f".{key}." in f".{name}." for key in self.excluded)
-
-    @property
-    def linear(self) -> LinearFactory:
-        """Makes one of them."""
-        return partial(BitLinear, norm_eps=self.norm_eps)
-
 
 def linear_of(linears: TernaryLinears | None, name: str) -> LinearFactory:
     """Makes the linear with this Hub name."""
-    return linears.linear if linears is not None and linears.covers(name) else nn.Linear
+    if linears is None:
+        return nn.Linear
+    excluded = ("lm_head",) if linears.excluded is None else linears.excluded
+    is_dense = any(f".{key}." in f".{name}." for key in excluded)
+    return nn.Linear if is_dense else partial(BitLinear, norm_eps=linears.norm_eps)

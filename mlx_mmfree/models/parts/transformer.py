@@ -53,6 +53,8 @@ class TransformerConfig(HubConfig):
 
     fixed: ClassVar[Mapping[str, Any]] = _FIXED
     default_theta: ClassVar[float | None] = 10000.0
+    sub_norm_class: ClassVar[str | None] = None
+    """The name in `architectures` of those models that have norms before the last projections."""
 
     vocab_size: int = key("Number of tokens V.", integer, 32000, high=2**24)
     hidden_size: int = key("Model dims D.", integer, 4096, high=2**17)
@@ -118,25 +120,38 @@ class TransformerConfig(HubConfig):
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:
-        _refuse_windows(config)
-        config = _without_copy(config)
+        # of layers that see a window mlx-lm's Llama takes notice
+        kinds = config.get("layer_types")
+        if kinds is not None and (
+            not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
+        ):
+            raise UnsupportedModelError(
+                f"[config.json] 'layer_types' must be full_attention for all layers but got "
+                f"{kinds!r:.100}. Other layers are not implemented."
+            )
+        described = section(config, "quantization_config")
+        if config.get("quantization") is not None and "quant_method" not in described:
+            # MLX's copy of `quantization`, which says how weights are stored, not what linears compute
+            config = {key: config[key] for key in config if key != "quantization_config"}
         found = cls.read_keys(config)
-        has_sub_norms = cls._has_sub_norms(config)
-        usual = TernaryLinears() if has_sub_norms else None
+        named = config.get("architectures") if cls.sub_norm_class else None
+        is_named = isinstance(named, list) and cls.sub_norm_class in named
+        has_sub_norms = cls.has_sub_norms or is_named
+        linears = TernaryLinears.from_hub(config) or (TernaryLinears() if has_sub_norms else None)
+        if linears is None and config.get("weight_bits") is not None:
+            also = f" or with the architecture {cls.sub_norm_class}" if cls.sub_norm_class else ""
+            raise UnsupportedModelError(
+                f"[config.json] 'weight_bits' must come with 'quantization_config'{also}, to say what "
+                "is ternary, but came alone."
+            )
         length = {"max_position_embeddings": found["max_position_embeddings"]}
-        return cls(
-            **found,
-            rotation=Rotation.from_hub({**length, **config}, cls.default_theta),
-            linears=TernaryLinears.from_hub(config) or usual,
-            has_sub_norms=has_sub_norms,
-        )
-
-    @classmethod
-    def _has_sub_norms(cls, config: Mapping[str, Any]) -> bool:
-        return cls.has_sub_norms
+        rotation = Rotation.from_hub({**length, **config}, cls.default_theta)
+        return cls(**found, rotation=rotation, linears=linears, has_sub_norms=has_sub_norms)
 
     def to_hub(self) -> dict[str, Any]:
         config = {**super().to_hub(), **self.rotation.to_hub()}
+        if self.has_sub_norms and self.sub_norm_class:
+            config["architectures"] = [self.sub_norm_class]
         if self.linears is not None:
             config["quantization_config"] = self.linears.to_hub()
         return config
@@ -145,29 +160,6 @@ class TransformerConfig(HubConfig):
         """The same with these ternary linears dense, by their Hub names."""
         linears = None if self.linears is None else self.linears.without(names)
         return replace(self, linears=linears)
-
-
-def _refuse_windows(config: Mapping[str, Any]) -> None:
-    """Refuses layers that see a window of tokens, of which mlx-lm's Llama takes notice."""
-    kinds = config.get("layer_types")
-    if kinds is not None and (
-        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)
-    ):
-        raise UnsupportedModelError(
-            f"[config.json] 'layer_types' must be full_attention for all layers but got {kinds!r:.100}. "
-            "Other layers are not implemented."
-        )
-
-
-def _without_copy(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without a `quantization_config` that only repeats `quantization`, as MLX writes it.
-
-    It says how weights are stored, not what linears compute.
-    """
-    described = section(config, "quantization_config")
-    if config.get("quantization") is None or "quant_method" in described:
-        return config
-    return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
 LINEARS = {

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .channel_mixers import SwiGLU
     from .generation import (
         batch_generate,
+        embed,
+        embed_tokens,
         generate,
         make_processors,
         make_sampler,
@@ -35,6 +37,8 @@ __all__ = [
     "SwiGLU",
     "__version__",
     "batch_generate",
+    "embed",
+    "embed_tokens",
     "generate",
     "load",
     "load_model",
@@ -51,6 +55,8 @@ _PACKAGES = {
     "channel_mixers": ("SwiGLU",),
     "generation": (
         "batch_generate",
+        "embed",
+        "embed_tokens",
         "generate",
         "make_processors",
         "make_sampler",

@@ -31,6 +31,8 @@ SIGNATURES = {
     "norm_eps=None)",
     "batch_generate": "(model, tokenizer, prompts, *, "
     + _GENERATE.format("batch_size=32, ", ", progress=None, is_answer=False"),
+    "embed": "(model, tokenizer, texts, *, pooling=None, prompt_name=None, progress=None)",
+    "embed_tokens": "(model, tokens, valid=None, *, pooling=None)",
     "generate": "(model, tokenizer, prompt, *, "
     + _GENERATE.format("state=None, ", _DRAFT + ", verbose=False"),
     "load": _LOAD,

@@ -18,6 +18,11 @@ TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATES_FOLDER = "additional_chat_templates"
 """Where transformers keeps chat templates that have names, each in a file `<name>.jinja`."""
 
+MODULES_FILE = "modules.json"
+POOLING_FILE = "1_Pooling/config.json"
+PROMPTS_FILE = "config_sentence_transformers.json"
+SENTENCES_FILE = "sentence_bert_config.json"
+"""With the two above, what sentence-transformers keeps beside a model that embeds texts."""
 
 TOKENIZER_PATTERNS = (
     CONFIG_FILE,
@@ -29,6 +34,10 @@ TOKENIZER_PATTERNS = (
     "added_tokens.json",
     TEMPLATE_FILE,
     f"{TEMPLATES_FOLDER}/[!.]*.jinja",
+    MODULES_FILE,
+    POOLING_FILE,
+    PROMPTS_FILE,
+    SENTENCES_FILE,
 )
 WEIGHT_PATTERNS = (WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, SCALES_FILE)
 ADAPTER_CONFIG_FILE = "adapter_config.json"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from .checkpoint_files import TEMPLATES_FOLDER, TOKENIZER_PATTERNS
+from .checkpoint_files import TOKENIZER_PATTERNS
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -362,12 +362,14 @@ def tokenizer_files(source: Path) -> dict[str, Path]:
     `config.json` is one of them.
 
     Raises:
-        CheckpointError: The folder of chat templates is a link out of the checkpoint's.
+        CheckpointError: A folder of such files is a link out of the checkpoint's.
     """
-    templates = source / TEMPLATES_FOLDER
-    try:
-        check_link(templates)
-    except OSError as error:
-        raise CheckpointError(f"[tokenizer] '{templates}' cannot be read: {error}.") from error
+    for folder in {pattern.partition("/")[0] for pattern in TOKENIZER_PATTERNS if "/" in pattern}:
+        try:
+            check_link(source / folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"[tokenizer] '{source / folder}' cannot be read: {error}."
+            ) from error
     found = (file for pattern in TOKENIZER_PATTERNS for file in sorted(source.glob(pattern)))
     return {file.relative_to(source).as_posix(): file for file in found if file.is_file()}

@@ -6,6 +6,8 @@ from .decode import GenerationResponse as GenerationResponse
 from .decode import StopStrings as StopStrings
 from .decode import generate_tokens as generate_tokens
 from .decode import prefill as prefill
+from .embeddings import embed as embed
+from .embeddings import embed_tokens as embed_tokens
 from .memory import MemoryNeed as MemoryNeed
 from .memory import check_memory as check_memory
 from .memory import memory_limits as memory_limits

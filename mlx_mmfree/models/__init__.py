@@ -6,6 +6,8 @@ from .parts.architecture import architectures as architectures
 from .parts.architecture import find as find
 from .parts.architecture import find_described as find_described
 from .parts.architecture import known_model_types as known_model_types
+from .parts.embedder import EmbeddingUse as EmbeddingUse
+from .parts.embedder import TextEmbedder as TextEmbedder
 from .parts.encoders import EncoderDecoder as EncoderDecoder
 from .parts.encoders import MaskedLM as MaskedLM
 from .parts.encoders import SequenceClassifier as SequenceClassifier

@@ -1,6 +1,7 @@
 """Qwen3 (Yang et al., arXiv 2505.09388): Llama with norms of each head's queries and keys.
 
-Bonsai of the first generation is of this type, with weights in MLX's affine form of 1 or 2 bits.
+Bonsai of the first generation is of this type, with weights in MLX's affine form of 1 or 2 bits. So is
+the larger of BitNet's models that embed texts, with a norm in each of its ternary linears.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .parts.architecture import Architecture, GGUFForm
+from .parts.embedder import embedder_names
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
 from .parts.transformer import (
@@ -30,6 +32,7 @@ class Config(TransformerConfig):
 
     model_type: ClassVar[str] = "qwen3"
     hub_class: ClassVar[str] = "Qwen3ForCausalLM"
+    embedder_class: ClassVar[str] = "Qwen3Model"
     fixed: ClassVar[Mapping[str, Any]] = {**TransformerConfig.fixed, "use_sliding_window": False}
 
     vocab_size: int = 151936
@@ -44,8 +47,10 @@ def build(config: Config) -> Decoder:
     return build_transformer(config, qk_norm_eps=config.rms_norm_eps)
 
 
-def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
-    """As `Architecture.mlx_lm`: mlx-lm knows Qwen3 without biases."""
+def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
+    """As `Architecture.mlx_lm`: mlx-lm knows Qwen3 without biases, and embeds nothing."""
+    if config.is_embedder:
+        return None
     has_biases = config.attention_bias or config.mlp_bias
     return has_biases or needs_mlx_lm_file(config, ternary_dims)
 
@@ -59,6 +64,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
+    newer_name=embedder_names,
     packed_forms=PACKED_FORMS,
     is_ternarizable=True,
     mlx_lm=_needs_mlx_lm_file,
@@ -67,6 +73,7 @@ ARCHITECTURE = Architecture(
     gguf_name=lambda config: "qwen3",
     tiny={**TINY, "head_dim": 8},
     published={
+        "microsoft/bitnet-embedding-0.6b": "16-bit masters",
         "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": "MLX affine, 1 bit",
         "prism-ml/Bonsai-{1.7B,4B,8B}-gguf": "GGUF Q1_0",
         "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-mlx-2bit": "MLX affine, 2 bits",

@@ -44,6 +44,11 @@ def find_cases(folder: Path) -> list[Case]:
     ]
 
 
+def is_embedding(folder: Path) -> bool:
+    """Whether the case is of a model that embeds texts, without logits."""
+    return (folder / GOLDEN_FILE).exists() and "last_hidden_state" in golden(folder)
+
+
 def find_tokenizers(folder: Path) -> list[Path]:
     return sorted(entry.parent for entry in folder.glob("tokenizer_*/tokenizer_golden.json"))
 

@@ -4,12 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.goldens.cases import DEFAULT_FOLDER, Case, find_cases, find_tokenizers, golden
+from tests.goldens.cases import (
+    DEFAULT_FOLDER,
+    Case,
+    find_cases,
+    find_tokenizers,
+    golden,
+    is_embedding,
+)
 from tests.goldens.mixers.files import name_of, read
 
 # each fixture, with the tensor that a case must have for it
 _NEEDS = {
     "chunk_case": "chunk_split",
+    "embedding_case": "last_hidden_state",
     "gradient_case": "loss",
     "greedy_case": "greedy_ids",
     "hidden_case": "hidden_0",
@@ -38,11 +46,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(f"--goldens must be a folder but got '{folder}'")
     names = set(metafunc.fixturenames)
     if "model_case" in names:
-        _parametrize(metafunc, "model_case", find_cases(folder))
+        writing = [case for case in find_cases(folder) if not is_embedding(case.folder)]
+        _parametrize(metafunc, "model_case", writing)
     for fixture, key in _NEEDS.items():
         if fixture in names:
             runnable = [case for case in find_cases(folder) if case.reason is None]
-            supported = [case for case in runnable if key in golden(case.folder)]
+            supported = [
+                case
+                for case in runnable
+                if key in golden(case.folder)
+                and is_embedding(case.folder) == (fixture == "embedding_case")
+            ]
             _parametrize(metafunc, fixture, supported)
     if "tokenizer_folder" in names:
         metafunc.parametrize(

@@ -32,6 +32,7 @@ from ...files.checkpoint_files import (
     CONFIG_FILE,
     GGUF_SUFFIX,
     INDEX_FILE,
+    MODULES_FILE,
     SCALES_FILE,
     TORCH_INDEX_FILE,
     TORCH_PATTERNS,
@@ -49,6 +50,7 @@ from ...models.parts.fields import dtype_name
 from ...ops.ternary import CODES_PER_WORD, ROUNDING_VERSION
 from ...version import __version__
 from ..remote.download import gguf_file, local_folder
+from .embedding_files import with_embedding
 from .forms import bitnet
 from .forms.bitnet import with_latent
 from .gguf_checkpoint import read_gguf_checkpoint
@@ -190,6 +192,7 @@ def open_checkpoint(
     # packed weights are no masters, whatever the configuration leaves open
     if latent is not None or dtypes.isdisjoint(PACKED_DTYPES):
         config = with_latent(config, dtypes, revision, latent)
+    config = with_embedding(config, tensors, (folder / MODULES_FILE).exists())
     return Checkpoint(folder, config, tensors)
 
 

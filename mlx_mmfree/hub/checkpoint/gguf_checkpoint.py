@@ -13,6 +13,7 @@ matrices take MLX's affine form of 1 or 2 bits without loss. All other types bec
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
 from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
+from .embedding_files import files_of_pooling, with_embedding
 from .forms.affine import form
 from .forms.packed import describe_packing
 from .gguf_config import (
@@ -81,6 +83,8 @@ def read_gguf_checkpoint(
         _check_link(file)
     metadata, found = read_parts(file)
     architecture = find_form(metadata)
+    if any(tensor.name.endswith("_norm_in.weight") for _, tensor in found):
+        architecture = replace(architecture, is_ternary=True)
     stored = {tensor.name: (part, tensor) for part, tensor in found}
     _, embedding = stored.get(_EMBEDDING, (file, None))
     if embedding is None or len(embedding.shape) != 2:
@@ -97,6 +101,9 @@ def read_gguf_checkpoint(
     tensors, quantization = _hub_tensors(file, stored.values(), architecture, config)
     config |= quantization
     config |= _add_biases(file, tensors)
+    prefix = metadata["general.architecture"]
+    pooling = files_of_pooling(metadata.get(f"{prefix}.pooling_type"))
+    config = with_embedding(config, tensors, bool(pooling))
     # beside codes, as llama.cpp computes: the norms are float32, and floats of a dtype of 16 bits rare
     usual = mx.float32 if embedding.kind.affine_bits else mx.float16
     dtype = FLOAT_TYPES.get(embedding.kind.name, usual)
@@ -105,7 +112,7 @@ def read_gguf_checkpoint(
         dtype = mx.bfloat16
     files = _tokenizer_files(tokenizer_folder) or files_of_metadata(metadata)
     files = files or _tokenizer_files(file.parent)
-    return _folder(file, config, files), config, tensors, dtype
+    return _folder(file, config, files | pooling), config, tensors, dtype
 
 
 def _hub_tensors(

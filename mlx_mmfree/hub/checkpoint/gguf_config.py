@@ -190,6 +190,7 @@ _CHECKED = {
     "vocab_size",
     "attention.value_length",
     "rope.dimension_count",
+    "pooling_type",
     "rope.scaling.type",
     "tensor_data_layout",
     *ROPE_KEYS,
@@ -212,6 +213,10 @@ _BLOCK_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+# norms inside ternary linears, of BitNet's embedding models
+_BLOCK_NAMES |= {
+    f"{ours}_norm_in": f"{hub}.norm" for ours, hub in _BLOCK_NAMES.items() if hub.endswith("_proj")
 }
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 

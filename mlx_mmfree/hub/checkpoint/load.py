@@ -27,7 +27,14 @@ from ...files.reading import read_json_object
 from ...images import ImageProcessor
 from ...layers.arguments import with_arguments_of
 from ...layers.matrix import converted, kept_names, matrices, parameters
-from ...models import Decoder, EncoderDecoder, ImageClassifier, TokenModel, architecture_of
+from ...models import (
+    Decoder,
+    EncoderDecoder,
+    ImageClassifier,
+    TextEmbedder,
+    TokenModel,
+    architecture_of,
+)
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
 from ...ops.backend.dispatch import on_cpu
@@ -44,6 +51,7 @@ from ..adapters.adapter import Adapter, attach
 from ..adapters.adapter_folder import read_adapter
 from ..remote.download import gguf_file, local_folder
 from .checkpoint import Checkpoint, notify, open_checkpoint, rounding_of
+from .embedding_files import read_embedding_use
 from .pack_cache import PackCache
 from .weight_form import PACKED_DTYPES
 from .weights import Skeleton, build_skeleton, fill
@@ -203,6 +211,8 @@ class OpenedModel:
         model.rounding = rounding_of(self.checkpoint, warns=True)
         if isinstance(model, EncoderDecoder):
             model.search_files = self._search_files()
+        if isinstance(model, TextEmbedder):
+            model.embedding = read_embedding_use(self.checkpoint.folder)
         loaded: Decoder = converted(model, self._dtype)
         if adapter is not None:
             attach(loaded, adapter)

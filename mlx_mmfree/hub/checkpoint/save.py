@@ -15,6 +15,7 @@ from ...files.checkpoint_files import (
     GENERATION_FILE,
     GGUF_SUFFIX,
     INDEX_FILE,
+    POOLING_FILE,
     SCALES_FILE,
     TEMPLATES_FOLDER,
     TOKENIZER_PATTERNS,
@@ -60,6 +61,9 @@ CHECKPOINT_FILES = (
     ".gitattributes",
 )
 """Files of this library, mlx-lm, transformers and PEFT. Any other file may be the user's own."""
+
+_FOLDERS = {TEMPLATES_FOLDER: ".jinja", POOLING_FILE.partition("/")[0]: CONFIG_FILE}
+"""The folders of such files, with how the names of these end."""
 
 
 def check_target(
@@ -130,8 +134,9 @@ def _contains(folder: Path, path: Path) -> bool:
 
 
 def _is_replaceable(entry: Path) -> bool:
-    if entry.name == TEMPLATES_FOLDER and entry.is_dir() and not entry.is_symlink():
-        return all(file.suffix == ".jinja" and not file.is_dir() for file in entry.iterdir())
+    if entry.name in _FOLDERS and entry.is_dir() and not entry.is_symlink():
+        end = _FOLDERS[entry.name]
+        return all(file.name.endswith(end) and not file.is_dir() for file in entry.iterdir())
     return not entry.is_dir() and any(
         fnmatch.fnmatchcase(entry.name, pattern) for pattern in CHECKPOINT_FILES
     )

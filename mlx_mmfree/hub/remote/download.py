@@ -15,7 +15,6 @@ from ...errors import CheckpointError, DownloadError, MMFreeError
 from ...files.checkpoint_files import (
     ADAPTER_PATTERNS,
     GGUF_SUFFIX,
-    TEMPLATES_FOLDER,
     TOKENIZER_PATTERNS,
     WEIGHT_PATTERNS,
 )
@@ -195,9 +194,9 @@ def _ignored(patterns: tuple[str, ...], has_folders: bool) -> list[str] | None:
     """Names that the patterns of files of the top folder must not match."""
     if has_folders:
         return None
-    # of all folders only that of chat templates has files; patterns cannot say "not"
-    in_folder = any("/" in pattern for pattern in patterns)
-    return [f"[!{TEMPLATES_FOLDER[0]}]*/*", "*/*/*"] if in_folder else ["*/*"]
+    # no other folders have files; patterns cannot say "not"
+    first = "".join(sorted({pattern[0] for pattern in patterns if "/" in pattern}))
+    return [f"[!{first}]*/*", "*/*/*"] if first else ["*/*"]
 
 
 def _silent_bar() -> Any:

@@ -21,7 +21,12 @@ from ...layers.matrix import matrices, parameters
 from .ternary_linears import PACKED_FORMS
 
 Pipeline = Literal[
-    "text-generation", "fill-mask", "text-classification", "translation", "image-classification"
+    "text-generation",
+    "feature-extraction",
+    "fill-mask",
+    "text-classification",
+    "translation",
+    "image-classification",
 ]
 """What a model does, in the Hub's words."""
 
@@ -90,7 +95,7 @@ def _sample(config: Any) -> mx.array:
 
 
 def _generation(config: Any) -> Pipeline:
-    return "text-generation"
+    return "feature-extraction" if getattr(config, "is_embedder", False) else "text-generation"
 
 
 def _itself(config: Any) -> Any:
@@ -126,7 +131,7 @@ class Architecture:
         gguf_name: From a description, the name under which it is written; `None` if there is none.
         sample: From a description, an input for `predictions` of the model, by which two copies are
             compared. Default: token ids, or a picture of the size that the model was made for.
-        does: From a description, what the model does. Default: it continues texts.
+        does: From a description, what the model does. Default: it continues texts, or embeds them.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
         published: Repositories of the Hub that are covered, with the form of their weights in words. A

@@ -859,7 +859,7 @@ def check_causal(model: TokenModel) -> None:
         >>> model, tokenizer = load(demo.path())
         >>> check_causal(model)
     """
-    if not isinstance(model, Decoder):
+    if not isinstance(model, Decoder) or model.purpose != Decoder.purpose:
         raise UnsupportedModelError(
             f"[model] the model must continue texts but {type(model).__name__} is for {model.purpose}. "
             f"Use 'mmfree {model.command}' for it, or load it in Python with mlx_mmfree.load_model."

@@ -15,6 +15,7 @@ from ...files.declared import declare
 from ...layers import RoPE
 from ...token_mixers import GQA, AttentionNorms
 from .architecture import draw_weights, find
+from .embedder import TextEmbedder
 from .fields import (
     HubConfig,
     boolean,
@@ -55,6 +56,8 @@ class TransformerConfig(HubConfig):
     default_theta: ClassVar[float | None] = 10000.0
     sub_norm_class: ClassVar[str | None] = None
     """The name in `architectures` of those models that have norms before the last projections."""
+    embedder_class: ClassVar[str | None] = None
+    """That of a model without a head, which embeds texts."""
 
     vocab_size: int = key("Number of tokens V.", integer, 32000, high=2**24)
     hidden_size: int = key("Model dims D.", integer, 4096, high=2**17)
@@ -82,6 +85,7 @@ class TransformerConfig(HubConfig):
     max_position_embeddings: int = key(
         "The longest text of training, where dynamic scaling begins.", integer, 2048, high=2**40
     )
+    is_embedder: bool = declare("Whether the model embeds texts in place of writing them.", False)
     initializer_range: float = standard_deviation()
 
     def __post_init__(self) -> None:
@@ -134,9 +138,9 @@ class TransformerConfig(HubConfig):
             # MLX's copy of `quantization`, which says how weights are stored, not what linears compute
             config = {key: config[key] for key in config if key != "quantization_config"}
         found = cls.read_keys(config)
-        named = config.get("architectures") if cls.sub_norm_class else None
-        is_named = isinstance(named, list) and cls.sub_norm_class in named
-        has_sub_norms = cls.has_sub_norms or is_named
+        given = config.get("architectures")
+        named = given if isinstance(given, list) else []
+        has_sub_norms = cls.has_sub_norms or cls.sub_norm_class in named
         linears = TernaryLinears.from_hub(config) or (TernaryLinears() if has_sub_norms else None)
         if linears is None and config.get("weight_bits") is not None:
             also = f" or with the architecture {cls.sub_norm_class}" if cls.sub_norm_class else ""
@@ -146,12 +150,20 @@ class TransformerConfig(HubConfig):
             )
         length = {"max_position_embeddings": found["max_position_embeddings"]}
         rotation = Rotation.from_hub({**length, **config}, cls.default_theta)
-        return cls(**found, rotation=rotation, linears=linears, has_sub_norms=has_sub_norms)
+        return cls(
+            **found,
+            rotation=rotation,
+            linears=linears,
+            has_sub_norms=has_sub_norms,
+            is_embedder=cls.embedder_class in named,
+        )
 
     def to_hub(self) -> dict[str, Any]:
         config = {**super().to_hub(), **self.rotation.to_hub()}
         if self.has_sub_norms and self.sub_norm_class:
             config["architectures"] = [self.sub_norm_class]
+        if self.is_embedder:
+            config["architectures"] = [self.embedder_class]
         if self.linears is not None:
             config["quantization_config"] = self.linears.to_hub()
         return config
@@ -220,10 +232,11 @@ def build_transformer(
     rope = config.rotation.build(config.head_dim)
     blocks = [_block(config, n, rope, gated, qk_norm_eps) for n in range(config.num_hidden_layers)]
     head = None
-    if not config.tie_word_embeddings:
+    if not config.tie_word_embeddings and not config.is_embedder:
         head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)
     norm = nn.RMSNorm(dims, eps=config.rms_norm_eps)
-    return draw_weights(Decoder(embed, blocks, norm, head, config), config.initializer_range)
+    kind = TextEmbedder if config.is_embedder else Decoder
+    return draw_weights(kind(embed, blocks, norm, head, config), config.initializer_range)
 
 
 def _block(

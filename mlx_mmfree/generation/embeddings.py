@@ -1,0 +1,202 @@
+"""Vectors of texts, for search and comparison."""
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, get_args
+
+import mlx.core as mx
+import numpy as np
+
+from ..models import Decoder
+from ..models.parts.embedder import embedding_use
+from ..models.parts.encoders import Pooling
+from ..models.parts.stack import check_length, check_tokens
+
+STEP_SIZE = 2048
+"""Tokens that are read at a time."""
+
+
+def embed(
+    model: Decoder,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    pooling: Pooling | None = None,
+    prompt_name: str | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> mx.array:
+    r"""The vector of each text, of length 1.
+
+    .. math::
+        e = m / \lVert m \rVert, \quad m = h_L, \quad h_1 \quad\text{or}\quad
+        \frac{1}{L} \sum_i h_i
+
+    with the normed residual stream :math:`h_i` at token i of L. Texts of like length are read together.
+
+    Source: Reimers and Gurevych, arXiv 1908.10084.
+
+    Args:
+        model: Reads the texts. One that was made to write texts has the mean of its tokens by default.
+        tokenizer: Belongs to the model. It puts the tokens around a text that its files ask for.
+        texts: The texts.
+        pooling: The vector of a text is that of its "first" or "last" token, or the "mean" of all.
+            Default: what the model's files say.
+        prompt_name: The model's prompt that comes before each text, such as "query". Default: the one
+            that the model's files name, if they name one.
+        progress: Called with the number of texts that are done.
+
+    Returns:
+        float32 `(N, D)`; the product of two rows is the similarity of their texts.
+
+    Raises:
+        ValueError: There is no text, or one is empty or too long; the pooling or the prompt is unknown.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> vectors = embed(model, tokenizer, ["a dog", "a cat", "the sun"])
+        >>> vectors.shape, round((vectors @ vectors.T)[0, 0].item(), 4)
+        ((3, 384), 1.0)
+    """
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("[embed] 'texts' must be a list of texts but is something else.")
+    prompt = embedding_use(model).prompt(prompt_name)
+    if (empty := next((n for n, text in enumerate(texts) if not text), None)) is not None:
+        raise ValueError(f"[embed] 'texts' must hold no empty text but number {empty} is one.")
+    ids = [tokenizer.encode(prompt + text) for text in texts]
+    return _embedded(model, ids, pooling, progress)
+
+
+def embed_tokens(
+    model: Decoder,
+    tokens: mx.array,
+    valid: mx.array | None = None,
+    *,
+    pooling: Pooling | None = None,
+) -> mx.array:
+    """As `embed`, from token ids.
+
+    Args:
+        model: Reads the texts.
+        tokens: Integers `(N, L)`.
+        valid: Booleans or 0 and 1, `(N, L)`: which of them are no padding, on either side.
+        pooling: As of `embed`.
+
+    Returns:
+        float32 `(N, D)`.
+
+    Raises:
+        ValueError: The shapes do not agree, a row holds no token, or as for `embed`.
+
+    Example:
+        >>> from mlx_mmfree import demo, load
+        >>> model, tokenizer = load(demo.path())
+        >>> tokens, valid = mx.array([[5, 6, 7], [8, 9, 0]]), mx.array([[1, 1, 1], [1, 1, 0]])
+        >>> embed_tokens(model, tokens, valid).shape
+        (2, 384)
+    """
+    real = mx.ones(tokens.shape, mx.bool_) if valid is None else valid.astype(mx.bool_)
+    if tokens.ndim != 2 or real.shape != tokens.shape:
+        raise ValueError(
+            "[embed] 'tokens' and 'valid' must have one shape (texts, length) but got "
+            f"{tokens.shape} and {real.shape}."
+        )
+    rows = zip(np.asarray(tokens), np.asarray(real), strict=True)
+    return _embedded(model, [row[kept].tolist() for row, kept in rows], pooling)
+
+
+def _embedded(
+    model: Decoder,
+    texts: Sequence[Sequence[int]],
+    pooling: Pooling | None,
+    progress: Callable[[int], object] | None = None,
+) -> mx.array:
+    if not texts:
+        raise ValueError("[embed] 'texts' must hold a text but holds none.")
+    steps = embedding_steps(model, texts, pooling)
+    while True:
+        try:
+            done = next(steps)
+        except StopIteration as end:
+            return mx.array(end.value)
+        if progress is not None:
+            progress(done)
+
+
+def embedding_steps(
+    model: Decoder,
+    texts: Sequence[Sequence[int]],
+    pooling: Pooling | None = None,
+    step_size: int = STEP_SIZE,
+) -> Generator[int, None, np.ndarray]:
+    """The vectors of texts, float32 `(N, D)`, worked out piece by piece.
+
+    Args:
+        model: Reads the texts.
+        texts: Their ids.
+        pooling: As of `embed`.
+        step_size: The most tokens that are read before it yields.
+
+    Yields:
+        The number of texts that are done.
+
+    Raises:
+        ValueError: A text has no token, too many or an unknown one, or the pooling is unknown.
+    """
+    use = embedding_use(model)
+    chosen = use.pooling if pooling is None else pooling
+    if chosen not in get_args(Pooling):
+        known = ", ".join(map(repr, get_args(Pooling)))
+        raise ValueError(f"[embed] 'pooling' must be one of {known} but got {chosen!r:.80}.")
+    for number, text in enumerate(texts):
+        if not len(text):
+            raise ValueError(f"[embed] text {number} must hold a token but holds none.")
+        check_length(len(text), longest_text(model))
+        check_tokens(text, model.vocab_size)
+    vectors = np.zeros((len(texts), model.dims))
+    done = 0
+    for batch in batches_by_length([len(text) for text in texts], step_size):
+        length = len(texts[batch[0]])
+        tokens, shares = np.zeros((len(batch), length), np.int32), np.zeros((len(batch), length))
+        for row, number in enumerate(batch):
+            count = len(texts[number])
+            # padding comes after what a causal model reads of a text
+            tokens[row, :count] = texts[number]
+            shares[row, :count] = 1 / count if chosen == "mean" else 0
+            if chosen != "mean":
+                shares[row, 0 if chosen == "first" else count - 1] = 1
+        state = model.init_state(len(batch))
+        for first in range(0, length, step_size):
+            piece = slice(first, first + step_size)
+            hidden, state = model.hidden(mx.array(tokens[:, piece]), state)
+            hidden = hidden.astype(mx.float32)
+            mx.eval(hidden, state)
+            # in float64, since the sum may be long
+            vectors[batch] += (shares[:, None, piece] @ np.asarray(hidden, np.float64))[:, 0]
+            done += len(batch) if first + step_size >= length else 0
+            yield done
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+
+
+def longest_text(model: Decoder) -> int | None:
+    """The most tokens of a text that is embedded; `None`: any number."""
+    bounds = (model.context_length, embedding_use(model).max_length)
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def batches_by_length(lengths: Sequence[int], step_size: int) -> list[list[int]]:
+    """Places of texts that are read together, the longest first.
+
+    With padding they have at most `step_size` tokens, unless it is one text alone, and less than half of
+    a row is padding.
+    """
+    batches: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        if batches:
+            longest = lengths[batches[-1][0]]
+            is_like = 2 * lengths[place] > longest
+            if is_like and (len(batches[-1]) + 1) * longest <= step_size:
+                batches[-1].append(place)
+                continue
+        batches.append([place])
+    return batches

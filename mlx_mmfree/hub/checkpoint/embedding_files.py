@@ -1,0 +1,153 @@
+"""What files beside the weights say of a model that embeds texts, as sentence-transformers writes them.
+
+`modules.json` lists what is done one after the other: the transformer, a pooling, whose own file has one
+true `pooling_mode_*`, and perhaps the scaling to length 1, which embeddings have in any case.
+`config_sentence_transformers.json` has the prompts, `sentence_bert_config.json` the longest text.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, UnsupportedModelError
+from ...files.checkpoint_files import MODULES_FILE, POOLING_FILE, PROMPTS_FILE, SENTENCES_FILE
+from ...files.reading import MAX_BYTES, UNREADABLE, parse_json, read_json_object, read_member
+from ...models import EmbeddingUse, architectures
+from ...models.parts.encoders import Pooling
+from ...models.parts.fields import boolean, integer
+from ...models.parts.ternary_linears import TernaryLinears
+
+INNER_NORMS = TernaryLinears(norm_eps=1e-6)
+"""The ternary linears of BitNet's embedding models, each with a norm of its own."""
+
+_NORMS = {key: INNER_NORMS.to_hub()[key] for key in ("use_rms_norm", "rms_norm_eps")}
+_MODE = "pooling_mode_"
+_MODES: Mapping[str, Pooling] = {
+    f"{_MODE}cls_token": "first",
+    f"{_MODE}lasttoken": "last",
+    f"{_MODE}mean_tokens": "mean",
+}
+_LIBRARY = "sentence_transformers.models"
+_STEPS = ("Transformer", "Pooling", "Normalize")
+
+
+def with_embedding(
+    config: Mapping[str, Any], tensors: Collection[str], is_embedder: bool
+) -> dict[str, Any]:
+    """The configuration with what other files say: that a model embeds texts, and what is ternary.
+
+    Args:
+        config: The content of `config.json`.
+        tensors: The names of the tensors. `X.norm.weight` of a projection says that it is a ternary
+            linear of BitNet, with a master as its weight unless the configuration says more.
+        is_embedder: Whether files beside the weights say that the model embeds texts.
+    """
+    known = architectures().get(str(config.get("model_type")))
+    name = getattr(known and known.config, "embedder_class", "")
+    has_norms = any(tensor.endswith("_proj.norm.weight") for tensor in tensors)
+    found = dict(config)
+    if name and (is_embedder or has_norms):
+        found["architectures"] = [name]
+    if name and has_norms:
+        said = config.get("quantization_config")
+        found["quantization_config"] = INNER_NORMS.to_hub() if said is None else {**_NORMS, **said}
+    return found
+
+
+def read_embedding_use(folder: Path) -> EmbeddingUse:
+    """How a model embeds texts. Without files that say it, the last token speaks for its text.
+
+    Raises:
+        CheckpointError: A file is damaged.
+        UnsupportedModelError: A step is not implemented.
+    """
+    said: dict[str, Any] = {}
+    for name in (PROMPTS_FILE, SENTENCES_FILE):
+        said |= read_json_object(folder / name) if (folder / name).exists() else {}
+    prompts = said.get("prompts") or {}
+    default = said.get("default_prompt_name")
+    is_text = isinstance(prompts, dict) and all(isinstance(each, str) for each in prompts.values())
+    if not is_text or not (default is None or default in prompts):
+        raise CheckpointError(
+            f"[load] '{folder / PROMPTS_FILE}' must hold texts under 'prompts', and the name of one of "
+            f"them or null under 'default_prompt_name', but got {prompts!r:.80} and {default!r:.80}. "
+            "Fetch the file again."
+        )
+    longest = said.get("max_seq_length")
+    return EmbeddingUse(
+        _pooling(folder, bool(prompts)),
+        prompts,
+        default,
+        None if longest is None else integer(said, "max_seq_length", high=2**31 - 1),
+    )
+
+
+def _pooling(folder: Path, has_prompts: bool) -> Pooling:
+    if not (folder / MODULES_FILE).exists():
+        return "last"
+    steps = _steps(folder / MODULES_FILE)
+    if "Pooling" not in steps:
+        return "last"
+    said = read_json_object(folder / POOLING_FILE)
+    chosen = [key for key, value in said.items() if key.startswith(_MODE) and value is True]
+    if len(chosen) != 1 or chosen[0] not in _MODES:
+        raise UnsupportedModelError(
+            f"[load] '{folder / POOLING_FILE}' must set one of {', '.join(_MODES)} but sets "
+            f"{', '.join(chosen) or 'none'}. Other poolings are not implemented."
+        )
+    pooling = _MODES[chosen[0]]
+    if has_prompts and pooling != "last" and not boolean(said, "include_prompt", True):
+        raise UnsupportedModelError(
+            f"[load] 'include_prompt' of '{folder / POOLING_FILE}' must be true but is false. A pooling "
+            "that leaves prompts out is not implemented."
+        )
+    return pooling
+
+
+def _steps(file: Path) -> list[str]:
+    """What is done one after the other, by the names of the classes."""
+    try:
+        listed = parse_json(read_member(file, MAX_BYTES))
+    except (OSError, ValueError) as error:
+        what = error if isinstance(error, OSError) else f"it {error}"
+        raise CheckpointError(f"[load] '{file}' cannot be read: {what}. {UNREADABLE}") from error
+    kinds = [step.get("type") for step in listed] if _are_objects(listed) else [None]
+    names = [kind.rpartition(".")[2] for kind in kinds if isinstance(kind, str)]
+    if len(names) != len(kinds) or not set(names) <= set(_STEPS):
+        raise UnsupportedModelError(
+            f"[load] '{file}' must list no other steps than {', '.join(_STEPS)} but lists "
+            f"{kinds!r:.200}. Other steps are not implemented."
+        )
+    return names
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+_GGUF_POOLINGS: Mapping[int, Pooling] = {1: "mean", 2: "first", 3: "last"}
+
+
+def files_of_pooling(number: Any) -> dict[str, bytes]:
+    """The files that say what `pooling_type` of a GGUF file does; none for a model that writes texts.
+
+    Raises:
+        UnsupportedModelError: It is another one.
+    """
+    if number in (None, 0):
+        return {}
+    if type(number) is not int or number not in _GGUF_POOLINGS:
+        raise UnsupportedModelError(
+            f"[GGUF] 'pooling_type' must be one of 0, {', '.join(map(str, _GGUF_POOLINGS))} but got "
+            f"{number!r:.40}. Other poolings are not implemented."
+        )
+    modes = {key: pooling == _GGUF_POOLINGS[number] for key, pooling in _MODES.items()}
+    steps = [
+        {"idx": n, "name": str(n), "path": path, "type": f"{_LIBRARY}.{kind}"}
+        for n, (kind, path) in enumerate(zip(_STEPS, ("", "1_Pooling", "2_Normalize"), strict=True))
+    ]
+    return {
+        name: json.dumps(value).encode()
+        for name, value in ((MODULES_FILE, steps), (POOLING_FILE, modes))
+    }

@@ -193,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             batch_size=args.decode_concurrency,
             prefill_step_size=args.prefill_step_size,
             context_length=args.max_tokens,
+            takes_embedders=True,
         ) as (model, tokenizer),
         opened_sessions(args, model) as sessions,
     ):

@@ -5,7 +5,7 @@ import hmac
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,6 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-import mlx.core as mx
 import numpy as np
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -26,10 +25,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..generation.decode import end_tokens
-from ..models import Decoder
-from ..models.parts.stack import token_array
+from ..generation.embeddings import embedding_steps, longest_text
+from ..models.parts.embedder import embedding_use
 from .answers import ChatAnswer, CompletionAnswer, ShownTokens
-from .engine import Steps
 from .errors import RequestError, failure
 from .grammar import Source, call_source, json_source
 from .metrics import CLIENT_GONE, RequestLog
@@ -47,7 +45,7 @@ def completions(service: Service) -> Endpoint:
     """The endpoint of a service."""
 
     def prepare(body: CompletionRequest) -> tuple[Any, ...]:
-        served = service.catalogue.find(body.model)
+        served = service.catalogue.find_writer(body.model)
         if len(body.prompt) * body.n > MAX_CHOICES:
             raise RequestError(
                 f"[request] 'n' must ask for at most {MAX_CHOICES} texts but asks for {body.n} of "
@@ -90,7 +88,7 @@ def chat_completions(service: Service) -> Endpoint:
     settings = service.settings
 
     def prepare(body: ChatRequest) -> tuple[Any, ...]:
-        served = service.catalogue.find(body.model)
+        served = service.catalogue.find_writer(body.model)
         _check(body)
         prompt = chat_prompt(served, body, settings)
         form = _call_form(served) if body.offered else None
@@ -183,39 +181,8 @@ def _source(body: ChatRequest, form: CallForm | None) -> Source | None:
     return None if body.grammar is None else json_source(body.grammar)
 
 
-def embedding_steps(model: Decoder, texts: Sequence[Sequence[int]], step_size: int) -> Steps:
-    r"""The embedding of each text, `float32` `(D,)`; the work stops after each piece of a text.
-
-    .. math::
-        e = m / \lVert m \rVert, \quad m = \frac{1}{L} \sum_i h_i
-
-    with :math:`h_i` the hidden state at token i, which the head would read.
-
-    Args:
-        model: Reads the texts.
-        texts: Their ids.
-        step_size: Tokens of a piece.
-    """
-    embeddings = []
-    for text in texts:
-        total = np.zeros(0)
-        state = model.init_state(1)
-        for first in range(0, len(text), step_size):
-            piece = token_array(text[first : first + step_size], model.vocab_size)
-            hidden, state = model.hidden(piece, state)
-            hidden = hidden.astype(mx.float32)
-            mx.eval(hidden, state)
-            # in float64, since the sum is long
-            part = np.asarray(hidden, np.float64)[0].sum(axis=0)
-            total = part if first == 0 else total + part
-            yield
-        length = float(np.linalg.norm(total))
-        embeddings.append((total / length if length > 0 else total).astype(np.float32))
-    return embeddings
-
-
 def embedding_list(
-    body: EmbeddingRequest, name: str, embeddings: Sequence[np.ndarray], count: int
+    body: EmbeddingRequest, name: str, embeddings: np.ndarray, count: int
 ) -> dict[str, object]:
     """The answer to a request for embeddings of `count` tokens."""
     data = [
@@ -230,6 +197,22 @@ def embedding_list(
     ]
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "data": data, "model": name, "usage": usage}
+
+
+def _with_prompt(body: EmbeddingRequest, served: ServedModel) -> list[str | list[int]]:
+    """The texts after the prompt that the request names, or that the model's files do."""
+    try:
+        prompt = embedding_use(served.model).prompt(body.prompt_name)
+    except ValueError as error:
+        sentence = str(error).replace("[embed]", "[request]")
+        raise RequestError(sentence, param="prompt_name") from error
+    if body.prompt_name is not None and not all(isinstance(text, str) for text in body.input):
+        raise RequestError(
+            "[request] 'prompt_name' must be left out where 'input' holds token ids, which are read as "
+            "they are, but got both.",
+            param="prompt_name",
+        )
+    return [prompt + text if isinstance(text, str) else text for text in body.input]
 
 
 def embeddings(service: Service) -> Endpoint:
@@ -251,9 +234,10 @@ def embeddings(service: Service) -> Endpoint:
                 413,
                 param="input",
             )
-        check_size(served, body.input, service.settings.max_context, "'input'")
-        texts = [checked_tokens(served, text, "input") for text in body.input]
-        longest, most = max(map(len, texts), default=0), served.model.context_length
+        inputs = _with_prompt(body, served)
+        check_size(served, inputs, service.settings.max_context, "'input'")
+        texts = [checked_tokens(served, text, "input") for text in inputs]
+        longest, most = max(map(len, texts), default=0), longest_text(served.model)
         if most is not None and longest > most:
             raise RequestError(
                 f"[request] a text of 'input' must have at most {most:,} tokens, as many as the model "
@@ -268,7 +252,8 @@ def embeddings(service: Service) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         body, served, texts, count = await service.prepared(request, EmbeddingRequest, prepare)
         service.check_room(1)
-        steps = embedding_steps(served.model, texts, service.settings.prefill_step_size)
+        size = service.settings.prefill_step_size
+        steps = embedding_steps(served.model, texts, step_size=size)
         request.state.model = served.name
         request.state.tokens = f"{count} tokens read"
         work = service.engine.run_steps(served, steps, service.settings.timeout_s)

@@ -120,7 +120,7 @@ def timeout_error(seconds: float) -> RequestError:
 
 _log = logging.getLogger(__name__)
 
-Steps = Generator[None, None, Any]
+Steps = Generator[Any, None, Any]
 """Work that is done in steps between those of texts; what it returns is the result."""
 
 

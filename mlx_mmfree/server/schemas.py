@@ -246,6 +246,7 @@ class EmbeddingRequest(Body):
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Field(ge=1)] = None
+    prompt_name: str | None = None
     user: User = ""
 
 

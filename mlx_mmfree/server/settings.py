@@ -145,3 +145,15 @@ class Catalogue:
                 code="model_not_found",
             )
         return found
+
+    def find_writer(self, name: str | None) -> ServedModel:
+        """As `find`, but refuses a model that writes no texts."""
+        found = self.find(name)
+        if found.model.purpose != Decoder.purpose:
+            raise RequestError(
+                f"[request] 'model' must write texts but {found.name!r:.100} is for "
+                f"{found.model.purpose}. Ask /v1/embeddings.",
+                param="model",
+                code="unsupported_model",
+            )
+        return found

@@ -7,6 +7,7 @@ import pytest
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.models import find
+from tests.hub.embedder_folder import embedder_folder
 from tests.hub.encoder_folder import encoder_folder
 from tests.hub.marian_folder import marian_folder
 
@@ -20,13 +21,14 @@ COMMANDS = (
     ("translate", "--text", "a"),
     ("fill", "--text", "a"),
     ("classify", "--text", "a"),
+    ("embed", "--text", "a"),
 )
 
 # a model of images is fine-tuned too
 PAIRS = [
     (command, right)
     for command in COMMANDS
-    for right in ("translate", "fill", "classify")
+    for right in ("translate", "fill", "classify", "embed")
     if command[0] != right and (command[0], right) != ("lora", "classify")
 ]
 
@@ -40,6 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "translate": marian_folder(place / "marian"),
         "fill": encoder_folder(place / "encoder"),
         "classify": place / "vit",
+        "embed": embedder_folder(place / "embedder"),
     }
 
 

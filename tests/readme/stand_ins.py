@@ -12,6 +12,7 @@ from PIL import Image
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.models import architectures
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
+from tests.hub.embedder_folder import embedder_folder
 from tests.hub.encoder_folder import encoder_folder
 from tests.hub.marian_folder import marian_folder
 from tests.hub.timm_models import DATA as TIMM
@@ -35,6 +36,8 @@ def write_repositories(folder: Path) -> dict[str, Path]:
     encoder, translator = "google/fnet-base", "Helsinki-NLP/opus-mt-en-de"
     found[translator] = marian_folder(folder / translator.replace("/", "--"))
     found[encoder] = encoder_folder(folder / encoder.replace("/", "--"))
+    embedder = "microsoft/bitnet-embedding-0.6b"
+    found[embedder] = embedder_folder(folder / embedder.replace("/", "--"))
     found["timm/edgenext_xx_small.in1k"] = TIMM / "edgenext"
     return found
 

@@ -3,13 +3,14 @@
 import base64
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree import generate, make_processors
+from mlx_mmfree import embed, generate, load, make_processors
 from mlx_mmfree.generation.scheduling import Event, Request, TokenLogprobs
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
@@ -17,6 +18,7 @@ from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.server.answers import CompletionAnswer, ShownTokens
 from mlx_mmfree.server.settings import ServedModel
 from mlx_mmfree.server.texts import LogitBias
+from tests.hub.embedder_folder import embedder_folder
 from tests.server.conftest import GOLDENS, stream
 
 pytestmark = pytest.mark.serve
@@ -210,3 +212,36 @@ def test_texts_with_equal_biases_are_one_batch() -> None:
     assert first == same != LogitBias.of({1: 2.0}, 5)
     changed = first(mx.zeros((2, 5)), ())
     assert changed.tolist() == [[0.0, 2.0, 0.0, -1.0, 0.0]] * 2
+
+
+def test_a_model_that_embeds_texts_is_asked_as_its_files_say(
+    tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    folder = embedder_folder(tmp_path / "model", pooling="lasttoken", max_length=20)
+    model, tokenizer = load(folder)
+    with start(ServedModel("m", model, tokenizer)) as client:
+
+        def vectors(**body: Any) -> mx.array:
+            answer = client.post("/v1/embeddings", json={"model": "m"} | body)
+            assert answer.status_code == 200, answer.text
+            return mx.array([entry["embedding"] for entry in answer.json()["data"]])
+
+        texts = [PROMPT, "No."]
+        assert mx.allclose(vectors(input=texts), embed(model, tokenizer, texts), atol=1e-6)
+        asked = vectors(input=texts, prompt_name="query")
+        assert mx.allclose(asked, embed(model, tokenizer, texts, prompt_name="query"), atol=1e-6)
+        ids = list(map(tokenizer.encode, texts))
+        assert mx.allclose(vectors(input=ids), embed(model, tokenizer, texts), atol=1e-6)
+        for body, status, param in (
+            ({"input": "a", "prompt_name": "passage"}, 400, "prompt_name"),
+            ({"input": [[5, 6]], "prompt_name": "query"}, 400, "prompt_name"),
+            ({"input": [21 * [5]]}, 413, "input"),
+        ):
+            answer = client.post("/v1/embeddings", json={"model": "m"} | body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+        for address, body in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ):
+            error = client.post(address, json={"model": "m"} | body).json()["error"]
+            assert error["code"] == "unsupported_model" and "/v1/embeddings" in error["message"]

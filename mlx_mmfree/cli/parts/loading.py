@@ -264,6 +264,7 @@ def loaded(
     context_length: int = 0,
     group: "mx.distributed.Group | None" = None,
     takes_images: bool = False,
+    takes_embedders: bool = False,
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """Loads the model and its tokenizer, with MLX's memory limits set inside the `with` block.
 
@@ -275,20 +276,22 @@ def loaded(
         context_length: Largest number of tokens of a text, as far as it is known.
         group: The processes over which the loaded model is split, or `None` to keep it whole.
         takes_images: Whether it may be a model of images, which comes with its image processor.
+        takes_embedders: Whether it may embed texts in place of writing them.
 
     Raises:
         UsageError: A flag has a value that does not fit.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
     from ...hub.checkpoint.load import open_model
-    from ...models import ImageClassifier, check_causal
+    from ...models import ImageClassifier, TextEmbedder, check_causal
     from ...models.parts.tensor_parallel import shard
 
     opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
     planned: Any = opened.model
     is_of_images = takes_images and isinstance(planned, ImageClassifier)
     if not is_of_images:
-        check_causal(planned)
+        if not (takes_embedders and isinstance(planned, TextEmbedder)):
+            check_causal(planned)
         # a separate model, which is freed before loading replaces the matrices of the first
         planned = with_key_value_cache(args, planned)
         note_flags_without_effect(args, planned)

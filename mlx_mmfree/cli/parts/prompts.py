@@ -56,7 +56,7 @@ def read_standard_input() -> str:
 def read_prompts(file: Path) -> list[str]:
     """Reads the prompts of a file, one on each line. Empty lines are left out.
 
-    A line of a `.jsonl` file is a JSON string, or an object with the text under `prompt`.
+    A line of a `.jsonl` file is a JSON string, or an object with the text under `prompt` or `text`.
 
     Raises:
         UsageError: The file cannot be read or holds no prompt, or a line is too long or malformed.
@@ -98,11 +98,11 @@ def _parsed(line: str, place: str) -> str:
         value = parse_json(line.encode())
     except ValueError as error:
         raise UsageError(f"[prompt] {place} {error}.") from error
-    prompt = value.get("prompt") if isinstance(value, dict) else value
+    prompt = value.get("prompt", value.get("text")) if isinstance(value, dict) else value
     if not isinstance(prompt, str):
         raise UsageError(
-            f"[prompt] {place} must be a string or an object with a string under 'prompt' but is "
-            f"{line[:80]!r}."
+            f"[prompt] {place} must be a string or an object with a string under 'prompt' or 'text' "
+            f"but is {line[:80]!r}."
         )
     return prompt
 

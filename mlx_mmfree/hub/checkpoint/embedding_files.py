@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files.checkpoint_files import MODULES_FILE, POOLING_FILE, PROMPTS_FILE, SENTENCES_FILE
-from ...files.reading import MAX_BYTES, UNREADABLE, parse_json, read_json_object, read_member
+from ...files.reading import MAX_BYTES, UNREADABLE, parse_json, read_file, read_json_object
 from ...models import EmbeddingUse, architectures
 from ...models.parts.encoders import Pooling
 from ...models.parts.fields import boolean, integer
@@ -108,7 +108,7 @@ def _pooling(folder: Path, has_prompts: bool) -> Pooling:
 def _steps(file: Path) -> list[str]:
     """What is done one after the other, by the names of the classes."""
     try:
-        listed = parse_json(read_member(file, MAX_BYTES))
+        listed = parse_json(read_file(file, MAX_BYTES, is_member=True))
     except (OSError, ValueError) as error:
         what = error if isinstance(error, OSError) else f"it {error}"
         raise CheckpointError(f"[load] '{file}' cannot be read: {what}. {UNREADABLE}") from error

@@ -50,6 +50,7 @@ _PYTHON: dict[Pipeline, str] = {
     'print(model(processor(["picture.jpg"])).argmax(axis=-1))',
 }
 _COMMANDS: dict[Pipeline, str] = {
+    "feature-extraction": 'mmfree embed --model {0} --text "A text to embed."',
     "fill-mask": 'mmfree fill --model {0} --text "A text with the tokenizer\'s mask token in it."',
     "text-classification": 'mmfree classify --model {0} --text "A text to classify."',
     "translation": 'mmfree translate --model {0} --text "A text to translate."',

@@ -139,7 +139,7 @@ class TransformerConfig(HubConfig):
             config = {key: config[key] for key in config if key != "quantization_config"}
         found = cls.read_keys(config)
         given = config.get("architectures")
-        named = given if isinstance(given, list) else []
+        named = [name for name in given if name] if isinstance(given, list) else []
         has_sub_norms = cls.has_sub_norms or cls.sub_norm_class in named
         linears = TernaryLinears.from_hub(config) or (TernaryLinears() if has_sub_norms else None)
         if linears is None and config.get("weight_bits") is not None:

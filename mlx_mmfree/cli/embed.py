@@ -1,0 +1,135 @@
+"""`mmfree embed`: prints the vectors of texts, or how alike the texts are."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ..errors import UsageError
+from ..files.reading import read_text
+from .parts.command import CommandParser, command
+from .parts.flags import add_plugin_flag
+from .parts.loading import add_memory_flags, limited_memory
+from .parts.prompts import given_prompt, opened_as, read_prompts, texts_bar
+from .parts.terminal import aligned
+
+if TYPE_CHECKING:
+    from ..models import Decoder
+
+HELP = "give the vectors of texts, or how alike they are"
+
+_MOST_BYTES = 8_000_000
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="mmfree embed",
+        description=__doc__,
+        epilog="Each line of the output is a JSON object with a text, or the name of its file, and its "
+        "vector of length 1.",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="folder or Hub repository of the model, such as microsoft/bitnet-embedding-0.6b",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_plugin_flag(parser)
+    group = parser.add_argument_group("texts")
+    group.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="text files, each of which is one text"
+    )
+    group.add_argument("--text", nargs="+", help="texts to embed; '-' reads standard input")
+    group.add_argument(
+        "--texts-file", type=Path, help="text file with a text on each line, or a .jsonl file"
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=("first", "last", "mean"),
+        help="which tokens give the vector of a text (default: as the model's files say)",
+    )
+    parser.add_argument(
+        "--prompt-name",
+        help="name of the model's prompt that comes before each text, such as query (default: as the "
+        "model's files say)",
+    )
+    parser.add_argument(
+        "--similarity",
+        action="store_true",
+        help="print a table of the cosine of each two texts, in place of the vectors",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_memory_flags(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    names, texts = _given(args)
+    from ..generation import embed
+    from ..models import Decoder
+
+    opened = opened_as(Decoder, args, "embed", "embed or continue texts")
+    with limited_memory(args, opened.nbytes):
+        tokenizer, model = opened.tokenizer(), cast("Decoder", opened.load())
+        with texts_bar(len(texts)) as progress:
+            vectors = embed(
+                model,
+                tokenizer,
+                texts,
+                pooling=args.pooling,
+                prompt_name=args.prompt_name,
+                progress=progress,
+            )
+    kind = "file" if args.files else "text"
+    if args.similarity:
+        cosines = (vectors @ vectors.T).tolist()
+        if args.json:
+            print(json.dumps({f"{kind}s": names, "similarity": cosines}, ensure_ascii=False))
+            return 0
+        numbers = list(map(str, range(1, len(texts) + 1)))
+        rows = [("", *numbers, kind)]
+        for number, name, row in zip(numbers, names, cosines, strict=True):
+            rows.append((number, *(f"{cosine:.3f}" for cosine in row), f"  {_short(name)}"))
+        print("\n".join(line.rstrip() for line in aligned(rows)))
+        return 0
+    listed = [
+        {kind: name, "embedding": vector}
+        for name, vector in zip(names, vectors.tolist(), strict=True)
+    ]
+    if args.json:
+        print(json.dumps({"embeddings": listed}, ensure_ascii=False))
+        return 0
+    for each in listed:
+        print(json.dumps(each, ensure_ascii=False))
+    return 0
+
+
+def _given(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """What the texts are called, and the texts."""
+    given = [name for name in ("files", "text", "texts_file") if getattr(args, name)]
+    if len(given) != 1:
+        raise UsageError(
+            "[embed] the input must be text files, --text or --texts-file, one of them, but got "
+            f"{' and '.join(given) or 'none'}. See 'mmfree embed --help'."
+        )
+    if args.files:
+        return list(map(str, args.files)), list(map(_text_of, args.files))
+    texts = read_prompts(args.texts_file) if args.texts_file else list(map(given_prompt, args.text))
+    return texts, texts
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return read_text(file, _MOST_BYTES)
+    except OSError as error:
+        raise UsageError(
+            f"[embed] 'files' must be UTF-8 text files but '{file}' cannot be read: {error}."
+        ) from error
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 40 else f"{words[:39]}…"

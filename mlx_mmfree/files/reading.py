@@ -336,13 +336,19 @@ def parse_json_object(
     return value
 
 
-def read_json_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path, *, is_optional: bool = False) -> dict[str, Any]:
     """Reads a file that holds one JSON object; of repeated keys the last one counts.
+
+    Args:
+        file: The file.
+        is_optional: Whether a missing file stands for an empty object.
 
     Raises:
         CheckpointError: The file is missing, too long, not a JSON object, or a link out of its folder.
     """
     if not file.exists():
+        if is_optional:
+            return {}
         raise CheckpointError(f"[JSON] '{file}' must be a file but is missing. {_WAY_OUT}")
     try:
         text = read_file(file, MAX_BYTES, is_member=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +23,6 @@ from .vocabulary import (
     Vocabulary,
     byte_vocabulary,
     checked_id,
-    has_token,
     read_settings,
 )
 
@@ -47,9 +47,6 @@ class Tokenizer:
         mask_token_id: The token that stands for a missing one; `None` if there is none.
         special_tokens: The ids of the special tokens by their text.
 
-    Raises:
-        CheckpointError: The files put tokens around a text that the vocabulary lacks.
-
     Example:
         >>> from mlx_mmfree import demo
         >>> tokenizer = Tokenizer.from_folder(demo.path())
@@ -62,12 +59,15 @@ class Tokenizer:
         self._settings = settings
         self.vocab_size = vocabulary.vocab_size
         self.special_tokens = dict(vocabulary.special.ids)
-        self.bos_token_id = self._named_id("bos_token", vocabulary.bos_token_id)
-        if self.bos_token_id is None and has_token(vocabulary, settings.bos_token_id):
-            self.bos_token_id = settings.bos_token_id
-        eos_token_id = self._named_id("eos_token", vocabulary.eos_token_id)
-        self.eos_token_id = eos_token_id
-        self.mask_token_id = self._named_id("mask_token", None)
+        named = {key: vocabulary.token_id(text) for key, text in settings.named.items()}
+        self.bos_token_id = named.get("bos_token", vocabulary.bos_token_id)
+        if self.bos_token_id is None and settings.bos_token_id is not None:
+            # the vocabulary may lack it
+            with suppress(KeyError):
+                vocabulary.piece(settings.bos_token_id)
+                self.bos_token_id = settings.bos_token_id
+        self.eos_token_id = eos_token_id = named.get("eos_token", vocabulary.eos_token_id)
+        self.mask_token_id = named.get("mask_token")
         self.eos_token_ids = set(settings.eos_token_ids)
         if eos_token_id is not None:
             self.eos_token_ids.add(eos_token_id)
@@ -78,12 +78,6 @@ class Tokenizer:
             if text in self.special_tokens and text in templates
         )
         prefix, suffix = vocabulary.frame
-        for token_id in (*prefix, *suffix):
-            if not has_token(vocabulary, token_id):
-                raise CheckpointError(
-                    f"[tokenizer] '{settings.folder}': the tokenizer must put tokens of its vocabulary "
-                    f"around a text but puts {token_id}. Download the tokenizer files again."
-                )
         self._prefix = _with_token(prefix, self.bos_token_id, settings.add_bos, at_end=False)
         self._suffix = _with_token(suffix, eos_token_id, settings.add_eos, at_end=True)
 
@@ -386,10 +380,6 @@ class Tokenizer:
     def _chat_templates(self) -> dict[str, ChatTemplate]:
         sources = self._settings.chat_templates
         return {name: ChatTemplate(text, self._settings.folder) for name, text in sources.items()}
-
-    def _named_id(self, key: str, default: int | None) -> int | None:
-        text = self._settings.named.get(key)
-        return default if text is None else self._vocabulary.token_id(text)
 
 
 def _check_text(text: str) -> None:

@@ -24,11 +24,13 @@ class Description:
             its left and to its right, and whether it counts only between words.
         frame: The ids before and after every text.
         decoder: The decoder section; `None` if there is none.
+        added: The ids of the tokens that the file adds to its model's.
     """
 
     special: list[tuple[str, int, bool, bool, bool]]
     frame: tuple[list[int], list[int]]
     decoder: dict[str, Any] | None
+    added: dict[str, int]
 
 
 class TokenizerEngine:
@@ -48,32 +50,39 @@ class TokenizerEngine:
         self._tokenizer = Tokenizer.from_buffer(data)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._mark_special(special)
+        known = self._tokenizer.get_added_tokens_decoder().values()
+        marked = {token.content for token in known if token.special}
+        for text, lstrip, rstrip, single_word in special:
+            if text not in marked and self._tokenizer.token_to_id(text) is not None:
+                flags = {"lstrip": lstrip, "rstrip": rstrip, "single_word": single_word}
+                self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, **flags)])
         parts = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         # normalizer and pre-tokenizer, by what stands before a text; others are made when asked for
         self._parts: dict[Before, tuple[Any, Any]] = {"nothing": parts}
 
     def describe(self) -> Description:
         """The description of the file."""
-        added = self._tokenizer.get_added_tokens_decoder().items()
+        added = self._tokenizer.get_added_tokens_decoder()
+        bare = _checked(self._tokenizer.encode("a", add_special_tokens=False).ids, "a")
+        framed = _checked(self._tokenizer.encode("a", add_special_tokens=True).ids, "a")
+        count = len(bare)
+        starts = [n for n in range(len(framed) - count + 1) if framed[n : n + count] == bare]
+        if not starts:
+            raise ValueError("the post-processor changes the tokens of the text")
         return Description(
             special=[
                 (token.content, number, token.lstrip, token.rstrip, token.single_word)
-                for number, token in added
+                for number, token in added.items()
                 if token.special
             ],
-            frame=self._find_frame(),
+            frame=(framed[: starts[0]], framed[starts[0] + count :]),
             decoder=_state(self._tokenizer.decoder),
+            added={token.content: number for number, token in added.items()},
         )
 
     def ids(self) -> dict[str, int]:
         """The ids by piece."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
-
-    def added_ids(self) -> dict[str, int]:
-        """The ids of the tokens that the file adds to its model's."""
-        added = self._tokenizer.get_added_tokens_decoder().items()
-        return {token.content: number for number, token in added}
 
     def encode(self, text: str, split_special: bool, before: "Before") -> list[int]:
         """The ids of a text.
@@ -100,23 +109,6 @@ class TokenizerEngine:
             if changes:
                 self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts["nothing"]
         return _checked(found.ids, text)
-
-    def _mark_special(self, special: list[tuple[str, bool, bool, bool]]) -> None:
-        known = self._tokenizer.get_added_tokens_decoder().values()
-        marked = {token.content for token in known if token.special}
-        for text, lstrip, rstrip, single_word in special:
-            if text not in marked and self._tokenizer.token_to_id(text) is not None:
-                flags = {"lstrip": lstrip, "rstrip": rstrip, "single_word": single_word}
-                self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, **flags)])
-
-    def _find_frame(self) -> tuple[list[int], list[int]]:
-        """The ids that the post-processor puts before and after a text."""
-        bare = _checked(self._tokenizer.encode("a", add_special_tokens=False).ids, "a")
-        framed = _checked(self._tokenizer.encode("a", add_special_tokens=True).ids, "a")
-        for start in range(len(framed) - len(bare) + 1):
-            if framed[start : start + len(bare)] == bare:
-                return framed[:start], framed[start + len(bare) :]
-        raise ValueError("the post-processor changes the tokens of the text")
 
 
 def _checked(ids: list[int], text: str) -> list[int]:

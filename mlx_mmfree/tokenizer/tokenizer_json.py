@@ -14,7 +14,7 @@ import math
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from hashlib import sha256
 from pathlib import Path
@@ -75,9 +75,13 @@ class PieceDecoder:
         self.utf8_errors = "replace"
         fused = False
         growth = 1
-        for step in _flatten(state):
+        steps = [] if state is None else [state]
+        while steps:
+            step = steps.pop(0)
             kind = step.get("type")
-            if kind == "ByteLevel":
+            if kind == "Sequence":
+                steps[:0] = step["decoders"]
+            elif kind == "ByteLevel":
                 self._steps.append(_from_byte_level)
             elif kind == "ByteFallback":
                 self._steps.append(_from_byte_piece)
@@ -116,14 +120,6 @@ class PieceDecoder:
         if at_start:
             return raw.removeprefix(self._strip.encode()) if self._strip else raw
         return b" " + raw if self._joins_with_spaces else raw
-
-
-def _flatten(state: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    if state is None:
-        return []
-    if state.get("type") != "Sequence":
-        return [state]
-    return [step for part in state["decoders"] for step in _flatten(part)]
 
 
 def _from_byte_level(piece: str, at_start: bool) -> bytes:
@@ -199,34 +195,58 @@ _NORMALIZER_SHRINKAGES = {
 _PLAIN_PRE_TOKENIZERS = frozenset(
     ("BertPreTokenizer", "Digits", "Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit")
 )
+_SECTIONS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""The parts of a file that are steps, and what each calls them in a sequence."""
 _DECODERS = frozenset(("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"))
 
 
 def is_known(document: Mapping[str, Any]) -> bool:
     """Whether a `tokenizer.json` may be read and used without limits on time and memory."""
-    return (
-        _is_known_model(document.get("model"))
-        and _normalizer_growth(document.get("normalizer")) <= _MAX_GROWTH
-        and _are_known_pre_tokenizers(document.get("pre_tokenizer"))
-        and _are_known_post_processors(document.get("post_processor"))
-        and _are_known_decoders(document.get("decoder"))
-        and _are_known_tokens(document.get("added_tokens", []))
-    )
+    sections = [_steps(document.get(part), name) for part, name in _SECTIONS.items()]
+    if not _is_known_model(document.get("model")) or None in sections:
+        return False
+    normalizers, pre_tokenizers, processors, decoders = (steps or [] for steps in sections)
+    if math.prod(map(_step_growth, normalizers)) > _MAX_GROWTH:
+        return False
+    if not _are_known_pre_tokenizers(pre_tokenizers):
+        return False
+    # the package panics if one adds a frame to the frame of another
+    frames = [step for step in processors if step.get("type") != "ByteLevel"]
+    if len(frames) > 1 or not all(map(_is_known_frame, frames)):
+        return False
+    for step in decoders:
+        # this library decodes texts itself, so the package only reads the section
+        kind, pattern = step.get("type"), step.get("pattern")
+        is_fixed = pattern is None or (isinstance(pattern, dict) and "Regex" not in pattern)
+        if not is_fixed or not isinstance(kind, str) or kind not in _DECODERS:
+            return False
+    tokens = document.get("added_tokens", [])
+    if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED_TOKENS:
+        return False
+    contents = [token.get("content") if isinstance(token, dict) else None for token in tokens]
+    return all(isinstance(c, str) and 0 < len(c) <= _MAX_ADDED_LENGTH for c in contents)
 
 
-def longest_stretch(document: Mapping[str, Any], added: Collection[str]) -> int | None:
+def longest_stretch(
+    document: Mapping[str, Any], pieces: Collection[str], added: Collection[str]
+) -> int | None:
     """The most characters of a text, but spaces, that one token can stand for.
 
     Args:
         document: A file of a known shape.
-        added: The tokens beside those of its model.
+        pieces: The tokens of its model.
+        added: Those beside them.
 
     Returns:
         The number; `None` if a step may drop characters, or a token stand for any number of them.
     """
     steps = _steps(document.get("normalizer"), "normalizers") or []
     splits = _steps(document.get("pre_tokenizer"), "pretokenizers") or []
-    pieces = listed_ids(document["model"])
     are_bytes = any(step["type"] == "ByteLevel" for step in splits)
     has_fallback = document["model"].get("byte_fallback") is True
     needed = BYTE_CHARACTERS if are_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
@@ -251,14 +271,6 @@ def _step_shrinkage(step: Mapping[str, Any]) -> float:
             return math.inf
         return max(1, math.ceil(before / max(after, 1)))
     return _NORMALIZER_SHRINKAGES.get(str(kind), math.inf)
-
-
-def listed_ids(model: Mapping[str, Any]) -> dict[str, int]:
-    """The ids by piece of a model of a known shape."""
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        return vocabulary
-    return {piece: number for number, (piece, _) in enumerate(vocabulary)}
 
 
 def _is_known_model(model: Any) -> bool:
@@ -297,13 +309,8 @@ def _steps(part: Any, name: str) -> list[Mapping[str, Any]] | None:
     return steps if all(isinstance(step, dict) for step in steps) else None
 
 
-def _normalizer_growth(part: Any) -> float:
-    """How many characters one can become; infinity if that is not known."""
-    steps = _steps(part, "normalizers")
-    return math.inf if steps is None else math.prod(map(_step_growth, steps))
-
-
 def _step_growth(step: Mapping[str, Any]) -> float:
+    """How many characters a normalizer can make of one; infinity if that is not known."""
     kind = step.get("type")
     if isinstance(kind, str) and kind in _NORMALIZER_GROWTHS:
         return _NORMALIZER_GROWTHS[kind]
@@ -340,9 +347,8 @@ def _is_short(text: Any) -> bool:
     return isinstance(text, str) and 0 < len(text) <= _MAX_STEPS
 
 
-def _are_known_pre_tokenizers(part: Any) -> bool:
-    steps = _steps(part, "pretokenizers")
-    for step in steps or ():
+def _are_known_pre_tokenizers(steps: Sequence[Mapping[str, Any]]) -> bool:
+    for step in steps:
         kind, pattern = step.get("type"), step.get("pattern")
         if kind == "Split" and isinstance(pattern, dict):
             regex, text = pattern.get("Regex"), pattern.get("String")
@@ -356,62 +362,32 @@ def _are_known_pre_tokenizers(part: Any) -> bool:
         if not is_known:
             return False
     # each of these writes several characters for one, and two of a kind multiply
-    kinds = [step["type"] for step in steps or ()]
-    return steps is not None and all(kinds.count(kind) < 2 for kind in ("ByteLevel", "Metaspace"))
+    kinds = [step["type"] for step in steps]
+    return all(kinds.count(kind) < 2 for kind in ("ByteLevel", "Metaspace"))
 
 
-def _are_known_post_processors(part: Any) -> bool:
-    steps = _steps(part, "processors")
-    if steps is None or not all(map(_is_known_post_processor, steps)):
-        return False
-    # the package panics if one adds a frame to the frame of another
-    return sum(step["type"] != "ByteLevel" for step in steps) < 2
-
-
-def _is_known_post_processor(step: Mapping[str, Any]) -> bool:
-    kind = step.get("type")
-    if kind == "ByteLevel":
-        return True
+def _is_known_frame(step: Mapping[str, Any]) -> bool:
+    """Whether a post-processor puts a known number of tokens around a text."""
+    kind, tokens = step.get("type"), step.get("special_tokens")
     if kind in ("BertProcessing", "RobertaProcessing"):
         pairs = [step.get(name) for name in ("sep", "cls")]
         return all(isinstance(p, list) and len(p) == 2 and type(p[1]) is int for p in pairs)
-    tokens = step.get("special_tokens")
     if kind != "TemplateProcessing" or not isinstance(tokens, dict):
         return False
     for token in tokens.values():
         ids = token.get("ids") if isinstance(token, dict) else None
         if not isinstance(ids, list) or len(ids) != 1 or type(ids[0]) is not int:
             return False
-    return all(_is_known_frame(step.get(name), tokens) for name in ("single", "pair"))
-
-
-def _is_known_frame(pieces: Any, tokens: Mapping[str, Any]) -> bool:
-    if not isinstance(pieces, list) or len(pieces) > _MAX_FRAME_PIECES:
-        return False
-    for piece in pieces:
-        kind, entry = next(iter(piece.items())) if isinstance(piece, dict) and piece else ("", None)
-        name = entry.get("id") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or (kind == "SpecialToken" and name not in tokens):
+    for pieces in (step.get("single"), step.get("pair")):
+        if not isinstance(pieces, list) or len(pieces) > _MAX_FRAME_PIECES:
             return False
+        for piece in pieces:
+            known = isinstance(piece, dict) and piece
+            kind, entry = next(iter(piece.items())) if known else ("", None)
+            name = entry.get("id") if isinstance(entry, dict) else None
+            if not isinstance(name, str) or (kind == "SpecialToken" and name not in tokens):
+                return False
     return True
-
-
-def _are_known_decoders(part: Any) -> bool:
-    steps = _steps(part, "decoders")
-    for step in steps or ():
-        # this library decodes texts itself, so the package only reads the section
-        pattern = step.get("pattern")
-        is_fixed = pattern is None or (isinstance(pattern, dict) and "Regex" not in pattern)
-        if not is_fixed or not isinstance(step.get("type"), str) or step["type"] not in _DECODERS:
-            return False
-    return steps is not None
-
-
-def _are_known_tokens(tokens: Any) -> bool:
-    if not isinstance(tokens, list) or len(tokens) > _MAX_ADDED_TOKENS:
-        return False
-    contents = [token.get("content") if isinstance(token, dict) else None for token in tokens]
-    return all(isinstance(c, str) and 0 < len(c) <= _MAX_ADDED_LENGTH for c in contents)
 
 
 MEMORY_BYTES = 2**30
@@ -442,6 +418,7 @@ class ConfinedTokenizer:
             special=[(*token,) for token in answer["special"]],
             frame=(answer["frame"][0], answer["frame"][1]),
             decoder=answer["decoder"],
+            added=answer["added"],
         )
         return found, answer["ids"]
 
@@ -484,19 +461,33 @@ class JsonVocabulary:
         # encodes long texts; `None`: as all others
         self._apart: JsonVocabulary | None = None
         data = read_limited(file, MAX_VOCABULARY_BYTES).removeprefix(codecs.BOM_UTF8)
-        special = _special_tokens(settings)
+        listed = {token.content: token for token in settings.tokens}
+        tokens = [
+            listed.get(text, SpecialToken(text, 0)) for text in sorted(settings.special_texts)
+        ]
+        special = [(t.content, t.lstrip, t.rstrip, t.single_word) for t in tokens if t.content]
         self._source = data, special
         self._engine: TokenizerEngine | ConfinedTokenizer
         with clean_errors(f"'{file}' is damaged or not a tokenizer.json"):
-            document = _document(data, file)
+            document = parse_json_object(
+                data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_VALUES
+            )
+            model = document.get("model")
+            if isinstance(model, dict) and model.get("continuing_subword_prefix"):
+                raise UnsupportedModelError(
+                    f"[tokenizer] '{file}': the model must have no 'continuing_subword_prefix' but has "
+                    "one. Use a byte-level or SentencePiece vocabulary."
+                )
             self.longest: int | None = None
             if is_known(document):
                 self._engine = TokenizerEngine(data, special)
                 found = self._engine.describe()
-                added = self._engine.added_ids()
                 # the package takes as long to give out its table as to read the file
-                self._ids = listed_ids(document["model"]) | added
-                self.longest = longest_stretch(document, added)
+                pieces = document["model"]["vocab"]
+                if isinstance(pieces, list):
+                    pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
+                self._ids = pieces | found.added
+                self.longest = longest_stretch(document, pieces, found.added)
             else:
                 self._engine = ConfinedTokenizer(data, special)
                 found, self._ids = self._engine.read()
@@ -507,6 +498,11 @@ class JsonVocabulary:
             )
         self._pieces = {number: piece for piece, number in self._ids.items()}
         self.frame = found.frame
+        if unknown := [n for n in (*found.frame[0], *found.frame[1]) if n not in self._pieces]:
+            raise CheckpointError(
+                f"[tokenizer] '{file}': the tokenizer must put tokens of its vocabulary around a text "
+                f"but puts {unknown[0]}. Download the tokenizer files again."
+            )
         self.utf8_errors = self._decode.utf8_errors
         self.vocab_size = max(self._pieces) + 1
         self.special = SpecialTokens(
@@ -548,23 +544,3 @@ class JsonVocabulary:
             return self._apart._encode(text, split_special, before)
         with self._lock, clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
             return self._engine.encode(text, split_special, before)
-
-
-def _special_tokens(settings: TokenizerSettings) -> list[tuple[str, bool, bool, bool]]:
-    """The tokens that the files beside the vocabulary call special, with their flags."""
-    listed = {token.content: token for token in settings.tokens}
-    tokens = (listed.get(text, SpecialToken(text, 0)) for text in sorted(settings.special_texts))
-    return [(t.content, t.lstrip, t.rstrip, t.single_word) for t in tokens if t.content]
-
-
-def _document(data: bytes, file: Path) -> dict[str, Any]:
-    document = parse_json_object(
-        data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_VALUES
-    )
-    model = document.get("model")
-    if isinstance(model, dict) and model.get("continuing_subword_prefix"):
-        raise UnsupportedModelError(
-            f"[tokenizer] '{file}': the model must have no 'continuing_subword_prefix' but has one. "
-            "Use a byte-level or SentencePiece vocabulary."
-        )
-    return document

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..errors import CheckpointError, MMFreeError
-from ..files.checkpoint_files import CONFIG_FILE, TEMPLATE_FILE, TEMPLATES_FOLDER
+from ..files.checkpoint_files import CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE, TEMPLATES_FOLDER
 from ..files.reading import decode_text, read_file, read_json_object, tokenizer_files
 
 Before = Literal["nothing", "special", "text"]
@@ -295,18 +295,29 @@ def read_settings(folder: Path) -> TokenizerSettings:
     Raises:
         CheckpointError: A file is damaged or an entry has the wrong type.
     """
-    config_file = folder / "tokenizer_config.json"
-    config = _read_optional(config_file)
-    named_file = folder / "special_tokens_map.json"
-    extra = _read_optional(named_file)
-    named = _named_tokens(extra, named_file) | _named_tokens(config, config_file)
-    model_file = folder / "config.json"
-    generation_file = folder / "generation_config.json"
-    model, generation = _read_optional(model_file), _read_optional(generation_file)
+    files = config_file, named_file, model_file, generation_file = [
+        folder / name
+        for name in (
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            CONFIG_FILE,
+            GENERATION_FILE,
+        )
+    ]
+    config, extra, model, generation = (read_json_object(f, is_optional=True) for f in files)
     tokens = _listed_tokens(config, config_file, folder / "added_tokens.json")
-    special_texts = {*named.values(), *(token.content for token in tokens if token.special)}
-    for settings, file in ((config, config_file), (extra, named_file)):
-        special_texts.update(_additional_tokens(settings, file))
+    named = {}
+    special_texts = {token.content for token in tokens if token.special}
+    # of a token that both name, the configuration's counts
+    for settings, file in ((extra, named_file), (config, config_file)):
+        given = {key: settings[key] for key in _NAMED if settings.get(key) is not None}
+        named |= {key: _text(value, key, file) for key, value in given.items()}
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            value = settings.get(key) or []
+            if not isinstance(value, list | dict):
+                raise _wrong(file, key, "be a list or an object", value)
+            entries = value.values() if isinstance(value, dict) else value
+            special_texts.update(_text(entry, key, file) for entry in entries)
     bos = _ids(generation, "bos_token_id", generation_file) or _ids(
         model, "bos_token_id", model_file
     )
@@ -317,7 +328,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         add_bos=_flag(config, "add_bos_token", config_file),
         add_eos=_flag(config, "add_eos_token", config_file),
         tokens=tokens,
-        special_texts=frozenset(special_texts),
+        special_texts=frozenset(special_texts.union(named.values())),
         add_prefix_space=_flag(config, "add_prefix_space", config_file),
         is_legacy=bool(_flag(config, "legacy", config_file)),
         is_gguf=is_gguf,
@@ -346,10 +357,6 @@ def read_limited(file: Path, limit_bytes: int) -> bytes:
         ) from error
 
 
-def _read_optional(file: Path) -> dict[str, Any]:
-    return read_json_object(file) if file.exists() else {}
-
-
 def _wrong(file: Path, key: str, rule: str, value: Any) -> CheckpointError:
     return CheckpointError(
         f"[tokenizer] '{file}': '{key}' must {rule} but got {value!r:.60}. "
@@ -371,31 +378,12 @@ def _text(value: Any, key: str, file: Path) -> str:
     return text
 
 
-def _named_tokens(config: Mapping[str, Any], file: Path) -> dict[str, str]:
-    return {key: _text(config[key], key, file) for key in _NAMED if config.get(key) is not None}
-
-
-def _additional_tokens(config: Mapping[str, Any], file: Path) -> list[str]:
-    texts = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        value = config.get(key) or []
-        if not isinstance(value, (list, dict)):
-            raise _wrong(file, key, "be a list or an object", value)
-        entries = value.values() if isinstance(value, dict) else value
-        texts += [_text(entry, key, file) for entry in entries]
-    return texts
-
-
-def _is_token_id(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_TOKEN_ID
-
-
 def _ids(config: Mapping[str, Any], key: str, file: Path) -> list[int]:
     value = config.get(key)
     if value is None:
         return []
     ids = value if isinstance(value, list) else [value]
-    if not all(map(_is_token_id, ids)):
+    if not all(type(each) is int and 0 <= each <= MAX_TOKEN_ID for each in ids):
         raise _wrong(file, key, "be a token id or a list of token ids", value)
     return ids
 
@@ -404,8 +392,8 @@ def _listed_tokens(
     config: Mapping[str, Any], config_file: Path, added_file: Path
 ) -> tuple[SpecialToken, ...]:
     tokens: dict[int, SpecialToken] = {}
-    for content, number in _read_optional(added_file).items():
-        if not _is_token_id(number):
+    for content, number in read_json_object(added_file, is_optional=True).items():
+        if type(number) is not int or not 0 <= number <= MAX_TOKEN_ID:
             raise _wrong(added_file, content, "be a token id", number)
         tokens[number] = SpecialToken(content, number)
     listed = config.get("added_tokens_decoder") or {}
@@ -413,7 +401,7 @@ def _listed_tokens(
         raise _wrong(config_file, "added_tokens_decoder", "be an object", listed)
     for key, entry in listed.items():
         number = int(key) if key.isascii() and key.isdigit() and len(key) < 11 else -1
-        if not _is_token_id(number):
+        if not 0 <= number <= MAX_TOKEN_ID:
             raise _wrong(config_file, "added_tokens_decoder", "have token ids as keys", key)
         place = f"added_tokens_decoder.{key}"
         flags = entry if isinstance(entry, Mapping) else {}
@@ -438,10 +426,21 @@ def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
         )
     files = {path.stem: path for path in folder} | own
     texts = {name: _template_text(path) for name, path in files.items()}
+    value, written = config.get("chat_template"), {}
+    named = value if isinstance(value, Mapping) else {"default": value}
+    entries = [{"name": name, "template": template} for name, template in named.items()]
+    for entry in () if value is None else value if isinstance(value, list) else entries:
+        given = entry if isinstance(entry, Mapping) else {}
+        name, text = given.get("name"), given.get("template")
+        if not isinstance(name, str) or not isinstance(text, str):
+            rule = "be a text or a list of objects with the texts 'name' and 'template'"
+            raise _wrong(file, "chat_template", rule, value)
+        if len(text.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
+            raise _wrong(file, "chat_template", f"have at most {MAX_TEMPLATE_BYTES} bytes", text)
+        written[name] = text
     # those that write nothing of a conversation stand for none
     texts, written = (
-        {name: text for name, text in found.items() if text.strip()}
-        for found in (texts, _written_templates(config, file))
+        {name: text for name, text in found.items() if text.strip()} for found in (texts, written)
     )
     return texts if "default" in texts else written | texts
 
@@ -453,29 +452,6 @@ def _template_text(file: Path) -> str:
         raise CheckpointError(
             f"[tokenizer] '{file}' {error}. Save it as UTF-8, or download it again."
         ) from error
-
-
-def _written_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
-    """The templates of `tokenizer_config.json`."""
-    value = config.get("chat_template")
-    if value is None:
-        return {}
-    named = value if isinstance(value, Mapping) else {"default": value}
-    entries = [{"name": name, "template": template} for name, template in named.items()]
-    templates = {}
-    for entry in value if isinstance(value, list) else entries:
-        name, text = (
-            (entry.get("name"), entry.get("template"))
-            if isinstance(entry, Mapping)
-            else (None, None)
-        )
-        if not isinstance(name, str) or not isinstance(text, str):
-            rule = "be a text or a list of objects with the texts 'name' and 'template'"
-            raise _wrong(file, "chat_template", rule, value)
-        if len(text.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
-            raise _wrong(file, "chat_template", f"have at most {MAX_TEMPLATE_BYTES} bytes", text)
-        templates[name] = text
-    return templates
 
 
 def encode_split(
@@ -563,15 +539,6 @@ def checked_id(vocabulary: Vocabulary, token_id: int | None) -> int:
             f"vocabulary has but got {number}. Use the tokenizer that belongs to the ids."
         ) from error
     return number
-
-
-def has_token(vocabulary: Vocabulary, token_id: int | None) -> bool:
-    """Whether the vocabulary has a token."""
-    try:
-        checked_id(vocabulary, token_id)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 class Detokenizer:
@@ -699,8 +666,7 @@ def byte_vocabulary(folder: Path) -> ByteVocabulary | None:
     Raises:
         CheckpointError: The configuration is damaged.
     """
-    file = folder / CONFIG_FILE
-    config = read_json_object(file) if file.exists() else {}
+    config = read_json_object(folder / CONFIG_FILE, is_optional=True)
     kind, size = config.get("model_type"), config.get("vocab_size")
     if not isinstance(kind, str) or not isinstance(size, int):
         return None

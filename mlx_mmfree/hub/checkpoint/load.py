@@ -221,7 +221,7 @@ class OpenedModel:
 
     def _search_files(self) -> SearchFiles:
         file = self.checkpoint.folder / GENERATION_FILE
-        generation = read_json_object(file) if file.exists() else {}
+        generation = read_json_object(file, is_optional=True)
         return SearchFiles(generation, self.checkpoint.config)
 
     def without_values(self) -> Decoder:

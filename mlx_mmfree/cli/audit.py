@@ -3,13 +3,12 @@
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .parts import loading
-from .parts.command import CommandParser, check_writable, command
-from .parts.flags import add_plugin_flag, non_negative
+from .parts.command import CommandParser, add_old_positions, check_writable, command
+from .parts.flags import add_json_flag, add_picture_flag, non_negative
 from .parts.show_attention import require_matplotlib
 from .parts.terminal import aligned
 
@@ -31,40 +30,23 @@ class _Parser(CommandParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="mmfree audit", description=__doc__)
-    parser.add_argument(
-        "model",
-        nargs="?",
-        help="folder or Hub repository of the model; default: the model in the package",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    loading.add_adapter_flag(parser)
-    loading.add_latent_flag(parser)
-    add_plugin_flag(parser)
+    usual = "--model --adapter-path --config --positions --json --picture"
+    parser = _Parser(prog="mmfree audit", description=__doc__, usual=usual)
+    loading.add_model_flags(parser)
     parser.add_argument(
         "--config", help="shape to certify instead, without weights: {}, or a config.json"
     )
     parser.add_argument(
-        "--dtype",
-        choices=loading.DTYPES,
-        help="float type of what is not ternary; default: that of the checkpoint or configuration",
-    )
-    parser.add_argument(
+        "--positions",
         "--position",
         type=non_negative,
         default=16,
         help="tokens before the one that is decoded; default: %(default)s",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of tables"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="PNG file for a picture of the composition; needs matplotlib",
-    )
+    add_json_flag(parser)
+    add_picture_flag(parser, "--output", what="draw the composition")
     loading.add_memory_flags(parser)
+    add_old_positions(parser, "model")
     return parser
 
 
@@ -80,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps({"model": name} | to_json(certificate)))
     else:
         print(_text(certificate))
-    if args.output is not None:
+    if args.picture is not None:
         from ..evaluation.audit.picture import draw_certificate
 
-        draw_certificate(certificate, f"One token of {name}", args.output)
+        draw_certificate(certificate, f"One token of {name}", args.picture)
     return 0
 
 
@@ -94,9 +76,9 @@ def _check(args: argparse.Namespace) -> None:
             "[audit] 'config' must come without a model, 'revision', 'adapter-path' and 'latent', since "
             "a shape has no weights. Leave those out."
         )
-    if args.output is not None:
-        require_matplotlib("output", "audit")
-        check_writable("[audit] 'output'", args.output)
+    if args.picture is not None:
+        require_matplotlib("picture", "audit")
+        check_writable("[audit] 'picture'", args.picture)
 
 
 def _certificate(args: argparse.Namespace) -> "Certificate":
@@ -106,13 +88,13 @@ def _certificate(args: argparse.Namespace) -> "Certificate":
 
     if args.config is not None:
         return certify(
-            skeleton(read_config("audit", args.config), loading.dtype_of(args)), args.position
+            skeleton(read_config("audit", args.config), loading.dtype_of(args)), args.positions
         )
     opened = open_model(
         loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
     )
     with loading.limited_memory(args, opened.nbytes):
-        return certify(loading.with_adapter(args, opened), args.position)
+        return certify(loading.with_adapter(args, opened), args.positions)
 
 
 def _text(certificate: "Certificate") -> str:

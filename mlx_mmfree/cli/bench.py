@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
 from .parts.command import CommandParser, check_writable, command
-from .parts.flags import add_plugin_flag, positive
-from .parts.loading import DTYPES, add_latent_flag, model_source
+from .parts.flags import add_json_flag, add_picture_flag, positive
+from .parts.loading import add_model_flags, model_source
 from .parts.show_attention import require_matplotlib
 
 if TYPE_CHECKING:
@@ -31,12 +31,9 @@ _PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree bench", description=__doc__)
-    parser.add_argument("--model", help="folder or Hub repository (the packaged model)")
-    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    add_latent_flag(parser)
-    add_plugin_flag(parser)
-    parser.add_argument("--dtype", choices=DTYPES, help="float type; default: the checkpoint's")
+    usual = "--model --prompt-tokens --positions --threads --quick --json --picture --report"
+    parser = CommandParser(prog="mmfree bench", description=__doc__, usual=usual)
+    add_model_flags(parser, takes_adapter=False)
     for name, what in (
         ("prompt-tokens", "lengths of the prompts to read (512)"),
         ("positions", "numbers of tokens after which decoding is measured (512)"),
@@ -51,11 +48,10 @@ def build_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=positive, help=f"number of {what}")
     parser.add_argument("--quick", action="store_true", help="only try the command, in seconds")
     for name in ("--no-products", "--no-training"):
-        # nothing else is measured now, so that they change nothing
-        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument(name, action="store_true", help="of no effect: neither is measured now")
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="print one JSON object, not lines")
-    output.add_argument("--plot", type=Path, metavar="FILE", help="PNG file; needs matplotlib")
+    add_json_flag(output)
+    add_picture_flag(output, "--plot", what="draw the rates")
     output.add_argument(
         "--report",
         type=Path,
@@ -103,8 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*map(_line, figures), sep="\n")
     if stop is not None:
         raise stop
-    if args.plot is not None:
-        _plot(figures, device.name, args.plot)
+    if args.picture is not None:
+        _plot(figures, device.name, args.picture)
     if args.report is not None:
         kind = f"{opened.checkpoint.config.get('model_type')} of {opened.nbytes / 1e6:.0f} MB"
         # the owner of a repository may be a person, and so may a folder's path
@@ -125,9 +121,9 @@ def _refuse_other_programs(given: Sequence[str]) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.plot is not None:
-        require_matplotlib("plot", "bench")
-        check_writable("[bench] 'plot'", args.plot)
+    if args.picture is not None:
+        require_matplotlib("picture", "bench")
+        check_writable("[bench] 'picture'", args.picture)
     if args.report is not None:
         check_writable("[bench] 'report'", args.report / "report.json")
         if args.quick:

@@ -16,7 +16,8 @@ HELP = "read a long prompt once and save the model's state"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree cache_prompt", description=__doc__)
+    usual = "--model --adapter-path --prompt --prompt-cache-file --system-prompt --max-kv-size"
+    parser = CommandParser(prog="mmfree cache_prompt", description=__doc__, usual=usual)
     loading.add_model_flags(parser)
     group = parser.add_argument_group("prompt")
     group.add_argument(
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tokenizer,
             system_prompt=args.system_prompt,
             ignore_chat_template=args.ignore_chat_template,
-            variables=args.chat_template_config,
+            variables=args.chat_template_args,
         )
         with argument_errors():
             tokens = write.opening(prompt)

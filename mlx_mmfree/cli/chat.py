@@ -45,7 +45,8 @@ TEMPERATURE, TOP_P = 0.7, 0.9
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree chat", description=__doc__)
+    usual = "--model --adapter-path --system-prompt --max-tokens --temp --top-p --seed --no-history"
+    parser = CommandParser(prog="mmfree chat", description=__doc__, usual=usual)
     add_model_flags(parser)
     talk = parser.add_argument_group("conversation")
     add_template_flags(talk, can_ignore=False)
@@ -87,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_tokens=args.max_tokens,
             sampler=sampler_from(args, special),
             extra_eos_tokens=end,
-            variables=args.chat_template_config,
+            variables=args.chat_template_args,
             prefill_step_size=args.prefill_step_size,
             prompt_progress_callback=bar,
         )

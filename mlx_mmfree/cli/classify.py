@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.reading import read_text
+from .parts import loading
 from .parts.command import CommandParser, check_writable, command
-from .parts.flags import add_plugin_flag, positive
-from .parts.loading import add_adapter_flag, add_memory_flags, limited_memory, with_adapter
+from .parts.flags import add_json_flag, add_picture_flag, add_plugin_flag, positive
 from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
 from .parts.show_attention import require_matplotlib
 from .parts.terminal import aligned, share_bar
@@ -25,33 +25,30 @@ HELP = "sort texts or images into classes"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree classify", description=__doc__)
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="folder or Hub repository of the model, such as timm/edgenext_xx_small.in1k or one that "
-        "`mmfree train` made",
+    usual = "--model --adapter-path --text --data --labels --picture --top-k --batch-size --json"
+    parser = CommandParser(prog="mmfree classify", description=__doc__, usual=usual)
+    loading.add_source_flags(
+        parser, ", such as timm/edgenext_xx_small.in1k or one of 'mmfree train'", is_required=True
     )
-    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_plugin_flag(parser)
-    add_adapter_flag(parser)
+    loading.add_adapter_flag(parser)
     add_images(parser)
     add_texts(parser, "to classify", is_required=False)
     parser.add_argument(
         "--top-k", type=positive, default=5, help="number of classes for each input (%(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_memory_flags(parser)
+    add_json_flag(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    has_texts = args.text is not None or args.texts_file is not None
+    has_texts = args.text is not None or args.data is not None
     if has_texts == bool(args.images):
         raise UsageError(
-            "[classify] the input must be files of images, --text or --texts-file but got "
+            "[classify] the input must be files of images, --text or --data but got "
             f"{'both' if has_texts else 'none of them'}. See 'mmfree classify --help'."
         )
     texts = given_texts(args) if has_texts else []
@@ -66,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"[classify] the input must be {'images' if has_texts else 'texts'} but '{args.model}' is a "
             f"model for {planned.purpose}."
         )
-    with limited_memory(args, opened.nbytes):
+    with loading.limited_memory(args, opened.nbytes):
         found = _text_classes(args, opened, texts) if has_texts else image_classes(args, opened)
     kind, inputs = ("text", texts) if has_texts else ("image", [str(file) for file in args.images])
     if args.json:
@@ -94,7 +91,7 @@ def _text_classes(
     from ..generation.predictions import classify
 
     tokenizer = opened.tokenizer()
-    model = with_adapter(args, opened)
+    model = loading.with_adapter(args, opened)
     with texts_bar(len(texts)) as progress:
         return classify(model, tokenizer, texts, top_k=args.top_k, progress=progress)
 
@@ -130,12 +127,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text file with the name of a class on each line, in place of the checkpoint's names",
     )
-    group.add_argument(
-        "--map",
-        type=Path,
-        metavar="FILE",
-        help="PNG file for a picture of where the likeliest class is seen; needs matplotlib",
-    )
+    add_picture_flag(group, "--map", what="draw where the likeliest class is seen")
     group.add_argument(
         "--batch-size",
         type=positive,
@@ -150,15 +142,15 @@ def check_map(args: argparse.Namespace) -> None:
     Raises:
         UsageError: matplotlib is missing, the file cannot be written, or images are none or too many.
     """
-    if args.map is None:
+    if args.picture is None:
         return
     if not 1 <= len(args.images) <= _MOST_DRAWN:
         raise UsageError(
-            f"[classify] 'map' must be left out without images and with more than {_MOST_DRAWN} of them "
-            f"but there are {len(args.images)}."
+            f"[classify] 'picture' must be left out without images and with more than {_MOST_DRAWN} of "
+            f"them but there are {len(args.images)}."
         )
-    require_matplotlib("map", "classify")
-    check_writable("[classify] 'map'", args.map)
+    require_matplotlib("picture", "classify")
+    check_writable("[classify] 'picture'", args.picture)
 
 
 def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Classes]":
@@ -167,7 +159,7 @@ def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Clas
 
     labels = [] if args.labels is None else _read_labels(args.labels)
     processor = opened.image_processor()
-    model = with_adapter(args, opened)
+    model = loading.with_adapter(args, opened)
     with texts_bar(len(args.images), "image") as progress:
         found = classify_images(
             model,
@@ -178,7 +170,7 @@ def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Clas
             batch_size=args.batch_size,
             progress=progress,
         )
-        if args.map is not None:
+        if args.picture is not None:
             _draw_maps(args, model, processor, found)
     return found
 
@@ -211,4 +203,4 @@ def _draw_maps(
         f"{file.name}: {each.labels[0]} ({each.probabilities[0]:.2f})"
         for file, each in zip(args.images, found, strict=True)
     ]
-    draw_class_maps(views, maps, titles, args.map.expanduser())
+    draw_class_maps(views, maps, titles, args.picture.expanduser())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts.command import CommandParser, command
-from .parts.flags import add_plugin_flag
+from .parts.flags import add_output_flag, add_plugin_flag, add_upload_flag
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import DTYPES, add_latent_flag, dtype_of
 from .parts.source_card import model_card
@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
 HELP = "write a checkpoint in the format of MLX, transformers or GGUF"
 
+_USUAL = (
+    "--model --revision --output --to --gguf-type --dtype --keep-masters --overwrite --upload-repo "
+    "--ternarize --data"
+)
 _BITS = (4, 6, 8)
-_TEXT = "[convert] 'text_file'"
+_TEXT = "[convert] 'data'"
 _UNITS = {"M": 10**6, "G": 10**9}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree convert", description=__doc__)
+    parser = CommandParser(prog="mmfree convert", description=__doc__, usual=_USUAL)
     _add_source_flags(parser.add_argument_group("source"))
     _add_target_flags(parser.add_argument_group("target"))
     _add_ternarize_flags(parser.add_argument_group("dense to ternary"))
@@ -40,7 +44,7 @@ def _add_source_flags(group: Any) -> None:
         "--model",
         "--hf-path",
         required=True,
-        help="folder, Hub repository or .gguf file to convert",
+        help="folder, Hub repository or .gguf file of the model to convert",
     )
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
     add_latent_flag(group)
@@ -48,7 +52,7 @@ def _add_source_flags(group: Any) -> None:
 
 
 def _add_target_flags(group: Any) -> None:
-    group.add_argument("--mlx-path", default="mlx_model", help="new folder to write (%(default)s)")
+    add_output_flag(group, "--mlx-path", default="mlx_model")
     group.add_argument(
         "--to",
         choices=("mlx", "hf", "gguf"),
@@ -102,8 +106,7 @@ def _add_target_flags(group: Any) -> None:
         help="skip the check, which reads the result and compares its tensors and logits with those "
         "of the source; it loads one model after the other",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
-    group.add_argument("--upload-repo", help="Hub repository to upload the result to")
+    add_upload_flag(group)
 
 
 def _add_ternarize_flags(group: Any) -> None:
@@ -117,8 +120,10 @@ def _add_ternarize_flags(group: Any) -> None:
         "for each 128 inputs and float activations (tensor)",
     )
     group.add_argument(
+        "--data",
         "--text-file",
         type=Path,
+        metavar="FILE",
         help="with --ternarize: UTF-8 text on which both models are measured",
     )
 
@@ -128,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
     _check(args)
-    text = None if args.text_file is None else read_text(args.text_file, _TEXT)
+    text = None if args.data is None else read_text(args.data, _TEXT)
     from ..hub import convert, open_checkpoint
     from ..hub.adapters.adapter_folder import holds_adapter
     from ..hub.conversion.to_folder import check_dense, ternarized
@@ -143,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = ternarized(checkpoint)
     report = convert(
         source,
-        args.mlx_path,
+        args.output,
         to=args.to,
         gguf_type=args.gguf_type,
         trits_per_byte=args.trits_per_byte or 4,
@@ -156,8 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(_table(report))
     if args.ternarize is not None:
-        _warn_of_losses(args.mlx_path, checkpoint, text)
-    print(f"Wrote {args.mlx_path}. Programs that open it:")
+        _warn_of_losses(args.output, checkpoint, text)
+    print(f"Wrote {args.output}. Programs that open it:")
     print("\n".join(f"  {line}" for line in _openings(report)))
     if holds_adapter(checkpoint.folder):
         print(
@@ -166,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     if args.upload_repo is not None:
-        print(f"Uploaded to {upload(plan_upload(args.mlx_path, args.upload_repo))}")
+        print(f"Uploaded to {upload(plan_upload(args.output, args.upload_repo))}")
     return 0
 
 
@@ -183,9 +188,9 @@ def _float_forms(args: argparse.Namespace) -> "FloatForms":
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.text_file is not None and args.ternarize is None:
+    if args.data is not None and args.ternarize is None:
         raise UsageError(
-            "[convert] 'text_file' must come with 'ternarize' but came alone. Leave it out."
+            "[convert] 'data' must come with 'ternarize' but came alone. Leave it out."
         )
     formats = {
         "trits_per_byte": "mlx",
@@ -220,7 +225,7 @@ def _card(
 ) -> "ModelCard":
     return replace(
         model_card("convert", arguments, args.model, args.revision, checkpoint.folder),
-        name=args.upload_repo or Path(args.mlx_path).name,
+        name=args.upload_repo or Path(args.output).name,
         format=args.to,
     )
 

@@ -27,14 +27,23 @@ HELP = "turn a transformer into a model without attention"
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree distil",
+        usual="--config --model --output --to --ternary --keep-layers --data --valid --seed --dry-run",
         description=f"{__doc__} A flag wins over the YAML file.",
         epilog="Repeat the command to resume a run that was stopped.",
     )
     parser.add_argument(
         "-c", "--config", type=Path, help="YAML file with the settings, whose keys are the flags"
     )
-    parser.add_argument("--model", help="folder or Hub repository of the teacher, a transformer")
-    parser.add_argument("--path", help="folder of the run and of the student")
+    parser.add_argument(
+        "--model", help="folder or Hub repository of the model that teaches, a transformer"
+    )
+    parser.add_argument(
+        "--output",
+        "--path",
+        dest="path",
+        metavar="DIR",
+        help="folder of the run and of the student",
+    )
     parser.add_argument(
         "--to",
         nargs="+",

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..platform.resident_memory import BYTES_PER_GB
 from .parts.command import CommandParser, command
+from .parts.flags import add_json_flag
 
 Progress = Callable[[str, int, int], None]
 
@@ -20,11 +21,7 @@ HELP = "show versions, device, backends and problems"
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree doctor", description=__doc__)
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print one JSON object, which can be pasted into a report",
-    )
+    add_json_flag(parser)
     parser.add_argument(
         "--dump-kernels",
         type=Path,

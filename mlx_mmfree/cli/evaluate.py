@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.writing import new_file
 from .parts.command import CommandParser, argument_errors, check_writable, command
-from .parts.flags import json_object, non_negative, positive, seed
+from .parts.flags import add_json_flag, non_negative, positive, seed
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
+from .parts.prompts import add_template_args_flag
 
 if TYPE_CHECKING:
     from ..generation import Sampler
@@ -19,17 +20,20 @@ HELP = "run tasks of lm-evaluation-harness"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree evaluate", description=__doc__)
+    usual = "--model --adapter-path --tasks --num-shots --limit --output --json"
+    parser = CommandParser(prog="mmfree evaluate", description=__doc__, usual=usual)
     add_model_flags(parser)
     _add_task_flags(parser.add_argument_group("tasks"))
     _add_answer_flags(parser.add_argument_group("answers"))
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--output-dir", type=Path, help="folder in which a JSON file with the results is written"
+        "--output",
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder in which a JSON file with the results is written",
     )
-    output.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of a table"
-    )
+    add_json_flag(output)
     add_memory_flags(parser)
     return parser
 
@@ -55,11 +59,7 @@ def _add_task_flags(group: Any) -> None:
         action=argparse.BooleanOptionalAction,
         help="whether to write questions with the chat template; default: if there is one",
     )
-    group.add_argument(
-        "--chat-template-args",
-        type=json_object,
-        help="JSON object with further variables of the chat template",
-    )
+    add_template_args_flag(group)
     group.add_argument(
         "--fewshot-as-multiturn",
         action="store_true",
@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(
             f"[evaluate] 'include_path' must be a folder but '{args.include_path}' is not one."
         )
-    if args.output_dir is not None:
-        check_writable("[evaluate] 'output_dir'", args.output_dir / "results", makes_folder=True)
+    if args.output is not None:
+        check_writable("[evaluate] 'output'", args.output / "results", makes_folder=True)
     with argument_errors():
         sampler = _sampler(args)
     with loaded(args, batch_size=args.batch_size, prefill_step_size=2048) as (model, tokenizer):
@@ -157,9 +157,9 @@ def _report(args: argparse.Namespace, found: dict[str, Any]) -> None:
     name = model_name(args)
     parts = ("results", "groups", "versions", "n-shot", "n-samples")
     report = {"model": name} | {part: found[part] for part in parts if part in found}
-    if args.output_dir is not None:
+    if args.output is not None:
         label = "_".join([Path(name).name, *args.tasks]).replace("/", "_")[:100]
-        _write(args.output_dir / f"evaluation_{label}.json", json.dumps(report, indent=2))
+        _write(args.output / f"evaluation_{label}.json", json.dumps(report, indent=2))
     print(json.dumps(report) if args.json else make_table(found))
 
 
@@ -170,5 +170,5 @@ def _write(file: Path, text: str) -> None:
             new.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"[evaluate] 'output_dir' must be a writable folder but '{file.parent}' is not: {error}."
+            f"[evaluate] 'output' must be a writable folder but '{file.parent}' is not: {error}."
         ) from error

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .parts.command import CommandParser, command
-from .parts.flags import positive
+from .parts.command import CommandParser, add_old_positions, command
+from .parts.flags import add_output_flag, add_overwrite_flag, positive
 from .parts.loading import add_memory_flags, add_model_flags, loaded
 from .parts.terminal import size_text
 
@@ -27,10 +27,15 @@ MLX's quantized_matmul with 2 bits, which takes many times as long."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree export", description=__doc__, epilog=_FORM)
-    add_model_flags(parser, is_named=False)
+    parser = CommandParser(
+        prog="mmfree export",
+        description=__doc__,
+        usual="--model --adapter-path --output --weights --context --overwrite",
+        epilog=_FORM,
+    )
+    add_model_flags(parser)
     group = parser.add_argument_group("result")
-    group.add_argument("path", help="new folder to write")
+    add_output_flag(group, default="step")
     group.add_argument(
         "--weights",
         choices=("inside", "beside"),
@@ -50,8 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="leave out the Metal kernels of this library, and use operations of MLX alone",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    add_overwrite_flag(group)
     add_memory_flags(parser)
+    add_old_positions(parser, "model", "output")
     return parser
 
 
@@ -63,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..hub.checkpoint.save import check_target
 
     read = [expanded(args.model)] if args.model else []
-    check_target(real_path(args.path), args.overwrite, "export", read)
+    check_target(real_path(args.output), args.overwrite, "export", read)
     context = args.context or _CONTEXT
     with loaded(args, batch_size=1, prefill_step_size=1, context_length=context) as (
         model,
         tokenizer,
     ):
         done = export_step(
-            args.path,
+            args.output,
             model,
             tokenizer,
             context=context,
@@ -83,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "note: the state of the model has a constant size. These flags have no effect: --context.",
             file=sys.stderr,
         )
-    print(_report(args.path, done))
+    print(_report(args.output, done))
     return 0
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from .parts.command import CommandParser, argument_errors, command
-from .parts.flags import add_plugin_flag, positive
-from .parts.loading import add_memory_flags, limited_memory
+from .parts.flags import add_json_flag, add_plugin_flag, positive
+from .parts.loading import add_memory_flags, add_source_flags, limited_memory
 from .parts.prompts import given_prompt, opened_as
 from .parts.terminal import aligned
 
@@ -15,13 +15,10 @@ HELP = "fill in the masks of a text with an encoder"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree fill", description=__doc__)
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="folder or Hub repository of the model, such as google/fnet-base",
+    parser = CommandParser(
+        prog="mmfree fill", description=__doc__, usual="--model --text --top-k --json"
     )
-    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_source_flags(parser, ", such as google/fnet-base", is_required=True)
     add_plugin_flag(parser)
     parser.add_argument(
         "--text",
@@ -31,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--top-k", type=positive, default=5, help="number of words for each mask (%(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_memory_flags(parser)
     return parser
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.reading import expanded, real_path
 from .parts.command import CommandParser, command
-from .parts.flags import positive
+from .parts.flags import add_output_flag, add_upload_flag, positive
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_source
 from .parts.source_card import model_card
@@ -43,12 +43,11 @@ else that of the folder 'adapters'."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree fuse", description=__doc__, epilog=_FORMS)
+    usual = "--model --adapter-path --output --form --data --overwrite --upload-repo"
+    parser = CommandParser(prog="mmfree fuse", description=__doc__, usual=usual, epilog=_FORMS)
     add_model_flags(parser)
     group = parser.add_argument_group("result")
-    group.add_argument(
-        "--save-path", default="fused_model", help="new folder to write (%(default)s)"
-    )
+    add_output_flag(group, "--save-path", default="fused_model")
     group.add_argument(
         "--form",
         choices=("keep", "dense", "ternary", "peft"),
@@ -77,8 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="number of tokens predicted in a window of the text, as in 'mmfree perplexity' "
         "(%(default)s)",
     )
-    group.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
-    group.add_argument("--upload-repo", help="Hub repository to upload the result to")
+    add_upload_flag(group)
     add_memory_flags(parser)
     return parser
 
@@ -99,14 +97,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         opened = open_checkpoint(model_source(args), args.revision)
         args.adapter_path = None if opened.keeps_adapter else "adapters"
     read = [expanded(name) for name in (args.model, args.adapter_path) if name]
-    check_target(real_path(args.save_path), args.overwrite, "fuse", read)
+    check_target(real_path(args.output), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
     with loaded(args, **sizes, takes_images=True) as (model, processor):
         if args.form == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
-            save_peft_adapter(args.save_path, model, base=base, overwrite=args.overwrite)
-            print(f"Wrote the adapter alone to {args.save_path}, for PEFT and for --adapter-path.")
+            save_peft_adapter(args.output, model, base=base, overwrite=args.overwrite)
+            print(f"Wrote the adapter alone to {args.output}, for PEFT and for --adapter-path.")
             return 0
         if args.form != "keep":
             check_form(model, args.form)
@@ -120,10 +118,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         tokenizer = processor if isinstance(processor, Tokenizer) else None
         folder = expanded(args.model) if tokenizer is None else tokenizer.folder
         card = _card(args, arguments, losses, folder)
-        save_with_adapter(args.save_path, model, tokenizer, card=card, overwrite=args.overwrite)
+        save_with_adapter(args.output, model, tokenizer, card=card, overwrite=args.overwrite)
     print(_result(args, losses, reads_text=tokenizer is not None))
     if args.upload_repo is not None:
-        print(f"Uploaded to {upload(plan_upload(args.save_path, args.upload_repo))}")
+        print(f"Uploaded to {upload(plan_upload(args.output, args.upload_repo))}")
     return 0
 
 
@@ -213,26 +211,24 @@ def _card(
 ) -> "ModelCard":
     return replace(
         model_card("fuse", arguments, args.model or str(folder), args.revision, folder),
-        name=args.upload_repo or Path(args.save_path).name,
+        name=args.upload_repo or Path(args.output).name,
         relation="adapter" if args.form == "keep" else "finetune",
         losses=losses,
     )
 
 
 def _result(args: argparse.Namespace, losses: dict[str, float], *, reads_text: bool) -> str:
-    folder = shlex.quote(args.save_path)
+    folder = shlex.quote(args.output)
     if args.form == "keep":
         use = f"generate --model {folder}"
         if not reads_text:
             use = f"classify --model {folder} picture.jpg"
-        return (
-            f"Wrote the base model and the adapter to {args.save_path}. To use both: mmfree {use}"
-        )
+        return f"Wrote the base model and the adapter to {args.output}. To use both: mmfree {use}"
     if losses:
         change = losses[args.form] - losses[_ADAPTED]
         unit = "a token" if reads_text else "an image"
-        return f"Wrote {args.save_path}. Merging changed the loss by {change:+.4f} nats {unit}."
+        return f"Wrote {args.output}. Merging changed the loss by {change:+.4f} nats {unit}."
     return (
-        f"Wrote {args.save_path}. The effect of merging was not measured. With --data FILE, the loss "
+        f"Wrote {args.output}. The effect of merging was not measured. With --data FILE, the loss "
         "is printed before and after."
     )

@@ -31,10 +31,14 @@ if TYPE_CHECKING:
 HELP = "continue a prompt with a model"
 
 DEFAULT_PROMPT = "Once upon a time"
+_USUAL = (
+    "--model --adapter-path --prompt --data --system-prompt --temp --top-p --seed --max-tokens --stop "
+    "--json"
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree generate", description=__doc__)
+    parser = CommandParser(prog="mmfree generate", description=__doc__, usual=_USUAL)
     loading.add_model_flags(parser)
     _add_prompt_flags(parser.add_argument_group("prompt"))
     choice = parser.add_argument_group("choice of tokens")
@@ -70,8 +74,10 @@ def _add_prompt_flags(group: Any) -> None:
         f"default: {DEFAULT_PROMPT!r}",
     )
     source.add_argument(
+        "--data",
         "--prompts-file",
         type=Path,
+        metavar="FILE",
         help="text file with one prompt on each line, or a .jsonl file; the prompts are continued "
         "together, as a batch",
     )
@@ -99,9 +105,7 @@ def _add_output_flags(group: Any) -> None:
         metavar="T|F",
         help="F prints the text alone, without statistics",
     )
-    group.add_argument(
-        "--json", action="store_true", help="print one JSON object with text and statistics"
-    )
+    flags.add_json_flag(group)
 
 
 @command
@@ -113,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _options(args)
     prompts = _prompts(args)
     context_length = max(map(max_token_count, prompts)) + args.max_tokens + _cached_tokens(args)
-    texts = 1 if args.prompts_file is None else args.batch_size
+    texts = 1 if args.data is None else args.batch_size
     group = process_group.tensor_group(args)
     with (
         process_group.quiet_unless_first(0 if group is None else group.rank()),
@@ -132,17 +136,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 system_prompt=args.system_prompt,
                 prefill_response=args.prefill_response,
                 ignore_chat_template=args.ignore_chat_template,
-                variables=args.chat_template_config,
+                variables=args.chat_template_args,
             )
             rows = _prompt_ids(args, write, model, tokenizer, prompts)
             options |= _model_options(args, model, tokenizer)
             # an answer whose beginning is given goes on from it
             options["is_answer"] = write.uses_template and not args.prefill_response
         _seed(args, group)
-        if args.prompt is None and args.prompts_file is None and args.verbose and not args.json:
+        if args.prompt is None and args.data is None and args.verbose and not args.json:
             print(f"The prompt is: {DEFAULT_PROMPT}", file=sys.stderr)
         with Interruption() as interruption:
-            if args.prompts_file is None:
+            if args.data is None:
                 generate_one(args, model, tokenizer, rows[0], options, interruption)
             else:
                 generate_batch(args, model, tokenizer, rows, options, interruption)
@@ -163,8 +167,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
-    if args.prompts_file is not None:
-        return read_prompts(args.prompts_file)
+    if args.data is not None:
+        return read_prompts(args.data)
     if args.prompt is None:
         return [DEFAULT_PROMPT]
     return [given_prompt(args.prompt)]
@@ -176,9 +180,9 @@ def _cached_tokens(args: argparse.Namespace) -> int:
 
     single = {"prompt_cache_file": args.prompt_cache_file, "draft_model": args.draft_model}
     for name, value in single.items():
-        if value is not None and args.prompts_file is not None:
+        if value is not None and args.data is not None:
             raise UsageError(
-                f"[generate] '{name}' must come with one prompt but got --prompts-file beside it. Give "
+                f"[generate] '{name}' must come with one prompt but got --data beside it. Give "
                 "the prompt with --prompt."
             )
     if args.prompt_cache_file is None:

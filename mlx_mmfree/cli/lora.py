@@ -13,7 +13,7 @@ from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import BYTES_PER_GB
 from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
-from ..training.run_settings import checked, read_mapping
+from ..training.run_settings import checked, read_mapping, seen_from_here
 from .parts import loading
 from .parts.command import CommandParser, command
 from .parts.flags import add_plugin_flag, add_settings_flags
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 HELP = "fine-tune a model with LoRA or DoRA, or all of its weights"
 
+_USUAL = (
+    "--model --config --train --test --data --output --adapter-path --fine-tune-type --learning-rate "
+    "--steps --batch-size --num-layers --rank --seed --dry-run"
+)
 _OWN_KEYS = {
     "model": str,
     "train": bool,
@@ -44,13 +48,11 @@ _OWN_KEYS = {
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree lora",
+        usual=_USUAL,
         description=__doc__,
         epilog="Repeat the command to resume a run that was stopped.",
     )
-    parser.add_argument(
-        "--model", help="folder or Hub repository of the model; default: the model in the package"
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    loading.add_source_flags(parser, "; default: the model in the package")
     parser.add_argument(
         "-c", "--config", type=Path, help="YAML file with these settings; a flag wins over the file"
     )
@@ -152,7 +154,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settings(args: argparse.Namespace) -> FineTuneSettings:
     """The settings from the YAML file and the flags. Those of the command itself are set on `args`."""
-    values: dict[str, Any] = {} if args.config is None else read_mapping(args.config, "lora")
+    values: dict[str, Any] = {}
+    if args.config is not None:
+        values = FineTuneSettings.beside(read_mapping(args.config, "lora"), args.config)
+        if "model" in values:
+            values["model"] = seen_from_here("model", values["model"], "model", args.config)
     try:
         own = {
             name: checked(name, values.pop(name, None), kind | None)

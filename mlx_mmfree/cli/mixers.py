@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .parts.command import CommandParser, command
-from .parts.flags import add_plugin_flag
+from .parts.flags import add_json_flag, add_plugin_flag
 from .parts.terminal import aligned
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_plugin_flag(parser)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of a table"
-    )
+    add_json_flag(form)
     form.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     return parser
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .parts.command import CommandParser, command
+from .parts.flags import add_json_flag
 from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:
@@ -38,9 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="names of models to delete from the caches",
     )
     parser.add_argument("--yes", action="store_true", help="delete without asking")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of a table"
-    )
+    add_json_flag(parser)
     return parser
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from ..platform.resident_memory import BYTES_PER_GB
 from .parts.command import CommandParser, argument_errors, command
-from .parts.flags import positive
+from .parts.flags import add_json_flag, positive
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
 
 HELP = "measure how well a model predicts a text"
 
-_PLACE = "[perplexity] 'data_path'"
+_PLACE = "[perplexity] 'data'"
 
 _METHOD = """\
 The text is cut into windows of --sequence-length tokens, or of as many as the model was made for if
@@ -31,12 +31,17 @@ as independent."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree perplexity", description=__doc__, epilog=_METHOD)
+    parser = CommandParser(
+        prog="mmfree perplexity",
+        description=__doc__,
+        usual="--model --adapter-path --data --sequence-length --num-samples --json",
+        epilog=_METHOD,
+    )
     add_model_flags(parser)
     text = parser.add_argument_group("text")
     text.add_argument(
-        "--data-path",
         "--data",
+        "--data-path",
         "--text-file",
         required=True,
         type=Path,
@@ -66,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="whether a window begins with the state of the one before; default: for recurrent models",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    add_json_flag(parser)
     add_memory_flags(parser)
     return parser
 
@@ -84,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..evaluation import is_recurrent, measure_perplexity
     from ..evaluation.perplexity import window_length
 
-    text = read_text(args.data_path, _PLACE)
+    text = read_text(args.data, _PLACE)
     sizes = {"batch_size": args.batch_size, "prefill_step_size": args.sequence_length}
     with loaded(args, **sizes) as (model, tokenizer):
         windows, length = args.num_samples, window_length(model, args.sequence_length)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
 from .parts.command import CommandParser, command
+from .parts.flags import add_json_flag, add_picture_flag
 from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:
@@ -24,12 +25,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or its log"
     )
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw the losses of all runs into a PNG file"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of a table"
-    )
+    add_picture_flag(parser, what="draw the losses of all runs")
+    add_json_flag(parser)
     return parser
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError, install_extra
 from .parts import flags, loading
 from .parts.command import CommandParser, argument_errors, command
+from .parts.prompts import add_end_token_flag, add_template_args_flag
 
 if TYPE_CHECKING:
     from ..generation.sessions import Sessions
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
 
 HELP = "serve a model over HTTP, in the form of OpenAI's interface"
 
+_USUAL = (
+    "--model --adapter-path --adapter --host --port --api-key --allowed-origins --max-context "
+    "--session-dir --max-tokens --temp --seed"
+)
 KEY_VARIABLE = "MLX_MMFREE_API_KEY"
 _MB = 10**6
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree serve", description=__doc__)
+    parser = CommandParser(prog="mmfree serve", description=__doc__, usual=_USUAL)
     loading.add_model_flags(parser)
     parser.add_argument(
         "--adapter",
@@ -50,19 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="largest number of tokens of an answer (%(default)s)",
     )
     flags.add_sampling_flags(answers, temp=1.0)
-    answers.add_argument(
-        "--chat-template-args",
-        type=flags.json_object,
-        default={},
-        help="JSON object with further variables of the chat template",
-    )
-    answers.add_argument(
-        "--extra-eos-token",
-        nargs="+",
-        default=[],
-        metavar="TOKEN",
-        help="further tokens or ids that end a text, beside the tokenizer's own",
-    )
+    add_template_args_flag(answers)
+    add_end_token_flag(answers)
     loading.add_draft_flags(
         parser.add_argument_group("speculative decoding"),
         "while one text without random choice is written alone",
@@ -248,7 +242,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         timeout_s=args.timeout,
         grace_s=args.grace,
         sampling=Sampling(temperature=args.temp, seed=args.seed, **flags.filters_from(args)),
-        template_variables=args.chat_template_args,
+        template_variables=args.chat_template_args or {},
         extra_end=tuple(args.extra_eos_token),
     )
 

@@ -20,7 +20,12 @@ The files do not depend on the number of processes."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree tokenize", description=__doc__, epilog=_METHOD)
+    parser = CommandParser(
+        prog="mmfree tokenize",
+        description=__doc__,
+        usual="--data --output --model --vocab-size --valid-fraction",
+        epilog=_METHOD,
+    )
     source = parser.add_argument_group("source")
     source.add_argument(
         "--data",

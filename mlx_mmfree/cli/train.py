@@ -2,11 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..platform.allocator import keep_freed_memory
 from ..training.precision import precision_note
+from ..training.run_settings import seen_from_file
 from ..training.settings import Settings, read_settings
 from .parts import loading
 from .parts.command import CommandParser, command
@@ -20,6 +21,7 @@ HELP = "train a model from files"
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree train",
+        usual="--output --init-from --steps --batch-size --learning-rate --optimizer --seed --dry-run",
         description=f"{__doc__} A flag wins over the YAML file.",
         epilog="Repeat the command to resume a run that was stopped. A finished run goes on if it is "
         "given more --steps.",
@@ -80,6 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     """The settings from the YAML file and the flags."""
-    names = {field.name for field in fields(Settings)}
-    overrides = {name: value for name, value in vars(args).items() if name in names}
+    overrides: dict[str, Any] = {}
+    for each in Settings.declared():
+        value = getattr(args, each.name, None)
+        if value is not None and each.metadata["holds"]:
+            value = seen_from_file(each, value, args.config)
+        overrides[each.name] = value
     return read_settings(args.config, overrides, linear_class=args.linear_class)

@@ -6,21 +6,17 @@ from collections.abc import Sequence
 from typing import cast
 
 from .parts.command import CommandParser, command
-from .parts.flags import add_plugin_flag, positive
-from .parts.loading import add_memory_flags, limited_memory
+from .parts.flags import add_json_flag, add_plugin_flag, positive
+from .parts.loading import add_memory_flags, add_source_flags, limited_memory
 from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
 
 HELP = "translate texts with an encoder-decoder"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree translate", description=__doc__)
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="folder or Hub repository of the model, such as Helsinki-NLP/opus-mt-en-de",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    usual = "--model --text --data --language --num-beams --max-tokens --batch-size --json"
+    parser = CommandParser(prog="mmfree translate", description=__doc__, usual=usual)
+    add_source_flags(parser, ", such as Helsinki-NLP/opus-mt-en-de", is_required=True)
     add_plugin_flag(parser)
     add_texts(parser, "to translate")
     parser.add_argument(
@@ -42,7 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--batch-size", type=positive, default=16, help="texts translated together (%(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_memory_flags(parser)
     return parser
 

@@ -15,10 +15,14 @@ HELP = "send a model folder to the Hub"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="mmfree upload", description=__doc__)
-    parser.add_argument("--path", required=True, help="folder of the model to send")
+    usual = "--model --path --private --revision --message --dry-run"
+    parser = CommandParser(prog="mmfree upload", description=__doc__, usual=usual)
+    parser.add_argument("--model", "--path", required=True, help="folder of the model to send")
     parser.add_argument(
-        "--repo", required=True, help="Hub repository to send it to, as 'owner/name'"
+        "--upload-repo",
+        "--repo",
+        required=True,
+        help="Hub repository to send it to, as 'owner/name'",
     )
     parser.add_argument(
         "--private", action="store_true", help="make the repository private if it is new"
@@ -40,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..hub.publish.upload import plan_upload, upload
 
     plan = plan_upload(
-        args.path,
-        args.repo,
+        args.model,
+        args.upload_repo,
         private=args.private,
         revision=args.revision,
         message=args.message,

@@ -53,11 +53,14 @@ class FineTuneSettings(LongSettings):
         "Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub; for a model "
         "of images a folder with train, valid and test, each a folder of classes or an .npz file.",
         counts=False,
+        holds="model",
     )
     adapter_path: str = setting(
         "Folder of the run, for the adapter or model, the checkpoint, the log and the loss curve.",
         "adapters",
         counts=False,
+        also=("output",),
+        holds="path",
     )
     fine_tune_type: str = setting(
         "What is trained: lora or dora adapters, or with full the weights themselves. Ternary "
@@ -88,6 +91,7 @@ class FineTuneSettings(LongSettings):
         "the run begins.",
         None,
         counts=False,
+        holds="model",
         modes=("dpo",),
     )
     optimizer: str = setting("Name of the optimizer.", "adam", Rule.one_of(*OPTIMIZERS))
@@ -106,10 +110,17 @@ class FineTuneSettings(LongSettings):
         reader=named_mapping,
         has_flag=False,
     )
-    iters: int = setting("Number of optimizer steps.", 1000, POSITIVE, counts=False)
-    grad_accumulation_steps: int = setting("Number of batches in an optimizer step.", 1, POSITIVE)
+    iters: int = setting(
+        "Number of optimizer steps.", 1000, POSITIVE, counts=False, also=("steps",)
+    )
+    grad_accumulation_steps: int = setting(
+        "Number of batches in an optimizer step.", 1, POSITIVE, also=("accumulation_steps",)
+    )
     max_seq_length: int = setting(
-        "Largest number of tokens of a sample. Longer ones are cut at the end.", 2048, _AT_LEAST_2
+        "Largest number of tokens of a sample. Longer ones are cut at the end.",
+        2048,
+        _AT_LEAST_2,
+        also=("sequence_length",),
     )
     mask_prompt: bool = setting("Learn only completions, or only last messages.", False)
     pack: bool = setting(
@@ -139,7 +150,7 @@ class FineTuneSettings(LongSettings):
         "Number of batches in the test. -1 takes all.", 500, _MANY_OR_ALL, counts=False
     )
     resume_adapter_file: str | None = setting(
-        "File adapters.safetensors to begin with.", None, counts=False
+        "File adapters.safetensors to begin with.", None, counts=False, holds="path"
     )
     dtype: str | None = setting(
         "Float type to compute in. With adapters it is that of the base model, and by default the "

@@ -1,6 +1,8 @@
 """What the settings of all training runs share: how they are declared, read, checked and compared."""
 
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
@@ -12,7 +14,7 @@ import mlx.core as mx
 from ..errors import TrainingError
 from ..files.declared import Declared, declare
 from ..files.plugins import load_listed
-from ..files.reading import read_file
+from ..files.reading import expanded, read_file, real_path
 from ..files.yaml_text import MAX_BYTES, parse_yaml
 from .data_parallel import DEFAULT_TIMEOUT_S
 from .precision import COMPUTE_DTYPES
@@ -99,6 +101,8 @@ def setting(
     has_flag: bool = True,
     counts: bool = True,
     is_later: bool = False,
+    also: tuple[str, ...] = (),
+    holds: str = "",
     **more: Any,
 ) -> Any:
     """Declares a field of a `RunSettings`.
@@ -111,10 +115,13 @@ def setting(
         has_flag: Whether it is a flag of the command too.
         counts: Whether a run can be resumed with the same value alone.
         is_later: Whether runs from a corpus were begun before there was this choice.
+        also: Other names of the flag and of the key.
+        holds: "path" for paths, "model" for what may also name something of the Hub.
         more: What else its class asks of it.
     """
     rules = {"rule": rule, "reader": reader, "has_flag": has_flag}
-    return declare(words, default, **rules, counts=counts, is_later=is_later, **more)
+    rules |= {"counts": counts, "is_later": is_later, "also": also, "holds": holds}
+    return declare(words, default, **rules, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +182,31 @@ class RunSettings(Declared):
         return [known[name] for name in dict.fromkeys((*own, *known))]
 
     @classmethod
+    def own_names(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by the names of the fields, in place of other names of theirs.
+
+        Raises:
+            TrainingError: A field is given under two of its names.
+        """
+        own = {also: each.name for each in cls.declared() for also in each.metadata["also"]}
+        for name in values:
+            if own.get(name, name) != name and own[name] in values:
+                raise TrainingError(
+                    f"[{cls.command}] '{name}' must come without '{own[name]}', which means the "
+                    "same, but both are given. Leave one out."
+                )
+        return {own.get(name, name): value for name, value in values.items()}
+
+    @classmethod
+    def beside(cls, values: Mapping[str, Any], file: Path) -> dict[str, Any]:
+        """The values of a YAML file, with its paths as they are seen from the current folder."""
+        holds = {each.name: each.metadata["holds"] for each in cls.declared()}
+        return {
+            name: seen_from_here(name, value, holds[name], file) if holds.get(name) else value
+            for name, value in cls.own_names(values).items()
+        }
+
+    @classmethod
     def made(cls, values: Mapping[str, Any], source: str, **others: Any) -> Self:
         """The settings that plain values stand for.
 
@@ -187,6 +219,7 @@ class RunSettings(Declared):
             TrainingError: A key is unknown or missing, or a value is wrong.
         """
         known = {each.name: each for each in cls.declared()}
+        values = cls.own_names(values)
         if unknown := sorted(map(str, values.keys() - known)):
             shown = ", ".join(f"{name:.60}" for name in unknown[:_SHOWN_KEYS])
             more = f" and {len(unknown) - _SHOWN_KEYS} more" if unknown[_SHOWN_KEYS:] else ""
@@ -313,6 +346,7 @@ class LongSettings(TeacherSettings):
         None,
         # the digest of its weights counts, not where they lie
         counts=False,
+        holds="model",
     )
     quantization_warmup: int = setting(
         "Steps over which ternary layers change from float to quantised.", 0, NOT_NEGATIVE
@@ -361,6 +395,58 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
             "value' on each line."
         )
     return values
+
+
+def seen_from_here(name: str, value: Any, holds: str, file: Path) -> Any:
+    """A path, or several, of a YAML file, which begin at its folder, as seen from the current folder.
+
+    Args:
+        name: The key.
+        value: Its value. What is no text stays as it is.
+        holds: As of `setting`. A name that may be one of the Hub is a path if there is such a file.
+        file: The YAML file.
+    """
+    if isinstance(value, (list, tuple)):
+        return [seen_from_here(name, each, holds, file) for each in value]
+    if not isinstance(value, str):
+        return value
+    path = expanded(value)
+    beside = file.parent / path
+    if beside.exists():
+        return str(beside)
+    if path.exists():
+        print(
+            f"note: '{name}' of '{file}' is relative to that file, but '{value}' lies in the current "
+            "folder alone, and is taken from there.",
+            file=sys.stderr,
+        )
+        return value
+    return str(beside) if holds == "path" else value
+
+
+def seen_from_file(setting: Field[Any], value: str, file: Path) -> str:
+    """A path of the command line, which begins at the current folder, as seen from a YAML file.
+
+    Args:
+        setting: What it is a value of. A name that may be one of the Hub is a path if there is such a
+            file.
+        value: The path.
+        file: The YAML file.
+    """
+    path = expanded(value)
+    if not path.exists() and (file.parent / path).exists():
+        print(
+            f"note: '{setting.name}' is relative to the current folder, but '{value}' lies beside "
+            f"'{file}' alone, and is taken from there.",
+            file=sys.stderr,
+        )
+        return value
+    if not path.exists() and setting.metadata["holds"] != "path":
+        return value
+    # what a resumed run is compared by is the same wherever both lie
+    if setting.metadata["counts"]:
+        return os.path.relpath(real_path(path), real_path(file.parent))
+    return str(path.absolute())
 
 
 def load_named(values: Mapping[str, Any], path: Path) -> None:

@@ -88,6 +88,7 @@ class Settings(CorpusSettings, LongSettings):
     output: str = setting(
         "Folder of the run, for the log, the loss curve, the checkpoint and the finished model.",
         counts=False,
+        holds="path",
     )
     model: dict[str, Any] = setting(
         "The architecture, as in a `config.json` of the Hub. `linear_class` makes its linear "
@@ -107,6 +108,7 @@ class Settings(CorpusSettings, LongSettings):
         "Folder or Hub repository of a model to begin with instead of random weights. Its "
         "architecture and tokenizer are used.",
         None,
+        holds="model",
     )
     latent: bool | None = setting(
         "Whether the float weights of that model, if it is a ternary Llama, are master weights, "
@@ -149,6 +151,7 @@ class Settings(CorpusSettings, LongSettings):
         "Folder with a tokenizer. Default: the teacher's, the one beside the first token file of "
         "the first stage, or a vocabulary that is trained on its text files.",
         None,
+        holds="path",
     )
     steps: int = setting("Number of optimizer steps.", 1000, POSITIVE)
     sequence_length: int = setting(

@@ -104,7 +104,7 @@ def test_one_prompt_alone_goes_on(folder: Path, tmp_path: Path, capsys: Captured
     prompts.write_text("One\nTwo\n")
     for flag in ("--prompt-cache-file", "--draft-model"):
         error = refusal(capsys, folder, "--prompts-file", str(prompts), flag, str(folder))
-        assert "must come with one prompt but got --prompts-file" in error
+        assert "must come with one prompt but got --data" in error
 
 
 def test_nothing_to_cache(folder: Path, file: Path, capsys: Captured) -> None:

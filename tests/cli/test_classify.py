@@ -73,9 +73,9 @@ def test_mistakes(model: str, capsys: Captured) -> None:
         (["--model", str(demo.path()), "--text", "a"], "--model must sort texts or images into"),
         (
             ["--model", model],
-            "the input must be files of images, --text or --texts-file but got none",
+            "the input must be files of images, --text or --data but got none",
         ),
-        (["--model", model, "--text", "a", "a.png"], "--text or --texts-file but got both"),
+        (["--model", model, "--text", "a", "a.png"], "--text or --data but got both"),
         (["--model", model, "a.png"], "must be texts but"),
         (
             ["--model", model, "--text", "a", "--map", "a.png"],

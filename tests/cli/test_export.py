@@ -49,7 +49,7 @@ def test_mistakes(folder: Path, tmp_path: Path, capsys: Captured) -> None:
         ([str(folder), str(tmp_path / "full"), "--overwrite"], "must be a checkpoint folder"),
         ([str(folder), str(folder / "out")], "must lie outside of what is read"),
         ([str(tmp_path / "none"), str(tmp_path / "out")], "none"),
-        (["--revision", "main", str(tmp_path / "out")], "--revision must come with 'model'"),
+        (["--revision", "main", str(tmp_path / "out")], "--revision must come with --model"),
     ):
         assert main(arguments) == 2
         found = capsys.readouterr().err

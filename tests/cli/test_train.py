@@ -24,7 +24,7 @@ from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.results import read_log
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import relative_error
-from tests.training.conftest import config, run_values, without_curve  # noqa: F401
+from tests.training.conftest import config, here, run_values, without_curve  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("without_curve")
 
@@ -55,6 +55,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert not (config.parent / "run").exists()
 
 
+@pytest.mark.usefixtures("here")
 def test_dense_linears_by_flag(config: Path) -> None:  # noqa: F811
     assert main(["--config", str(config), "--linear-class", "dense", "--output", "dense"]) == 0
     model, _ = load(config.parent / "dense/model")
@@ -127,6 +128,7 @@ def test_texts_that_changed_are_noticed(
     assert (config.parent / "run/tokenizer/tokenizer.json").read_bytes() != before
 
 
+@pytest.mark.usefixtures("here")
 def test_a_run_begins_with_the_weights_of_another(
     config: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -150,6 +152,7 @@ def test_a_run_begins_with_the_weights_of_another(
     assert relative_error(third(tokens)[0], first(tokens)[0]) <= 1e-3
 
 
+@pytest.mark.usefixtures("here")
 def test_masters_that_do_not_say_so_need_an_answer(
     config: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -212,6 +215,7 @@ def test_linears_that_an_architecture_has_not_are_refused(
     assert wanted in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("here")
 def test_a_tokenizer_without_an_end_of_documents_is_refused(
     config: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
@@ -274,6 +278,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(
     assert main(["--config", str(config)]) == 0
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -364,6 +369,7 @@ def test_every_flag_is_described() -> None:
     assert all(action.help for action in build_parser()._actions)
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["train", "valid"])
 @pytest.mark.parametrize("size", [4100, None], ids=["shorter", "other ids"])
 def test_token_files_that_change_are_named(

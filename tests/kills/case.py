@@ -31,7 +31,7 @@ BASES = {
     "lora": (LORA, LORA_OPTIONS),
     "distil": (DISTIL, DISTIL_OPTIONS),
 }
-_PLACES = {"train": "output", "lora": "adapter_path", "distil": "path"}
+_PLACES = {"train": "output", "lora": "adapter_path", "distil": "output"}
 TURNS = [(command, option) for command, (_, options) in BASES.items() for option in options]
 _TIMEOUT_S = 600
 _MOST_KILLS = 3

@@ -33,7 +33,7 @@ ONLY_PARSED = (
     "mmfree evaluate ",
     "python examples/benchmarks/",
     "mmfree show attention ",
-    "mmfree classify --map ",
+    "mmfree classify --picture ",
     "mmfree serve ",
     "mmfree distil ",
 )

@@ -76,6 +76,12 @@ def config(tmp_path: Path, run_values: dict[str, Any]) -> Path:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder is that of the run's YAML file."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw no curve, since drawing takes longer than the run."""
     monkeypatch.setattr(loop, "plot_run", lambda *_: True)

@@ -6,12 +6,13 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
-from itertools import pairwise
+from functools import partial, wraps
+from itertools import chain, pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -24,12 +25,11 @@ from ...platform.terminal import clean_terminal
 _FLAGS_OF_ARGUMENT = {
     "bits": ("kv_bits",),
     "carries_state": ("carry_state",),
-    "data": ("data_path",),
     "group_size": ("kv_group_size",),
     "max_size": ("max_kv_size",),
     "path_or_repo": ("model", "draft_model", "teacher", "data"),
-    "path": ("mlx_path", "save_path", "output"),
-    "repository": ("repo", "upload_repo"),
+    "path": ("output",),
+    "repository": ("upload_repo",),
     "top_k": ("teacher_top_k",),
 }
 
@@ -44,10 +44,11 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     """
     if parser is None:
         return message
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and argv:
+            parser = action.choices.get(argv[0], parser)
     flags = {
-        action.dest: next(text for text in action.option_strings if text.startswith("--"))
-        for action in parser._actions
-        if action.option_strings
+        action.dest: _spelled(action, argv) for action in parser._actions if action.option_strings
     }
     # what follows "but" are values, which may be quoted too
     rule, but, given = message.partition(" but ")
@@ -60,6 +61,15 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
 
     rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
     return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)
+
+
+def _spelled(action: argparse.Action, argv: Sequence[str]) -> str:
+    """A flag as it was typed, or else under mlx-lm's name of its setting, or under its first name."""
+    names = [text for text in action.option_strings if text.startswith("--")]
+    typed = {word.partition("=")[0] for word in argv}
+    known = [name for name in names if name in typed]
+    own = [name for name in names if name in MLX_LM and name[2:].replace("-", "_") == action.dest]
+    return [*known, *own, *names][0]
 
 
 def _values(flag: str, argv: Sequence[str]) -> list[str]:
@@ -103,29 +113,149 @@ class Command(Protocol):
 USER_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
+_THEIRS = (
+    "adapter-path allowed-origins apply-chat-template batch-size chat-template-args "
+    "chat-template-config clear-cache-threshold config confirm-run-unsafe-code data data-path "
+    "decode-concurrency draft-model dtype extra-eos-token fewshot-as-multiturn fine-tune-type "
+    "grad-accumulation-steps grad-checkpoint hf-path host ignore-chat-template iters kv-bits "
+    "kv-group-size learning-rate limit mask-prompt max-kv-size max-seq-length max-tokens min-p "
+    "min-tokens-to-keep mlx-path model num-draft-tokens num-layers num-samples num-shots optimizer "
+    "output-dir port prefill-response prefill-step-size project-name prompt prompt-cache-file "
+    "quantized-kv-start report-to resume-adapter-file save-every save-path seed sequence-length "
+    "steps-per-eval steps-per-report system-prompt tasks temp test test-batches top-k top-p train "
+    "upload-repo val-batches verbose xtc-probability xtc-threshold"
+)
+MLX_LM = frozenset(f"--{name}" for name in _THEIRS.split())
+"""The names of flags that mlx-lm's commands have too. `--help` shows them, if only by name."""
+
+
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command. It takes no shortened flags, and a mistake raises `UsageError`.
+
+    `--help` explains the usual flags under their names of today, `--help-all` all flags with all names.
 
     Args:
         prog: The name of the command, such as `mmfree chat`.
         description: The docstring of its file. The name that it begins with is left out of the help.
+        usual: The names of the usual flags, with a space between them; the required ones are usual too.
+            Without any, all are.
         options: Further options of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, prog: str, description: str | None, **options: Any):
+    def __init__(self, *, prog: str, description: str | None, usual: str = "", **options: Any):
         sentence = (description or "").removeprefix(f"`{prog}`: ").replace("`", "'")
+        self.usual = usual
+        self.explains_all = False
         super().__init__(
             prog=prog,
             description=sentence[:1].upper() + sentence[1:],
-            **{"allow_abbrev": False} | options,
+            **{"allow_abbrev": False, "formatter_class": partial(_Help, self)} | options,
         )
+        if self.add_help:
+            words = "explain all flags, the rare ones and their old names too"
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
+
+    def is_explained(self, action: argparse.Action) -> bool:
+        """Whether the help explains what an argument does."""
+        usual = {"--help", "--help-all", *self.usual.split()}
+        names = action.option_strings
+        is_usual = not (names and self.usual) or action.required or not usual.isdisjoint(names)
+        return action.help != argparse.SUPPRESS and (self.explains_all or is_usual)
+
+    def shown_names(self, action: argparse.Action) -> list[str]:
+        """The names of a flag that the help shows: all, or the first one and those of today."""
+        names = action.option_strings
+        if self.explains_all or isinstance(action, argparse.BooleanOptionalAction):
+            return list(names)
+        known = MLX_LM | set(self.usual.split())
+        first = next(name for name in names if name.startswith("--"))
+        return [name for name in names if name == first or name in known or len(name) == 2]
+
+    def format_help(self) -> str:
+        rare = [each.option_strings for each in self._actions if not self.is_explained(each)]
+        names = sorted(MLX_LM.intersection(chain(*rare)))
+        if not names:
+            return super().format_help()
+        more = self._get_formatter()
+        more.add_text(f"More flags, named as in mlx-lm: {', '.join(names)}. See --help-all.")
+        return f"{super().format_help()}\n{more.format_help()}"
 
     def error(self, message: str) -> NoReturn:
+        for action in self._actions:
+            if action.option_strings:
+                shown = "/".join(self.shown_names(action))
+                message = message.replace("/".join(action.option_strings), shown)
         raise UsageError(f"{message}. See '{self.prog} --help'.")
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help. Unlike the method of argparse, this one reports a failed write."""
         print(self.format_help(), end="", file=file)
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help of all flags, and ends the process."""
+
+    def __call__(self, parser: Any, *_: Any) -> NoReturn:
+        parser.explains_all = True
+        parser.print_help()
+        parser.exit()
+
+
+class _Help(argparse.HelpFormatter):
+    """Lays out the help of a command: the flags that it explains, by the names that it shows."""
+
+    def __init__(self, parser: CommandParser, **options: Any):
+        super().__init__(**options)
+        self._parser = parser
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        words = ["%(prog)s", "[flags]"]
+        for action in filter(self._parser.is_explained, actions):
+            value = self._format_args(action, action.metavar or action.dest.upper())
+            if not action.option_strings:
+                words.append(value)
+            elif action.required:
+                words.insert(-1, f"{self._parser.shown_names(action)[0]} {value}")
+        super().add_usage(usage or " ".join(words), actions, groups, prefix)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if self._parser.is_explained(action):
+            super().add_argument(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = textwrap.wrap(" ".join(text.split()), width - len(indent), break_on_hyphens=False)
+        return textwrap.indent("\n".join(lines), indent)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = ", ".join(self._parser.shown_names(action))
+        if action.nargs == 0:
+            return names
+        return f"{names} {self._format_args(action, action.metavar or action.dest.upper())}"
+
+
+class OldPositions(argparse.Action):
+    """Values that were told by their positions before they were flags; `const` names those flags."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        names: tuple[str, ...] = self.const
+        if len(values) > len(names):
+            parser.error(f"unrecognized arguments: {' '.join(values)}")
+        for name, value in zip(reversed(names), reversed(values), strict=False):
+            setattr(namespace, name, value)
+
+
+def add_old_positions(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Lets the values of flags be told by their positions too, which no help mentions."""
+    parser.add_argument(
+        "positions",
+        nargs="*",
+        action=OldPositions,
+        const=names,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
 
 
 @contextmanager

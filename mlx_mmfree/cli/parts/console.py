@@ -110,6 +110,7 @@ def _overview() -> str:
         lines.append(f"  {name:14}{_help(name)}")
     lines += [
         "",
-        "'mmfree <command> --help' or 'mmfree help <command>' lists the flags of a command.",
+        "'mmfree <command> --help' or 'mmfree help <command>' explains the usual flags of a command,",
+        "'mmfree <command> --help-all' all of them.",
     ]
     return "\n".join(lines)

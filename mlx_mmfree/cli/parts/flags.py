@@ -5,6 +5,7 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from dataclasses import MISSING
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...files.plugins import load_plugin
@@ -147,6 +148,39 @@ def add_plugin_flag(parser: "argparse._ActionsContainer") -> None:
     )
 
 
+def add_output_flag(group: "argparse._ActionsContainer", *more: str, default: str | None) -> None:
+    """Adds the flag for the folder that a command writes, under the names of mlx-lm too."""
+    group.add_argument(
+        "--output", *more, default=default, metavar="DIR", help="new folder to write (%(default)s)"
+    )
+
+
+def add_overwrite_flag(group: "argparse._ActionsContainer") -> None:
+    group.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+
+
+def add_upload_flag(group: "argparse._ActionsContainer") -> None:
+    """Adds the flags for what becomes of the folder."""
+    add_overwrite_flag(group)
+    group.add_argument("--upload-repo", help="Hub repository to upload the result to")
+
+
+def add_json_flag(group: "argparse._ActionsContainer") -> None:
+    group.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+
+
+def add_picture_flag(
+    group: "argparse._ActionsContainer",
+    *old: str,
+    default: Path | None = None,
+    what: str = "draw it",
+) -> None:
+    """Adds the flag for a picture, under older names too; `what` is drawn."""
+    shown = "" if default is None else " (%(default)s)"
+    words = f"{what} into a PNG file; needs matplotlib{shown}"
+    group.add_argument("--picture", *old, type=Path, metavar="FILE", default=default, help=words)
+
+
 def add_settings_flags(parser: ArgumentParser, settings: "type[RunSettings]") -> None:
     """Adds a flag for each field of a settings class that is one, with its words as the help text.
 
@@ -173,7 +207,9 @@ def add_settings_flags(parser: ArgumentParser, settings: "type[RunSettings]") ->
                 options |= {"choices": rule.choices}
         if field.type is not bool and field.default not in (None, MISSING):
             options["help"] += f" ({field.default})"
-        parser.add_argument("--" + field.name.replace("_", "-"), **options)
+        names = (*field.metadata["also"], field.name)
+        flags = ["--" + name.replace("_", "-") for name in names]
+        parser.add_argument(*flags, dest=field.name, **options)
 
 
 def _help(sentences: str) -> str:

@@ -171,21 +171,30 @@ def warn_of_memory(model: "Decoder", model_bytes: int, **sizes: int) -> None:
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-def add_model_flags(parser: argparse.ArgumentParser, *, is_named: bool = True) -> None:
-    """Adds the flags; unless the model `is_named`, its flag is an argument that may be left out."""
+def add_model_flags(
+    parser: argparse.ArgumentParser, *, takes_adapter: bool = True, takes_dtype: bool = True
+) -> None:
+    """Adds the flags of a model, without those that the command does not take."""
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model" if is_named else "model",
-        nargs=None if is_named else "?",
-        help="folder or Hub repository of the model; default: the model in the package",
-    )
-    group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    add_adapter_flag(group)
+    add_source_flags(group, "; default: the model in the package")
+    if takes_adapter:
+        add_adapter_flag(group)
     add_latent_flag(group)
     add_plugin_flag(group)
+    if takes_dtype:
+        group.add_argument(
+            "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
+        )
+
+
+def add_source_flags(
+    group: argparse._ActionsContainer, more: str, *, is_required: bool = False
+) -> None:
+    """Adds the flags that say where a model lies; `more` is what else its users must know."""
     group.add_argument(
-        "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
+        "--model", required=is_required, help=f"folder or Hub repository of the model{more}"
     )
+    group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
 
 
 def model_source(args: argparse.Namespace) -> str | Path:

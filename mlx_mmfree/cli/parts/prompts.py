@@ -65,13 +65,12 @@ def read_prompts(file: Path) -> list[str]:
         text = read_text(file, _MAX_BYTES)
     except OSError as error:
         raise UsageError(
-            f"[prompt] 'prompts_file' must be a UTF-8 text file but '{file}' cannot be read: "
-            f"{error}."
+            f"[prompt] 'data' must be a UTF-8 text file but '{file}' cannot be read: {error}."
         ) from error
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise UsageError(
-            f"[prompt] 'prompts_file' must hold a prompt but '{file}' is empty. Write one on each line."
+            f"[prompt] 'data' must hold a prompt but '{file}' is empty. Write one on each line."
         )
     for n, line in lines:
         _check_size(len(line.encode()), f"'{file}' line {n}")
@@ -118,7 +117,12 @@ def add_template_flags(group: Any, *, can_ignore: bool = True) -> None:
             action="store_true",
             help="read the bare prompt even if the tokenizer has a chat template",
         )
+    add_template_args_flag(group)
+
+
+def add_template_args_flag(group: Any) -> None:
     group.add_argument(
+        "--chat-template-args",
         "--chat-template-config",
         type=json_object,
         help="JSON object with further variables of the chat template",
@@ -143,6 +147,10 @@ def add_end_flags(group: Any, *, max_tokens: int) -> None:
         default=max_tokens,
         help="largest number of tokens to write (%(default)s)",
     )
+    add_end_token_flag(group)
+
+
+def add_end_token_flag(group: Any) -> None:
     group.add_argument(
         "--extra-eos-token",
         nargs="+",
@@ -249,15 +257,17 @@ def add_texts(parser: argparse.ArgumentParser, purpose: str, *, is_required: boo
     source = parser.add_mutually_exclusive_group(required=is_required)
     source.add_argument("--text", help=f"text {purpose}; '-' reads standard input")
     source.add_argument(
-        "--texts-file", type=Path, help="text file with a text on each line, or a .jsonl file"
+        "--data",
+        "--texts-file",
+        type=Path,
+        metavar="FILE",
+        help="text file with a text on each line, or a .jsonl file",
     )
 
 
 def given_texts(args: argparse.Namespace) -> list[str]:
     """The texts that the flags give."""
-    if args.texts_file is None:
-        return [given_prompt(args.text)]
-    return read_prompts(args.texts_file)
+    return [given_prompt(args.text)] if args.data is None else read_prompts(args.data)
 
 
 def opened_as(

@@ -1,4 +1,4 @@
-"""`mmfree show attention`: draws the weights by which layers and heads mix a text.
+"""Draws the weights by which layers and heads mix a text.
 
 Softmax attention shows its weights; recurrences and linear attention those of their unrolled form.
 """
@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ...errors import UsageError, install_extra
-from .command import CommandParser, argument_errors, check_writable, command
-from .flags import number_list, positive
-from .loading import DTYPES, add_memory_flags, dtype_of, limited_memory, model_name, model_source
+from .command import argument_errors, check_writable
+from .flags import add_picture_flag, number_list, positive
+from .loading import (
+    add_memory_flags,
+    add_model_flags,
+    dtype_of,
+    limited_memory,
+    model_name,
+    model_source,
+)
 from .prompts import given_prompt
-from .show_model import add_checkpoint_flags
 
 if TYPE_CHECKING:
     from ...evaluation.maps import LayerMaps
@@ -29,12 +35,11 @@ _MOST_TOKENS = 256
 Labels = dict[str, list[str]]
 
 
-def build_parser() -> CommandParser:
-    parser = CommandParser(prog="mmfree show attention", description=__doc__)
-    add_checkpoint_flags(parser)
-    parser.add_argument(
-        "--dtype", choices=DTYPES, help="float type to compute in; default: the checkpoint's"
-    )
+USUAL = "--model --prompt --target --layers --heads --max-tokens --picture"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser, takes_adapter=False)
     parser.add_argument(
         "--prompt", required=True, help="text that is read; '-' reads standard input"
     )
@@ -61,20 +66,12 @@ def build_parser() -> CommandParser:
         help=f"number of first tokens of the prompt that are read and drawn, at most {_MOST_TOKENS} "
         "(%(default)s)",
     )
-    parser.add_argument(
-        "--picture",
-        type=Path,
-        metavar="FILE",
-        default=Path("attention.png"),
-        help="PNG file of the picture; needs matplotlib (%(default)s)",
-    )
+    add_picture_flag(parser, default=Path("attention.png"))
     add_memory_flags(parser)
-    return parser
 
 
-@command
-def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+def show_attention(args: argparse.Namespace) -> None:
+    """Draws the weights, as the flags ask."""
     if args.max_tokens > _MOST_TOKENS:
         raise UsageError(
             f"[show] 'max_tokens' must be at most {_MOST_TOKENS} but got {args.max_tokens}."
@@ -113,7 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     draw_maps(drawn, labels, f"Weights of {model_name(args)}: rows read from columns", args.picture)
     _report(args, drawn, depth)
-    return 0
 
 
 def _maps(

@@ -245,12 +245,12 @@ def _card(
     else:
         form = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
     checkpoint = open_checkpoint(folder)
-    command = shlex.join(["mmfree", "upload", "--path", folder.name, "--repo", repository])
+    words = ["mmfree", "upload", "--model", folder.name, "--upload-repo", repository]
     return model_card(
         ModelCard(
             name=repository,
             format=form,
-            command=command,
+            command=shlex.join(words),
             relation="adapter" if checkpoint.keeps_adapter else None,
             source=read_source_card(folder),
             pipeline=pipeline_of(folder),

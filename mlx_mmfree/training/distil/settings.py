@@ -61,9 +61,13 @@ class DistilSettings(CorpusSettings, TeacherSettings):
     model: str = setting(
         "Folder or Hub repository of the teacher, a transformer of the Llama family.",
         has_flag=False,
+        holds="model",
     )
     path: str = setting(
-        "Folder of the run, for the stages, the student and the figures.", has_flag=False
+        "Folder of the run, for the stages, the student and the figures.",
+        has_flag=False,
+        also=("output",),
+        holds="path",
     )
     to: tuple[str | Mapping[str, Any], ...] = setting(
         "What takes the place of attention: names of token mixers, which repeat from layer to "
@@ -83,13 +87,18 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         "New mixers begin with random weights alone, not as the attention where they can.", False
     )
     data: tuple[str, ...] = setting(
-        "Texts or token files to learn from.", rule=_SOME, reader=_texts, has_flag=False
+        "Texts or token files to learn from.",
+        rule=_SOME,
+        reader=_texts,
+        has_flag=False,
+        holds="path",
     )
     valid: tuple[str, ...] = setting(
         "Held-out texts or token files. The first one picks the best weights of each stage.",
         (),
         reader=_texts,
         has_flag=False,
+        holds="path",
     )
     mixers_steps: int = setting(
         "Steps of the first stage, in which each new mixer learns to give what attention gives, "
@@ -190,7 +199,7 @@ def read_settings(path: Path | None, given: Mapping[str, Any]) -> DistilSettings
     """The settings of a run from a YAML file, or without one.
 
     Args:
-        path: The file; its paths are relative to where the command runs.
+        path: The file; its paths are relative to it.
         given: Values that win over those of the file, unless they are `None`.
 
     Raises:
@@ -199,5 +208,6 @@ def read_settings(path: Path | None, given: Mapping[str, Any]) -> DistilSettings
     values = {} if path is None else read_mapping(path, "distil")
     if path is not None:
         load_named(values, path)
+        values = DistilSettings.beside(values, path)
     values |= {name: value for name, value in given.items() if value is not None}
     return DistilSettings.made(values, "the settings" if path is None else f"'{path}'")

@@ -1,0 +1,160 @@
+"""One thing is one flag: what help shows, what it only names, and which older names still work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.cli.parts.command import MLX_LM, CommandParser
+from tests.cli.flags_of_commands import counts, first_name, flags, parsers
+from tests.cli.test_mlx_lm_flags import OURS, their_flags
+
+PARSERS = {parser.prog.removeprefix("mmfree "): parser for parser in parsers()}
+# a command, an older name of a flag, and the flag
+OLDER = [
+    ("audit", "--output", "--picture"),
+    ("audit", "--position", "--positions"),
+    ("bench", "--plot", "--picture"),
+    ("classify", "--map", "--picture"),
+    ("classify", "--texts-file", "--data"),
+    ("translate", "--texts-file", "--data"),
+    ("generate", "--prompts-file", "--data"),
+    ("convert", "--text-file", "--data"),
+    ("fuse", "--text-file", "--data"),
+    ("perplexity", "--text-file", "--data"),
+    ("distil", "--path", "--output"),
+    ("upload", "--repo", "--upload-repo"),
+]
+THEIRS = [
+    ("convert", "--mlx-path", "--output"),
+    ("convert", "--hf-path", "--model"),
+    ("fuse", "--save-path", "--output"),
+    ("fuse", "--data-path", "--data"),
+    ("evaluate", "--output-dir", "--output"),
+    ("lora", "--adapter-path", "--output"),
+    ("lora", "--iters", "--steps"),
+    ("lora", "--max-seq-length", "--sequence-length"),
+    ("lora", "--grad-accumulation-steps", "--accumulation-steps"),
+    ("perplexity", "--data-path", "--data"),
+    ("upload", "--path", "--model"),
+    *((name, "--chat-template-config", "--chat-template-args") for name in ("chat", "generate")),
+]
+# what a flag means everywhere, and where the word means something else
+MEANINGS = {
+    "--model": "model",
+    "--seed": "seed|drawn",
+    "--picture": "PNG file",
+    "--output": "folder",
+    "--json": "JSON object",
+    "--plugin": "Python file",
+    "--overwrite": "replace",
+}
+
+
+def help_of(name: str, flag: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ending:
+        main([*name.split(), flag])
+    assert ending.value.code == 0
+    return capsys.readouterr().out
+
+
+def names_in(text: str) -> set[str]:
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+
+
+def test_the_number_of_flags() -> None:
+    found = counts()
+    assert found["flags"] <= 511 and found["distinct"] <= 188
+    assert found["usual"] <= 179 and found["distinct usual"] <= 79
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_fits_a_newcomer(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = help_of(name, "--help", capsys)
+    parser = PARSERS[name]
+    usual = list(filter(parser.is_explained, flags(parser)))
+    assert len(usual) <= 14 and shown.count("\n") <= 50
+    known = {each for flag in flags(parser) for each in flag.option_strings}
+    assert set(parser.usual.split()) <= known
+    assert {first_name(flag) for flag in usual} <= names_in(shown)
+    rare = {first_name(flag) for flag in flags(parser) if flag not in usual}
+    assert rare & names_in(shown) <= MLX_LM | names_in(parser.epilog or "")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_all_explains_all(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = PARSERS[name]
+    known = {each for flag in flags(parser) for each in flag.option_strings}
+    shown = help_of(name, "--help-all", capsys)
+    assert {each for each in known if each.startswith("--")} <= names_in(shown)
+    assert not any(flag.help is None for flag in flags(parser))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_help_names_all_that_mlx_lm_has(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = PARSERS[name]
+    shared = their_flags(name) & {each for flag in flags(parser) for each in flag.option_strings}
+    shown = names_in(help_of(name, "--help", capsys))
+    assert {each for each in shared if each.startswith("--")} <= shown
+
+
+def test_names_of_mlx_lm_are_theirs() -> None:
+    theirs = set().union(*map(their_flags, OURS))
+    assert theirs >= MLX_LM
+
+
+@pytest.mark.parametrize(("name", "older", "flag"), [*OLDER, *THEIRS])
+def test_each_name_is_the_same_flag(
+    name: str, older: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = PARSERS[name]._option_string_actions
+    assert known[older] is known[flag]
+    assert {older, flag} <= names_in(help_of(name, "--help-all", capsys))
+    shown = names_in(help_of(name, "--help", capsys))
+    assert (older in shown) == ((name, older, flag) in THEIRS)
+
+
+def test_a_flag_means_one_thing() -> None:
+    for parser in PARSERS.values():
+        for flag in flags(parser):
+            for name, words in MEANINGS.items():
+                if first_name(flag) == name:
+                    assert re.search(words, str(flag.help)), (parser.prog, name)
+
+
+@pytest.mark.parametrize(
+    "words", [["tiny", "out"], ["out"], ["--output", "out", "--model", "tiny"]]
+)
+def test_what_was_told_by_position(words: list[str]) -> None:
+    args = PARSERS["export"].parse_args(words)
+    assert args.output == "out" and args.model == ("tiny" if "tiny" in words else None)
+    assert PARSERS["audit"].parse_args(["tiny", "--json"]).model == "tiny"
+    assert PARSERS["audit"].parse_args([]).model is None
+
+
+def test_too_many_positions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "a", "b", "c"]) == 2
+    assert "unrecognized arguments: a b c. See 'mmfree export --help'." in capsys.readouterr().err
+
+
+def test_a_message_names_the_flag_as_it_was_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = str(tmp_path / "absent.txt")
+    for flag in ("--data", "--data-path", "--text-file"):
+        assert main(["perplexity", flag, absent]) == 2
+        assert f"[perplexity] {flag} must be a UTF-8 text file" in capsys.readouterr().err
+    assert main(["perplexity"]) == 2
+    assert "required: --data/--data-path. See" in capsys.readouterr().err
+    assert main(["lora", "--train", "--data", str(tmp_path), "--iters", "0"]) == 2
+    assert "--iters must be positive" in capsys.readouterr().err
+
+
+def test_a_command_without_usual_flags_explains_all() -> None:
+    parser = CommandParser(prog="mmfree own", description="`mmfree own`: does this.")
+    parser.add_argument("--this", "--that", action="store_true", help="do it")
+    assert "--this" in parser.format_help() and "--that" not in parser.format_help()

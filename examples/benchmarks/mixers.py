@@ -25,7 +25,7 @@ from mixer_report import (
 from tqdm import tqdm
 
 from mlx_mmfree.cli.parts.command import CommandParser, check_writable, command
-from mlx_mmfree.cli.parts.flags import gigabytes, non_negative, positive
+from mlx_mmfree.cli.parts.flags import add_picture_flag, gigabytes, non_negative, positive
 from mlx_mmfree.errors import CheckpointError, MeasurementError, UsageError
 from mlx_mmfree.evaluation.benchmark import Record, measure
 from mlx_mmfree.files.reading import read_json_object, write_json
@@ -134,12 +134,7 @@ def _add_output_flags(group: Any) -> None:
         metavar="FILE",
         help="JSON file that keeps each figure; what it holds is not measured again",
     )
-    group.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="PNG file for a picture with fitted slopes; needs matplotlib",
-    )
+    add_picture_flag(group, "--plot", what="draw the figures with fitted slopes")
 
 
 @command
@@ -157,8 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = new_report(settings)
     _read(args.results, report)
     stops = _measure(args, names, settings, report)
-    if args.plot is not None and report.cells:
-        plot_mixers(report, args.plot)
+    if args.picture is not None and report.cells:
+        plot_mixers(report, args.picture)
     if args.json:
         print(json.dumps(report.to_json() | {"is_complete": not stops}))
     else:
@@ -201,13 +196,13 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(
             "[bench] 'work' must be forward or backward with 'spatial' but got decoding. Leave it out."
         )
-    if args.plot is not None:
+    if args.picture is not None:
         if find_spec("matplotlib") is None:
             raise UsageError(
-                "[bench] 'plot' needs the package matplotlib, which is not installed. Install it: pip "
-                "install matplotlib"
+                "[bench] 'picture' needs the package matplotlib, which is not installed. Install it: "
+                "pip install matplotlib"
             )
-        check_writable("[bench] 'plot'", args.plot)
+        check_writable("[bench] 'picture'", args.picture)
     if args.results is not None:
         check_writable("[bench] 'results'", args.results)
 

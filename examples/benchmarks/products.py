@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -15,7 +14,7 @@ from random_models import add_config_flag, has_dense_head, random_packed
 from roofline import plot_roofline
 
 from mlx_mmfree.cli.parts.command import CommandParser, check_writable, command
-from mlx_mmfree.cli.parts.flags import positive
+from mlx_mmfree.cli.parts.flags import add_picture_flag, positive
 from mlx_mmfree.cli.parts.loading import DTYPES
 from mlx_mmfree.cli.parts.show_attention import require_matplotlib
 from mlx_mmfree.errors import MeasurementError, UsageError
@@ -388,9 +387,7 @@ def build_parser() -> CommandParser:
     output.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
-    output.add_argument(
-        "--plot", type=Path, metavar="FILE", help="PNG file for the roofline; needs matplotlib"
-    )
+    add_picture_flag(output, "--plot", what="draw the roofline")
     return parser
 
 
@@ -468,9 +465,9 @@ def _add_amount_flags(group: Any) -> None:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.plot is not None:
-        require_matplotlib("plot", "bench")
-        check_writable("[bench] 'plot'", args.plot)
+    if args.picture is not None:
+        require_matplotlib("picture", "bench")
+        check_writable("[bench] 'picture'", args.picture)
     reports = benchmark(
         _settings(args),
         _threads(args),
@@ -480,8 +477,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     stops: list[BaseException] = []
     whole = join(_until_stopped(reports, stops), _ignore if args.json else _show)
-    if args.plot is not None and whole.figures:
-        plot_roofline(whole.machine, whole.figures, args.plot)
+    if args.picture is not None and whole.figures:
+        plot_roofline(whole.machine, whole.figures, args.picture)
     if args.json:
         print(json.dumps(whole.to_json() | {"is_complete": not stops}))
     for stop in stops:

@@ -65,8 +65,9 @@ def names_in(text: str) -> set[str]:
 
 def test_the_number_of_flags() -> None:
     found = counts()
-    assert found["flags"] <= 511 and found["distinct"] <= 188
-    assert found["usual"] <= 179 and found["distinct usual"] <= 79
+    # it was 512, of 189 names, and 180 usual ones, of 80 names, with room for one more command
+    assert found["flags"] <= 530 and found["distinct"] <= 195
+    assert found["usual"] <= 190 and found["distinct usual"] <= 84
 
 
 @pytest.mark.parametrize("name", PARSERS)

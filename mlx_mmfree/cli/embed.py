@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, cast
 from ..errors import UsageError
 from ..files.reading import read_text
 from .parts.command import CommandParser, command
-from .parts.flags import add_plugin_flag
-from .parts.loading import add_memory_flags, limited_memory
-from .parts.prompts import given_prompt, opened_as, read_prompts, texts_bar
+from .parts.flags import add_json_flag, add_plugin_flag
+from .parts.loading import add_memory_flags, add_source_flags, limited_memory
+from .parts.prompts import add_texts_file, given_prompt, opened_as, read_prompts, texts_bar
 from .parts.terminal import aligned
 
 if TYPE_CHECKING:
@@ -25,25 +25,19 @@ _MOST_BYTES = 8_000_000
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree embed",
+        usual="--model --text --data --prompt-name --similarity --json",
         description=__doc__,
         epilog="Each line of the output is a JSON object with a text, or the name of its file, and its "
         "vector of length 1.",
     )
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="folder or Hub repository of the model, such as microsoft/bitnet-embedding-0.6b",
-    )
-    parser.add_argument("--revision", help="branch, tag or commit of the Hub repository")
+    add_source_flags(parser, ", such as microsoft/bitnet-embedding-0.6b", is_required=True)
     add_plugin_flag(parser)
     group = parser.add_argument_group("texts")
     group.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="text files, each of which is one text"
     )
     group.add_argument("--text", nargs="+", help="texts to embed; '-' reads standard input")
-    group.add_argument(
-        "--texts-file", type=Path, help="text file with a text on each line, or a .jsonl file"
-    )
+    add_texts_file(group)
     parser.add_argument(
         "--pooling",
         choices=("first", "last", "mean"),
@@ -59,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print a table of the cosine of each two texts, in place of the vectors",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json_flag(parser)
     add_memory_flags(parser)
     return parser
 
@@ -109,15 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _given(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """What the texts are called, and the texts."""
-    given = [name for name in ("files", "text", "texts_file") if getattr(args, name)]
+    given = [name for name in ("files", "text", "data") if getattr(args, name)]
     if len(given) != 1:
         raise UsageError(
-            "[embed] the input must be text files, --text or --texts-file, one of them, but got "
+            "[embed] the input must be text files, --text or --data, one of them, but got "
             f"{' and '.join(given) or 'none'}. See 'mmfree embed --help'."
         )
     if args.files:
         return list(map(str, args.files)), list(map(_text_of, args.files))
-    texts = read_prompts(args.texts_file) if args.texts_file else list(map(given_prompt, args.text))
+    texts = read_prompts(args.data) if args.data else list(map(given_prompt, args.text))
     return texts, texts
 
 

@@ -62,7 +62,7 @@ def test_similarity_and_prompts(model: str, capsys: Captured) -> None:
 def test_refused(model: str, tmp_path: Path, capsys: Captured) -> None:
     for flags, words in (
         ([], "one of them, but got none"),
-        (["--text", "a", "--texts-file", "b"], "but got text and texts_file"),
+        (["--text", "a", "--texts-file", "b"], "but got text and data"),
         ([str(tmp_path / "missing.txt")], "cannot be read"),
         (["--text", "a", "--prompt-name", "passage"], "must be one of the model's prompts"),
         (["--text", ""], "must hold no empty text"),

@@ -256,7 +256,11 @@ def add_texts(parser: argparse.ArgumentParser, purpose: str, *, is_required: boo
     """Adds the flags for one text or a file of several; `purpose` such as "to translate"."""
     source = parser.add_mutually_exclusive_group(required=is_required)
     source.add_argument("--text", help=f"text {purpose}; '-' reads standard input")
-    source.add_argument(
+    add_texts_file(source)
+
+
+def add_texts_file(group: Any) -> None:
+    group.add_argument(
         "--data",
         "--texts-file",
         type=Path,

@@ -84,13 +84,13 @@ def _check(args: argparse.Namespace) -> None:
 def _certificate(args: argparse.Namespace) -> "Certificate":
     from ..evaluation.audit import certify
     from ..evaluation.audit.skeleton import read_config, skeleton
-    from ..hub.checkpoint.load import open_model
+    from ..hub.checkpoint.load import OpenedModel
 
     if args.config is not None:
         return certify(
             skeleton(read_config("audit", args.config), loading.dtype_of(args)), args.positions
         )
-    opened = open_model(
+    opened = OpenedModel(
         loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
     )
     with loading.limited_memory(args, opened.nbytes):

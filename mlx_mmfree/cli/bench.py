@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source, name = str(model_source(args)), args.model or "packaged model"
     _check(args)
     from ..evaluation.benchmark import computing_threads
-    from ..hub.checkpoint.load import open_model
+    from ..hub.checkpoint.load import OpenedModel
     from ..models import check_causal
     from ..platform.device import device_info
     from ..version import __version__
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"[bench] 'threads' must be left out where a GPU computes but got {args.threads[0]}."
         )
     # downloads the model, if need be, before anything is measured
-    opened = open_model(source, args.revision, latent=args.latent)
+    opened = OpenedModel(source, args.revision, latent=args.latent)
     check_causal(opened.model)
     device = device_info()
     machine: dict[str, Any] = {

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(args)
     from ..hub import Tokenizer
     from ..hub.adapters.adapter_folder import read_adapter
-    from ..hub.checkpoint.load import open_model
+    from ..hub.checkpoint.load import OpenedModel
     from ..training.data_parallel import DataParallel
     from ..training.fine_tune import check_fine_tunable, plan_fine_tune
     from ..training.fine_tune_data import read_data
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     group = connected(args, "lora")
     is_full = settings.is_full and bool(args.train)
     args.dtype = "float32" if is_full else settings.dtype
-    opened = open_model(
+    opened = OpenedModel(
         loading.model_source(args),
         args.revision,
         loading.dtype_of(args),
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     check_fine_tunable(opened.model)
     other = settings.teacher or settings.reference_model_path
-    companion = None if other is None else open_model(other)
+    companion = None if other is None else OpenedModel(other)
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
     adapter = None
     if not args.train and not settings.is_full and settings.adapter_path:

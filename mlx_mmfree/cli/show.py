@@ -53,9 +53,9 @@ def _show_weights(args: argparse.Namespace) -> None:
         show_attention.require_matplotlib("picture")
         check_writable("[show] 'picture'", args.picture)
     from ..evaluation.trits import count_trits, draw_trits
-    from ..hub.checkpoint.load import open_model
+    from ..hub.checkpoint.load import OpenedModel
 
-    opened = open_model(loading.model_source(args), args.revision, latent=args.latent)
+    opened = OpenedModel(loading.model_source(args), args.revision, latent=args.latent)
     with loading.limited_memory(args, opened.nbytes):
         found = count_trits(opened.load())
     if not found:
@@ -87,9 +87,9 @@ def _add_tree_flags(parser: argparse.ArgumentParser) -> None:
 
 def _show_tree(args: argparse.Namespace) -> None:
     from ..evaluation.model_tree import all_parts, model_tree, tree_rows
-    from ..hub.checkpoint.load import open_model
+    from ..hub.checkpoint.load import OpenedModel
 
-    opened = open_model(
+    opened = OpenedModel(
         loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
     )
     with loading.limited_memory(args, opened.nbytes):

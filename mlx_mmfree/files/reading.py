@@ -232,10 +232,21 @@ def parse_json(
         raise ValueError(f"must be JSON but is not: {error}") from error
     except RecursionError as error:
         raise ValueError(f"must be nested at most {MAX_DEPTH} deep") from error
-    _check(value, has_surrogates=_ESCAPED_SURROGATE.search(text) is not None)
     if found:
         _check_infinite(value, found, infinite_keys)
-    return value
+    # a text that is escaped as half a pair cannot be encoded as UTF-8
+    has_surrogates = _ESCAPED_SURROGATE.search(text) is not None
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        if has_surrogates and any(map(_has_surrogate, level)):
+            raise ValueError("must hold valid Unicode but has half of a surrogate pair")
+        entries = (
+            entry for part in level for entry in (part.values() if isinstance(part, dict) else part)
+        )
+        level = [entry for entry in entries if isinstance(entry, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(f"must be nested at most {MAX_DEPTH} deep")
 
 
 def _check_infinite(value: Any, found: list[str], keys: Collection[str]) -> None:
@@ -270,21 +281,6 @@ def _finite(text: str) -> float:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"must have finite numbers but got {name}")
-
-
-def _check(value: Any, *, has_surrogates: bool) -> None:
-    """Refuses values that are nested too deeply, and texts that cannot be encoded as UTF-8."""
-    level: list[Any] = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        if has_surrogates and any(map(_has_surrogate, level)):
-            raise ValueError("must hold valid Unicode but has half of a surrogate pair")
-        entries = (
-            entry for part in level for entry in (part.values() if isinstance(part, dict) else part)
-        )
-        level = [entry for entry in entries if isinstance(entry, (dict, list))]
-        if not level:
-            return
-    raise ValueError(f"must be nested at most {MAX_DEPTH} deep")
 
 
 def _has_surrogate(part: dict[str, Any] | list[Any]) -> bool:

@@ -105,7 +105,14 @@ class _TernaryLinear(Matrix, nn.Module):
             self.freeze(recurse=False, keys=list(self.kept))
 
     def packed_room(self) -> "PackedBitLinear":
-        packed = PackedBitLinear(self.input_dims, self.output_dims, **self._options())
+        packed = PackedBitLinear(
+            self.input_dims,
+            self.output_dims,
+            "bias" in self,
+            norm_eps=self._norm_eps,
+            rounding=self._rounding,
+            quantize_activations=self._quantize_activations,
+        )
         for name in ("norm", "bias"):
             if name in self:
                 packed[name] = self[name]
@@ -116,14 +123,6 @@ class _TernaryLinear(Matrix, nn.Module):
         trits, packed.scale = ternarize(weight)
         packed.weight = pack_ternary(trits)
         return packed
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "bias": "bias" in self,
-            "norm_eps": self._norm_eps,
-            "rounding": self._rounding,
-            "quantize_activations": self._quantize_activations,
-        }
 
     def _extra_repr(self) -> str:
         return (

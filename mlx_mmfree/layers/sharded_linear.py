@@ -71,7 +71,15 @@ class ShardedToAllBitLinear(PackedBitLinear):
 
     def __init__(self, linear: PackedBitLinear, group: Group):
         width = linear.input_dims // group.size()
-        super().__init__(width, linear.output_dims, **linear._options())
+        eps, rounding, quantize = linear.activations
+        super().__init__(
+            width,
+            linear.output_dims,
+            "bias" in linear,
+            norm_eps=eps,
+            rounding=rounding,
+            quantize_activations=quantize,
+        )
         self._group = group
         start = group.rank() * width
         self.weight = packed_columns(linear.weight, linear.input_dims, start, start + width)

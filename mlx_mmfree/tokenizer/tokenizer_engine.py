@@ -41,6 +41,9 @@ class TokenizerEngine:
         special: The tokens that other files call special, as in `Description` but without ids.
         is_alone: Whether the process is its own. The package may then encode as for batches, which takes
             a fifth of the time; it starts threads for that, which the program of a user may not want.
+
+    Attributes:
+        description: What the file holds.
     """
 
     def __init__(
@@ -59,9 +62,6 @@ class TokenizerEngine:
         parts = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         # normalizer and pre-tokenizer, by what stands before a text; others are made when asked for
         self._parts: dict[Before, tuple[Any, Any]] = {"nothing": parts}
-
-    def describe(self) -> Description:
-        """The description of the file."""
         added = self._tokenizer.get_added_tokens_decoder()
         bare = _checked(self._tokenizer.encode("a", add_special_tokens=False).ids, "a")
         framed = _checked(self._tokenizer.encode("a", add_special_tokens=True).ids, "a")
@@ -69,7 +69,7 @@ class TokenizerEngine:
         starts = [n for n in range(len(framed) - count + 1) if framed[n : n + count] == bare]
         if not starts:
             raise ValueError("the post-processor changes the tokens of the text")
-        return Description(
+        self.description = Description(
             special=[
                 (token.content, number, token.lstrip, token.rstrip, token.single_word)
                 for number, token in added.items()
@@ -178,5 +178,5 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
     if name == "read":
         data, special = arguments
         _engines[:] = [TokenizerEngine(data, special, is_alone=True)]
-        return {"ids": _engines[0].ids(), **asdict(_engines[0].describe())}
+        return {"ids": _engines[0].ids(), **asdict(_engines[0].description)}
     return {"ids": _engines[0].encode(*arguments)}

@@ -207,8 +207,15 @@ _DECODERS = frozenset(("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replac
 
 def is_known(document: Mapping[str, Any]) -> bool:
     """Whether a `tokenizer.json` may be read and used without limits on time and memory."""
+    model = document.get("model")
+    kind = model.get("type") if isinstance(model, dict) else None
+    if kind == "BPE":
+        whole = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
+        is_plain = isinstance(model.get("vocab"), dict) and not any(map(model.get, whole))
+    else:
+        is_plain = kind == "Unigram" and _is_known_unigram(model)
     sections = [_steps(document.get(part), name) for part, name in _SECTIONS.items()]
-    if not _is_known_model(document.get("model")) or None in sections:
+    if not is_plain or None in sections:
         return False
     normalizers, pre_tokenizers, processors, decoders = (steps or [] for steps in sections)
     if math.prod(map(_step_growth, normalizers)) > _MAX_GROWTH:
@@ -273,14 +280,9 @@ def _step_shrinkage(step: Mapping[str, Any]) -> float:
     return _NORMALIZER_SHRINKAGES.get(str(kind), math.inf)
 
 
-def _is_known_model(model: Any) -> bool:
-    if not isinstance(model, dict):
-        return False
+def _is_known_unigram(model: Mapping[str, Any]) -> bool:
     vocabulary = model.get("vocab")
-    if model.get("type") == "BPE":
-        whole = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")
-        return isinstance(vocabulary, dict) and all(not model.get(name) for name in whole)
-    if model.get("type") != "Unigram" or not isinstance(vocabulary, list):
+    if not isinstance(vocabulary, list):
         return False
     if not 0 < len(vocabulary) <= _MAX_UNIGRAM_PIECES or not all(map(_is_scored, vocabulary)):
         return False
@@ -481,7 +483,7 @@ class JsonVocabulary:
             self.longest: int | None = None
             if is_known(document):
                 self._engine = TokenizerEngine(data, special)
-                found = self._engine.describe()
+                found = self._engine.description
                 # the package takes as long to give out its table as to read the file
                 pieces = document["model"]["vocab"]
                 if isinstance(pieces, list):

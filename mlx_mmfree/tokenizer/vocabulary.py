@@ -2,6 +2,7 @@
 
 import codecs
 import operator
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -416,15 +417,16 @@ def _listed_tokens(
 
 def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
     """The templates by name. Files go before the configuration, and empty ones do not count."""
-    listed = tokenizer_files(file.parent)
-    own = {"default": listed[TEMPLATE_FILE]} if TEMPLATE_FILE in listed else {}
-    folder = [path for name, path in listed.items() if name.startswith(f"{TEMPLATES_FOLDER}/")]
+    own, folder = file.with_name(TEMPLATE_FILE), []
+    if os.path.lexists(file.with_name(TEMPLATES_FOLDER)):
+        listed = tokenizer_files(file.parent).items()
+        folder = [path for name, path in listed if name.startswith(f"{TEMPLATES_FOLDER}/")]
     if len(folder) > _MOST_TEMPLATES:
         raise CheckpointError(
             f"[tokenizer] '{file.parent / TEMPLATES_FOLDER}' must hold at most {_MOST_TEMPLATES} chat "
             f"templates but holds {len(folder)}. Remove those that are not used."
         )
-    files = {path.stem: path for path in folder} | own
+    files = {path.stem: path for path in folder} | ({"default": own} if own.is_file() else {})
     texts = {name: _template_text(path) for name, path in files.items()}
     value, written = config.get("chat_template"), {}
     named = value if isinstance(value, Mapping) else {"default": value}

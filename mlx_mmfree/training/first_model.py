@@ -10,7 +10,7 @@ from mlx.utils import tree_unflatten
 
 from ..errors import CheckpointError, DownloadError, TrainingError, UnsupportedModelError
 from ..hub import Tokenizer
-from ..hub.checkpoint.load import OpenedModel, load_text_tokenizer, open_model
+from ..hub.checkpoint.load import OpenedModel, load_text_tokenizer
 from ..layers.matrix import matrices, matrix_of, parameters
 from ..models import (
     Decoder,
@@ -273,7 +273,7 @@ def _opened(settings: Settings, name: str, **options: Any) -> OpenedModel:
     value = str(getattr(settings, name))
     local = settings.path(value)
     try:
-        return open_model(local if local.exists() else value, **options)
+        return OpenedModel(local if local.exists() else value, **options)
     except (CheckpointError, DownloadError) as error:
         raise type(error)(str(error).replace("'path_or_repo'", f"'{name}'")) from error
 

@@ -86,7 +86,7 @@ def test_a_model_that_reads_no_texts(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = SimpleNamespace(model=nn.Linear(2, 2), nbytes=0)
-    monkeypatch.setattr(load, "open_model", lambda *given, **named: other)
+    monkeypatch.setattr(load, "OpenedModel", lambda *given, **named: other)
     picture = str(tmp_path / "a.png")
     error = _refused(capsys, "attention", "--prompt", "a", "--picture", picture)
     assert "--model must read texts but 'demo' is a Linear." in error

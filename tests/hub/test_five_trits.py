@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.forms import five_trits
-from mlx_mmfree.hub.checkpoint.load import open_model
+from mlx_mmfree.hub.checkpoint.load import OpenedModel
 from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import pack_ternary
@@ -155,7 +155,7 @@ class TestUnpacked:
         two, unpacked = load_model(tmp_path / "two"), load_model(folder, **options)
         found = tree_flatten(unpacked.parameters())
         assert all(array.dtype != mx.uint8 for _, array in found)
-        assert open_model(folder).nbytes == sum(array.nbytes for _, array in found)
+        assert OpenedModel(folder).nbytes == sum(array.nbytes for _, array in found)
         for tokens in (TOKENS, TOKENS[:1, :1]):
             assert mx.array_equal(two(tokens)[0], unpacked(tokens)[0])
         save_model(tmp_path / "saved", unpacked)

@@ -17,7 +17,7 @@ from mlx_mmfree.files.checkpoint_files import CONFIG_FILE
 from mlx_mmfree.files.tensors import TensorEntry
 from mlx_mmfree.hub import convert, load, load_model, load_tokenizer, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint import weights
-from mlx_mmfree.hub.checkpoint.load import open_model
+from mlx_mmfree.hub.checkpoint.load import OpenedModel
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.architecture import Config
@@ -192,7 +192,7 @@ class TestPackCache:
         del tensors["model.norm.weight"]
         mx.save_safetensors(str(file), tensors, metadata)
         capsys.readouterr()
-        opened = open_model(folders["masters"])
+        opened = OpenedModel(folders["masters"])
         assert "is made again" in capsys.readouterr().err
         assert opened.nbytes == want == nbytes(opened.load())
 
@@ -200,10 +200,10 @@ class TestPackCache:
     def test_size_is_that_of_the_source(
         self, folders: dict[str, Path], cache: Path, form: str
     ) -> None:
-        first = open_model(folders[form])
+        first = OpenedModel(folders[form])
         want = first.nbytes
         assert nbytes(first.load()) == want
-        assert open_model(folders[form]).nbytes == want
+        assert OpenedModel(folders[form]).nbytes == want
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -246,7 +246,7 @@ def test_masters_that_are_there_are_not_made_up(folders: dict[str, Path], tmp_pa
         **{name.replace(".", "__"): array for name, array in part.items()},
     )
     want = load_model(folders["masters"], packed=False)
-    opened = open_model(tmp_path / "mixed", packed=False, rebuild_masters=True)
+    opened = OpenedModel(tmp_path / "mixed", packed=False, rebuild_masters=True)
     model = opened.load()
     assert opened.nbytes == nbytes(model) == nbytes(want)
     assert all(type(linear) is BitLinear for linear in (model.head, want.head))

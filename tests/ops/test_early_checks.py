@@ -95,7 +95,7 @@ def test_the_graphs_of_every_architecture_are_built(
 ) -> None:
     """What fails to be built would be checked at its first use alone."""
     folder = checkpoint(tmp_path / "model", model_type, find(model_type).tiny)
-    opened = opened_model.open_model(folder, dtype=dtype)
+    opened = opened_model.OpenedModel(folder, dtype=dtype)
     opened._build_graphs()
     built = {name: array.dtype for name, array in parameters(opened.model).items()}
     loaded = parameters(opened.load())

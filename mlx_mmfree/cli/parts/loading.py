@@ -291,11 +291,11 @@ def loaded(
         UsageError: A flag has a value that does not fit.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
-    from ...hub.checkpoint.load import open_model
+    from ...hub.checkpoint.load import OpenedModel
     from ...models import ImageClassifier, TextEmbedder, check_causal
     from ...models.parts.tensor_parallel import shard
 
-    opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
+    opened = OpenedModel(model_source(args), args.revision, dtype_of(args), latent=args.latent)
     planned: Any = opened.model
     is_of_images = takes_images and isinstance(planned, ImageClassifier)
     if not is_of_images:

@@ -288,9 +288,9 @@ def opened_as(
     Raises:
         UsageError: It is a model of another kind.
     """
-    from ...hub.checkpoint.load import open_model
+    from ...hub.checkpoint.load import OpenedModel
 
-    opened = open_model(args.model, args.revision)
+    opened = OpenedModel(args.model, args.revision)
     planned: Any = opened.model
     if not isinstance(planned, kind):
         raise UsageError(

@@ -80,10 +80,10 @@ def show_attention(args: argparse.Namespace) -> None:
     require_matplotlib("picture")
     check_writable("[show] 'picture'", args.picture)
     from ...evaluation.maps import draw_maps
-    from ...hub.checkpoint.load import open_model
+    from ...hub.checkpoint.load import OpenedModel
     from ...models import TokenModel
 
-    opened = open_model(model_source(args), args.revision, dtype_of(args), latent=args.latent)
+    opened = OpenedModel(model_source(args), args.revision, dtype_of(args), latent=args.latent)
     planned: object = opened.model
     if not isinstance(planned, TokenModel):
         raise UsageError(

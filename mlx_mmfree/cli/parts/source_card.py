@@ -21,10 +21,10 @@ def certificate_section(folder: Path) -> str:
     from ...evaluation.audit import certify
     from ...evaluation.audit.section import section
     from ...hub.adapters.adapter import attach
-    from ...hub.checkpoint.load import open_model
+    from ...hub.checkpoint.load import OpenedModel
 
     try:
-        opened = open_model(folder)
+        opened = OpenedModel(folder)
         return section(certify(attach(opened.without_values(), opened.adapter())))
     except UnsupportedModelError:
         return ""

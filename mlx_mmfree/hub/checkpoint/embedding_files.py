@@ -6,7 +6,7 @@ true `pooling_mode_*`, and perhaps the scaling to length 1, which embeddings hav
 """
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,17 @@ _LIBRARY = "sentence_transformers.models"
 _STEPS = ("Transformer", "Pooling", "Normalize")
 
 
-def with_embedding(
-    config: Mapping[str, Any], tensors: Collection[str], is_embedder: bool
-) -> dict[str, Any]:
+def with_embedding(config: Mapping[str, Any], has_norms: bool, is_embedder: bool) -> dict[str, Any]:
     """The configuration with what other files say: that a model embeds texts, and what is ternary.
 
     Args:
         config: The content of `config.json`.
-        tensors: The names of the tensors. `X.norm.weight` of a projection says that it is a ternary
-            linear of BitNet, with a master as its weight unless the configuration says more.
+        has_norms: Whether there are norms inside projections, which say that these are ternary linears
+            of BitNet, with masters as their weights unless the configuration says more.
         is_embedder: Whether files beside the weights say that the model embeds texts.
     """
     known = architectures().get(str(config.get("model_type")))
     name = getattr(known and known.config, "embedder_class", "")
-    has_norms = any(tensor.endswith("_proj.norm.weight") for tensor in tensors)
     found = dict(config)
     if name and (is_embedder or has_norms):
         found["architectures"] = [name]
@@ -64,7 +61,7 @@ def read_embedding_use(folder: Path) -> EmbeddingUse:
     """
     said: dict[str, Any] = {}
     for name in (PROMPTS_FILE, SENTENCES_FILE):
-        said |= read_json_object(folder / name) if (folder / name).exists() else {}
+        said |= read_json_object(folder / name, is_optional=True)
     prompts = said.get("prompts") or {}
     default = said.get("default_prompt_name")
     is_text = isinstance(prompts, dict) and all(isinstance(each, str) for each in prompts.values())

@@ -83,7 +83,8 @@ def read_gguf_checkpoint(
         _check_link(file)
     metadata, found = read_parts(file)
     architecture = find_form(metadata)
-    if any(tensor.name.endswith("_norm_in.weight") for _, tensor in found):
+    has_norms = any(tensor.name.endswith("_norm_in.weight") for _, tensor in found)
+    if has_norms:
         architecture = replace(architecture, is_ternary=True)
     stored = {tensor.name: (part, tensor) for part, tensor in found}
     _, embedding = stored.get(_EMBEDDING, (file, None))
@@ -103,7 +104,7 @@ def read_gguf_checkpoint(
     config |= _add_biases(file, tensors)
     prefix = metadata["general.architecture"]
     pooling = files_of_pooling(metadata.get(f"{prefix}.pooling_type"))
-    config = with_embedding(config, tensors, bool(pooling))
+    config = with_embedding(config, has_norms, bool(pooling))
     # beside codes, as llama.cpp computes: the norms are float32, and floats of a dtype of 16 bits rare
     usual = mx.float32 if embedding.kind.affine_bits else mx.float16
     dtype = FLOAT_TYPES.get(embedding.kind.name, usual)

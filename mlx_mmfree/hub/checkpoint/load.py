@@ -84,8 +84,7 @@ class OpenedModel:
     """A model whose weights are not loaded yet.
 
     Args:
-        checkpoint: The checkpoint.
-        dtype, packed, rebuild_masters: As for `load`.
+        path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct: As for `load`.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -99,12 +98,22 @@ class OpenedModel:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        path_or_repo: Source,
+        revision: str | None = None,
         dtype: mx.Dtype | None = None,
         packed: bool = True,
+        latent: bool | None = None,
         rebuild_masters: bool = False,
+        direct: bool = False,
     ):
-        self.checkpoint = checkpoint
+        if dtype is not None and dtype not in FLOATS:
+            raise ValueError(
+                f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}. Leave it "
+                "out to keep the checkpoint's."
+            )
+        if not isinstance(path_or_repo, Checkpoint):
+            path_or_repo = open_checkpoint(path_or_repo, revision, latent)
+        self.checkpoint = checkpoint = path_or_repo
         self.keeps_adapter = checkpoint.keeps_adapter
         if not packed:
             checkpoint.refuse_adapter("load", "to be trained further")
@@ -289,26 +298,6 @@ class OpenedModel:
         model.update_modules(tree_unflatten(list(self._training.items())))
 
 
-def open_model(
-    path_or_repo: Source,
-    revision: str | None = None,
-    dtype: mx.Dtype | None = None,
-    packed: bool = True,
-    latent: bool | None = None,
-    rebuild_masters: bool = False,
-    direct: bool = False,
-) -> OpenedModel:
-    """Finds a checkpoint and builds its model without the weights. All is as for `load`."""
-    if dtype is not None and dtype not in FLOATS:
-        raise ValueError(
-            f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}. Leave it out "
-            "to keep the checkpoint's."
-        )
-    if not isinstance(path_or_repo, Checkpoint):
-        path_or_repo = open_checkpoint(path_or_repo, revision, latent)
-    return OpenedModel(path_or_repo, dtype, packed, rebuild_masters)
-
-
 def _cached_skeleton(cache: PackCache) -> Skeleton | None:
     cached = cache.find()
     try:
@@ -329,7 +318,7 @@ def _without_masters(checkpoint: Checkpoint) -> CheckpointError:
     )
 
 
-@with_arguments_of(open_model)
+@with_arguments_of(OpenedModel)
 def load(*args: Any, **options: Any) -> tuple[Any, Any]:
     """Loads a model and what prepares its inputs: a tokenizer, or for images an image processor.
 
@@ -365,12 +354,12 @@ def load(*args: Any, **options: Any) -> tuple[Any, Any]:
         >>> logits.shape
         (1, 3, 2048)
     """
-    opened = open_model(*args, **options)
+    opened = OpenedModel(*args, **options)
     processor = opened.processor()
     return opened.load(), processor
 
 
-@with_arguments_of(open_model)
+@with_arguments_of(OpenedModel)
 def load_model(*args: Any, **options: Any) -> Decoder:
     """Loads a model without a tokenizer.
 
@@ -388,7 +377,7 @@ def load_model(*args: Any, **options: Any) -> Decoder:
         >>> load_model(demo.path(), dtype=mx.float32).dims
         384
     """
-    return open_model(*args, **options).load()
+    return OpenedModel(*args, **options).load()
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:
@@ -458,4 +447,5 @@ def needed_bytes(
         >>> needed_bytes(checkpoint) < needed_bytes(checkpoint, packed=False, rebuild_masters=True)
         True
     """
-    return OpenedModel(checkpoint, dtype, packed, rebuild_masters).nbytes
+    opened = OpenedModel(checkpoint, None, dtype, packed, rebuild_masters=rebuild_masters)
+    return opened.nbytes

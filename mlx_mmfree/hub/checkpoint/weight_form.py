@@ -122,6 +122,7 @@ class WeightForm:
         rows: What the outputs of a matrix that it writes must be a multiple of.
         opens_in: The programs that open it beside this library.
         words: How weights are stored, for a model card, where that is not the usual way.
+        method: Its name in `quant_method`, which is made of the others.
     """
 
     name: str
@@ -139,11 +140,10 @@ class WeightForm:
     rows: int = 1
     opens_in: tuple[str, ...] = ()
     words: str = ""
+    method: str = field(init=False)
 
-    @property
-    def method(self) -> str:
-        """Its name in `quant_method`."""
-        return str(self.own.get("quant_method", self.name))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", self.own.get("quant_method", self.name))
 
 
 def weight_forms() -> dict[str, WeightForm]:

@@ -69,7 +69,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         CheckpointError: The configuration is damaged, or the tensors do not belong to it.
     """
     architecture = find_described(checkpoint.config)
-    described = described_forms(checkpoint.config, architecture.read_forms)
+    described = described_forms(checkpoint.config, architecture.packed_forms)
     tensors, newer_name = checkpoint.tensors, architecture.newer_name
     if newer_name is not None:
         tensors = {newer_name(name, tensors): entry for name, entry in tensors.items()}
@@ -104,7 +104,9 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     form, said = described[0]
     floats = [on_disk[path] for path in ternary.keys() - replaced]
     is_covered = form.covers is not None and form.covers(said)
-    _check_described(checkpoint, is_covered, floats)
+    octets = [] if is_covered else [n for n, e in tensors.items() if e.dtype == mx.uint8]
+    if (is_covered and floats) or any(f"{name}_scale" in tensors for name in octets):
+        raise _wrongly_described(checkpoint, floats if is_covered else [])
     entries = match(model, names, forms, copies, checkpoint)
     masters = _pack_masters(model, entries) if packed and floats else {}
     training = {path: layer for path, layer in ternary.items() if path in replaced}
@@ -120,27 +122,22 @@ def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[st
     return {path: name if name in entries else EMBEDDING for path, name in own.items()}
 
 
-def _check_described(checkpoint: Checkpoint, is_covered: bool, floats: Sequence[str]) -> None:
-    """Refuses packed weights whose description is lost, or that are not all there."""
-    if is_covered and floats:
+def _wrongly_described(checkpoint: Checkpoint, floats: Sequence[str]) -> CheckpointError:
+    """What is said of packed weights that are not all there, or else whose description is lost."""
+    if floats:
         missing = sorted(f"{name}.weight_scale" for name in floats)
-        raise CheckpointError(
+        return CheckpointError(
             f"[load] '{checkpoint.folder}' must hold {missing[0]!r} ({len(missing)} such tensors), "
             "since 'quantization_config' says that weights are packed, but does not. Name dense "
             "linears in 'modules_to_not_convert'."
         )
     tensors = checkpoint.tensors
-    found = sorted(
-        name
-        for name, entry in tensors.items()
-        if not is_covered and entry.dtype == mx.uint8 and f"{name}_scale" in tensors
+    found = sorted(n for n, e in tensors.items() if e.dtype == mx.uint8 and f"{n}_scale" in tensors)
+    return CheckpointError(
+        f"[load] '{checkpoint.folder}' must say in 'quantization_config', with 'quant_method' bitnet "
+        f"and mode offline, what the scales of {len(found)} packed weights mean, such as that of "
+        f"{found[0]!r:.100}, but does not. Take config.json from the original checkpoint."
     )
-    if found:
-        raise CheckpointError(
-            f"[load] '{checkpoint.folder}' must say in 'quantization_config', with 'quant_method' "
-            f"bitnet and mode offline, what the scales of {len(found)} packed weights mean, such as "
-            f"that of {found[0]!r:.100}, but does not. Take config.json from the original checkpoint."
-        )
 
 
 def match(

@@ -118,7 +118,8 @@ class Architecture:
             name of one.
         newer_name: From the Hub name of a tensor and all names of its file, what the tensor is called in
             `weight_names`, for files whose names stood for others once.
-        packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored.
+        packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored;
+            of models of images, all that there are.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
         is_ternarizable: Its dense models can be made ternary ones.
         needs_range: Activations may go beyond float16, as the squares of ReLU do.
@@ -169,6 +170,10 @@ class Architecture:
         """Those of `published`, each by its own name."""
         return {each: form for name, form in self.published.items() for each in _listed(name)}
 
+    def __post_init__(self) -> None:
+        if self.variants:
+            object.__setattr__(self, "packed_forms", PACKED_FORMS)
+
     @property
     def variants(self) -> Mapping[str, Mapping[str, Any]]:
         """Of a family of images, its models by the names in timm's files; see `ImageConfig`."""
@@ -178,11 +183,6 @@ class Architecture:
     def can_be_ternary(self) -> bool:
         """Whether its dense models can be made ternary ones: all models of images can."""
         return self.is_ternarizable or bool(self.variants)
-
-    @property
-    def read_forms(self) -> tuple[str, ...]:
-        """Values as of `packed_forms` that are read: of models of images, all that there are."""
-        return PACKED_FORMS if self.variants else self.packed_forms
 
     def pipeline(self, config: Any) -> Pipeline:
         """What a model of this description does: all models of images classify them."""
@@ -275,10 +275,13 @@ def find_described(config: Mapping[str, Any]) -> Architecture:
         >>> find_described({"model_type": "bitnet"}).name
         'bitnet'
     """
-    name = config.get("architecture")
+    kind, name = config.get("model_type"), config.get("architecture")
+    known = architectures()
+    if isinstance(kind, str) and kind in known:
+        return known[kind]
     if "model_type" in config or not isinstance(name, str):
-        return find(config.get("model_type"))
-    for architecture in architectures().values():
+        return find(kind)
+    for architecture in known.values():
         if name in architecture.variants:
             return architecture
     raise UnsupportedModelError(

@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import TrainingError
 from ...files.reading import write_json
 from ...hub.checkpoint.checkpoint import RUN_MODEL, described_checkpoint, open_checkpoint
-from ...hub.checkpoint.load import MASTERS_FOLDER, OpenedModel, Source, open_model
+from ...hub.checkpoint.load import MASTERS_FOLDER, OpenedModel, Source
 from ...hub.checkpoint.parameter_reader import ParameterReader
 from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard, table, write_model_card
@@ -395,11 +395,11 @@ class Distillation:
 
     def _open(self, dtype: mx.Dtype | None = None) -> OpenedModel:
         """The teacher, packed or in 16 bits where it can be."""
-        return open_model(self._source, dtype=dtype or compute_dtype(self.settings.dtype))
+        return OpenedModel(self._source, dtype=dtype or compute_dtype(self.settings.dtype))
 
     def _masters(self) -> OpenedModel:
         """The teacher with float weights, as a student begins."""
-        return open_model(self._source, dtype=mx.float32, packed=False, rebuild_masters=True)
+        return OpenedModel(self._source, dtype=mx.float32, packed=False, rebuild_masters=True)
 
     def _first_student(self, teacher: Decoder) -> Decoder:
         settings = self.settings

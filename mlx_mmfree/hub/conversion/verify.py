@@ -241,17 +241,16 @@ def take_stock(source: ParameterReader, target: ParameterReader) -> Report:
         group.weights += weights
     for reader, attribute in ((source, "source_bytes"), (target, "target_bytes")):
         places = set()
-        stored, newer_name = (
-            reader.checkpoint.tensors,
-            architecture_of(reader.model.config).newer_name,
-        )
+        stored = reader.checkpoint.tensors
+        newer_name = architecture_of(reader.model.config).newer_name
         for disk_name, entry in stored.items():
             # in GGUF files a matrix and its scale have the same place
             place = (entry.file, entry.start)
             if place in places:
                 continue
             places.add(place)
-            name = reader.names.to_memory(newer_name(disk_name, stored)) or disk_name
+            newer = disk_name if newer_name is None else newer_name(disk_name, stored)
+            name = reader.names.to_memory(newer) or disk_name
             group = report.groups[kind_of(name, source, target)]
             setattr(group, attribute, getattr(group, attribute) + entry.nbytes)
     return report

@@ -74,6 +74,9 @@ class DeltaRuleMixer(TokenMixer):
         linear: Makes a projection.
         bias: Whether the projections have a bias.
         norm_eps: Epsilon of the output's norm.
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other, and
+            one convolution, `qkv_conv`, reads them. The last projection is then called `out_proj`, by
+            which names tell such a mixer from attention.
     """
 
     causal: ClassVar[bool] = True
@@ -93,6 +96,7 @@ class DeltaRuleMixer(TokenMixer):
         linear: Linears,
         bias: bool,
         norm_eps: float,
+        is_stacked: bool = False,
     ):
         super().__init__()
         place = type(self).__name__
@@ -115,21 +119,22 @@ class DeltaRuleMixer(TokenMixer):
         self._key_heads = num_heads
         self._key_dim, self._value_dim = key_dim, value_dim
         self._max_beta = max_beta
-        self._widths = {
-            "query": num_heads * key_dim,
-            "key": num_heads * key_dim,
-            "value": num_value_heads * value_dim,
-        }
-        for name, width in self._widths.items():
+        self._key_width, self._value_width = num_heads * key_dim, num_value_heads * value_dim
+        widths = {"query": self._key_width, "key": self._key_width, "value": self._value_width}
+        if is_stacked:
+            widths = {"qkv": sum(widths.values())}
+        self._inner = tuple(widths)
+        for name, width in widths.items():
             self[f"{name}_proj"] = factory_of(linear, f"{name}_proj")(dims, width, bias=bias)
             self[f"{name}_conv"] = ShortConvolution(width, conv_size)
         self.beta_proj = factory_of(linear, "beta_proj")(dims, num_value_heads, bias=bias)
         self.output_norm = nn.RMSNorm(value_dim, eps=norm_eps)
-        output = factory_of(linear, "output_proj")
-        self.output_proj = output(self._widths["value"], dims, bias=bias)
+        self._output = "out_proj" if is_stacked else "output_proj"
+        self[self._output] = factory_of(linear, self._output)(self._value_width, dims, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> DeltaRuleState:
-        taps, channels = self.query_conv.weight.shape[-1], sum(self._widths.values())
+        taps = self[f"{self._inner[0]}_conv"].weight.shape[-1]
+        channels = 2 * self._key_width + self._value_width
         shape = (batch_size, self.num_heads, self._key_dim, self._value_dim)
         return DeltaRuleState(mx.zeros((batch_size, taps - 1, channels), dtype), mx.zeros(shape))
 
@@ -150,17 +155,17 @@ class DeltaRuleMixer(TokenMixer):
             q, k, v, beta, f, state.memory, valid=context.valid, starts=context.starts
         )
         y = mx.flatten(self.finish(o.swapaxes(1, 2), x), 2).astype(x.dtype)
-        return project(y, (self["output_proj"],)), DeltaRuleState(last, memory)
+        return project(y, (self[self._output],)), DeltaRuleState(last, memory)
 
     def inner(
         self, x: mx.array, state: DeltaRuleState, context: Context
     ) -> tuple[tuple[Any, ...], mx.array]:
         """The arguments of the rule before its state, in heads, and the convolutions' last inputs."""
-        names = tuple(self._widths)
-        parts = project(x, tuple(self[f"{name}_proj"] for name in names))
-        taps = mx.concatenate([self[f"{name}_conv"]["weight"] for name in names])
-        parts, last = convolve(parts, taps, state.convolution, context)
-        width = self._widths["key"]
+        parts = project(x, tuple(self[f"{name}_proj"] for name in self._inner))
+        taps = [self[f"{name}_conv"]["weight"] for name in self._inner]
+        joined = taps[0] if len(taps) == 1 else mx.concatenate(taps)
+        parts, last = convolve(parts, joined, state.convolution, context)
+        width = self._key_width
         q, k, v = mx.split(silu(parts.astype(mx.float32)), [width, 2 * width], axis=-1)
         q, k = (unit_length(split_heads(part, self._key_heads)) for part in (q, k))
         q = q * self._key_dim**-0.5

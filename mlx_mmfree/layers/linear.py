@@ -504,20 +504,21 @@ def one_hot_values(batch_size: int, num_heads: int, length: int) -> mx.array:
 def apply_norm(norm: nn.Module, x: mx.array) -> mx.array:
     """Applies a norm, an RMSNorm by `ops.rms_norm` and any other as it is.
 
-    On a CPU, the operations that MLX makes an RMSNorm of take four times as long.
+    On a CPU, the operations that MLX makes an RMSNorm of take four times as long. The gain of an RMSNorm
+    may be float32 beside activations of 16 bits.
 
     Args:
         norm: Any norm.
         x: `(..., D)`.
 
     Returns:
-        `(..., D)`.
+        `(..., D)`, of an RMSNorm in the dtype of `x`.
 
     Example:
         >>> [round(n, 4) for n in apply_norm(nn.RMSNorm(2), mx.array([3.0, 4.0])).tolist()]
         [0.8485, 1.1314]
     """
-    if type(norm) is nn.RMSNorm and norm["weight"].dtype == x.dtype:
+    if type(norm) is nn.RMSNorm and norm["weight"].dtype in (x.dtype, mx.float32):
         return rms_norm(x, norm["weight"], eps=norm.eps)
     y: mx.array = norm(x)
     return y

@@ -14,6 +14,7 @@ from .attention.options import Quantization
 from .context import Context
 from .linear import LinearFactory as LinearFactory
 from .linear import Linears as Linears
+from .linear import apply_norm
 from .linear import factory_of as factory_of
 
 Group = mx.distributed.Group
@@ -312,7 +313,7 @@ class TokenMixer(nn.Module):
             state = self.init_state(x.shape[0], x.dtype)
         if self.fuses:
             return self.mix(x, state, context, norm=norm, residual=residual, **arguments)
-        x = x if norm is None else norm(x)
+        x = x if norm is None else apply_norm(norm, x)
         if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
             y, state = one_by_one(partial(self.mix, **arguments), x, state, context)
         else:

@@ -145,10 +145,10 @@ def attention_step(
             last one of a row counts. Where all slots are in use, `N = C`, each row has a free one or
             its window is full. A token for which there is no slot takes the last.
         num_heads: `H`, a multiple of `G`.
-        wavelengths: Positions per radian of each pair, :math:`\lambda`, float32 `(K / 2,)`, or `None`
-            for no rotation.
+        wavelengths: Positions per radian of each pair, :math:`\lambda`, float32 `(R / 2,)`, for the
+            first `R` dims of a head, or `None` for no rotation.
         is_interleaved: Whether pairs are neighbours `(2i, 2i + 1)`. Otherwise they are
-            `(i, i + K / 2)`.
+            `(i, i + R / 2)`.
         query_norm: Weight of an RMSNorm of each query head, `(K,)`, or `None` for no norm.
         key_norm: Weight of an RMSNorm of each key head, `(K,)`, given together with `query_norm`.
         norm_eps: Epsilon of both norms.
@@ -214,6 +214,12 @@ def check(
             "[attention_step] 'keys' and 'values' must have a slot for each of 'positions', and one "
             f"at least, but got shapes {keys.shape}, {values.shape} and {positions.shape}."
         )
+    waves = options.wavelengths
+    if waves is not None and not 0 < 2 * waves.size <= dims:
+        raise ValueError(
+            f"[attention_step] 'wavelengths' must be of 1 to {dims // 2} pairs of a head's dims but got "
+            f"{waves.size}."
+        )
     if (options.query_norm is None) != (options.key_norm is None):
         raise ValueError("[attention_step] 'query_norm' and 'key_norm' must be given together.")
     if positions.ndim != 2 or positions.shape[0] != batch:
@@ -247,7 +253,7 @@ def reference(
         # queries and keys in one operation
         turned = mx.fast.rope(
             turned,
-            dims,
+            2 * options.wavelengths.size,
             traditional=options.is_interleaved,
             base=None,
             scale=1.0,
@@ -323,8 +329,8 @@ def _cost(call: Call) -> Cost:
     if query_norm is not None:
         total += norm_work(turned, dims, True)
     if wavelengths is not None:
-        angles = batch * dims // 2
-        total += work(other=3 * angles, multiply=2 * turned * dims, add=turned * dims)
+        angles, rotated = batch * wavelengths.size, 2 * wavelengths.size
+        total += work(other=3 * angles, multiply=2 * turned * rotated, add=turned * rotated)
     slot = batch * groups * dims
     read = {1: used * slot * keys.itemsize, 2: used * slot * values.itemsize}
     written = {1: slot * keys.itemsize, 2: slot * values.itemsize}

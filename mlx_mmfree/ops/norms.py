@@ -63,8 +63,8 @@ def rms_reference(x: mx.array, weight: mx.array | None, *, eps: float) -> mx.arr
 
 
 def _rms_of_mlx(x: mx.array, weight: mx.array | None, *, eps: float) -> mx.array:
-    """MLX's own kernel of a GPU, in the dtype of `x`."""
-    return mx.fast.rms_norm(x, None if weight is None else weight.astype(x.dtype), eps)
+    """MLX's own kernel of a GPU, which rounds once."""
+    return mx.fast.rms_norm(x, weight, eps).astype(x.dtype)
 
 
 def _rms_native(x: mx.array, weight: mx.array | None, *, eps: float) -> mx.array:

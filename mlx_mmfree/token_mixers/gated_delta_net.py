@@ -42,6 +42,8 @@ class GatedDeltaNet(DeltaRuleMixer):
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
         norm_eps: Epsilon of the norm.
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other, and
+            one convolution, `qkv_conv`, reads them, as in Qwen3.5; the last projection is `out_proj`.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -78,6 +80,7 @@ class GatedDeltaNet(DeltaRuleMixer):
         linear: Linears = nn.Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
+        is_stacked: bool = False,
     ):
         head_dim = dims_of_a_head("GatedDeltaNet", dims, num_heads, head_dim)
         check_optional_sizes(
@@ -96,6 +99,7 @@ class GatedDeltaNet(DeltaRuleMixer):
             linear=linear,
             bias=bias,
             norm_eps=norm_eps,
+            is_stacked=is_stacked,
         )
         self.decay_proj = factory_of(linear, "decay_proj")(dims, heads, bias=bias)
         self.decay_log = fresh_decay_log(heads)

@@ -36,7 +36,9 @@ class GQA(SelfAttention):
         bias: Whether the projections have a bias.
         output_bias: Whether that of the output has one. Default: `bias`.
         is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other.
-        rope: Rotates queries and keys, made for `head_dim`; `None`: it does not.
+        is_gated: Each head of queries comes with a gate as wide from the same projection, and what the
+            head reads is multiplied by its sigmoid (Qiu et al., arXiv 2505.06708).
+        rope: Rotates queries and keys, made for `head_dim` or for its first dims; `None`: it does not.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         norms: The norms inside.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.

@@ -23,6 +23,7 @@ _NEEDS = {
     "hidden_case": "hidden_0",
     "low_precision_case": "logits_lowp",
     "padded_case": "attention_mask",
+    "padding_case": "pad.attention_mask",
 }
 # each fixture of a folder without a model, with its name
 _FOLDERS = {

@@ -31,6 +31,7 @@ KNOWN = [
     "metaformer",
     "minicpm",
     "qwen3",
+    "qwen3_5_text",
     "reformer",
     "retnet",
     "rwkv7",
@@ -39,7 +40,9 @@ IMAGES = [
     *("conv2former", "edgenext", "efficientvit", "gmlp", "mlp_mixer", "poolformer", "swiftformer"),
     *("swin", "vit"),
 ]
-ALL = sorted(KNOWN + IMAGES)
+ALIASES = {"qwen3_5": "qwen3_5_text"}
+"""Names of a model that is written under another."""
+ALL = sorted([*KNOWN, *IMAGES, *ALIASES])
 
 
 def test_known_types() -> None:
@@ -62,6 +65,16 @@ def test_records_hold_together(model_type: str) -> None:
     for preset in architecture.presets.values():
         assert preset["model_type"] == model_type
         architecture.config.from_hub(preset)
+
+
+@pytest.mark.parametrize(("name", "written"), ALIASES.items())
+def test_second_names_read_a_nested_description(name: str, written: str) -> None:
+    architecture, other = find(name), find(written)
+    config = other.config.from_hub(other.tiny)
+    nested = {"model_type": name, "text_config": dict(other.tiny)}
+    assert architecture.config.from_hub(nested) == config
+    assert config.to_hub()["model_type"] == written
+    assert architecture.weight_names == other.weight_names
 
 
 @pytest.mark.parametrize("name", IMAGES)

@@ -208,6 +208,11 @@ class OpenedModel:
             notify(
                 f"'{self.checkpoint.folder}' holds an adapter beside its base model; both are used."
             )
+        if self._skeleton.left_out:
+            parts = " and ".join(self._skeleton.left_out)
+            notify(
+                f"'{self.checkpoint.folder}' also holds {parts}, which this library does not read."
+            )
         if self._skeleton.is_packed and not on_cpu():
             check_early(self._build_graphs)
         if self._cache is None:

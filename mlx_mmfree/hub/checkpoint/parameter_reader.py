@@ -25,6 +25,7 @@ class ParameterReader:
         checkpoint: The checkpoint.
         model: The packed model, without weights.
         names: Names on disk and in memory.
+        own_layouts: As `layouts`, but as they lie in this checkpoint.
 
     Raises:
         CheckpointError, UnsupportedModelError: As for `load`.
@@ -37,6 +38,7 @@ class ParameterReader:
         self._entries = skeleton.entries
         self._stored = skeleton.stored
         self._masters = skeleton.masters
+        self.own_layouts = skeleton.layouts
         self.model: Decoder = skeleton.model
 
     @cached_property
@@ -99,7 +101,7 @@ class ParameterReader:
 
     @cached_property
     def layouts(self) -> dict[str, StoredLayout]:
-        """How float arrays lie on disk whose axes differ in memory, by their names in memory."""
+        """How float arrays lie on the Hub that differ in memory, by their names in memory."""
         return stored_layouts(self.model)
 
     @cached_property

@@ -16,7 +16,14 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError
 from ...files.tensors import TensorEntry, read_tensor, read_tensors
 from ...layers import packable
-from ...layers.matrix import Matrix, kept_names, matrices, parameters, stored_layouts
+from ...layers.matrix import (
+    Matrix,
+    StoredLayout,
+    kept_names,
+    matrices,
+    parameters,
+    stored_layouts,
+)
 from ...models import Decoder, find_described
 from ...models.parts.architecture import Config, WeightNames
 from ...ops import ternarize_packed
@@ -46,6 +53,8 @@ class Skeleton:
         masters: The float matrix of each linear that is packed here but not on disk, by its path. It is
             given by its name in memory and may be the embedding that a tied head shares.
         is_packed: Whether everything that can be packed without loss is to be packed.
+        left_out: The parts of the file that are never read, in words.
+        layouts: How float arrays lie in the file that differ in memory, by their names in memory.
     """
 
     model: Decoder
@@ -55,6 +64,8 @@ class Skeleton:
     training: dict[str, nn.Module]
     masters: dict[str, str]
     is_packed: bool
+    left_out: tuple[str, ...]
+    layouts: Mapping[str, StoredLayout]
 
 
 def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
@@ -71,9 +82,20 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     architecture = find_described(checkpoint.config)
     described = described_forms(checkpoint.config, architecture.packed_forms)
     tensors, newer_name = checkpoint.tensors, architecture.newer_name
+    shapes = {name: entry.shape for name, entry in tensors.items()}
     if newer_name is not None:
-        tensors = {newer_name(name, tensors): entry for name, entry in tensors.items()}
+        tensors = {newer_name(name, shapes): entry for name, entry in tensors.items()}
         checkpoint = replace(checkpoint, tensors=tensors)
+        # a description may speak of single modules
+        described = [
+            (form, {newer_name(name, shapes): value for name, value in said.items()})
+            for form, said in described
+        ]
+    if len(tensors) < len(shapes):
+        raise CheckpointError(
+            f"[load] '{checkpoint.folder}' must hold each tensor once but holds some under two names. "
+            f"{_WAY_OUT}"
+        )
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
     forms: dict[str, StoredTensor] = {}
@@ -97,7 +119,8 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
             copies |= {f"{on_disk[path]}.{key}" for key in found.copies}
     model.update_modules(tree_unflatten(list(replaced.items())))
     arrays = parameters(model)
-    for name, layout in stored_layouts(model).items():
+    layouts = {**stored_layouts(model), **architecture.layouts(model, shapes)}
+    for name, layout in layouts.items():
         if arrays[name].dtype in FLOATS:
             forms.setdefault(name, StoredTensor((layout.shape,), FLOATS, layout.read))
     ternary = {path: matrix.layer for path, matrix in held.items() if matrix.is_ternary}
@@ -110,7 +133,8 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     entries = match(model, names, forms, copies, checkpoint)
     masters = _pack_masters(model, entries) if packed and floats else {}
     training = {path: layer for path, layer in ternary.items() if path in replaced}
-    return Skeleton(model, names, entries, forms, training, masters, packed)
+    left_out = tuple(sorted({words for name in tensors if (words := names.left_out(name))}))
+    return Skeleton(model, names, entries, forms, training, masters, packed, left_out, layouts)
 
 
 def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:

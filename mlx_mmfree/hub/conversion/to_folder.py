@@ -9,7 +9,7 @@ BitNet-style models can be made of dense ones by absmean ternarisation (Ma et al
 rounding loses most of each weight. Without fine-tuning, the model is much worse or useless.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from ...errors import UnsupportedModelError
 from ...files.tensors import PlannedTensors, TensorSpec
-from ...layers.matrix import Matrix
+from ...layers.matrix import Matrix, StoredLayout
 from ...models import architecture_of, architectures, find_described
 from ...models.parts.architecture import WeightNames, weight_names
 from ...models.parts.ternary_linears import TernaryLinears
@@ -67,15 +67,23 @@ class FloatForms:
 
 
 def float_tensor(
-    reader: ParameterReader, name: str, dtype: mx.Dtype | None, disk_name: str | None = None
+    reader: ParameterReader,
+    name: str,
+    dtype: mx.Dtype | None,
+    disk_name: str | None = None,
+    layouts: Mapping[str, StoredLayout] | None = None,
 ) -> PlannedTensors:
-    """The plan of a parameter that is written as it is, or as floats of another dtype."""
+    """The plan of a parameter that is written as it is, or as floats of another dtype.
+
+    It lies as `layouts` have it. Default: as on the Hub.
+    """
     stored = reader.dtype(name)
     kept = stored if dtype is None or not mx.issubdtype(stored, mx.floating) else dtype
     if stored not in FLOATS:
         spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
         return PlannedTensors((spec,), lambda: (reader.read(name),))
-    return laid_out(reader, name, kept, reader.shapes[name], lambda: reader.read(name), disk_name)
+    shape = reader.shapes[name]
+    return laid_out(reader, name, kept, shape, lambda: reader.read(name), disk_name, layouts)
 
 
 def laid_out(
@@ -85,9 +93,10 @@ def laid_out(
     shape: tuple[int, ...],
     read: Callable[[], mx.array],
     disk_name: str | None = None,
+    layouts: Mapping[str, StoredLayout] | None = None,
 ) -> PlannedTensors:
     """The plan of a float array, read as it lies in memory, in the layout of the disk."""
-    layout = reader.layouts.get(name)
+    layout = (reader.layouts if layouts is None else layouts).get(name)
     write = layout.write if layout else mx.array
     on_disk = layout.shape if layout else shape
     spec = TensorSpec(disk_name or reader.names.to_disk(name), dtype, on_disk)
@@ -187,7 +196,9 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         )
     ternary = _written_form("mlx-lm", trits_per_byte)
     quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
+    architecture = architecture_of(reader.model.config)
     config: dict[str, Any] = reader.model.config.to_hub()
+    config["model_type"] = architecture.name_in_mlx_lm or config["model_type"]
     plan = FolderPlan(config, [])
     described: dict[str, dict[str, Any]] = {}
     if reader.ternary:
@@ -195,7 +206,7 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         config["quantization_config"] = describe_packing(
             config.get("quantization_config"), described_as
         )
-    needed = architecture_of(reader.model.config).mlx_lm(reader.model.config, reader.ternary_dims)
+    needed = architecture.mlx_lm(reader.model.config, reader.ternary_dims)
     # it also unpacks five trits a byte, if it is known at all
     if needed or (trits_per_byte != 4 and needed is not None):
         config["model_file"] = MODEL_FILE.name
@@ -217,7 +228,9 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
     for path, kept in reader.quantized.items():
         described[reader.names.to_disk(path)] = affine.form(kept.group_size, kept.bits)
     plan.tensors += [
-        float_tensor(reader, name, forms.dtype) for name in reader.shapes if name not in done
+        float_tensor(reader, name, forms.dtype, layouts=reader.own_layouts)
+        for name in reader.shapes
+        if name not in done
     ]
     if described:
         default = next((f for f in described.values() if f["bits"] in affine.FEW_BITS), None)

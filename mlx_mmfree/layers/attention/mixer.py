@@ -15,7 +15,7 @@ from ...ops.attention_step import Options, next_place, operation
 from ...ops.splitting import split_many
 from ..arguments import check_sequences, check_sizes
 from ..context import Context, RealTokens, read_without_padding
-from ..linear import merge_heads, project, split_heads
+from ..linear import apply_norm, merge_heads, project, split_heads
 from ..mixer import (
     QUERIES_KEYS_VALUES,
     Group,
@@ -66,7 +66,9 @@ class SelfAttention(TokenMixer):
         bias: Whether queries, keys and values are projected with a bias.
         output_bias: Whether the output is. Default: `bias`.
         is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other.
-        rope: Rotates queries and keys, made for `head_dim`.
+        is_gated: Each head of queries comes with a gate :math:`g` as wide, from the same projection, and
+            what the head reads is multiplied by :math:`\sigma(g)`.
+        rope: Rotates queries and keys, made for `head_dim` or for its first dims.
         position_bias: Adds to the scores, made for `num_heads`.
         norms: The norms inside.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
@@ -102,6 +104,7 @@ class SelfAttention(TokenMixer):
         bias: bool = False,
         output_bias: bool | None = None,
         is_stacked: bool = False,
+        is_gated: bool = False,
         rope: RoPE | None = None,
         position_bias: PositionBias | None = None,
         norms: AttentionNorms = AttentionNorms(),  # noqa: B008 (frozen)
@@ -117,9 +120,11 @@ class SelfAttention(TokenMixer):
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self._is_causal = is_causal
+        self._is_gated = is_gated
         self._cache = cache
         self._check_cache()
-        widths = {"query_proj": num_heads, "key_proj": num_kv_heads, "value_proj": num_kv_heads}
+        queries = 2 * num_heads if is_gated else num_heads
+        widths = {"query_proj": queries, "key_proj": num_kv_heads, "value_proj": num_kv_heads}
         if is_stacked:
             widths = {"qkv_proj": sum(widths.values())}
             self.partition = None
@@ -177,7 +182,7 @@ class SelfAttention(TokenMixer):
         return attention(queries, keys, values, mask, bias=bias)
 
     def project_inner(self, x: mx.array, norm: nn.Module | None) -> mx.array:
-        """Queries, keys and values of `x`, one behind the other, `(B, L, (H + 2G) K)`."""
+        """Queries, with their gates if there are some, keys and values of `x`, one behind the other."""
         # items, since attributes of a module are slow to find
         return project(x, [self[name] for name in self._inner], norm=norm)
 
@@ -254,7 +259,7 @@ class SelfAttention(TokenMixer):
         if context.valid is not None:
             # padding moves behind the tokens of its row
             y, after = read_without_padding(
-                x if norm is None else norm(x),
+                x if norm is None else apply_norm(norm, x),
                 context,
                 lambda x, tokens: self._read(x, state, context, tokens),
             )
@@ -272,13 +277,25 @@ class SelfAttention(TokenMixer):
     ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
         """Attention with the projections around it."""
         after: SelfAttentionState | StatesByPosition
-        projected = self.project_inner(x, norm)
+        projected, gate = self._without_gates(self.project_inner(x, norm))
         if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
             y, after = one_by_one(self._attend_one, projected, state, context)
         else:
             y, after = self._attend(projected, state, context, tokens)
+        if gate is not None:
+            y = y * mx.sigmoid(gate)
         output_norm = self.get("output_norm")
         return project(y, (self["output_proj"],), norm=output_norm, residual=residual), after
+
+    def _without_gates(self, projected: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Queries, keys and values `(B, L, (H + 2G) K)`, and the gates of the heads, `(B, L, H K)`."""
+        if not self._is_gated:
+            return projected, None
+        width = self.num_heads * self.head_dim
+        both, others = mx.split(projected, [2 * width], axis=-1)
+        heads = mx.unflatten(both, -1, (self.num_heads, 2, self.head_dim))
+        queries, gates = (mx.flatten(part, 2) for part in mx.split(heads, 2, axis=3))
+        return mx.concatenate([queries, others], axis=-1), gates
 
     def _attend_one(
         self, projected: mx.array, state: SelfAttentionState, context: Context
@@ -490,7 +507,8 @@ class SelfAttention(TokenMixer):
         """Rotated queries `(B, H, L, K)` and keys, and values, `(B, G, L, K)`, of projected tokens."""
         rope = self.get("rope")
         waves = None if rope is None or rope.query_scale != 1.0 else rope.wavelengths
-        if rope is None or waves is None or "query_norm" in self:
+        is_whole = waves is not None and 2 * waves.size == self.head_dim
+        if rope is None or waves is None or not is_whole or "query_norm" in self:
             plain, values = self._split(projected)
             return *self._apart(self._rotated(plain, offset, which, context)), values
         rotation = context.once(
@@ -545,7 +563,7 @@ class SelfAttention(TokenMixer):
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(self._name, x, self._dims)
         (batch, length, _), dims = x.shape, self.head_dim
-        projected = self.project_inner(x, None).astype(mx.float32)
+        projected, _ = self._without_gates(self.project_inner(x, None).astype(mx.float32))
         known = projected[..., : -self.num_kv_heads * dims]
         parts = []
         for start in range(0, length, dims):

@@ -17,7 +17,7 @@ import mlx.nn as nn
 
 from ...errors import UnsupportedModelError
 from ...files import plugins
-from ...layers.matrix import matrices, parameters
+from ...layers.matrix import StoredLayout, matrices, parameters
 from .ternary_linears import PACKED_FORMS
 
 Pipeline = Literal[
@@ -48,6 +48,10 @@ class Copy(str):
 
 class OlderName(str):
     """In `weight_names`, for what a tensor was called: the tensor, unless the newer name is there."""
+
+
+class LeftOut(str):
+    """In `weight_names`, for a part of a file that is never read: what it is, in words."""
 
 
 def _nothing(given: Any) -> Mapping[str, Any]:
@@ -102,6 +106,12 @@ def _itself(config: Any) -> Any:
     return config
 
 
+def _as_on_the_hub(
+    model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
+) -> Mapping[str, StoredLayout]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A kind of model, as `ARCHITECTURE` in a file of the package `models`.
@@ -114,10 +124,12 @@ class Architecture:
         config: Describes a model.
         build: Makes a model of a description, with fresh weights, in its training form.
         weight_names: Hub name to ours, `{}` a layer number; an entry that names a module covers all its
-            tensors; `None` marks a tensor that is stored but never used, `Copy` and `OlderName` a second
-            name of one.
+            tensors; `None` marks a tensor that is stored but never used, `LeftOut` a part of the file,
+            `Copy` and `OlderName` a second name of a tensor.
         newer_name: From the Hub name of a tensor and all names of its file, what the tensor is called in
             `weight_names`, for files whose names stood for others once.
+        layouts: From a model and the shapes of the tensors of a file by their names, how parameters lie
+            in it, by their names in memory, where that is not as on the Hub.
         packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored;
             of models of images, all that there are.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
@@ -125,6 +137,7 @@ class Architecture:
         needs_range: Activations may go beyond float16, as the squares of ReLU do.
         mlx_lm: From a description and the input dims of its ternary linears, whether mlx-lm needs a file
             of this library to run the model: not where it knows the architecture; `None`: it cannot.
+        name_in_mlx_lm: The `model_type` under which mlx-lm knows it, where that is another.
         transformers: From a description, why transformers does not run the model, `None` if it does.
             Left out: it has no such architecture.
         as_in_transformers: The same model in the terms of transformers, a description.
@@ -150,11 +163,15 @@ class Architecture:
     build: Callable[[Any], Any]
     weight_names: Mapping[str, str | None]
     newer_name: Callable[[str, Collection[str]], str] | None = None
+    layouts: Callable[[nn.Module, Mapping[str, tuple[int, ...]]], Mapping[str, StoredLayout]] = (
+        _as_on_the_hub
+    )
     packed_forms: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False
     needs_range: bool = False
     mlx_lm: Callable[[Any, Sequence[int]], bool | None] = _unknown
+    name_in_mlx_lm: str = ""
     transformers: Callable[[Any], str | None] | None = None
     as_in_transformers: Callable[[Any], Any] = _itself
     gguf: Mapping[str, GGUFForm] = field(default_factory=dict)
@@ -345,12 +362,14 @@ class WeightNames:
     An entry that names a tensor covers it; an entry that names a module covers every tensor inside.
 
     Args:
-        table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` marks unused
-            tensors. An entry may say any of its numbers as they are. `Copy` and `OlderName` mark second
-            names, which are read by `second_name` alone.
+        table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` and `LeftOut`
+            mark unused tensors. An entry may say any of its numbers as they are. `Copy` and `OlderName`
+            mark second names, which are read by `second_name` alone.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
+        self._left_out = {hub: ours for hub, ours in table.items() if isinstance(ours, LeftOut)}
+        table = {**table, **dict.fromkeys(self._left_out)}
         second = {hub: ours for hub, ours in table.items() if isinstance(ours, Copy | OlderName)}
         # a second name stands for nothing in the first table, where it covers what is in its module
         self._to_memory = {**table, **dict.fromkeys(second, "")}
@@ -371,6 +390,11 @@ class WeightNames:
         """Whether the architecture stores the tensor but never uses it."""
         entry, _ = _translate(disk_name, self._to_memory)
         return entry is not None and self._to_memory[entry] is None
+
+    def left_out(self, disk_name: str) -> str | None:
+        """What part of the file a tensor belongs to that is never read, in words; `None`: to none."""
+        entry, _ = _translate(disk_name, self._left_out)
+        return None if entry is None else self._left_out[entry]
 
     def to_memory(self, disk_name: str) -> str | None:
         """The name in memory; `None` if the table lacks the tensor or marks it unused or a copy."""

@@ -214,7 +214,7 @@ class Block(nn.Module):
     def _weights(self, name: str, x: mx.array, **arguments: Any) -> mx.array:
         norm = None if self._order == "post" else self.get(name + "_norm")
         mixer: TokenMixer = self[name + "_mixer"]
-        return mixer.mixing_weights(x if norm is None else norm(x), **arguments)
+        return mixer.mixing_weights(x if norm is None else apply_norm(norm, x), **arguments)
 
 
 def set_dropout(model: nn.Module, probability: float) -> int:

@@ -121,6 +121,7 @@ class Queries {
                             {nullptr, FloatType::float32},
                             0.0f,
                             nullptr,
+                            0,
                             false,
                             scale,
                             tile.queries + row * c.dims,

@@ -91,14 +91,14 @@ class Attention {
     float* queries = queries_ + row * c.heads * stride_;
     std::fill_n(queries, c.heads * stride_, 0.0f);
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.dims)));
-    loops_.prepare_heads({heads, c.heads, c.dims, c.query_norm, c.eps, angles, c.is_interleaved,
-                          scale, queries, FloatType::float32, stride_},
+    loops_.prepare_heads({heads, c.heads, c.dims, c.query_norm, c.eps, angles, c.rotated,
+                          c.is_interleaved, scale, queries, FloatType::float32, stride_},
                          scratch);
     const size_t at = (row * c.groups * c.room + slot_of(position)) * c.dims;
     const auto store = [&](size_t head, const Floats& norm, const float* angles, void* buffer,
                            FloatType type) {
       loops_.prepare_heads(
-          {offset(heads, head * c.dims), c.groups, c.dims, norm, c.eps, angles, c.is_interleaved,
+          {offset(heads, head * c.dims), c.groups, c.dims, norm, c.eps, angles, c.rotated, c.is_interleaved,
            1.0f, static_cast<char*>(buffer) + at * size_of(type), type, c.room * c.dims},
           scratch);
     };
@@ -123,7 +123,7 @@ class Attention {
 
   // Writes the cosines, then the sines. The angles are those of the plain operations in float32.
   void set_angles(int64_t position, float* angles) const {
-    const size_t half = call_.dims / 2;
+    const size_t half = call_.rotated / 2;
     for (size_t i = 0; i < half; ++i) {
       const float angle = static_cast<float>(position) * (1.0f / call_.wavelengths[i]);
       angles[i] = static_cast<float>(std::cos(static_cast<double>(angle)));

@@ -14,7 +14,8 @@ struct AttentionCall {
   size_t batch, heads, groups, dims;
   Floats query_norm, key_norm;  // (dims,) or none
   float eps;
-  const float* wavelengths;  // (dims / 2,) or null
+  const float* wavelengths;  // (rotated / 2,) or null
+  size_t rotated;            // the first dims of a head
   bool is_interleaved;
   Slots rule;
   const int32_t* positions;  // (batch, used)

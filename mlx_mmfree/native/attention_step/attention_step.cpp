@@ -49,9 +49,9 @@ std::tuple<mx::array, mx::array, mx::array, mx::array> attention_step(
           int64_t{window.value_or(0)} + sinks <= std::numeric_limits<int>::max(),
       "[attention_step] 'window' must be positive, 'sinks' not negative, and both together below "
       "2**31.");
-  require(!wavelengths || (dims % 2 == 0 && wavelengths->dtype() == mx::float32 &&
-                           wavelengths->shape() == mx::Shape{dims / 2}),
-          "[attention_step] 'wavelengths' must be float32 (K / 2,).");
+  require(!wavelengths || (wavelengths->dtype() == mx::float32 && wavelengths->ndim() == 1 &&
+                           wavelengths->shape(0) > 0 && wavelengths->shape(0) <= dims / 2),
+          "[attention_step] 'wavelengths' must be float32, of K / 2 pairs at most.");
   require(query_norm.has_value() == key_norm.has_value(),
           "[attention_step] 'query_norm' and 'key_norm' must be given together.");
   for (const auto& norm : {query_norm, key_norm}) {
@@ -88,6 +88,7 @@ void AttentionStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
       floats(6),
       options_.norm_eps,
       given[4] ? contiguous(*given[4], stream()).data<float>() : nullptr,
+      given[4] ? 2 * size(*given[4], 0) : 0,
       options_.is_interleaved,
       {options_.window, options_.sinks},
       contiguous(*given[3], stream()).data<int32_t>(),

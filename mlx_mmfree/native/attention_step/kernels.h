@@ -12,7 +12,8 @@ struct Heads {
   size_t count, dims;
   Floats norm;  // weight of an RMSNorm of each head, (dims,), or none
   float eps;
-  const float* cosines;  // (dims / 2,), then as many sines; null: no rotation
+  const float* cosines;  // (rotated / 2,), then as many sines; null: no rotation
+  size_t rotated;        // the first dims, which are rotated
   bool is_interleaved;   // pairs are neighbours, else halves
   float scale;
   void* y;  // heads of `type`, `stride` values apart

@@ -21,7 +21,7 @@ constexpr size_t kValueVectors = 4;
 
 template <class Isa>
 void rotate_head(const Heads& h, float* values) {
-  const size_t half = h.dims / 2, step = h.is_interleaved ? 2 : 1;
+  const size_t half = h.rotated / 2, step = h.is_interleaved ? 2 : 1;
   const float *cosines = h.cosines, *sines = cosines + half;
   float* second = values + (h.is_interleaved ? 1 : half);
   for (size_t i = 0; i < half; ++i) {

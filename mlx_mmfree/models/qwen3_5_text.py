@@ -1,0 +1,319 @@
+"""The text models of Qwen3.5: three layers of Gated DeltaNet to one of gated softmax attention.
+
+Ternary Bonsai 27B is of this type, with weights in MLX's affine 2-bit form. The Hub stores the gain of
+most norms less 1, mlx-lm stores it as it is, and the shape of the convolutions tells which of them wrote
+a file.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..errors import CheckpointError
+from ..files.declared import declare
+from ..layers.matrix import StoredLayout
+from ..layers.mixer import TokenMixer
+from ..token_mixers import GQA, AttentionNorms, GatedDeltaNet
+from .parts.architecture import Architecture, LeftOut, draw_weights
+from .parts.fields import agreed, integer, key, number, section
+from .parts.stack import Decoder
+from .parts.ternary_linears import PACKED_FORMS, linear_of
+from .parts.transformer import (
+    TINY,
+    TransformerConfig,
+    build_transformer,
+    weight_names,
+)
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+_MIXER_NAMES = {
+    LINEAR: {
+        "in_proj_qkv": "qkv_proj",
+        "in_proj_z": "gate_proj",
+        "in_proj_b": "beta_proj",
+        "in_proj_a": "decay_proj",
+        "conv1d": "qkv_conv",
+        "A_log": "decay_log",
+        "dt_bias": "step_bias",
+        "norm": "output_norm",
+        "out_proj": "out_proj",
+    },
+    FULL: {
+        "q_proj": "query_proj",
+        "k_proj": "key_proj",
+        "v_proj": "value_proj",
+        "o_proj": "output_proj",
+        "q_norm": "query_norm",
+        "k_norm": "key_norm",
+    },
+}
+_PLACES = {LINEAR: "linear_attn", FULL: "self_attn"}
+
+_VISION, _PREDICTION = (
+    LeftOut("the vision model"),
+    LeftOut("the prediction of several tokens at once"),
+)
+WEIGHT_NAMES = {
+    **weight_names(),
+    **{
+        f"model.layers.{{}}.{_PLACES[kind]}.{theirs}": f"blocks.{{}}.token_mixer.{ours}"
+        for kind, names in _MIXER_NAMES.items()
+        for theirs, ours in names.items()
+    },
+    "model.visual": _VISION,
+    "vision_tower": _VISION,
+    "mtp": _PREDICTION,
+    "model.mtp": _PREDICTION,
+}
+
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "language_model.lm_head": "lm_head",
+    "language_model.mtp.": "mtp.",
+    "model.language_model.": "model.",
+}
+
+
+def newer_name(name: str, names: Collection[str]) -> str:
+    """As `Architecture.newer_name`: without the places of the text model among others."""
+    for theirs, ours in _PREFIXES.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
+
+
+@dataclass(frozen=True)
+class Config(TransformerConfig):
+    """The description of one text model, alone or in that of a model of texts and pictures."""
+
+    model_type: ClassVar[str] = "qwen3_5_text"
+    hub_class: ClassVar[str] = "Qwen3_5ForCausalLM"
+    fixed: ClassVar[Mapping[str, Any]] = {
+        name: value
+        for name, value in TransformerConfig.fixed.items()
+        if name != "partial_rotary_factor"
+    } | {"attn_output_gate": True, "output_gate_type": "swish", "num_experts": 0}
+    default_theta: ClassVar[float | None] = None
+
+    vocab_size: int = key("Number of tokens V.", integer, 248320, high=2**24)
+    intermediate_size: int = key("Width of the channel mixer.", integer, 12288)
+    num_attention_heads: int = key("Query heads of a full layer.", integer, 16, high=2**12)
+    num_key_value_heads: int = key("Its key and value heads.", integer, 4, high=2**12)
+    head_dim: int = key("Dims of one of its heads.", integer, 256, high=2**12)
+    linear_num_key_heads: int = key("Heads of keys of a linear layer.", integer, 16, high=2**12)
+    linear_num_value_heads: int = key("Heads of values of one.", integer, 32, high=2**12)
+    linear_key_head_dim: int = key("Dims of a key of one.", integer, 128, high=2**12)
+    linear_value_head_dim: int = key("Dims of a value of one.", integer, 128, high=2**12)
+    linear_conv_kernel_dim: int = key("Taps of its convolution.", integer, 4, high=1024)
+    max_position_embeddings: int = key("The longest text of training.", integer, 32768, high=2**40)
+    partial_rotary_factor: float = key(
+        "The share of a head's dims that is rotated.", number, 0.25, low=1e-3, high=1.0
+    )
+    layer_types: tuple[str, ...] = declare("For each layer, linear or full attention.", ())
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.layer_types:
+            object.__setattr__(self, "layer_types", _layer_types(self.num_hidden_layers, 4))
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            raise CheckpointError(
+                "[config.json] 'linear_num_value_heads' must be a multiple of 'linear_num_key_heads', "
+                f"{self.linear_num_key_heads}, but got {self.linear_num_value_heads}."
+            )
+        if self.rotary_dims % 2 or not self.rotary_dims:
+            raise CheckpointError(
+                "[config.json] 'partial_rotary_factor' must leave an even number of the "
+                f"{self.head_dim} dims of a head to be rotated but leaves {self.rotary_dims}."
+            )
+
+    @property
+    def rotary_dims(self) -> int:
+        """The first dims of a head, which are rotated."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        given = _of_text(config)
+        scaling_key = "rope_scaling" if section(given, "rope_scaling") else "rope_parameters"
+        scaling = dict(section(given, scaling_key))
+        # of texts, all sections have the same positions, in whatever order they stand
+        for name in ("mrope_section", "mrope_interleaved"):
+            scaling.pop(name, None)
+        factor = "partial_rotary_factor"
+        places = {f"'{factor}' of '{scaling_key}'": scaling.pop(factor, None)}
+        share = agreed({**places, f"'{factor}'": given.get(factor)})
+        own = {} if share is None else {factor: share}
+        found = super().from_hub({**given, scaling_key: scaling, "layer_types": None, **own})
+        return replace(found, layer_types=_read_layers(given, found.num_hidden_layers))
+
+    def to_hub(self) -> dict[str, Any]:
+        config = super().to_hub()
+        theta, scaling = config.pop("rope_theta"), config.pop("rope_scaling") or {}
+        rotary = {"rope_theta": theta, "partial_rotary_factor": config.pop("partial_rotary_factor")}
+        return {
+            **config,
+            "layer_types": list(self.layer_types),
+            "attn_output_gate": True,
+            "rope_parameters": {"rope_type": "default", **scaling, **rotary},
+            **_interval(self.layer_types),
+        }
+
+
+def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys that describe the text model, which may stand in a section of their own."""
+    inner = section(config, "text_config")
+    if not inner:
+        return config
+    key = "tie_word_embeddings"
+    tied = agreed({f"'{key}'": config.get(key), f"'{key}' of 'text_config'": inner.get(key)})
+    return {**config, **inner, "text_config": None, key: bool(tied)}
+
+
+def _layer_types(count: int, interval: int) -> tuple[str, ...]:
+    return tuple(LINEAR if (n + 1) % interval else FULL for n in range(count))
+
+
+def _interval(kinds: tuple[str, ...]) -> dict[str, Any]:
+    """The key by which mlx-lm knows the kinds of layers, where one of them repeats evenly."""
+    for interval in range(1, len(kinds) + 2):
+        if kinds == _layer_types(len(kinds), interval):
+            return {"full_attention_interval": interval}
+    return {}
+
+
+def _read_layers(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    interval = integer(config, "full_attention_interval", 4, high=2**16)
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return _layer_types(count, interval)
+    if not isinstance(kinds, list) or len(kinds) != count or set(kinds) - {LINEAR, FULL}:
+        raise CheckpointError(
+            f"[config.json] 'layer_types' must name {LINEAR} or {FULL} for each of the {count} layers "
+            f"but got {kinds!r:.100}."
+        )
+    return tuple(kinds)
+
+
+def build(config: Config) -> Decoder:
+    """A model with fresh weights, in its training form."""
+    model = build_transformer(config)
+    rope = config.rotation.build(config.rotary_dims)
+    norms = [model.norm]
+    for layer, (block, kind) in enumerate(zip(model.blocks, config.layer_types, strict=True)):
+        place = f"model.layers.{layer}.{_PLACES[kind]}"
+        linear = {
+            ours: linear_of(config.linears, f"{place}.{theirs}")
+            for theirs, ours in _MIXER_NAMES[kind].items()
+        }
+        eps = config.rms_norm_eps
+        mixer: TokenMixer
+        if kind == LINEAR:
+            mixer = GatedDeltaNet(
+                config.hidden_size,
+                num_heads=config.linear_num_key_heads,
+                num_value_heads=config.linear_num_value_heads,
+                head_dim=config.linear_key_head_dim,
+                value_head_dim=config.linear_value_head_dim,
+                conv_size=config.linear_conv_kernel_dim,
+                linear=linear,
+                norm_eps=eps,
+                is_stacked=True,
+            )
+        else:
+            mixer = GQA(
+                config.hidden_size,
+                num_heads=config.num_attention_heads,
+                num_kv_heads=config.num_key_value_heads,
+                head_dim=config.head_dim,
+                linear=linear,
+                bias=config.attention_bias,
+                is_gated=True,
+                rope=rope,
+                norms=AttentionNorms(eps),
+            )
+            norms += [mixer.query_norm, mixer.key_norm]
+        block.token_mixer = draw_weights(mixer, config.initializer_range)
+        norms += [block.token_norm, block.channel_norm]
+    for norm in norms:
+        layout = StoredLayout(norm.weight.shape, _plus_one, _minus_one)
+        # an ordinary attribute, since items of a module are parameters
+        object.__setattr__(norm, "stored_layouts", {"weight": layout})
+    return model
+
+
+def _plus_one(weight: mx.array) -> mx.array:
+    # in 16 bits, a sum with 1 would lose what a small weight says
+    return weight.astype(mx.float32) + 1.0
+
+
+def _minus_one(weight: mx.array) -> mx.array:
+    return weight.astype(mx.float32) - 1.0
+
+
+def layouts(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredLayout]:
+    """As `Architecture.layouts`: where a file is not laid out as the Hub has it but as mlx-lm does."""
+    taps = [shape for name, shape in shapes.items() if name.endswith("conv1d.weight")]
+    # a file without a linear layer tells by the names of mlx-lm
+    is_own = all(shape[-1] == 1 for shape in taps) if taps else _has_names_of_mlx(shapes)
+    if not is_own:
+        return {}
+    found: dict[str, StoredLayout] = {}
+    for path, module in model.named_modules():
+        weight = module.get("weight")
+        if "stored_layouts" in vars(module):
+            found[f"{path}.weight"] = StoredLayout.reshaped(weight.shape, weight.shape)
+        elif path.endswith("qkv_conv"):
+            dims, _, size = weight.shape
+            found[f"{path}.weight"] = StoredLayout.reshaped((dims, size, 1), weight.shape)
+    return found
+
+
+def _has_names_of_mlx(names: Collection[str]) -> bool:
+    return any(name.startswith("language_model.") for name in names)
+
+
+def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
+    """As `Architecture.mlx_lm`: mlx-lm knows full layers that repeat evenly, and no ternary linears."""
+    is_known = bool(_interval(config.layer_types)) and config.linears is None
+    return False if is_known and not config.mlp_bias else None
+
+
+def _why_not_in_transformers(config: Config) -> str | None:
+    """As `Architecture.transformers`."""
+    if config.mlp_bias:
+        return "its feed-forward has no bias in this architecture"
+    return None if config.linears is None else "its Qwen3.5 has no ternary linears"
+
+
+ARCHITECTURE = Architecture(
+    name="qwen3_5_text",
+    config=Config,
+    build=build,
+    weight_names=WEIGHT_NAMES,
+    newer_name=newer_name,
+    layouts=layouts,
+    packed_forms=PACKED_FORMS,
+    is_ternarizable=True,
+    mlx_lm=_needs_mlx_lm_file,
+    name_in_mlx_lm="qwen3_5",
+    transformers=_why_not_in_transformers,
+    tiny={
+        **TINY,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": [LINEAR, FULL],
+        "rope_theta": 1e7,
+    },
+    published={
+        "prism-ml/Ternary-Bonsai-27B-mlx-2bit": "MLX affine, 2 bits",
+        "prism-ml/Ternary-Bonsai-27B-unpacked": "16-bit, ternary by group",
+    },
+)

@@ -1,4 +1,7 @@
-"""`mmfree bench`: measures how fast a model reads prompts and decodes, and what this machine allows."""
+"""`mmfree bench`: measures how fast a model reads prompts and decodes, and what this machine allows.
+
+With `--bound`, nothing is measured: it tells what an Apple chip allows at most.
+"""
 
 import argparse
 import json
@@ -23,7 +26,7 @@ _USUAL: dict[str, Any] = {"processes": 3, "rounds": 5, "decoded_tokens": 16}
 _USUAL |= {"prompt_tokens": [512], "positions": [512]}
 _QUICK: dict[str, Any] = {"processes": 1, "rounds": 1, "decoded_tokens": 2}
 _QUICK |= {"prompt_tokens": [8], "positions": [8]}
-_PROGRAMS = dict.fromkeys(("--config", "--head-bits", "--training", "--products"), "products.py")
+_PROGRAMS = dict.fromkeys(("--head-bits", "--training", "--products"), "products.py")
 _PROGRAMS |= dict.fromkeys(("--shapes", "--rows", "--walk-mb"), "products.py")
 _PROGRAMS |= {"train": "training.py", "images": "images.py", "mixers": "mixers.py"}
 _PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host": "host.py"}
@@ -31,7 +34,7 @@ _PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host
 
 
 def build_parser() -> argparse.ArgumentParser:
-    usual = "--model --prompt-tokens --positions --threads --quick --json --picture --report"
+    usual = "--model --prompt-tokens --positions --threads --bound --config --quick --json --picture --report"
     parser = CommandParser(prog="mmfree bench", description=__doc__, usual=usual)
     add_model_flags(parser, takes_adapter=False)
     for name, what in (
@@ -47,6 +50,18 @@ def build_parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--{name}", type=positive, help=f"number of {what}")
     parser.add_argument("--quick", action="store_true", help="only try the command, in seconds")
+    bound = parser.add_argument_group("bound")
+    bound.add_argument(
+        "--bound",
+        metavar="CHIP",
+        help="measure nothing, but say how fast the model could be on this Apple chip at most, by its "
+        "bandwidth, counted instructions and launches: M2 Max, or with its GPU cores M2 Max 30",
+    )
+    bound.add_argument(
+        "--config",
+        help="with bound: a published shape (`mmfree audit --help` lists them) or a config.json, "
+        "instead of a model",
+    )
     for name in ("--no-products", "--no-training"):
         parser.add_argument(name, action="store_true", help="of no effect: neither is measured now")
     output = parser.add_argument_group("output")
@@ -69,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     _refuse_other_programs(given)
     args = build_parser().parse_args(given)
+    if args.bound is not None:
+        return _show_bound(args)
     source, name = str(model_source(args)), args.model or "packaged model"
     _check(args)
     from ..evaluation.benchmark import computing_threads
@@ -120,7 +137,52 @@ def _refuse_other_programs(given: Sequence[str]) -> None:
             )
 
 
+def _show_bound(args: argparse.Namespace) -> int:
+    from ..evaluation import bound
+    from ..evaluation.audit import certify
+    from ..evaluation.audit.skeleton import read_config, skeleton
+    from ..hub.checkpoint.load import open_model
+
+    measured = ("threads", "decoded_tokens", "processes", "rounds", "quick", "picture", "report")
+    if used := [name for name in measured if getattr(args, name)]:
+        raise UsageError(
+            f"[bench] {used[0].replace('_', '-')!r} must come without 'bound', which measures nothing. "
+            "Leave one of them out."
+        )
+    if args.config is not None and args.model is not None:
+        raise UsageError("[bench] 'config' must come without 'model'. Leave one of them out.")
+    chip = bound.chip(args.bound)
+    if args.config is not None:
+        model = skeleton(read_config("bench", args.config))
+    else:
+        model = open_model(str(model_source(args)), args.revision, latent=args.latent).model
+    name = args.config or args.model or "packaged model"
+    bounds = {}
+    for position in args.positions or _USUAL["positions"]:
+        token = certify(model, position)
+        bounds[f"decode after {position}"] = bound.decoding_bound(token, chip)
+    for length in args.prompt_tokens or _USUAL["prompt_tokens"]:
+        bounds[f"prefill of {length}"] = bound.prompt_bound(token, chip, length)
+    if args.json:
+        shown = {what: each._asdict() for what, each in bounds.items()}
+        print(json.dumps({"model": name, "chip": chip._asdict(), "bounds": shown}))
+        return 0
+    for what, each in bounds.items():
+        rest = [kind for kind in bound.LIMITS[what.split()[0]] if kind not in each.seconds]
+        unknown = f" ({' and '.join(rest)} of this chip are not known)" if rest else ""
+        print(
+            f"{name}, {chip.name} with {chip.cores} GPU cores, {what}: at most "
+            f"{each.tokens_per_second:,.0f} tokens/s, bound by {each.binds}{unknown}"
+        )
+    return 0
+
+
 def _check(args: argparse.Namespace) -> None:
+    if args.config is not None:
+        raise UsageError(
+            "[bench] 'config' must come with 'bound'. Models of random weights are measured by a "
+            "program of a clone: python examples/benchmarks/products.py --help"
+        )
     if args.picture is not None:
         require_matplotlib("picture", "bench")
         check_writable("[bench] 'picture'", args.picture)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
@@ -65,6 +65,25 @@ def _why_not_in_transformers(config: Config) -> str | None:
     return "its feed-forward has no bias in this architecture" if config.mlp_bias else None
 
 
+def _shape(
+    dims: int, hidden_dims: int, layers: int, heads: tuple[int, int], vocab_size: int
+) -> dict[str, Any]:
+    """A published shape; `heads` are those of queries, and of keys and values."""
+    return {
+        "model_type": "bitnet",
+        "vocab_size": vocab_size,
+        "hidden_size": dims,
+        "num_hidden_layers": layers,
+        "intermediate_size": hidden_dims,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+
+
 _IN_GGUF = GGUFForm(
     {"model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2"},
     SUB_NORMS,
@@ -84,19 +103,9 @@ ARCHITECTURE = Architecture(
     gguf_name=lambda config: "bitnet" if config.hidden_act == "silu" else "bitnet-b1.58",
     tiny=TINY | {"rope_theta": 500000.0},
     presets={
-        "bitnet-2b-4t": {
-            "model_type": "bitnet",
-            "vocab_size": 128256,
-            "hidden_size": 2560,
-            "num_hidden_layers": 30,
-            "intermediate_size": 6912,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 5,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": True,
-            "torch_dtype": "bfloat16",
-        }
+        "bitnet-2b-4t": _shape(2560, 6912, 30, (20, 5), 128256),
+        "bitnet-b1.58-large": _shape(1536, 4096, 24, (16, 16), 32002),
+        "bitnet-b1.58-3b": _shape(3200, 8640, 26, (32, 32), 32002),
     },
     published={
         "microsoft/bitnet-b1.58-2B-4T": "packed ternary",

@@ -57,6 +57,27 @@ def _as_in_transformers(config: Config) -> Any:
     return find("bitnet").config(**given)
 
 
+def _shape(
+    dims: int, hidden_dims: int, layers: int, heads: tuple[int, int, int], vocab_size: int
+) -> dict[str, Any]:
+    """A published shape; `heads` are those of queries, of keys and values, and their dims."""
+    return {
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": dims,
+        "num_hidden_layers": layers,
+        "intermediate_size": hidden_dims,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": heads[2],
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000042.0,
+        "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "bitnet"},
+        "torch_dtype": "bfloat16",
+    }
+
+
 ARCHITECTURE = Architecture(
     name="llama",
     config=Config,
@@ -79,21 +100,13 @@ ARCHITECTURE = Architecture(
     gguf_name=lambda config: "bitnet" if config.has_sub_norms else "llama",
     tiny=TINY,
     presets={
-        "falcon3-1b": {
-            "model_type": "llama",
-            "vocab_size": 131072,
-            "hidden_size": 2048,
-            "num_hidden_layers": 18,
-            "intermediate_size": 8192,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1000042.0,
-            "tie_word_embeddings": False,
-            "quantization_config": {"quant_method": "bitnet"},
-            "torch_dtype": "bfloat16",
-        }
+        "falcon3-1b": _shape(2048, 8192, 18, (8, 4, 256), 131072),
+        "falcon3-3b": _shape(3072, 9216, 22, (12, 4, 256), 131072),
+        "falcon3-7b": _shape(3072, 23040, 28, (12, 4, 256), 131072),
+        "falcon3-10b": _shape(3072, 23040, 40, (12, 4, 256), 131072),
+        "falcon-e-1b": _shape(2048, 9216, 24, (16, 2, 128), 32768),
+        "falcon-e-3b": _shape(2048, 13312, 32, (16, 2, 128), 32768),
+        "llama3-8b-1.58": _shape(4096, 14336, 32, (32, 8, 128), 128256),
     },
     published={
         "openbmb/BitCPM-CANN-1B": "16-bit, ternary by group",

@@ -59,6 +59,24 @@ def _why_not_in_transformers(config: Config) -> str | None:
     return "its feed-forward has no bias in this architecture" if config.mlp_bias else None
 
 
+def _bonsai(
+    dims: int, layers: int, hidden_dims: int, *, heads: int, is_tied: bool
+) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "hidden_size": dims,
+        "num_hidden_layers": layers,
+        "intermediate_size": hidden_dims,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": is_tied,
+        "torch_dtype": "float16",
+        "quantization": {"group_size": 128, "bits": 2},
+    }
+
+
 ARCHITECTURE = Architecture(
     name="qwen3",
     config=Config,
@@ -72,6 +90,11 @@ ARCHITECTURE = Architecture(
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
     gguf_name=lambda config: "qwen3",
     tiny={**TINY, "head_dim": 8},
+    presets={
+        "ternary-bonsai-1.7b": _bonsai(2048, 28, 6144, heads=16, is_tied=True),
+        "ternary-bonsai-4b": _bonsai(2560, 36, 9728, heads=32, is_tied=True),
+        "ternary-bonsai-8b": _bonsai(4096, 36, 12288, heads=32, is_tied=False),
+    },
     published={
         "microsoft/bitnet-embedding-0.6b": "16-bit masters",
         "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": "MLX affine, 1 bit",

@@ -84,6 +84,8 @@ def test_flags_win_over_quick(capsys: Captured) -> None:
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--report", "no/such/folder"], "--report must be a file that can be written"),
         (["--report", "."], "--report must come without --quick"),
+        (["--config", "bitnet-2b-4t"], "--config must come with --bound"),
+        (["--bound", "M2"], "--quick must come without --bound"),
     ],
 )
 def test_mistakes_are_one_line(capsys: Captured, arguments: list[str], reason: str) -> None:
@@ -91,6 +93,23 @@ def test_mistakes_are_one_line(capsys: Captured, arguments: list[str], reason: s
     shown = capsys.readouterr()
     assert shown.out == ""
     assert reason in shown.err and shown.err.count("\n") == 1
+
+
+def test_bound(capsys: Captured, folder: Path, asked: list[tuple[dict[str, Any], int]]) -> None:
+    assert main(["bench", "--bound", "M2 Max 30", "--model", str(folder)]) == 0
+    decoding, prompt = capsys.readouterr().out.splitlines()
+    assert decoding.startswith(f"{folder}, M2 Max with 30 GPU cores, decode after 512: at most ")
+    assert decoding.endswith("bound by launches")
+    assert " prefill of 512: at most " in prompt
+    flags = ["--bound", "M5", "--config", "bitnet-2b-4t", "--positions", "1", "--json"]
+    assert main(["bench", *flags]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["chip"]["bandwidth"] == 153e9
+    found = shown["bounds"]["decode after 1"]
+    assert found["binds"] == "bandwidth" and set(found["seconds"]) == {"bandwidth", "launches"}
+    assert not asked
+    assert main(["bench", "--bound", "M5", "--config", "x", "--model", str(folder)]) == 2
+    assert "--config must come without --model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", bench._PROGRAMS)

@@ -110,4 +110,4 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 def test_a_configuration_that_is_nowhere_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--config", "no-such-shape"]) == 2
-    assert "--config must be one of bitnet-2b-4t, falcon3-1b" in capsys.readouterr().err
+    assert "--config must be one of bitnet-2b-4t, bitnet-b1.58-3b, " in capsys.readouterr().err

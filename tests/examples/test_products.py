@@ -338,7 +338,7 @@ def test_table(capsys: pytest.CaptureFixture[str], config: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--config", "no-such-preset"], "--config must be one of bitnet-2b-4t, falcon3-1b"),
+        (["--config", "no-such-preset"], "--config must be one of bitnet-2b-4t, bitnet-b1.58-3b, "),
         (["--rounds", "0"], "must be a whole number from 1"),
         (["--shapes", "64"], "argument --shapes: "),
         (["--head-bits", "5"], "invalid choice: 5"),

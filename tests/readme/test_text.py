@@ -5,6 +5,7 @@ import re
 import tomllib
 from dataclasses import MISSING, fields, replace
 from importlib import import_module
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ import yaml
 from mlx.utils import tree_reduce
 
 from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.evaluation.audit import certify
+from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
+from mlx_mmfree.evaluation.bound import chip as chip_of
+from mlx_mmfree.evaluation.bound import decoding_bound
 from mlx_mmfree.generation.memory import memory_need
-from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Architecture, EncoderDecoder, architectures, find
 from mlx_mmfree.ops.backend.dispatch import operations, use_backend
 from mlx_mmfree.training.settings import Settings, read_settings
@@ -156,27 +160,33 @@ def test_what_the_paragraphs_on_adding_name_exists() -> None:
         assert all(callable(each.run) for each in operation.backends.values()), name
 
 
-def memory(config: dict[str, Any]) -> float:
-    """The gigabytes that the library estimates for a text on a Mac, with 16-bit floats."""
-    architecture = find(config["model_type"])
-    model = architecture.build(architecture.config.from_hub(config))
-    model.set_dtype(mx.bfloat16)
-    pack_linears(model)
+def memory(model: Any) -> float:
+    """The gigabytes that the library estimates for a text on a Mac."""
     weights = tree_reduce(lambda total, array: total + array.nbytes, model.parameters(), 0)
     # only shapes are looked at, so that no Metal device is needed
     with use_backend("metal"):
         return memory_need(model, weights, context_length=CONTEXT).total_bytes / 1e9
 
 
-def test_memory_of_models() -> None:
+def test_table_of_models() -> None:
+    """Memory and bounds are what the library computes from the published shapes."""
+    found = section("Models")
+    chips = ("M1", "M2 Max", "M4 Pro")
+    assert f"| {' | '.join(chips)} |" in found.text
     shown_names = []
-    for names, _, _, shown, mac in table(section("Models")):
-        values = [float(value) for value in shown.removesuffix(" GB").split(", ")]
-        for name, value in zip(repositories(names), values, strict=True):
+    for names, _, _, memories, mac, *bounds in table(found):
+        sizes = [float(value) for value in memories.removesuffix(" GB").split(", ")]
+        for place, (name, size) in enumerate(zip(repositories(names), sizes, strict=True)):
             shown_names.append(name)
-            needed = memory(SHAPES[name])
-            assert abs(value - needed) <= 0.1, (name, needed)
-        least = next(size for size in (8, 16, 24, 32) if 2 * max(values) <= size)
+            model = skeleton(presets()[SHAPES[name]], mx.bfloat16)
+            needed = memory(model)
+            assert abs(size - needed) <= 0.1, (name, needed)
+            token = certify(model, 512)
+            for chip, cell in zip(chips, bounds, strict=True):
+                most = decoding_bound(token, chip_of(chip)).tokens_per_second
+                shown = cell.replace(",", "").split(" / ")[place]
+                assert shown == str(ceil(most)), (name, chip, most)
+        least = next(size for size in (8, 16, 24, 32) if 2 * max(sizes) <= size)
         assert mac == f"{least} GB", names
     assert shown_names == list(SHAPES)
 

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError, UsageError
 from ...files.reading import read_json_object
+from ...hub.checkpoint.forms import affine
 from ...layers import pack_linears
-from ...layers.matrix import kept_names, parameters
+from ...layers.matrix import kept_names, matrices, parameters
 from ...models import architectures, find
 from ...models.parts.fields import dtype_name
 from ...ops.float_dtypes import FLOATS
@@ -58,12 +60,26 @@ def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
     architecture = find(config.get("model_type"))
     dtype = config_dtype(config) if dtype is None else dtype
     model = pack_linears(architecture.build(architecture.config.from_hub(config)))
+    _take_codes(model, config)
     modules, kept = dict(model.named_modules()), kept_names(model)
     for name, array in parameters(model).items():
         if array.dtype in FLOATS and name not in kept:
             path, _, key = name.rpartition(".")
             setattr(modules[path], key, array.astype(dtype))
     return model
+
+
+def _take_codes(model: Any, config: Mapping[str, Any]) -> None:
+    """Gives matrices of floats the codes of MLX's affine form, if a configuration describes it."""
+    if (said := config.get(affine.FORM.section)) is None:
+        return
+    affine.check_form(said)
+    coded = [
+        (path, matrix.in_codes(int(said["group_size"]), int(said["bits"])))
+        for path, matrix in matrices(model).items()
+        if matrix.is_plain
+    ]
+    model.update_modules(tree_unflatten(coded))
 
 
 def config_dtype(config: Mapping[str, Any]) -> mx.Dtype:

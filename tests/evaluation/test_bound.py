@@ -1,0 +1,99 @@
+"""Bounds of chips: each lies above what was published for the chip, and not far above."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.errors import UsageError
+from mlx_mmfree.evaluation import bound
+from mlx_mmfree.evaluation.audit import Certificate, certify
+from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
+
+PAGE = Path(bound.__file__).parents[1] / "ops" / "README.md"
+
+# Statements of their sources: tokens a second in decoding and in a prompt, 0 where none was given.
+PUBLISHED = [
+    # mlx-lm pull request 219, with a head of 16 bits
+    ("bitnet-2b-4t", {}, "M3 Max", 105, 0),
+    ("bitnet-2b-4t", {}, "M2 Ultra", 150, 0),
+    # Prism ML's page, and issue 108 of its Bonsai-demo
+    ("ternary-bonsai-1.7b", {}, "M4 Max", 442, 4623),
+    ("ternary-bonsai-1.7b", {}, "M3 Pro", 165, 1349),
+    ("ternary-bonsai-8b", {}, "M4 Pro", 82, 0),
+    ("ternary-bonsai-8b", {}, "M3 Pro", 51.3, 288),
+    # rMLX issue 177, after 4,096 tokens
+    ("ternary-bonsai-8b", {}, "M5 Max", 133, 0),
+]
+NOT_FAR = 2.3
+
+
+@cache
+def token_of(name: str, position: int = 512) -> Certificate:
+    return certify(skeleton(presets()[name]), position)
+
+
+@pytest.mark.parametrize(("model", "changes", "chip", "decoding", "prompt"), PUBLISHED)
+def test_published_figures_lie_below(
+    model: str, changes: Mapping[str, Any], chip: str, decoding: float, prompt: float
+) -> None:
+    token, of = token_of(model), bound.chip(chip)
+    decodes = bound.decoding_bound(token, of).tokens_per_second
+    assert decodes > decoding
+    reads = bound.prompt_bound(token, of, 512).tokens_per_second
+    assert reads > prompt
+    if not chip.endswith(("Max", "Ultra")):
+        assert decodes < NOT_FAR * decoding
+        if prompt and of.rate:
+            assert reads < NOT_FAR * prompt
+
+
+def test_the_slowest_binds() -> None:
+    """By hand: of 8B, 7.57e9 weights of 2.25 bits with their scales and biases, 36 layers."""
+    token = token_of("ternary-bonsai-8b", 1)
+    weights = 36 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 12288) + 4096 * 151936
+    read = weights * 2.25 / 8
+    m1 = bound.decoding_bound(token, bound.chip("M1"))
+    assert m1.seconds["bandwidth"] == pytest.approx(read / 68.25e9, rel=2e-3)
+    assert m1.seconds["instructions"] == pytest.approx(
+        weights * 4.31 / (8 * 128 * 1.278e9), rel=1e-3
+    )
+    assert m1.binds == "bandwidth"
+    ultra = bound.decoding_bound(token, bound.chip("M1 Ultra"))
+    assert ultra.binds == "instructions"
+    prompt = bound.prompt_bound(token, bound.chip("M1"), 512)
+    in_blocks = weights - 4096 * 151936
+    macs = 512 * in_blocks + 4096 * 151936
+    assert prompt.seconds["multiply-adds"] == pytest.approx(macs / (8 * 128 * 1.278e9), rel=1e-6)
+
+
+def test_slots_are_those_of_the_page() -> None:
+    rows = {
+        cells[0]: cells
+        for line in PAGE.read_text().splitlines()
+        if len(cells := [cell.strip() for cell in line.split("|")[1:-1]]) == 8
+    }
+    for storage, row in (
+        ("packed trits", "`bit_linear`, 1 row, 8 outputs"),
+        ("codes of 2 bits", "MLX's `qmv_fast`, product alone"),
+    ):
+        assert bound.SLOTS[storage] == float(rows[row][4])
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    token = token_of("ternary-bonsai-1.7b")
+    m3, m5 = bound.chip("M3 Pro"), bound.chip("M5")
+    assert "instructions" not in bound.decoding_bound(token, m3).seconds
+    assert bound.prompt_bound(token, m3, 512).binds == "multiply-adds"
+    assert "multiply-adds" not in bound.prompt_bound(token, m5, 512).seconds
+
+
+def test_names_of_chips() -> None:
+    assert bound.chip("Apple M2 Max").cores == 38
+    assert bound.chip("m2 max 30") == bound.Chip("M2 Max", 30, 400e9, 1.398e9, True)
+    for wrong in ("M2 Max 31", "M9", ""):
+        with pytest.raises(UsageError, match=re.escape(f"but got {wrong!r}")):
+            bound.chip(wrong)

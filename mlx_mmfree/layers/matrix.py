@@ -230,12 +230,12 @@ def kept_names(model: nn.Module) -> set[str]:
     return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
 
 
-def converted(model: Model, dtype: mx.Dtype | None) -> Model:
-    """The model with its floats in another dtype, in place; `None` keeps them."""
+def converted(model: Model, dtype: mx.Dtype) -> Model:
+    """The model with its floats in another dtype, in place."""
     kept = kept_names(model)
     modules = dict(model.named_modules())
     for name, array in parameters(model).items():
-        if dtype is not None and array.dtype in FLOATS and name not in kept:
+        if array.dtype in FLOATS and name not in kept:
             path, _, key = name.rpartition(".")
             array = array.astype(dtype)
             setattr(modules[path], key, array)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
 from .parts.architecture import Architecture, GGUFForm
-from .parts.fields import key, meant_activation
+from .parts.fields import activation, key
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
 from .parts.transformer import (
@@ -44,9 +44,10 @@ class Config(TransformerConfig):
     has_sub_norms: bool = True
     hidden_act: str = key(
         "Activation of the feed-forward's gate.",
-        meant_activation,
+        activation,
         "relu2",
         supported=_FEED_FORWARDS,
+        as_meant=True,
     )
 
 

@@ -99,7 +99,8 @@ def unpack_codes(weights: Sequence[mx.array], dims: int) -> mx.array:
     trits = mx.array(np.empty(shape, np.float32))
     rest = np.array(trits, copy=False)
     for weight in weights:
-        octets = np.asarray(weight).view(np.uint8)
+        # a layer without weights yet holds one word that is broadcast
+        octets = np.asarray(mx.contiguous(weight)).view(np.uint8)
         rows, rest = np.split(rest, [len(octets)])
         for part in blocks(len(octets), dims):
             fours = np.take(table, octets[part], axis=0)

@@ -77,9 +77,14 @@ class Tokenizer:
             for text in ENDS_OF_TURN
             if text in self.special_tokens and text in templates
         )
-        prefix, suffix = vocabulary.frame
-        self._prefix = _with_token(prefix, self.bos_token_id, settings.add_bos, at_end=False)
-        self._suffix = _with_token(suffix, eos_token_id, settings.add_eos, at_end=True)
+        # what the settings say of the first and the last token goes before the vocabulary's frame
+        self._prefix, self._suffix = vocabulary.frame
+        if self.bos_token_id is not None and settings.add_bos is not None:
+            rest = [number for number in self._prefix if number != self.bos_token_id]
+            self._prefix = [self.bos_token_id, *rest] if settings.add_bos else rest
+        if eos_token_id is not None and settings.add_eos is not None:
+            rest = [number for number in self._suffix if number != eos_token_id]
+            self._suffix = [*rest, eos_token_id] if settings.add_eos else rest
 
     @classmethod
     def from_folder(cls, folder: Path | str) -> "Tokenizer":
@@ -394,15 +399,3 @@ def _check_text(text: str) -> None:
             f"[Tokenizer] 'text' must be valid Unicode but has a lone surrogate at position "
             f"{error.start}. Leave it out, or decode the text with errors='replace'."
         ) from error
-
-
-def _with_token(
-    ids: list[int], token_id: int | None, wanted: bool | None, *, at_end: bool
-) -> list[int]:
-    """One side of the frame with a token exactly once if it is wanted, else without it."""
-    if wanted is None or token_id is None:
-        return ids
-    rest = [number for number in ids if number != token_id]
-    if not wanted:
-        return rest
-    return [*rest, token_id] if at_end else [token_id, *rest]

@@ -207,7 +207,7 @@ _DECODERS = frozenset(("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replac
 
 def is_known(document: Mapping[str, Any]) -> bool:
     """Whether a `tokenizer.json` may be read and used without limits on time and memory."""
-    model = document.get("model")
+    model: Any = document.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if kind == "BPE":
         whole = ("continuing_subword_prefix", "end_of_word_suffix", "dropout")

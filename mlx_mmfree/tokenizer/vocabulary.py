@@ -307,7 +307,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     ]
     config, extra, model, generation = (read_json_object(f, is_optional=True) for f in files)
     tokens = _listed_tokens(config, config_file, folder / "added_tokens.json")
-    named = {}
+    named: dict[str, str] = {}
     special_texts = {token.content for token in tokens if token.special}
     # of a token that both name, the configuration's counts
     for settings, file in ((extra, named_file), (config, config_file)):

@@ -326,7 +326,7 @@ def rounding_of(checkpoint: Checkpoint, *, warns: bool = False) -> Rounding:
         CheckpointError: A tensor cannot be read.
     """
     described = checkpoint.config.get(WRITER_KEY)
-    rounding = described.get("rounding") if isinstance(described, Mapping) else None
+    rounding: Any = described.get("rounding") if isinstance(described, Mapping) else None
     if rounding != "source" and not (type(rounding) is int and rounding > 0):
         scales = [entry for name, entry in checkpoint.tensors.items() if name.endswith(_SCALE)]
         large = [entry for entry in scales if _weights(checkpoint, entry) > MAX_SOUND_WEIGHTS]

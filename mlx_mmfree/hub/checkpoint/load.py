@@ -227,11 +227,12 @@ class OpenedModel:
             model.search_files = self._search_files()
         if isinstance(model, TextEmbedder):
             model.embedding = read_embedding_use(self.checkpoint.folder)
-        loaded: Decoder = converted(model, self._dtype)
+        if self._dtype is not None:
+            converted(model, self._dtype)
         if adapter is not None:
-            attach(loaded, adapter)
-        loaded.eval()
-        return loaded
+            attach(model, adapter)
+        model.eval()
+        return self.model
 
     def _search_files(self) -> SearchFiles:
         file = self.checkpoint.folder / GENERATION_FILE
@@ -292,6 +293,7 @@ class OpenedModel:
             packed = modules[path]
             if "weight" in module:
                 module.weight = master_weight(packed)
+                mx.eval(module.weight)
             # a tied head reads the embedding, which has kept its floats
             elif few_bits:
                 raise CheckpointError(

@@ -190,7 +190,14 @@ def described_forms(
     Raises:
         UnsupportedModelError: The weights are stored in a way that is not read.
     """
-    _refuse_rotated(config)
+    quantization = config.get("quantization")
+    keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
+    rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
+    if rotated and not any(form.section in rotated for form in weight_forms().values()):
+        raise UnsupportedModelError(
+            f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as those "
+            "of Ternary Bonsai 2, are not read. Use a checkpoint of the first generation."
+        )
     found = forms_of(config)
     usual = next(form for form in weight_forms().values() if form.is_usual)
     is_own = any(form.method == usual.method for form, _ in found.values())
@@ -224,15 +231,3 @@ def described_forms(
             packed.check(said)
     rest = [each for each in found.values() if each[0] is not packed]
     return [(packed, said if isinstance(said, Mapping) else {}), *rest]
-
-
-def _refuse_rotated(config: Mapping[str, Any]) -> None:
-    """Refuses weights in a rotated basis, unless that is a form that is read."""
-    quantization = config.get("quantization")
-    keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
-    rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
-    if rotated and not any(form.section in rotated for form in weight_forms().values()):
-        raise UnsupportedModelError(
-            f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as those "
-            "of Ternary Bonsai 2, are not read. Use a checkpoint of the first generation."
-        )

@@ -99,7 +99,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
     forms: dict[str, StoredTensor] = {}
-    held = matrices(model)
+    modules, held = dict(model.named_modules()), matrices(model)
     on_disk = names.modules_to_disk(held)
     parts: dict[str, dict[str, TensorEntry]] = {name: {} for name in on_disk.values()}
     for name, entry in tensors.items():
@@ -119,11 +119,13 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
             copies |= {f"{on_disk[path]}.{key}" for key in found.copies}
     model.update_modules(tree_unflatten(list(replaced.items())))
     arrays = parameters(model)
-    layouts = {**stored_layouts(model), **architecture.layouts(model, shapes)}
+    layouts = stored_layouts(model)
+    if architecture.layouts is not None:
+        layouts |= architecture.layouts(model, shapes)
     for name, layout in layouts.items():
         if arrays[name].dtype in FLOATS:
             forms.setdefault(name, StoredTensor((layout.shape,), FLOATS, layout.read))
-    ternary = {path: matrix.layer for path, matrix in held.items() if matrix.is_ternary}
+    ternary = {path: modules[path] for path, matrix in held.items() if matrix.is_ternary}
     form, said = described[0]
     floats = [on_disk[path] for path in ternary.keys() - replaced]
     is_covered = form.covers is not None and form.covers(said)
@@ -133,7 +135,9 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     entries = match(model, names, forms, copies, checkpoint)
     masters = _pack_masters(model, entries) if packed and floats else {}
     training = {path: layer for path, layer in ternary.items() if path in replaced}
-    left_out = tuple(sorted({words for name in tensors if (words := names.left_out(name))}))
+    used = {id(entry) for entry in entries.values()}
+    rest = [name for name, entry in tensors.items() if id(entry) not in used]
+    left_out = tuple(sorted({words for name in rest if (words := names.left_out(name))}))
     return Skeleton(model, names, entries, forms, training, masters, packed, left_out, layouts)
 
 
@@ -307,6 +311,7 @@ def fill(skeleton: Skeleton) -> Decoder:
     broken = [name for name in floats if not all_finite(arrays[name])]
     if broken:
         check_finite(arrays[broken[0]], entries[broken[0]])
+    mx.eval(list(arrays.values()))
     for name, array in arrays.items():
         path, _, key = name.rpartition(".")
         modules[path][key] = array

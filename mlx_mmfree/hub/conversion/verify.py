@@ -315,7 +315,8 @@ def compare_logits(source: ParameterReader, target: ParameterReader) -> float:
 
 def _logits(checkpoint: Checkpoint, dtype: mx.Dtype | None) -> mx.array:
     model = fill(build_skeleton(checkpoint, packed=True))
-    model = converted(model, dtype or checkpoint.dtype)
+    if dtype := dtype or checkpoint.dtype:
+        converted(model, dtype)
     model.eval()
     sample = architecture_of(model.config).sample(model.config)
     logits = model.predictions(sample).astype(mx.float32)

@@ -122,7 +122,13 @@ class SelfAttention(TokenMixer):
         self._is_causal = is_causal
         self._is_gated = is_gated
         self._cache = cache
-        self._check_cache()
+        if cache.sinks and not is_causal:
+            raise ValueError(
+                f"[{self._name}] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but "
+                f"got {cache.sinks}."
+            )
+        if cache.quantization is not None:
+            self._check_groups(cache.quantization)
         queries = 2 * num_heads if is_gated else num_heads
         widths = {"query_proj": queries, "key_proj": num_kv_heads, "value_proj": num_kv_heads}
         if is_stacked:
@@ -145,21 +151,15 @@ class SelfAttention(TokenMixer):
         if norms.output_eps is not None:
             self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=norms.output_eps)
 
-    def _check_cache(self) -> None:
-        """Refuses a cache that attention with such heads cannot have, with `ValueError`."""
-        cache, head_dim = self._cache, self.head_dim
-        if cache.sinks and not self._is_causal:
-            raise ValueError(
-                f"[{self._name}] 'sinks' must be 0, or positive with 'is_causal' and a 'window', but "
-                f"got {cache.sinks}."
-            )
-        if cache.quantization is None or head_dim % cache.quantization.group_size == 0:
+    def _check_groups(self, quantization: Quantization) -> None:
+        """Refuses groups that do not divide the dims of a head, with `ValueError`."""
+        if self.head_dim % quantization.group_size == 0:
             return
-        fitting = [str(size) for size in GROUP_SIZES if head_dim % size == 0]
+        fitting = [str(size) for size in GROUP_SIZES if self.head_dim % size == 0]
         way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
         raise ValueError(
             f"[{self._name}] 'group_size' of the quantization must divide 'head_dim' but got "
-            f"{cache.quantization.group_size} for {head_dim}. {way_out}"
+            f"{quantization.group_size} for {self.head_dim}. {way_out}"
         )
 
     def take_part(self, group: Group) -> None:
@@ -209,7 +209,8 @@ class SelfAttention(TokenMixer):
             mixer._cache = self._cache.limited(
                 self._name, max_size, quantization, quantization_start
             )
-            mixer._check_cache()
+            if quantization is not None:
+                self._check_groups(quantization)
         return mixer
 
     @property

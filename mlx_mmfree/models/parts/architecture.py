@@ -106,12 +106,6 @@ def _itself(config: Any) -> Any:
     return config
 
 
-def _as_on_the_hub(
-    model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
-) -> Mapping[str, StoredLayout]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Architecture:
     """A kind of model, as `ARCHITECTURE` in a file of the package `models`.
@@ -163,9 +157,9 @@ class Architecture:
     build: Callable[[Any], Any]
     weight_names: Mapping[str, str | None]
     newer_name: Callable[[str, Collection[str]], str] | None = None
-    layouts: Callable[[nn.Module, Mapping[str, tuple[int, ...]]], Mapping[str, StoredLayout]] = (
-        _as_on_the_hub
-    )
+    layouts: (
+        Callable[[nn.Module, Mapping[str, tuple[int, ...]]], Mapping[str, StoredLayout]] | None
+    ) = None
     packed_forms: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False
@@ -338,9 +332,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def draw_weights(model: Model, standard_deviation: float) -> Model:
     """Draws the weights of embeddings and linears from a normal distribution; returns the model."""
-    for matrix in matrices(model).values():
+    modules = dict(model.named_modules())
+    for path, matrix in matrices(model).items():
         if matrix.holds_floats:
-            layer = matrix.layer
+            layer = modules[path]
             layer.weight = mx.random.normal(layer.weight.shape, scale=standard_deviation)
     return model
 

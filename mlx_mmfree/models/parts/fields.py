@@ -98,9 +98,16 @@ def dtype_name(config: Mapping[str, Any]) -> Any:
 
 
 def activation(
-    config: Mapping[str, Any], key: str, default: str, *, supported: Collection[str]
+    config: Mapping[str, Any],
+    key: str,
+    default: str,
+    *,
+    supported: Collection[str],
+    as_meant: bool = False,
 ) -> str:
     """The name under `key`, one of transformers' for an activation of `supported`.
+
+    With `as_meant`, the name of this library for it.
 
     Raises:
         UnsupportedModelError: It names another activation.
@@ -112,14 +119,7 @@ def activation(
             f"[config.json] '{key}' must be {' or '.join(map(repr, known))} but got {name!r:.100}. "
             "Other values are not implemented."
         )
-    return str(name)
-
-
-def meant_activation(
-    config: Mapping[str, Any], key: str, default: str, *, supported: Collection[str]
-) -> str:
-    """As `activation`, but by the name of this library."""
-    return ACTIVATIONS[activation(config, key, default, supported=supported)]
+    return ACTIVATIONS[name] if as_meant else str(name)
 
 
 def usual_word(config: Mapping[str, Any], key: str, default: str, *, among: Collection[str]) -> str:

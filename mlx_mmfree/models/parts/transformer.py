@@ -12,16 +12,15 @@ from ...channel_mixers import SwiGLU
 from ...channel_mixers.gated_linear_unit import GatedLinearUnit
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files.declared import declare
-from ...layers import RoPE
 from ...token_mixers import GQA, AttentionNorms
 from .architecture import draw_weights, find
 from .embedder import TextEmbedder
 from .fields import (
     HubConfig,
+    activation,
     boolean,
     integer,
     key,
-    meant_activation,
     number,
     section,
     standard_deviation,
@@ -77,7 +76,11 @@ class TransformerConfig(HubConfig):
         "A norm before the last projection of attention and feed-forward.", False
     )
     hidden_act: str = key(
-        "Activation of the feed-forward's gate.", meant_activation, "silu", supported=("silu",)
+        "Activation of the feed-forward's gate.",
+        activation,
+        "silu",
+        supported=("silu",),
+        as_meant=True,
     )
     attention_bias: bool = key("Whether the projections of attention have a bias.", boolean, False)
     mlp_bias: bool = key("Whether those of the feed-forward have one.", boolean, False)
@@ -227,34 +230,17 @@ def build_transformer(
         gated: The feed-forward.
         qk_norm_eps: As `AttentionNorms.qk_eps`.
     """
-    dims = config.hidden_size
+    dims, eps = config.hidden_size, config.rms_norm_eps
     embed = nn.Embedding(config.vocab_size, dims)
     rope = config.rotation.build(config.head_dim)
-    blocks = [_block(config, n, rope, gated, qk_norm_eps) for n in range(config.num_hidden_layers)]
-    head = None
-    if not config.tie_word_embeddings and not config.is_embedder:
-        head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)
-    norm = nn.RMSNorm(dims, eps=config.rms_norm_eps)
-    kind = TextEmbedder if config.is_embedder else Decoder
-    return draw_weights(kind(embed, blocks, norm, head, config), config.initializer_range)
-
-
-def _block(
-    config: TransformerConfig,
-    number: int,
-    rope: RoPE,
-    gated: type[GatedLinearUnit],
-    qk_norm_eps: float | None,
-) -> Block:
-    dims, eps = config.hidden_size, config.rms_norm_eps
     sub_norm_eps = eps if config.has_sub_norms else None
-    linears = {
-        ours.split(".")[1]: linear_of(config.linears, f"model.layers.{number}.{hub}")
-        for hub, ours in LINEARS.items()
-    }
-    return Block(
-        dims,
-        GQA(
+    blocks = []
+    for layer in range(config.num_hidden_layers):
+        linears = {
+            ours.split(".")[1]: linear_of(config.linears, f"model.layers.{layer}.{hub}")
+            for hub, ours in LINEARS.items()
+        }
+        attention = GQA(
             dims,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
@@ -263,16 +249,21 @@ def _block(
             bias=config.attention_bias,
             rope=rope,
             norms=AttentionNorms(qk_norm_eps, sub_norm_eps),
-        ),
-        gated(
+        )
+        feed_forward = gated(
             dims,
             hidden_dims=config.intermediate_size,
             linear=linears,
             bias=config.mlp_bias,
             norm_eps=sub_norm_eps,
-        ),
-        norm_eps=eps,
-    )
+        )
+        blocks.append(Block(dims, attention, feed_forward, norm_eps=eps))
+    head = None
+    if not config.tie_word_embeddings and not config.is_embedder:
+        head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)
+    norm = nn.RMSNorm(dims, eps=eps)
+    kind = TextEmbedder if config.is_embedder else Decoder
+    return draw_weights(kind(embed, blocks, norm, head, config), config.initializer_range)
 
 
 def needs_mlx_lm_file(config: TransformerConfig, ternary_dims: Sequence[int]) -> bool:

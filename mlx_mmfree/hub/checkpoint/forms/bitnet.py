@@ -36,7 +36,7 @@ from ..weight_form import (
     WeightForm,
     WrittenMatrix,
 )
-from .packed import packed_linears
+from .packed import open_packed
 
 QUANT_METHOD = "bitnet"
 CODES_PER_BYTE = 4
@@ -87,7 +87,7 @@ def is_packed(described: Mapping[str, Any]) -> bool:
 
 def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
     packed = {path: place for path, place in places.items() if is_packed(place.said)}
-    found = packed_linears(packed)
+    found = open_packed(packed)
     for path, stored in found.items():
         matrix, _, entries, said = places[path]
         shape = packed_shape(matrix.output_dims, matrix.input_dims)

@@ -22,7 +22,7 @@ from ....files.tensors import TensorSpec, host_array
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm, WrittenMatrix, always
-from .packed import OWN, packed_linears
+from .packed import OWN, open_packed
 
 TRITS_PER_BYTE = 5
 NUMBERS = 3**TRITS_PER_BYTE
@@ -38,7 +38,7 @@ _GROUP_BYTES, _GROUP_WORDS = 16, 5
 
 
 def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
-    found = packed_linears(places)
+    found = open_packed(places)
     for path, stored in found.items():
         matrix = places[path].matrix
         shape = _shape(matrix.output_dims, matrix.input_dims)

@@ -61,24 +61,17 @@ def describe_packing(
     return {**kept, **own}
 
 
-def packed_linears(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
-    """The ternary linears that are stored with a scale, by their paths."""
-    # MLX's affine form repeats the scale, rounded, for each group of inputs
-    copies = ("scales", "biases")
-    return {
-        path: StoredMatrix(place.matrix.packed_room(), copies=copies)
-        for path, place in places.items()
-        if place.matrix.is_ternary and "weight_scale" in place.tensors
-    }
-
-
-def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
-    found = packed_linears(places)
+def open_packed(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
+    """The matrices that are stored with a scale, by their paths."""
+    found = {}
     for path, (matrix, _, tensors, _) in places.items():
-        weight, scale = tensors.get("weight"), tensors.get("weight_scale")
-        if path in found or scale is None or weight is None or weight.dtype != mx.uint32:
+        if "weight_scale" not in tensors:
             continue
-        if matrix.is_plain and not matrix.is_embedding:
+        weight, scale = tensors.get("weight"), tensors["weight_scale"]
+        if matrix.is_ternary:
+            # MLX's affine form repeats the scale, rounded, for each group of inputs
+            found[path] = StoredMatrix(matrix.packed_room(), copies=("scales", "biases"))
+        elif matrix.is_plain and not matrix.is_embedding and weight and weight.dtype == mx.uint32:
             layer = PackedLinear(
                 matrix.input_dims,
                 matrix.output_dims,
@@ -223,7 +216,7 @@ def _packed(
 
 FORM = WeightForm(
     name="mmfree",
-    open=_open,
+    open=open_packed,
     own=OWN,
     is_usual=True,
     simplify=_simplify,

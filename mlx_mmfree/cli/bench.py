@@ -34,7 +34,8 @@ _PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host
 
 
 def build_parser() -> argparse.ArgumentParser:
-    usual = "--model --prompt-tokens --positions --threads --bound --config --quick --json --picture --report"
+    usual = "--model --prompt-tokens --positions --threads --bound --config --quick --json --picture "
+    usual += "--report"
     parser = CommandParser(prog="mmfree bench", description=__doc__, usual=usual)
     add_model_flags(parser, takes_adapter=False)
     for name, what in (
@@ -141,7 +142,7 @@ def _show_bound(args: argparse.Namespace) -> int:
     from ..evaluation import bound
     from ..evaluation.audit import certify
     from ..evaluation.audit.skeleton import read_config, skeleton
-    from ..hub.checkpoint.load import open_model
+    from ..hub.checkpoint.load import OpenedModel
 
     measured = ("threads", "decoded_tokens", "processes", "rounds", "quick", "picture", "report")
     if used := [name for name in measured if getattr(args, name)]:
@@ -155,7 +156,7 @@ def _show_bound(args: argparse.Namespace) -> int:
     if args.config is not None:
         model = skeleton(read_config("bench", args.config))
     else:
-        model = open_model(str(model_source(args)), args.revision, latent=args.latent).model
+        model = OpenedModel(str(model_source(args)), args.revision, latent=args.latent).model
     name = args.config or args.model or "packaged model"
     bounds = {}
     for position in args.positions or _USUAL["positions"]:

@@ -34,7 +34,9 @@ _PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host
 
 
 def build_parser() -> argparse.ArgumentParser:
-    usual = "--model --prompt-tokens --positions --threads --bound --config --quick --json --picture "
+    usual = (
+        "--model --prompt-tokens --positions --threads --bound --config --quick --json --picture "
+    )
     usual += "--report"
     parser = CommandParser(prog="mmfree bench", description=__doc__, usual=usual)
     add_model_flags(parser, takes_adapter=False)

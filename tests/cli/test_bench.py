@@ -11,6 +11,7 @@ from mlx_mmfree.cli import bench, main
 from mlx_mmfree.errors import MeasurementError
 from mlx_mmfree.evaluation import benchmark
 from mlx_mmfree.evaluation.benchmark import result_or_failure
+from tests.evaluation.audit_models import needs_graphs
 
 Captured = pytest.CaptureFixture[str]
 PROGRAMS = Path(__file__).parents[2] / "examples" / "benchmarks"
@@ -95,6 +96,7 @@ def test_mistakes_are_one_line(capsys: Captured, arguments: list[str], reason: s
     assert reason in shown.err and shown.err.count("\n") == 1
 
 
+@needs_graphs
 def test_bound(capsys: Captured, folder: Path, asked: list[tuple[dict[str, Any], int]]) -> None:
     assert main(["bench", "--bound", "M2 Max 30", "--model", str(folder)]) == 0
     decoding, prompt = capsys.readouterr().out.splitlines()

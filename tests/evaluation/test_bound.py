@@ -1,10 +1,8 @@
 """Bounds of chips: each lies above what was published for the chip, and not far above."""
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,21 +10,22 @@ from mlx_mmfree.errors import UsageError
 from mlx_mmfree.evaluation import bound
 from mlx_mmfree.evaluation.audit import Certificate, certify
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
+from tests.evaluation.audit_models import needs_graphs
 
 PAGE = Path(bound.__file__).parents[1] / "ops" / "README.md"
 
 # Statements of their sources: tokens a second in decoding and in a prompt, 0 where none was given.
 PUBLISHED = [
     # mlx-lm pull request 219, with a head of 16 bits
-    ("bitnet-2b-4t", {}, "M3 Max", 105, 0),
-    ("bitnet-2b-4t", {}, "M2 Ultra", 150, 0),
+    ("bitnet-2b-4t", "M3 Max", 105, 0),
+    ("bitnet-2b-4t", "M2 Ultra", 150, 0),
     # Prism ML's page, and issue 108 of its Bonsai-demo
-    ("ternary-bonsai-1.7b", {}, "M4 Max", 442, 4623),
-    ("ternary-bonsai-1.7b", {}, "M3 Pro", 165, 1349),
-    ("ternary-bonsai-8b", {}, "M4 Pro", 82, 0),
-    ("ternary-bonsai-8b", {}, "M3 Pro", 51.3, 288),
+    ("ternary-bonsai-1.7b", "M4 Max", 442, 4623),
+    ("ternary-bonsai-1.7b", "M3 Pro", 165, 1349),
+    ("ternary-bonsai-8b", "M4 Pro", 82, 0),
+    ("ternary-bonsai-8b", "M3 Pro", 51.3, 288),
     # rMLX issue 177, after 4,096 tokens
-    ("ternary-bonsai-8b", {}, "M5 Max", 133, 0),
+    ("ternary-bonsai-8b", "M5 Max", 133, 0),
 ]
 NOT_FAR = 2.3
 
@@ -36,10 +35,9 @@ def token_of(name: str, position: int = 512) -> Certificate:
     return certify(skeleton(presets()[name]), position)
 
 
-@pytest.mark.parametrize(("model", "changes", "chip", "decoding", "prompt"), PUBLISHED)
-def test_published_figures_lie_below(
-    model: str, changes: Mapping[str, Any], chip: str, decoding: float, prompt: float
-) -> None:
+@needs_graphs
+@pytest.mark.parametrize(("model", "chip", "decoding", "prompt"), PUBLISHED)
+def test_published_figures_lie_below(model: str, chip: str, decoding: float, prompt: float) -> None:
     token, of = token_of(model), bound.chip(chip)
     decodes = bound.decoding_bound(token, of).tokens_per_second
     assert decodes > decoding
@@ -51,6 +49,7 @@ def test_published_figures_lie_below(
             assert reads < NOT_FAR * prompt
 
 
+@needs_graphs
 def test_the_slowest_binds() -> None:
     """By hand: of 8B, 7.57e9 weights of 2.25 bits with their scales and biases, 36 layers."""
     token = token_of("ternary-bonsai-8b", 1)
@@ -83,6 +82,7 @@ def test_slots_are_those_of_the_page() -> None:
         assert bound.SLOTS[storage] == float(rows[row][4])
 
 
+@needs_graphs
 def test_what_is_not_known_is_left_out() -> None:
     token = token_of("ternary-bonsai-1.7b")
     m3, m5 = bound.chip("M3 Pro"), bound.chip("M5")

@@ -24,6 +24,7 @@ from mlx_mmfree.generation.memory import memory_need
 from mlx_mmfree.models import Architecture, EncoderDecoder, architectures, find
 from mlx_mmfree.ops.backend.dispatch import operations, use_backend
 from mlx_mmfree.training.settings import Settings, read_settings
+from tests.evaluation.audit_models import needs_graphs
 from tests.readme.documents import (
     BENCHMARKS,
     FOLDERS,
@@ -168,6 +169,7 @@ def memory(model: Any) -> float:
         return memory_need(model, weights, context_length=CONTEXT).total_bytes / 1e9
 
 
+@needs_graphs
 def test_table_of_models() -> None:
     """Memory and bounds are what the library computes from the published shapes."""
     found = section("Models")

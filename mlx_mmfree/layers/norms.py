@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..errors import TrainingError
 from ..ops import layer_norm, linear_product, long_sum
 from .arguments import check_features, check_sizes
+from .matrix import StoredLayout
 
 
 class LayerNorm(nn.LayerNorm):
@@ -72,6 +73,27 @@ class PlacedRMSNorm(nn.Module):
                 f"{x.shape}."
             )
         return mx.fast.rms_norm(x, None, self.eps) * self.weight[:length].astype(x.dtype)
+
+
+def store_less_one(norm: nn.RMSNorm) -> None:
+    r"""Says of an RMSNorm that files hold its gain less 1, as those of Gemma and Qwen3.5 do.
+
+    .. math::
+        y = \frac{x}{\sqrt{\mathrm{mean}(x^2) + \epsilon}}\,(1 + w)
+
+    The layer holds :math:`1 + w` in float32: in 16 bits, the sum would lose what a small w says.
+    """
+    layout = StoredLayout(norm.weight.shape, _plus_one, _minus_one)
+    # an ordinary attribute, since items of a module are parameters
+    object.__setattr__(norm, "stored_layouts", {"weight": layout})
+
+
+def _plus_one(weight: mx.array) -> mx.array:
+    return weight.astype(mx.float32) + 1.0
+
+
+def _minus_one(weight: mx.array) -> mx.array:
+    return weight.astype(mx.float32) - 1.0
 
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

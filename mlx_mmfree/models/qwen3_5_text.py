@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
 from ..files.declared import declare
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import TokenMixer
+from ..layers.norms import store_less_one
 from ..token_mixers import GQA, AttentionNorms, GatedDeltaNet
 from .parts.architecture import Architecture, LeftOut, draw_weights
 from .parts.fields import agreed, integer, key, number, section
@@ -239,19 +239,8 @@ def build(config: Config) -> Decoder:
         block.token_mixer = draw_weights(mixer, config.initializer_range)
         norms += [block.token_norm, block.channel_norm]
     for norm in norms:
-        layout = StoredLayout(norm.weight.shape, _plus_one, _minus_one)
-        # an ordinary attribute, since items of a module are parameters
-        object.__setattr__(norm, "stored_layouts", {"weight": layout})
+        store_less_one(norm)
     return model
-
-
-def _plus_one(weight: mx.array) -> mx.array:
-    # in 16 bits, a sum with 1 would lose what a small weight says
-    return weight.astype(mx.float32) + 1.0
-
-
-def _minus_one(weight: mx.array) -> mx.array:
-    return weight.astype(mx.float32) - 1.0
 
 
 def layouts(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredLayout]:

@@ -145,7 +145,10 @@ def test_dense_to_ternary(tmp_path: Path, capsys: pytest.CaptureFixture[str], ki
         ),
         (("--embed-bits", "3"), "invalid choice"),
         (("--upload-repo", "no-owner"), "'owner/name'"),
-        (("--ternarize",), "It is for hybrid, llama, minicpm, qwen3 and models of images"),
+        (
+            ("--ternarize",),
+            "It is for gemma3_text, hybrid, llama, minicpm, qwen3, qwen3_5",
+        ),
     ],
     ids=str,
 )

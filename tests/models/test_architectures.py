@@ -18,6 +18,7 @@ KNOWN = [
     "delta_net",
     "fnet",
     "gated_deltanet",
+    "gemma3_text",
     "gla",
     "hgrn",
     "hgrn2",

@@ -27,7 +27,7 @@ from .fields import (
 )
 from .mixers import MixerChoice, MixerPositions, read_choices
 from .rotation import Rotation
-from .stack import Block, Decoder
+from .stack import Block, Decoder, NormOrder
 from .ternary_linears import TernaryLinears, linear_of
 
 # Keys of this and kindred architectures that change the mathematics, with the value that is meant.
@@ -222,6 +222,8 @@ def build_transformer(
     *,
     gated: type[GatedLinearUnit] = SwiGLU,
     qk_norm_eps: float | None = None,
+    norm_order: NormOrder = "pre",
+    attention: Sequence[Mapping[str, Any]] = (),
 ) -> Decoder:
     """A model of this family with fresh weights, in its training form.
 
@@ -229,26 +231,28 @@ def build_transformer(
         config: Its architecture.
         gated: The feed-forward.
         qk_norm_eps: As `AttentionNorms.qk_eps`.
+        norm_order: As of `Block`.
+        attention: For each layer, arguments of its attention where they are not as in the others.
     """
     dims, eps = config.hidden_size, config.rms_norm_eps
     embed = nn.Embedding(config.vocab_size, dims)
-    rope = config.rotation.build(config.head_dim)
     sub_norm_eps = eps if config.has_sub_norms else None
     blocks = []
-    for layer in range(config.num_hidden_layers):
+    own = attention or [{"rope": config.rotation.build(config.head_dim)}] * config.num_hidden_layers
+    for layer, arguments in enumerate(own):
         linears = {
             ours.split(".")[1]: linear_of(config.linears, f"model.layers.{layer}.{hub}")
             for hub, ours in LINEARS.items()
         }
-        attention = GQA(
+        mixer = GQA(
             dims,
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             linear=linears,
             bias=config.attention_bias,
-            rope=rope,
             norms=AttentionNorms(qk_norm_eps, sub_norm_eps),
+            **arguments,
         )
         feed_forward = gated(
             dims,
@@ -257,7 +261,7 @@ def build_transformer(
             bias=config.mlp_bias,
             norm_eps=sub_norm_eps,
         )
-        blocks.append(Block(dims, attention, feed_forward, norm_eps=eps))
+        blocks.append(Block(dims, mixer, feed_forward, norm_eps=eps, norm_order=norm_order))
     head = None
     if not config.tie_word_embeddings and not config.is_embedder:
         head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)

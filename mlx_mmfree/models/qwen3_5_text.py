@@ -247,9 +247,14 @@ def layouts(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     """As `Architecture.layouts`: where a file is not laid out as the Hub has it but as mlx-lm does."""
     taps = [shape for name, shape in shapes.items() if name.endswith("conv1d.weight")]
     # a file without a linear layer tells by the names of mlx-lm
-    is_own = all(shape[-1] == 1 for shape in taps) if taps else _has_names_of_mlx(shapes)
-    if not is_own:
-        return {}
+    is_of_mlx = all(shape[-1] == 1 for shape in taps) if taps else _has_names_of_mlx(shapes)
+    return layouts_of_mlx(model, shapes) if is_of_mlx else {}
+
+
+def layouts_of_mlx(
+    model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, StoredLayout]:
+    """As `Architecture.layouts`, of a file that is laid out as mlx-lm has it."""
     found: dict[str, StoredLayout] = {}
     for path, module in model.named_modules():
         weight = module.get("weight")
@@ -285,7 +290,7 @@ ARCHITECTURE = Architecture(
     weight_names=WEIGHT_NAMES,
     newer_name=newer_name,
     layouts=layouts,
-    packed_forms=PACKED_FORMS,
+    packed_forms=(*PACKED_FORMS, "hadamard"),
     is_ternarizable=True,
     mlx_lm=_needs_mlx_lm_file,
     name_in_mlx_lm="qwen3_5",

@@ -20,7 +20,7 @@ from mlx_mmfree.hub.checkpoint.forms import bitnet
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.layers.attention.positions import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find
-from mlx_mmfree.ops import linear_scan, pack_ternary, rms_norm_quantize, ternarize
+from mlx_mmfree.ops import hadamard, linear_scan, pack_ternary, rms_norm_quantize, ternarize
 from mlx_mmfree.ops.activations import silu
 from mlx_mmfree.token_mixers import MLGRU
 from tests.goldens.cases import golden
@@ -252,3 +252,14 @@ def test_blocks_of_bitnet_cpp(blocks_folder: Path) -> None:
     np.testing.assert_array_equal(
         dequantized(KINDS["I2_S"], block["i2_s.encoded"], want.shape), want
     )
+
+
+def test_rotations_of_mlx(newer_ops_folder: Path) -> None:
+    found = golden(newer_ops_folder)
+    cases = {name.partition(".")[0] for name in found if name.startswith("hadamard_")}
+    assert cases
+    for case in cases:
+        x, signs, block = (found[f"{case}.{name}"] for name in ("x", "signs", "block"))
+        for name, inverse in (("forward", False), ("inverse", True)):
+            y = hadamard(x, block.item(), signs, inverse=inverse)
+            assert relative_error(y, found[f"{case}.{name}"]) <= FLOAT32, case

@@ -18,7 +18,7 @@ CASES = [
 ]
 WITHOUT_REFERENCE = {"hybrid", "metaformer", "minicpm"}
 """Architectures of this library alone, or of code that stands beside its checkpoints."""
-SECOND_NAMES = {"qwen3_5"}
+SECOND_NAMES = {"qwen3_5", "prism_hadamard_qwen35"}
 """Of an architecture that has a reference."""
 
 

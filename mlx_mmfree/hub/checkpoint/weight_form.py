@@ -112,6 +112,7 @@ class WeightForm:
         is_for_all: Whether matrices of every architecture may have it.
         is_usual: Whether tensors that no description speaks of may have it.
         covers: From a description, whether all ternary linears have this form.
+        precedes: Whether it is asked before the others, since its matrices look like those of another.
         simplify: From a loaded matrix, a layer of this form that computes the same with fewer bits;
             `None` if there is none.
         describe: From the matrices of a model by their names on disk, and its `config.json` so far, the
@@ -133,6 +134,7 @@ class WeightForm:
     is_for_all: bool = False
     is_usual: bool = False
     covers: Callable[[Mapping[str, Any]], bool] | None = None
+    precedes: bool = False
     simplify: Callable[[Matrix], nn.Module | None] | None = None
     describe: Callable[[Mapping[str, Matrix], Mapping[str, Any]], Mapping[str, Any]] = _no_words
     write: Callable[[str, int, int, mx.Dtype], WrittenMatrix] | None = None
@@ -190,15 +192,16 @@ def described_forms(
     Raises:
         UnsupportedModelError: The weights are stored in a way that is not read.
     """
+    found = forms_of(config)
     quantization = config.get("quantization")
     keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
     rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
-    if rotated and not any(form.section in rotated for form in weight_forms().values()):
+    if rotated and not any(form.precedes for form, _ in found.values()):
         raise UnsupportedModelError(
-            f"[config.json] {rotated[0]!r:.80} must be absent: weights in a rotated basis, as those "
-            "of Ternary Bonsai 2, are not read. Use a checkpoint of the first generation."
+            f"[config.json] {rotated[0]!r:.80} must be absent, or come with 'modules' that say which "
+            "weights are rotated: without the rotation the model would write nonsense. Use a checkpoint "
+            "in a form that is read."
         )
-    found = forms_of(config)
     usual = next(form for form in weight_forms().values() if form.is_usual)
     is_own = any(form.method == usual.method for form, _ in found.values())
     for form, own_section in found.values():

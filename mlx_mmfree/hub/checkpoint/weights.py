@@ -30,7 +30,7 @@ from ...ops import ternarize_packed
 from ...ops.float_dtypes import FLOATS
 from ...ops.host_blocks import all_finite, has_valid_codes
 from .checkpoint import Checkpoint
-from .weight_form import Place, StoredTensor, described_forms, weight_forms
+from .weight_form import Place, StoredTensor, WeightForm, described_forms, weight_forms
 
 EMBEDDING = "embed.weight"
 """The matrix that a tied head shares, by its name in memory."""
@@ -89,6 +89,8 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         # a description may speak of single modules
         described = [
             (form, {newer_name(name, shapes): value for name, value in said.items()})
+            if isinstance(said, Mapping)
+            else (form, said)
             for form, said in described
         ]
     if len(tensors) < len(shapes):
@@ -96,6 +98,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
             f"[load] '{checkpoint.folder}' must hold each tensor once but holds some under two names. "
             f"{_WAY_OUT}"
         )
+    _refuse_signs(checkpoint, described)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
     forms: dict[str, StoredTensor] = {}
@@ -107,7 +110,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         parts.setdefault(module, {})[key] = entry
     replaced: dict[str, nn.Module] = {}
     copies: set[str] = set()
-    for form, said in described:
+    for form, said in sorted(described, key=_precedence):
         places = {
             path: Place(held[path], name, parts[name], said)
             for path, name in on_disk.items()
@@ -139,6 +142,21 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     rest = [name for name, entry in tensors.items() if id(entry) not in used]
     left_out = tuple(sorted({words for name in rest if (words := names.left_out(name))}))
     return Skeleton(model, names, entries, forms, training, masters, packed, left_out, layouts)
+
+
+def _precedence(described: tuple[WeightForm, Any]) -> bool:
+    return not described[0].precedes
+
+
+def _refuse_signs(checkpoint: Checkpoint, described: Sequence[tuple[WeightForm, Any]]) -> None:
+    """Refuses signs of a rotation of which the configuration says nothing."""
+    signs = [name for name in checkpoint.tensors if name.endswith(".signs")]
+    if signs and not any(form.precedes for form, _ in described):
+        raise CheckpointError(
+            f"[load] '{checkpoint.folder}' holds signs of a rotation, such as {signs[0]!r:.100}, but "
+            "config.json says nothing of rotated weights. Without the rotation the model would write "
+            "nonsense. Take config.json from the original checkpoint."
+        )
 
 
 def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:

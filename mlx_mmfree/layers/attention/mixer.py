@@ -472,7 +472,8 @@ class SelfAttention(TokenMixer):
             return (both,), values
         queries, keys = self._apart((both,))
         if "query_norm" in self:
-            queries, keys = self["query_norm"](queries), self["key_norm"](keys)
+            queries = apply_norm(self["query_norm"], queries)
+            keys = apply_norm(self["key_norm"], keys)
         return (queries if scale == 1.0 else queries * scale, keys), values
 
     def _apart(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:

@@ -703,7 +703,8 @@ class TokenModel(Stack):
     @property
     def dims(self) -> int:
         """Model dims D."""
-        return int(self.embed.weight.shape[1])
+        matrix = matrix_of(self.embed)
+        return int(self.embed.weight.shape[1]) if matrix is None else matrix.input_dims
 
     @property
     def max_length(self) -> int | None:

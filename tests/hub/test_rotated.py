@@ -1,0 +1,163 @@
+"""Rotated weights are rotated back in each product, or refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.layers.matrix import matrices
+from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
+from tests.tolerances import TOLERANCE, relative_error
+
+GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+SCHEMA1, SCHEMA2 = GOLDENS / "prism_schema1", GOLDENS / "prism_schema2"
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+def copied(source: Path, folder: Path) -> Path:
+    shutil.copytree(source, folder)
+    folder.chmod(0o755)
+    return folder
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_tensors(folder: Path, change) -> None:
+    tensors = mx.load(str(folder / "model.safetensors"))
+    change(tensors)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "mlx"})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("disguised", "holds signs of a rotation"),
+        ("sign_zero", "signs .* must be 1 or -1 but number 7 is 0.0"),
+        ("signs_missing", "signs of the rotated .*down_proj.* are missing"),
+    ],
+)
+def test_published_cases_are_refused_for_their_rotation(name: str, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        load_model(GOLDENS / f"refuse_prism_{name}")
+
+
+def set_block(folder: Path, block: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for each in config["modules"]:
+        if each["path"] == DOWN:
+            each["block"] = block
+    change_config(folder, modules=config["modules"])
+
+
+@pytest.mark.parametrize("block", [-1, 3, 1, 2**14, 1.0, None, "512", True])
+def test_blocks_that_are_none_are_refused(tmp_path: Path, block: object) -> None:
+    folder = copied(SCHEMA2, tmp_path / "model")
+    set_block(folder, block)
+    with pytest.raises(UnsupportedModelError, match=r"'block' of the rotated"):
+        load_model(folder)
+
+
+def test_a_block_must_divide_the_inputs(tmp_path: Path) -> None:
+    folder = copied(SCHEMA2, tmp_path / "model")
+    set_block(folder, 1024)
+    with pytest.raises(CheckpointError, match=r"'block' of the rotated .* must divide its 512"):
+        load_model(folder)
+
+
+def test_left_over_signs_are_refused(tmp_path: Path) -> None:
+    folder = copied(SCHEMA2, tmp_path / "model")
+    set_block(folder, 0)
+    with pytest.raises(CheckpointError, match="has no rotation for it, but there are signs"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema_version": 3}, "'schema_version'"),
+        ({"schema_version": True}, "'schema_version'"),
+        ({"tensor_namespace": "mlx-lm-text"}, "'tensor_namespace'"),
+        ({"gdn_activation_layout": "tiled"}, "'gdn_activation_layout'"),
+        ({"gdn_activation_layout": None}, "'gdn_activation_layout'"),
+        ({"quantization": {"bits": 4, "group_size": 128, "mode": "affine"}}, "'quantization'"),
+        ({"modules": []}, "'modules'"),
+        ({"modules": None}, "'modules'"),
+        ({"modules": {}}, "'modules'"),
+        ({"modules": [{"block": 0}]}, "'path' of its own"),
+        ({"modules": [{"path": "a", "block": 0, "embedding": False}] * 2}, "'path' of its own"),
+        ({"modules": [{"path": "a", "block": 0, "embedding": False}]}, "a linear or an embedding"),
+        ({"modules": [{"path": "lm_head", "block": 0, "embedding": True}]}, "'embedding' of"),
+        ({"modules": [{"path": "lm_head", "block": 0, "embedding": 1}]}, "an 'embedding'"),
+        (
+            {"modules": [{"path": "lm_head", "block": 0, "embedding": False, "dtype": "float32"}]},
+            "'dtype' float16",
+        ),
+    ],
+)
+def test_unknown_descriptions_are_refused(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    folder = copied(SCHEMA2, tmp_path / "model")
+    change_config(folder, **change)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
+        load_model(folder)
+
+
+def test_short_signs_are_refused(tmp_path: Path) -> None:
+    folder = copied(SCHEMA2, tmp_path / "model")
+    name = f"language_model.{DOWN}.signs"
+    change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:-1]}))
+    with pytest.raises(CheckpointError, match=r"signs .* must be 512, one for each input"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0, -3.0, float("nan"), float("inf")])
+def test_other_signs_are_refused(tmp_path: Path, value: float) -> None:
+    folder = copied(SCHEMA2, tmp_path / "model")
+    name = f"language_model.{DOWN}.signs"
+
+    def change(tensors: dict[str, mx.array]) -> None:
+        signs = tensors[name]
+        signs[3] = value
+        tensors[name] = signs
+
+    change_tensors(folder, change)
+    with pytest.raises(CheckpointError, match=r"signs .* must be 1 or -1 but number 3 is"):
+        load_model(folder)
+
+
+def test_rotated_layers_equal_their_matrix() -> None:
+    model = load_model(SCHEMA1, dtype=mx.float32)
+    rotated = {
+        path: each for path, each in matrices(model).items() if isinstance(each, RotatedLinear)
+    }
+    assert len(rotated) > 5 and isinstance(rotated["embed"], RotatedEmbedding)
+    for path, layer in rotated.items():
+        matrix = layer.written_out(dict(layer.items()))
+        x = mx.random.normal((3, layer.input_dims))
+        want = x @ matrix.T
+        assert relative_error(layer.multiply(x), want) <= TOLERANCE[mx.float32], path
+        if layer.is_embedding:
+            assert relative_error(layer(mx.array([0, 2])), matrix[mx.array([0, 2])]) <= 1e-5
+            assert relative_error(layer.as_linear(x), want) <= TOLERANCE[mx.float32]
+        else:
+            assert relative_error(layer(x), want) <= TOLERANCE[mx.float32], path
+
+
+@pytest.mark.parametrize("source", [SCHEMA1, SCHEMA2], ids=["1", "2"])
+def test_saved_models_keep_their_rotation(tmp_path: Path, source: Path) -> None:
+    model = load_model(source)
+    save_model(tmp_path / "saved", model)
+    again = load_model(tmp_path / "saved")
+    tokens = mx.array([[1, 5, 9, 2]])
+    assert mx.array_equal(model(tokens)[0], again(tokens)[0])
+    kept = {type(each) for each in matrices(again).values()}
+    assert RotatedLinear in kept

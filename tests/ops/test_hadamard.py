@@ -1,0 +1,91 @@
+"""The signed Walsh-Hadamard transform of blocks."""
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.ops import hadamard
+from mlx_mmfree.ops.float_dtypes import FLOATS
+from tests.tolerances import TOLERANCE, relative_error
+
+
+def matrix(size: int) -> np.ndarray:
+    """Sylvester's matrix, by its definition: the sign is the parity of the common bits."""
+    n = np.arange(size)
+    common = n[:, None] & n
+    bits = sum((common >> k) & 1 for k in range(size.bit_length()))
+    return np.where(bits % 2, -1.0, 1.0) / math.sqrt(size)
+
+
+def transformed(x: np.ndarray, block: int, signs: np.ndarray, *, inverse: bool) -> np.ndarray:
+    given = x if inverse else x * signs
+    y = (given.reshape(-1, block) @ matrix(block)).reshape(x.shape)
+    return y * signs if inverse else y
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    ("rows", "dims", "block"),
+    [(1, 5120, 1024), (3, 17408, 512), (2, 1024, 1024), (5, 96, 32), (2, 6, 2), (7, 64, 16)],
+)
+def test_equals_the_matrix(dtype: mx.Dtype, rows: int, dims: int, block: int) -> None:
+    random = np.random.default_rng(dims + block)
+    x = mx.array(random.normal(size=(rows, dims)).astype(np.float32)).astype(dtype)
+    signs = random.choice([-1.0, 1.0], dims)
+    for inverse in (False, True):
+        y = hadamard(x, block, mx.array(signs.astype(np.float32)), inverse=inverse)
+        assert y.dtype == dtype
+        want = transformed(
+            np.array(x.astype(mx.float32), np.float64), block, signs, inverse=inverse
+        )
+        tolerance = TOLERANCE[dtype]
+        assert relative_error(y, mx.array(want.astype(np.float32))) <= tolerance
+
+
+def test_a_single_number_becomes_signs() -> None:
+    size = 8192
+    for place in (0, 1, 5, 4096, 8191):
+        y = np.array(hadamard((mx.arange(size) == place).astype(mx.float32), size))
+        common = np.arange(size) & place
+        parity = sum((common >> k) & 1 for k in range(13)) % 2
+        assert np.abs(y - (1 - 2 * parity) / math.sqrt(size)).max() <= 1e-9
+
+
+def test_without_signs_it_is_its_own_inverse() -> None:
+    x = mx.random.normal((2, 3, 256))
+    assert relative_error(hadamard(hadamard(x, 128), 128), x) <= TOLERANCE[mx.float32]
+    assert hadamard(mx.zeros((0, 128)), 128).shape == (0, 128)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_gradient(inverse: bool) -> None:
+    x, dy = mx.random.normal((4, 192)), mx.random.normal((4, 192))
+    signs = mx.where(mx.random.uniform(shape=(192,)) < 0.5, -1.0, 1.0)
+
+    def loss(x: mx.array, signs: mx.array) -> mx.array:
+        return (hadamard(x, 64, signs, inverse=inverse) * dy).sum()
+
+    of_x, of_signs = mx.grad(loss, argnums=(0, 1))(x, signs)
+    assert relative_error(of_x, hadamard(dy, 64, signs, inverse=not inverse)) <= 1e-5
+    plain = hadamard(x, 64)
+    want = (plain * dy).sum(axis=0) if inverse else (hadamard(dy, 64) * x).sum(axis=0)
+    assert relative_error(of_signs, want) <= 1e-5
+
+
+@pytest.mark.parametrize("block", [0, 1, 3, 48, 2**14, -2, 64.0, True])
+def test_blocks_are_powers_of_two(block: object) -> None:
+    with pytest.raises(ValueError, match=r"\[hadamard\] 'block' must be a power of two"):
+        hadamard(mx.zeros((1, 192)), block)  # type: ignore[arg-type]
+
+
+def test_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="'x' must be floats"):
+        hadamard(mx.zeros((1, 192)), 128)
+    with pytest.raises(ValueError, match="'x' must be floats"):
+        hadamard(mx.zeros((1, 128), mx.int32), 128)
+    with pytest.raises(ValueError, match="'signs' must be float32 of shape"):
+        hadamard(mx.zeros((1, 128)), 128, mx.ones((64,)))
+    with pytest.raises(ValueError, match="'signs' must be float32 of shape"):
+        hadamard(mx.zeros((1, 128)), 128, mx.ones((128,), mx.float16))

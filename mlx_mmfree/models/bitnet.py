@@ -10,12 +10,7 @@ from .parts.architecture import Architecture, GGUFForm
 from .parts.fields import activation, key
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
-from .parts.transformer import (
-    TINY,
-    TransformerConfig,
-    build_transformer,
-    weight_names,
-)
+from .parts.transformer import TINY, TransformerConfig, build_transformer, weight_names
 
 SUB_NORMS = ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")
 WEIGHT_NAMES = weight_names(SUB_NORMS)

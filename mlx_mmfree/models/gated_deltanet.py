@@ -7,13 +7,7 @@ from typing import Any, ClassVar
 from ..token_mixers import GatedDeltaNet
 from .parts.architecture import Architecture
 from .parts.fields import integer, key, number
-from .parts.recurrent import (
-    DELTA_RULE_NAMES,
-    TINY,
-    DeltaRuleConfig,
-    build_recurrent,
-    weight_names,
-)
+from .parts.recurrent import DELTA_RULE_NAMES, TINY, DeltaRuleConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
 
 

@@ -8,14 +8,7 @@ from ..errors import CheckpointError
 from ..files.declared import declare
 from ..token_mixers.longformer import Longformer
 from .parts.architecture import Architecture, Copy
-from .parts.bert import (
-    ATTENTION_NAMES,
-    TINY,
-    AttentionConfig,
-    Bert,
-    Front,
-    weight_names,
-)
+from .parts.bert import ATTENTION_NAMES, TINY, AttentionConfig, Bert, Front, weight_names
 from .parts.fields import integer, key, token_id
 
 _LINEARS = {

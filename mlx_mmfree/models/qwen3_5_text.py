@@ -21,12 +21,7 @@ from .parts.architecture import Architecture, LeftOut, draw_weights
 from .parts.fields import agreed, integer, key, number, section
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, linear_of
-from .parts.transformer import (
-    TINY,
-    TransformerConfig,
-    build_transformer,
-    weight_names,
-)
+from .parts.transformer import TINY, TransformerConfig, build_transformer, weight_names
 
 LINEAR, FULL = "linear_attention", "full_attention"
 

@@ -16,11 +16,7 @@ from ..files.writing import new_folder, writing
 from .backend import choice, dispatch, launch, self_check
 from .backend.dispatch import forced_backend, on_cpu, operations, use_any_backend
 from .backend.gradient import assume_gradients
-from .backend.metal_functions import (
-    keeps_half_denormals,
-    record_half_denormals,
-    without_halves,
-)
+from .backend.metal_functions import keeps_half_denormals, record_half_denormals, without_halves
 from .kernel_times import plain_read, plain_read_fault
 
 _Progress = Callable[[int, int], None]

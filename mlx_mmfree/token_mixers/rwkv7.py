@@ -7,12 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers import project
-from ..layers.arguments import (
-    check_optional_sizes,
-    check_sequences,
-    check_sizes,
-    dims_of_a_head,
-)
+from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
 from ..layers.delta_rule import unit_length
 from ..layers.linear import split_heads

@@ -16,11 +16,7 @@ from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_AD
 from ...files.reading import expanded, read_json_object, real_path
 from ...files.tensors import read_arrays
 from ...files.writing import new_file, writing
-from ...layers.lora import (
-    ADAPTER_PARAMETERS,
-    AdapterKind,
-    adapted_layers,
-)
+from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
 from ...models import Decoder
 from ...models.parts.architecture import layer_numbers, weight_names
 from ..remote.download import REPOSITORY_NAME, local_folder

@@ -16,14 +16,7 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError
 from ...files.tensors import TensorEntry, read_tensor, read_tensors
 from ...layers import packable
-from ...layers.matrix import (
-    Matrix,
-    StoredLayout,
-    kept_names,
-    matrices,
-    parameters,
-    stored_layouts,
-)
+from ...layers.matrix import Matrix, StoredLayout, kept_names, matrices, parameters, stored_layouts
 from ...models import Decoder, find_described
 from ...models.parts.architecture import Config, WeightNames
 from ...ops import ternarize_packed

@@ -21,12 +21,7 @@ from ...files.writing import new_folder, writing
 from ...models import architecture_of
 from ...models.parts.architecture import GGUFForm
 from ...tokenizer.to_gguf import compare_tokenizers, vocabulary_metadata
-from ..checkpoint.checkpoint import (
-    Checkpoint,
-    open_checkpoint,
-    record,
-    rounding_of,
-)
+from ..checkpoint.checkpoint import Checkpoint, open_checkpoint, record, rounding_of
 from ..checkpoint.forms.affine import FEW_BITS
 from ..checkpoint.forms.packed import scales_of_blocks
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES

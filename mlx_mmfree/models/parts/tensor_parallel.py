@@ -13,12 +13,7 @@ from ...errors import UnsupportedModelError
 from ...layers import ChannelMixer, pack_linears
 from ...layers.matrix import matrix_of
 from ...layers.mixer import Group, Partition, TokenMixer, part_of
-from ...layers.sharded_linear import (
-    all_to_sharded,
-    can_shard,
-    sharded_norm,
-    sharded_to_all,
-)
+from ...layers.sharded_linear import all_to_sharded, can_shard, sharded_norm, sharded_to_all
 from .stack import Stack
 
 Mixer = TokenMixer | ChannelMixer

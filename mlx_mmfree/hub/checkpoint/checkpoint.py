@@ -25,7 +25,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import CheckpointError, shown_path
+from ...errors import CheckpointError, UnsupportedModelError, shown_path
 from ...files import tensors as safetensors
 from ...files import torch_checkpoint
 from ...files.checkpoint_files import (
@@ -44,17 +44,16 @@ from ...files.checkpoint_files import (
 from ...files.reading import read_json_object, visible
 from ...files.tensors import METADATA, TensorEntry, read_tensor
 from ...layers.matrix import parameters
-from ...models import find_described
+from ...models import architectures, find_described
 from ...models.parts.architecture import WeightNames
 from ...models.parts.fields import dtype_name
-from ...ops.ternary import CODES_PER_WORD, ROUNDING_VERSION
+from ...models.parts.ternary_linears import TernaryLinears
+from ...ops.ternary import ROUNDING_VERSION
 from ...version import __version__
 from ..remote.download import gguf_file, local_folder
 from .embedding_files import with_embedding
-from .forms import bitnet
-from .forms.bitnet import with_latent
 from .gguf_checkpoint import read_gguf_checkpoint
-from .weight_form import PACKED_DTYPES, WRITER_KEY
+from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of, weight_forms
 
 
 def notify(text: str) -> None:
@@ -197,6 +196,71 @@ def open_checkpoint(
     if is_embedder or has_norms:
         config = with_embedding(config, has_norms, is_embedder)
     return Checkpoint(folder, config, tensors)
+
+
+_MASTERS, _AS_STORED = "prequantized", "bfloat16"
+"""The branches of Falcon-E's repositories."""
+
+
+def with_latent(
+    config: Mapping[str, Any],
+    dtypes: Collection[mx.Dtype],
+    revision: str | None,
+    latent: bool | None,
+) -> dict[str, Any]:
+    """The configuration with the answer in its `quantization_config`.
+
+    Fine-tuning needs float masters, so they are published too, sometimes with a configuration that does
+    not say so. A model that uses them without ternarising them writes gibberish.
+
+    Args:
+        config: The content of `config.json`.
+        dtypes: The dtypes of the checkpoint's tensors.
+        revision: The branch of the repository.
+        latent: The caller's answer; `None` if there is none.
+
+    Raises:
+        CheckpointError: The files do not tell, or the caller's answer contradicts them.
+        UnsupportedModelError: The architecture leaves no such question.
+    """
+    described = config.get("quantization_config")
+    described = described if isinstance(described, Mapping) else {}
+    masters = TernaryLinears().to_hub()
+    has_method = described.get("quant_method") == masters["quant_method"]
+    has_floats = not any(dtype in PACKED_DTYPES for dtype in dtypes)
+    known = architectures().get(str(config.get("model_type")))
+    may_hold = known is not None and known.may_hold_masters
+    if latent is not None and not may_hold:
+        raise UnsupportedModelError(
+            f"[load] 'latent' must be left out for 'model_type' {config.get('model_type')!r:.80}, "
+            f"which decides it, but got {latent}. Leave it out."
+        )
+    if latent is not None and not has_floats:
+        raise CheckpointError(
+            f"[load] 'latent' must be left out for packed weights but got {latent}. Leave it out."
+        )
+    if latent is None:
+        if not has_floats or not may_hold:
+            return dict(config)
+        is_packed = any(form.covers and form.covers(s) for form, s in forms_of(config).values())
+        # floats cannot be a packed form
+        is_open = is_packed if has_method else config.get("is_bitnet_config") is True
+        if revision == _MASTERS:
+            latent = True
+        elif not is_open:
+            return dict(config)
+        elif revision == _AS_STORED:
+            latent = False
+        else:
+            raise CheckpointError(
+                "[load] 'latent' must be given for this checkpoint: its configuration is that of a "
+                "BitNet model but its weights are floats. Give True if they are masters to be "
+                "ternarised, False if they are meant as stored."
+            )
+    if not latent:
+        return {key: value for key, value in config.items() if key != "quantization_config"}
+    kept = described if has_method else {}
+    return {**config, "quantization_config": {**kept, **masters}}
 
 
 def _place(folder: Path) -> str:
@@ -353,7 +417,8 @@ def _is_own(checkpoint: Checkpoint) -> bool:
         return False
     if any(file.suffix == GGUF_SUFFIX for file in files):
         return False
-    if not bitnet.is_packed(described):
+    usual = next(form for form in weight_forms().values() if form.is_usual)
+    if described.get("quant_method") == usual.method:
         return True
     return all(safetensors.read_header(file)[1] == METADATA for file in files)
 
@@ -363,8 +428,9 @@ def _weights(checkpoint: Checkpoint, scale: TensorEntry) -> int:
     weight = checkpoint.tensors.get(scale.name.removesuffix("_scale"))
     if weight is None or len(weight.shape) != 2:
         return 0
-    packed = {mx.uint8: bitnet.CODES_PER_BYTE, mx.uint32: CODES_PER_WORD}
-    return weight.shape[0] * weight.shape[1] * packed.get(weight.dtype, 1)
+    # four trits or more share a byte
+    codes = 4 * weight.dtype.size if weight.dtype in PACKED_DTYPES else 1
+    return weight.shape[0] * weight.shape[1] * codes
 
 
 def _is_from_16_bits(entry: TensorEntry) -> bool:

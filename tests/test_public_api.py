@@ -22,7 +22,8 @@ SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",
     "GQA": "(dims, *, num_heads=8, num_kv_heads=None, head_dim=None, linear=Linear, bias=False, "
-    "rope=None, position_bias=None, norms=AttentionNorms(qk_eps=None, output_eps=None), "
+    "output_bias=None, is_stacked=False, is_gated=False, rope=None, position_bias=None, "
+    "norms=AttentionNorms(qk_eps=None, output_eps=None), "
     "is_causal=True, cache=KeyValueCache(window=None, sinks=0, quantization=None, "
     "quantization_start=0, step=1))",
     "MLGRU": "(dims, *, hidden_dims=None, linear=Linear, bias=False, stacking='none', "

@@ -3,11 +3,13 @@
 Nothing that a checkpoint, an adapter or a run folder holds is ever loaded from here.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -176,6 +178,40 @@ def where_else() -> str:
         sources = ", ".join(f"'{plugin.source}'" for plugin in LOADED)
         text += f" Of what is loaded, {sources}, nothing has it."
     return text
+
+
+_MLX_LM_NAME = re.compile(r"\w{1,100}", re.ASCII)
+
+
+def of_mlx_lm(model_type: object) -> str:
+    """A sentence for errors: whether mlx-lm runs models of this type, and by which command.
+
+    It is read from the files of the installed mlx-lm, whose import takes seconds.
+    """
+    found = importlib.util.find_spec("mlx_lm")
+    if found is None or not found.submodule_search_locations:
+        return "mlx-lm, which may have it, is not installed: pip install mlx-lm."
+    if _mlx_lm_has(Path(found.submodule_search_locations[0]), model_type):
+        return "The installed mlx-lm has it: mlx_lm.generate --model MODEL --prompt TEXT."
+    return "The installed mlx-lm does not have it either."
+
+
+def _mlx_lm_has(package: Path, model_type: object) -> bool:
+    if not isinstance(model_type, str):
+        return False
+    name = model_type
+    for node in ast.parse(_text(package / "utils.py")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODEL_REMAPPING":
+            # the types that it runs as others
+            name = ast.literal_eval(node.value).get(model_type, model_type)
+    if not _MLX_LM_NAME.fullmatch(name):
+        return False
+    # parts that models share lie there too
+    return "\nclass Model(" in _text(package / "models" / f"{name}.py")
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
 @cache

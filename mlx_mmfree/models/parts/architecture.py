@@ -266,7 +266,8 @@ def find(model_type: object) -> Architecture:
         return architectures()[model_type]
     raise UnsupportedModelError(
         f"[load] 'model_type' must be one of {', '.join(known_model_types())} but got "
-        f"{model_type!r:.100}. This architecture is not implemented. {plugins.where_else()}"
+        f"{model_type!r:.100}. This architecture is not implemented. "
+        f"{plugins.of_mlx_lm(model_type)} {plugins.where_else()}"
     )
 
 

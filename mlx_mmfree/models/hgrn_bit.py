@@ -132,6 +132,7 @@ class HGRNBit(BoundedDecoder):
 def build(config: Config) -> HGRNBit:
     """A model with fresh weights, in its training form."""
     dims, eps = config.hidden_size, config.rms_norm_eps
+    recurrence_dims = config.recurrence_dims
     is_ternary = config.linear_class == "ternary"
     linear: Any = (
         partial(BitLinear, norm_eps=_LINEAR_NORM_EPS, rounding="half_away")
@@ -143,7 +144,7 @@ def build(config: Config) -> HGRNBit:
             dims,
             MLGRU(
                 dims,
-                hidden_dims=config.recurrence_dims,
+                hidden_dims=recurrence_dims,
                 linear=linear,
                 norm_eps=eps,
                 conv_size=config.conv_size,

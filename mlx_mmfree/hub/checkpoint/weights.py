@@ -23,7 +23,7 @@ from ...ops import ternarize_packed
 from ...ops.float_dtypes import FLOATS
 from ...ops.host_blocks import all_finite, has_valid_codes
 from .checkpoint import Checkpoint
-from .weight_form import Place, StoredTensor, WeightForm, described_forms, weight_forms
+from .weight_form import Place, StoredTensor, described_forms, weight_forms
 
 EMBEDDING = "embed.weight"
 """The matrix that a tied head shares, by its name in memory."""
@@ -91,7 +91,9 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
             f"[load] '{checkpoint.folder}' must hold each tensor once but holds some under two names. "
             f"{_WAY_OUT}"
         )
-    _refuse_signs(checkpoint, described)
+    rotated = [each for each in described if each[0].precedes]
+    if not rotated and (signs := [name for name in tensors if name.endswith(".signs")]):
+        raise _lost_rotation(checkpoint, signs[0])
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
     forms: dict[str, StoredTensor] = {}
@@ -103,7 +105,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         parts.setdefault(module, {})[key] = entry
     replaced: dict[str, nn.Module] = {}
     copies: set[str] = set()
-    for form, said in sorted(described, key=_precedence):
+    for form, said in (*rotated, *(each for each in described if each not in rotated)):
         places = {
             path: Place(held[path], name, parts[name], said)
             for path, name in on_disk.items()
@@ -137,19 +139,13 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     return Skeleton(model, names, entries, forms, training, masters, packed, left_out, layouts)
 
 
-def _precedence(described: tuple[WeightForm, Any]) -> bool:
-    return not described[0].precedes
-
-
-def _refuse_signs(checkpoint: Checkpoint, described: Sequence[tuple[WeightForm, Any]]) -> None:
-    """Refuses signs of a rotation of which the configuration says nothing."""
-    signs = [name for name in checkpoint.tensors if name.endswith(".signs")]
-    if signs and not any(form.precedes for form, _ in described):
-        raise CheckpointError(
-            f"[load] '{checkpoint.folder}' holds signs of a rotation, such as {signs[0]!r:.100}, but "
-            "config.json says nothing of rotated weights. Without the rotation the model would write "
-            "nonsense. Take config.json from the original checkpoint."
-        )
+def _lost_rotation(checkpoint: Checkpoint, signs: str) -> CheckpointError:
+    """What is said of signs of a rotation of which the configuration says nothing."""
+    return CheckpointError(
+        f"[load] '{checkpoint.folder}' holds signs of a rotation, such as {signs!r:.100}, but "
+        "config.json says nothing of rotated weights. Without the rotation the model would write "
+        "nonsense. Take config.json from the original checkpoint."
+    )
 
 
 def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:

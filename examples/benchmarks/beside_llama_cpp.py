@@ -1,12 +1,14 @@
 """Measures llama.cpp beside this library, with a model in the shape of BitNet-2B-4T with random weights.
 
-llama.cpp reads them from a GGUF file in TQ2_0, with a head in Q6_K. Needs llama-cpp-python and gguf.
+llama.cpp reads them from a GGUF file in TQ2_0, with a head in Q6_K. With `--type q1_0` or `q2_0`, both
+read one file of that type instead, in the shape of Bonsai-1.7B. Needs llama-cpp-python and gguf.
 """
 
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -31,6 +33,8 @@ from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import presets
 from mlx_mmfree.evaluation.benchmark import READ, Limits, Record, elapsed, figures, in_turn
+from mlx_mmfree.files.gguf_blocks import encode
+from mlx_mmfree.files.gguf_file import PlannedGGUFTensor, write_gguf
 from mlx_mmfree.platform.memory_reader import memory_reader
 from mlx_mmfree.platform.threads import thread_count
 
@@ -161,6 +165,7 @@ def _limit_seconds(found: Limits, kind: str, size: int, macs: int) -> float:
     return found.read_seconds([buffer]) * size / buffer.nbytes
 
 
+FILE = "mlx_mmfree.evaluation.benchmark:measure_model"
 _BLOCK = 256
 _SMALL = {
     "hidden_size": 256,
@@ -223,6 +228,85 @@ def write_model(file: Path, is_small: bool = False) -> WrittenModel:
     return WrittenModel(name, config, config["num_hidden_layers"] * block + head)
 
 
+BONSAI = {
+    "block_count": 28,
+    "embedding_length": 2048,
+    "feed_forward_length": 6144,
+    "attention.head_count": 16,
+    "attention.head_count_kv": 8,
+    "attention.key_length": 128,
+    "attention.value_length": 128,
+    "vocab_size": 151936,
+    "context_length": 4096,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.freq_base": 1e6,
+}
+_NARROW = {
+    "block_count": 2,
+    "embedding_length": 256,
+    "feed_forward_length": 512,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 1,
+    "vocab_size": 512,
+}
+
+
+def write_bonsai(file: Path, kind: str, is_small: bool = False) -> WrittenModel:
+    """Writes a Qwen3 in the shape of Bonsai-1.7B, whose matrices are all of one type.
+
+    Args:
+        file: The file to write.
+        kind: `Q1_0` or `Q2_0`.
+        is_small: Whether to write two narrow blocks instead.
+    """
+    sizes: dict[str, Any] = {**BONSAI, **(_NARROW if is_small else {})}
+    dims, hidden, head = (
+        sizes[key] for key in ("embedding_length", "feed_forward_length", "attention.key_length")
+    )
+    query, key = (head * sizes[f"attention.{name}"] for name in ("head_count", "head_count_kv"))
+    linears = {
+        "attn_q": (query, dims),
+        "attn_k": (key, dims),
+        "attn_v": (key, dims),
+        "attn_output": (dims, query),
+        "ffn_gate": (hidden, dims),
+        "ffn_up": (hidden, dims),
+        "ffn_down": (dims, hidden),
+    }
+    norms = {"attn_norm": dims, "ffn_norm": dims, "attn_q_norm": head, "attn_k_norm": head}
+    blocks = [f"blk.{n}." for n in range(sizes["block_count"])]
+    vectors = {f"{block}{name}": size for block in blocks for name, size in norms.items()}
+    matrices = {f"{block}{name}": shape for block in blocks for name, shape in linears.items()}
+    matrices["token_embd"] = sizes["vocab_size"], dims
+    tensors = [
+        PlannedGGUFTensor(f"{name}.weight", kind, shape, partial(_random, kind, *shape))
+        for name, shape in matrices.items()
+    ]
+    tensors += [
+        PlannedGGUFTensor(f"{name}.weight", "F32", (size,), partial(_ones, size))
+        for name, size in (vectors | {"output_norm": dims}).items()
+    ]
+    metadata = {"general.architecture": "qwen3", "tokenizer.ggml.model": "none"}
+    write_gguf(file, metadata | {f"qwen3.{name}": size for name, size in sizes.items()}, tensors)
+    name = f"{'small' if is_small else 'Bonsai-1.7B'} in {kind}"
+    return WrittenModel(name, sizes, sum(rows * columns for rows, columns in matrices.values()))
+
+
+def _random(kind: str, outputs: int, inputs: int) -> np.ndarray:
+    """Codes of a random matrix, whose rows repeat after some."""
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 3, (min(outputs, 512), inputs), dtype=np.uint8)
+    group = 64
+    if kind == "Q1_0":
+        codes, group = 2 * (codes & 1), 128
+    scales = random.uniform(0.5, 1.5, (outputs, inputs // group)) * inputs**-0.5
+    return encode(kind, np.resize(codes, (outputs, inputs)), scales)
+
+
+def _ones(size: int) -> np.ndarray:
+    return np.ones(size, np.float32).view(np.uint8)
+
+
 def _add_header(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_context_length(4096)
     writer.add_vocab_size(config["vocab_size"])
@@ -282,23 +366,34 @@ def _with_scale(blocks: np.ndarray, scale: float, outputs: int) -> np.ndarray:
     return np.concatenate([blocks, scales], axis=1).reshape(outputs, -1)
 
 
-def compare(settings: BenchmarkSettings, threads: int) -> Report:
-    """Measures both in turn, in fresh processes, and how many times as fast this library is."""
+def compare(settings: BenchmarkSettings, threads: int, kind: str = "TQ2_0") -> Report:
+    """Measures both in turn, in fresh processes, and how many times as fast this library is.
+
+    Args:
+        settings: How much is measured.
+        threads: Number of threads.
+        kind: The type of the file: `TQ2_0`, `Q2_0` or `Q1_0`.
+    """
     with TemporaryDirectory() as folder:
         file = Path(folder) / "random.gguf"
-        written = write_model(file, settings.is_small)
-        amounts = model_amounts(settings)
-        ours = {"name": f"ours, {written.name}", "config": written.config, "head_bits": 6}
+        is_bitnet, amounts = kind == "TQ2_0", model_amounts(settings)
+        written = (
+            write_model(file, settings.is_small)
+            if is_bitnet
+            else write_bonsai(file, kind, settings.is_small)
+        )
         theirs = {"file": str(file), "name": f"llama.cpp, {written.name}", "macs": written.macs}
+        ours = {"config": written.config, "head_bits": 6} if is_bitnet else {"source": str(file)}
+        ours["name"] = f"ours, {written.name}"
         tasks = [
-            (MODEL, ours | amounts, threads),
+            (MODEL if is_bitnet else FILE, ours | amounts, threads),
             ("beside_llama_cpp:measure_llama_cpp", theirs | amounts, threads),
         ]
         records, notes = measured_in_turn(tasks, settings.processes)
     found = figures(records)
     by_name = {figure.records[0].name: figure for figure in found}
     ratios = [
-        Ratio.of(name.split(": ")[-1], own, "llama.cpp with TQ2_0", other)
+        Ratio.of(name.split(": ")[-1], own, f"llama.cpp with {kind}", other)
         for name, own in by_name.items()
         if name.startswith("ours, ")
         and (other := by_name.get(name.replace("ours, ", "llama.cpp, ", 1)))
@@ -308,6 +403,12 @@ def compare(settings: BenchmarkSettings, threads: int) -> Report:
 
 def build_parser() -> CommandParser:
     parser = CommandParser(prog="beside_llama_cpp.py", description=__doc__)
+    parser.add_argument(
+        "--type",
+        choices=("tq2_0", "q2_0", "q1_0"),
+        default="tq2_0",
+        help="type of the file: tq2_0 in the shape of BitNet-2B-4T, or a Bonsai-1.7B (%(default)s)",
+    )
     parser.add_argument("--threads", type=positive, help="number of threads (all processors)")
     parser.add_argument(
         "--processes", type=positive, help="number of fresh processes of each program (8)"
@@ -330,7 +431,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     settings = QUICK if args.quick else BenchmarkSettings()
     settings = replace(settings, processes=args.processes or settings.processes)
-    report = compare(settings, args.threads or thread_count())
+    report = compare(settings, args.threads or thread_count(), args.type.upper())
     print(json.dumps(report.to_json()) if args.json else "\n".join(report_lines(report)))
     return 0
 

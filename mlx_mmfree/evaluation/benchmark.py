@@ -416,12 +416,12 @@ def read_weights(model: Decoder) -> list[mx.array]:
 
 
 def ternary_macs(model: Decoder) -> int:
-    """The multiply-accumulates of all ternary layers of the blocks for one token."""
+    """The multiply-accumulates of all layers of few bits in the blocks for one token."""
     return sum(
         matrix.input_dims * matrix.output_dims
         for block in model.blocks
         for matrix in matrices(block).values()
-        if matrix.is_ternary
+        if matrix.is_ternary or matrix.is_packed
     )
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import AffineForm, dense_matmul, linear_product
+from ..ops import dense_matmul, linear_product
 from ..ops.backend.gradient import with_reference_gradient
-from ..ops.dense_matmul import BITS, GROUP_SIZES
+from .matrix import affine_form
 
 # A common token adds up thousands of rows; in bfloat16 a sum stops growing at 256 times what is added.
 _rows = with_reference_gradient(
@@ -87,20 +87,9 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
     if is_matrix and head.weight.dtype == mx.float32 and "bias" not in head:
         return linear_product(x, head.weight)
     is_plain = is_matrix and head.weight.dtype != mx.float32
-    if not is_plain and not _is_affine(head):
+    form = affine_form(head)
+    if not is_plain and form is None:
         y: mx.array = head.as_linear(x) if hasattr(head, "as_linear") else head(x)
         return y
-    quantization = None
-    if not is_plain:
-        quantization = AffineForm(head.scales, head.biases, head.group_size, head.bits)
-    y = dense_matmul(x, head.weight, quantization).astype(x.dtype)
+    y = dense_matmul(x, head.weight, form).astype(x.dtype)
     return y + head.bias if "bias" in head else y
-
-
-def _is_affine(head: nn.Module) -> bool:
-    return (
-        type(head) in (nn.QuantizedLinear, nn.QuantizedEmbedding)
-        and head.mode == "affine"
-        and head.bits in BITS
-        and head.group_size in GROUP_SIZES
-    )

@@ -9,6 +9,8 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .arguments import check_sizes
+from .embedding import apply_head
+from .linear import apply_linear
 from .matrix import Matrix, matrix_of
 
 AdapterKind = Literal["lora", "dora"]
@@ -98,7 +100,7 @@ class LoRALinear(AdaptedLayer):
         return self._scale * ((self.dropout(inner) @ self.lora_a) @ self.lora_b)
 
     def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = self.base(x)
+        y = apply_linear(self.base, x)
         return y + self._low_rank(x).astype(y.dtype)
 
 
@@ -137,7 +139,7 @@ class DoRALinear(LoRALinear):
         return mx.sqrt(self._squares + self._scale * (b * mixed).sum(axis=0))
 
     def __call__(self, x: mx.array) -> mx.array:
-        y: mx.array = self.base(x)
+        y = apply_linear(self.base, x)
         bias = self.base.bias if "bias" in self.base else None
         total = (y if bias is None else y - bias) + self._low_rank(x)
         total = self.m / self._row_lengths() * total
@@ -173,7 +175,7 @@ class LoRAEmbedding(AdaptedLayer):
 
     def as_linear(self, x: mx.array) -> mx.array:
         """The embedding as a head: `(..., D)` to `(..., V)`."""
-        y: mx.array = self.base.as_linear(x)
+        y = apply_head(self.base, x)
         change = self._scale * ((self.dropout(x) @ self.lora_b.T) @ self.lora_a.T)
         return y + change.astype(y.dtype)
 

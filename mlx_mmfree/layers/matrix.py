@@ -7,6 +7,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..ops import AffineForm, dense_matmul
+from ..ops.dense_matmul import BITS, GROUP_SIZES
 from ..ops.float_dtypes import FLOATS
 
 
@@ -155,8 +157,11 @@ class _Codes(_OfMLX):
 
     def multiply(self, x: mx.array) -> mx.array:
         layer: Any = self._layer
+        x, form = x.astype(mx.float32), affine_form(layer)
+        if form is not None:
+            return dense_matmul(x, layer.weight, form)
         return mx.quantized_matmul(
-            x.astype(mx.float32),
+            x,
             layer.weight,
             layer.scales.astype(mx.float32),
             layer.biases.astype(mx.float32),
@@ -203,6 +208,16 @@ def matrix_of(module: nn.Module) -> Matrix | None:
         return module
     adapter = next((_KINDS[kind] for kind in type(module).__mro__ if kind in _KINDS), None)
     return None if adapter is None else adapter(module)
+
+
+def affine_form(layer: nn.Module) -> AffineForm | None:
+    """What turns the codes of a layer of MLX into weights; `None` unless `dense_matmul` takes it."""
+    if type(layer) not in (nn.QuantizedLinear, nn.QuantizedEmbedding) or layer.mode != "affine":
+        return None
+    size, bits = layer.group_size, layer.bits
+    if bits not in BITS or size not in GROUP_SIZES:
+        return None
+    return AffineForm(layer["scales"], layer["biases"], size, bits)
 
 
 def matrices(model: nn.Module) -> dict[str, Matrix]:

@@ -10,7 +10,7 @@ from .backend.dispatch import Arrays, Example, Operation, native_kernel, on_cpu
 from .backend.gradient import with_reference_gradient
 from .float_dtypes import FLOATS
 
-BITS = (2, 4, 6, 8)
+BITS = (1, 2, 4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 
 
@@ -21,7 +21,7 @@ class AffineForm(NamedTuple):
         scales: `(N, D / group_size)`, float32, float16 or bfloat16.
         biases: Of the shape and dtype of `scales`.
         group_size: 32, 64 or 128.
-        bits: The bits of a code: 2, 4, 6 or 8.
+        bits: The bits of a code: 1, 2, 4, 6 or 8.
 
     Example:
         >>> codes, scales, biases = mx.quantize(mx.ones((6, 64)), group_size=32, bits=4)

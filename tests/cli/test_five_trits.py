@@ -1,4 +1,4 @@
-"""Every command reads a model with five trits a byte as it reads the same with 2 bits."""
+"""Commands read a model in one form as in another: five trits a byte or 2 bits, signs in GGUF or MLX."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
-from mlx_mmfree.hub import load_model
+from mlx_mmfree.hub import convert, load_model, open_checkpoint
+from tests.hub.test_gguf_q2_0 import mlx_source
 from tests.hub.test_to_mlx import same_parameters
 
 Captured = pytest.CaptureFixture[str]
@@ -21,6 +22,23 @@ def five(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["--model", str(folder), "--mlx-path", str(target), "--trits-per-byte", "5"]
     assert main(["convert", *flags]) == 0
     return target
+
+
+@pytest.fixture(scope="module")
+def signs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Matrices of 1 bit: a folder in MLX's form, and one with a GGUF file."""
+    place = tmp_path_factory.mktemp("signs")
+    source = open_checkpoint(mlx_source(place / "s", 128, 1))
+    convert(source, place / "g", to="gguf", gguf_type="q1_0", check=False)
+    convert(open_checkpoint(place / "g"), place / "m", check=False)
+    return place / "m", place / "g"
+
+
+@pytest.fixture(params=["five trits", "signs"])
+def pair(
+    request: pytest.FixtureRequest, folder: Path, five: Path, signs: tuple[Path, Path]
+) -> tuple[Path, Path]:
+    return signs if request.param == "signs" else (folder, five)
 
 
 @pytest.fixture
@@ -36,15 +54,16 @@ def data(tmp_path: Path) -> Path:
     "command",
     [
         ["generate", "--prompt", "A dog", "--max-tokens", "8", "--verbose", "F"],
+        [
+            *("generate", "--draft-model", "MODEL", "--prompt", "A dog", "--max-tokens", "8"),
+            *("--verbose", "F"),
+        ],
         ["perplexity", "--data", "text.txt", "--json"],
-        ["show", "model"],
-        ["show", "weights", "--json"],
     ],
     ids=lambda command: " ".join(command[:2]),
 )
 def test_the_same_is_printed(
-    folder: Path,
-    five: Path,
+    pair: tuple[Path, Path],
     data: Path,
     command: list[str],
     capsys: Captured,
@@ -52,12 +71,22 @@ def test_the_same_is_printed(
 ) -> None:
     monkeypatch.chdir(data)
     shown = []
-    for model in (folder, five):
-        assert main([*command, "--model", str(model)]) == 0
+    for model in pair:
+        flags = [str(model) if flag == "MODEL" else flag for flag in command]
+        assert main([*flags, "--model", str(model)]) == 0
         out = capsys.readouterr().out.replace(str(model), "MODEL")
         if command[0] == "perplexity":
             out = str(json.loads(out)["perplexity"])
         shown.append(out)
+    assert shown[0] and shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("flags", [["model"], ["weights", "--json"]], ids=str)
+def test_the_same_is_shown(folder: Path, five: Path, flags: list[str], capsys: Captured) -> None:
+    shown = []
+    for model in (folder, five):
+        assert main(["show", *flags, "--model", str(model)]) == 0
+        shown.append(capsys.readouterr().out.replace(str(model), "MODEL"))
     assert shown[0] and shown[0] == shown[1]
 
 
@@ -79,9 +108,9 @@ def test_bench(five: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)
 
 
-def test_lora_and_fuse(folder: Path, five: Path, data: Path) -> None:
+def test_lora_and_fuse(pair: tuple[Path, Path], data: Path) -> None:
     flags = ["--train", "--data", str(data), "--iters", "2", "--batch-size", "2", "--seed", "1"]
-    for model, name in ((folder, "a"), (five, "b")):
+    for model, name in zip(pair, "ab", strict=True):
         paths = ["--model", str(model), "--adapter-path", str(data / name)]
         assert main(["lora", *paths, *flags]) == 0
         assert main(["fuse", *paths, "--save-path", str(data / f"fused-{name}")]) == 0

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import products
 import pytest
-from beside_llama_cpp import compare, write_model
+from beside_llama_cpp import FILE, compare, write_bonsai, write_model
 from mlx.utils import tree_flatten
 from products import ON_GPU, QUICK, BenchmarkSettings, Report, benchmark, join, main
 from random_models import has_dense_head, random_head, random_model, random_packed
@@ -30,7 +30,9 @@ from mlx_mmfree.evaluation.benchmark import (
     ternary_macs,
 )
 from mlx_mmfree.generation.decode import prefill
+from mlx_mmfree.hub import load_model
 from mlx_mmfree.layers import BitLinear, pack_linears
+from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import pack_ternary, unpack_ternary
 
@@ -270,7 +272,18 @@ def test_llama_cpp_file_has_the_shape(tmp_path: Path) -> None:
     assert np.isfinite(np.ascontiguousarray(blocks[:, 64:]).view(np.float16)).all()
 
 
-def test_llama_cpp_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["Q1_0", "Q2_0"])
+def test_bonsai_file_can_be_read_here(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "small.gguf"
+    written = write_bonsai(file, kind, is_small=True)
+    model = load_model(file)
+    assert np.isfinite(model(mx.array([[1, 2, 3]]))[0]).all()
+    codes = [each for each in matrices(model).values() if each.holds_codes]
+    assert sum(each.input_dims * each.output_dims for each in codes) == written.macs
+
+
+@pytest.mark.parametrize("kind", ["TQ2_0", "Q1_0"])
+def test_llama_cpp_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     pytest.importorskip("gguf")
     asked = []
 
@@ -282,10 +295,11 @@ def test_llama_cpp_is_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"records": [vars(of)]}
 
     monkeypatch.setattr(products, "measure", measure)
-    report = compare(replace(QUICK, processes=2), 1)
-    assert asked == [MODEL, "beside_llama_cpp:measure_llama_cpp"] * 2
+    report = compare(replace(QUICK, processes=2), 1, kind)
+    own = MODEL if kind == "TQ2_0" else FILE
+    assert asked == [own, "beside_llama_cpp:measure_llama_cpp"] * 2
     [ratio] = report.ratios
-    assert (ratio.name, ratio.other) == ("prefill of 8", "llama.cpp with TQ2_0")
+    assert (ratio.name, ratio.other) == ("prefill of 8", f"llama.cpp with {kind}")
     assert ratio.median == ratio.best == 3.0
 
 

@@ -20,7 +20,15 @@ from mlx_mmfree.hub.checkpoint.forms import bitnet
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.layers.attention.positions import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find
-from mlx_mmfree.ops import hadamard, linear_scan, pack_ternary, rms_norm_quantize, ternarize
+from mlx_mmfree.ops import (
+    AffineForm,
+    dense_matmul,
+    hadamard,
+    linear_scan,
+    pack_ternary,
+    rms_norm_quantize,
+    ternarize,
+)
 from mlx_mmfree.ops.activations import silu
 from mlx_mmfree.token_mixers import MLGRU
 from tests.goldens.cases import golden
@@ -209,6 +217,24 @@ def test_packed_linear(tensors: Tensors, name: str, described: dict[str, str]) -
     layer.scale = bitnet.scale_of(described, tensors[f"{name}.weight_scale"])
     for got, want in zip(layer(tensors["tf_act_quant.x"]), tensors[f"{name}.y"], strict=True):
         assert relative_error(got, want) <= FLOAT32
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_product_with_affine_codes(newer_ops_folder: Path, bits: int) -> None:
+    tensors = {
+        name.partition(".")[2]: x
+        for name, x in golden(newer_ops_folder).items()
+        if name.startswith(f"affine{bits}.")
+    }
+    form = AffineForm(tensors["scales"], tensors["biases"], 128, bits)
+
+    def multiply(x: mx.array) -> mx.array:
+        return dense_matmul(x, tensors["packed"], form)
+
+    y = multiply(tensors["x"])
+    assert relative_error(y, tensors["y"]) <= FLOAT32
+    gradient = mx.grad(lambda x: (multiply(x) * tensors["y"]).sum())(tensors["x"])
+    assert relative_error(gradient, tensors["y"] @ tensors["values"]) <= GRADIENT_TOLERANCE
 
 
 KINDS = {kind.name: kind for kind in TYPES.values()}

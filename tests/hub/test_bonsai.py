@@ -1,4 +1,4 @@
-"""Ternary Bonsai: Qwen3 in MLX's affine 2-bit form, as MLX and mlx-lm write it."""
+"""Bonsai: Qwen3 in MLX's affine form of 1 or 2 bits, as MLX and mlx-lm write it."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def ternary_groups(weight: mx.array) -> mx.array:
     return (mx.clip(mx.round(groups / scales), -1, 1) * scales).reshape(weight.shape)
 
 
-def write(folder: Path, *, tied: bool, dtype: mx.Dtype = mx.float32) -> Path:
+def write(folder: Path, *, tied: bool, dtype: mx.Dtype = mx.float32, bits: int = 2) -> Path:
     """Writes a checkpoint from the definition of the form: `code * scale + bias`."""
     folder.mkdir()
     mx.random.seed(1)
@@ -63,14 +63,17 @@ def write(folder: Path, *, tied: bool, dtype: mx.Dtype = mx.float32) -> Path:
         norms |= {f"{layer}.{name}_layernorm": dims for name in ("input", "post_attention")}
     tensors = {f"{name}.weight": 1 + 0.1 * mx.random.normal((n,)) for name, n in norms.items()}
     for name, (rows, columns) in shapes.items():
-        codes = mx.random.randint(0, 3, (rows, columns // 16, 16)).astype(mx.uint32)
+        words = (rows, columns * bits // 32, 32 // bits)
+        codes = mx.random.randint(0, bits + 1, words).astype(mx.uint32)
         scales = mx.random.uniform(0.05, 0.15, (rows, columns // GROUP))
-        shifts = mx.arange(0, 32, 2, dtype=mx.uint32)
+        shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
         tensors[f"{name}.weight"] = (codes << shifts).sum(axis=-1).astype(mx.uint32)
-        tensors |= {f"{name}.scales": scales, f"{name}.biases": -scales}
+        # from -s, one step to s with 1 bit, two with 2
+        step = 2 * scales if bits == 1 else scales
+        tensors |= {f"{name}.scales": step, f"{name}.biases": -scales}
     floats = {name: x.astype(dtype) for name, x in tensors.items() if x.dtype != mx.uint32}
     mx.save_safetensors(str(folder / "model.safetensors"), tensors | floats)
-    form = {"group_size": GROUP, "bits": 2}
+    form = {"group_size": GROUP, "bits": bits}
     config = CONFIG | {"tie_word_embeddings": tied}
     config |= {"quantization": form, "quantization_config": form}
     (folder / "config.json").write_text(json.dumps(config))
@@ -80,14 +83,15 @@ def write(folder: Path, *, tied: bool, dtype: mx.Dtype = mx.float32) -> Path:
 def dense_twin(folder: Path, target: Path) -> Path:
     """The same model with its weights written out."""
     tensors = dict(mx.load(str(folder / "model.safetensors")))
+    config = json.loads((folder / "config.json").read_text())
+    bits = config["quantization"]["bits"]
     for name in [key.removesuffix(".scales") for key in tensors if key.endswith(".scales")]:
         scales, biases = tensors.pop(f"{name}.scales"), tensors.pop(f"{name}.biases")
         tensors[f"{name}.weight"] = mx.dequantize(
-            tensors[f"{name}.weight"], scales, biases, group_size=GROUP, bits=2
+            tensors[f"{name}.weight"], scales, biases, group_size=GROUP, bits=int(bits)
         )
     target.mkdir()
     mx.save_safetensors(str(target / "model.safetensors"), tensors)
-    config = json.loads((folder / "config.json").read_text())
     del config["quantization"], config["quantization_config"]
     (target / "config.json").write_text(json.dumps(config))
     return target
@@ -95,15 +99,16 @@ def dense_twin(folder: Path, target: Path) -> Path:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=str)
-def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype) -> None:
-    folder = write(tmp_path / "m", tied=tied, dtype=dtype)
+@pytest.mark.parametrize("bits", [1, 2])
+def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype, bits: int) -> None:
+    folder = write(tmp_path / "m", tied=tied, dtype=dtype, bits=bits)
     assert load_model(folder).dtype == dtype
     model = load_model(folder, dtype=mx.float32)
     dense = load_model(dense_twin(folder, tmp_path / "d"), dtype=mx.float32)
     kinds = [type(module) for module in model.modules()]
-    # rows of one group have one scale
-    assert kinds.count(PackedLinear) == 11 - tied
-    assert kinds.count(nn.QuantizedLinear) == 4
+    # of two bits, rows of one group have one scale
+    assert kinds.count(PackedLinear) == (11 - tied if bits == 2 else 0)
+    assert kinds.count(nn.QuantizedLinear) == (4 if bits == 2 else 15 - tied)
     # the twin's weights were rounded to the file's dtype once more
     assert relative_error(logits(model), logits(dense)) <= 4 * TOLERANCE[dtype]
 
@@ -133,9 +138,10 @@ def test_forms_of_single_modules(tmp_path: Path) -> None:
     assert relative_error(got, plain) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.parametrize("bits", [1, 2])
 @pytest.mark.parametrize("dtype", [None, mx.bfloat16], ids=str)
-def test_saves_and_counts_bytes(tmp_path: Path, dtype: mx.Dtype | None) -> None:
-    folder = write(tmp_path / "m", tied=False)
+def test_saves_and_counts_bytes(tmp_path: Path, dtype: mx.Dtype | None, bits: int) -> None:
+    folder = write(tmp_path / "m", tied=False, bits=bits)
     model = load_model(folder, dtype=dtype)
     total = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     # the scales of rows of one group become one number each
@@ -156,18 +162,19 @@ def test_second_description_must_be_an_object(tmp_path: Path, value: Any) -> Non
         load_model(folder)
 
 
-def test_checkpoint_of_mlx_lm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [1, 2])
+def test_checkpoint_of_mlx_lm(tmp_path: Path, bits: int) -> None:
     from mlx_lm.models import qwen3
 
     mx.random.seed(2)
     theirs = qwen3.Model(qwen3.ModelArgs(**_known(CONFIG), tie_word_embeddings=False))
     theirs.update(nn.utils.tree_map(_made_ternary, theirs.parameters()))
-    nn.quantize(theirs, group_size=GROUP, bits=2)
+    nn.quantize(theirs, group_size=GROUP, bits=bits)
     (tmp_path / "m").mkdir()
     tensors = dict(tree_flatten(theirs.parameters()))
     mx.save_safetensors(str(tmp_path / "m" / "model.safetensors"), tensors)
     config = CONFIG | {"tie_word_embeddings": False, "rope_scaling": None}
-    config |= {"quantization": {"group_size": GROUP, "bits": 2, "mode": "affine"}}
+    config |= {"quantization": {"group_size": GROUP, "bits": bits, "mode": "affine"}}
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     want = theirs(TOKENS)
     assert relative_error(logits(load_model(tmp_path / "m")), want) <= TOLERANCE[mx.float32]

@@ -12,6 +12,7 @@ from mlx.utils import tree_unflatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files import gguf_blocks
 from mlx_mmfree.files.gguf_blocks import Q2_0, TYPES, affine_scales, dequantized
+from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
@@ -238,6 +239,22 @@ def test_bonsai_becomes_gguf_and_comes_back(
         )
 
 
+@pytest.mark.parametrize(("bits", "kind"), [(1, "q1_0"), (2, "q2_0")])
+def test_stock_mlx_lm_opens_what_becomes_of_gguf(
+    tmp_path: Path, bits: int, kind: Any, unfused: None
+) -> None:
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+
+    source = open_checkpoint(mlx_source(tmp_path / "s", 128, bits))
+    convert(source, tmp_path / "g", to="gguf", gguf_type=kind, check=False)
+    report = convert(open_checkpoint(tmp_path / "g"), tmp_path / "m")
+    assert report.is_lossless and report.openings[0].opens
+    theirs, _ = load_with_mlx_lm(tmp_path / "m")
+    theirs.set_dtype(mx.float32)
+    got = load_model(source, dtype=mx.float32)(TOKENS)[0]
+    assert relative_error(got, theirs(TOKENS)) <= TOLERANCE[mx.float32]
+
+
 @pytest.mark.parametrize(
     ("group", "bits", "kind"),
     [(128, 2, "tq2_0"), (32, 2, "q2_0"), (128, 2, "q1_0"), (64, 1, "q1_0"), (128, 1, "q2_0")],
@@ -298,3 +315,53 @@ def test_rotated_weights(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", metadata, tensors_of(model, "llama", "F16"))
     with pytest.raises(UnsupportedModelError, match=r"'prism.hadamard.block_size' must be absent"):
         load_model(file)
+
+
+def assert_texts_are_those_of_llama_cpp(file: Path, model: Decoder, prompt: list[int]) -> None:
+    """Its logits, and its tokens for as long as no two are nearer than its rounding of activations."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    theirs = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False)
+    theirs.eval(prompt)
+    got, want = model(mx.array([prompt]))[0][0], mx.array(np.array(theirs.scores[: len(prompt)]))
+    assert relative_error(got, want) <= 0.03
+    rounding = 2 * mx.max(mx.abs(got - want)).item()
+    theirs.reset()
+    tokens = list(prompt)
+    for token in theirs.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0):
+        logits = model(mx.array([tokens]))[0][0, -1]
+        first, second = mx.sort(logits)[-2:].tolist()[::-1]
+        if first - second <= rounding or len(tokens) == len(prompt) + 16:
+            break
+        assert token == mx.argmax(logits).item()
+        tokens.append(token)
+    assert len(tokens) > len(prompt)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(
+    ("group", "bits", "kind"), [(128, 1, "q1_0"), (64, 2, "q2_0"), (128, 2, "q2_0")]
+)
+def test_what_is_written_in_llama_cpp(tmp_path: Path, group: int, bits: int, kind: Any) -> None:
+    source = open_checkpoint(mlx_source(tmp_path / "s", group, bits))
+    convert(source, tmp_path / "m", to="gguf", gguf_type=kind, check=False)
+    file = tmp_path / "m" / f"m-{kind.upper()}.gguf"
+    assert_texts_are_those_of_llama_cpp(file, load_model(file), [5, 77, 130, 9, 260])
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["gguf_qwen3_q1_0", "gguf_qwen3_q2_0"])
+def test_goldens_in_llama_cpp(tmp_path: Path, name: str) -> None:
+    """They have no vocabulary, which llama.cpp wants to be told."""
+    source = GOLDENS / name / "model.gguf"
+    metadata, tensors = read_gguf(source)
+    content, numbers = source.read_bytes(), {kind.name: number for number, kind in TYPES.items()}
+    told = {
+        "tokenizer.ggml.model": "none",
+        "qwen3.vocab_size": tensors["token_embd.weight"].shape[0],
+    }
+    stored = {
+        each.name: (numbers[each.kind.name], each.shape, content[each.start : each.stop])
+        for each in tensors.values()
+    }
+    file = write_gguf(tmp_path / "m.gguf", metadata | told, stored)
+    assert_texts_are_those_of_llama_cpp(file, load_model(source, dtype=mx.float32), [3, 17, 5, 40])

@@ -12,6 +12,7 @@ from tests.tolerances import TOLERANCE, relative_error
 HEADS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(64, 50),
     "embedding": lambda: nn.Embedding(50, 64),
+    "1 bit": lambda: nn.QuantizedLinear(64, 50, group_size=64, bits=1),
     "4 bits": lambda: nn.QuantizedLinear(64, 50, group_size=32, bits=4),
     "6 bits, embedding": lambda: nn.QuantizedEmbedding(50, 64, group_size=64, bits=6),
     "3 bits": lambda: nn.QuantizedLinear(64, 50, group_size=32, bits=3),

@@ -95,6 +95,18 @@ void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs,
       rows, dims, outputs, weight,
       [&](const float* x, size_t count, float* y) { quantized_product(x, count, dims, matrix, y); },
       where);
+  if (bits <= 2) {
+    std::vector<double> columns(dims * outputs);
+    for (size_t i = 0; i < weight.size(); ++i) {
+      columns[i % dims * outputs + i / dims] = weight[i];
+    }
+    check_dense(
+        rows, outputs, dims, columns,
+        [&](const float* dy, size_t count, float* dx) {
+          quantized_transposed(dy, count, dims, matrix, dx);
+        },
+        where + " transposed");
+  }
 }
 
 std::vector<float> check_dense_matmul(const std::string& name) {
@@ -104,7 +116,7 @@ std::vector<float> check_dense_matmul(const std::string& name) {
     }
     for (size_t group : {32, 64, 128}) {
       for (size_t groups : {1, 3, 17}) {
-        for (int bits : {2, 4, 6, 8}) {
+        for (int bits : {1, 2, 4, 6, 8}) {
           check_dense_codes(rows, group, groups, 5, bits, name + " codes");
         }
       }

@@ -141,7 +141,7 @@ def test_kernels_check_their_arguments() -> None:
         module.dense_matmul(x, mx.zeros((3, 64), mx.int32), None, None, 0)
     with pytest.raises(ValueError, match="'biases' like 'scales'"):
         module.dense_matmul(x, codes, form.scales, form.biases[:5], 4)
-    with pytest.raises(ValueError, match="with 2, 4, 6 or 8 bits"):
+    with pytest.raises(ValueError, match="with 1, 2, 4, 6 or 8 bits"):
         module.dense_matmul(x, codes, form.scales, form.biases, 8)
 
 

@@ -93,7 +93,7 @@ def test_arguments_are_checked() -> None:
         (mx.ones((8, 65)), None, "'weight' must be a float matrix of 64 columns"),
         (codes, None, "'weight' must be a float matrix"),
         (codes[:, 1:], quantization, "'weight' must be a uint32 matrix of 8 columns"),
-        (codes, quantization._replace(bits=3), "'quantization' must have 2, 4, 6 or 8 bits"),
+        (codes, quantization._replace(bits=3), "'quantization' must have 1, 2, 4, 6 or 8 bits"),
         (codes, quantization._replace(group_size=16), "groups of 32, 64 or 128 but got 4 and 16"),
         (codes, quantization._replace(group_size=128), "must have a multiple of 128 inputs"),
         (codes, quantization._replace(biases=mx.ones((8, 1))), "must be floats of one dtype"),

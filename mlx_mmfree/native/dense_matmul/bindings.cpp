@@ -17,8 +17,8 @@ void bind_dense_matmul(nb::module_& m) {
 
         Args:
             x: Activations, float32 (..., D).
-            weight: Floats (N, D), float32, float16 or bfloat16; with scales, codes of 2, 4, 6 or 8
-                bits in MLX's affine form, uint32 (N, D * bits / 32).
+            weight: Floats (N, D), float32, float16 or bfloat16; with scales, codes of 1, 2, 4, 6
+                or 8 bits in MLX's affine form, uint32 (N, D * bits / 32).
             scales: (N, D / 32), (N, D / 64) or (N, D / 128), float32, float16 or bfloat16, or None.
             biases: Like the scales, and None where they are.
             bits: Bits of a code, or 0 for floats.

@@ -28,11 +28,35 @@ void check_codes(const mx::array& x, const mx::array& weight, const mx::array& s
       "'scales'.");
   const int dims = x.shape(-1), groups = scales.shape(1);
   const int group = groups > 0 ? dims / groups : 0;
-  require((bits == 2 || bits == 4 || bits == 6 || bits == 8) &&
+  require((bits == 1 || bits == 2 || bits == 4 || bits == 6 || bits == 8) &&
               (group == 32 || group == 64 || group == 128) && groups * group == dims &&
               weight.shape(1) == dims / 32 * bits && weight.shape(0) == scales.shape(0),
-          "[dense_matmul] 'weight' must be (N, D * bits / 32) with 2, 4, 6 or 8 bits, and 'scales' "
+          "[dense_matmul] 'weight' must be (N, D * bits / 32) with 1, 2, 4, 6 or 8 bits, and "
+          "'scales' "
           "(N, D / group) with groups of 32, 64 or 128.");
+}
+
+QuantizedMatrix quantized(const mx::array& codes, const mx::array& scales, const mx::array& biases,
+                          size_t dims, int bits) {
+  return {codes.data<uint8_t>(),
+          scales.data<void>(),
+          biases.data<void>(),
+          float_type(scales.dtype()),
+          static_cast<size_t>(codes.shape(0)),
+          dims / scales.shape(1),
+          bits};
+}
+
+mx::array transposed(const mx::array& dy, const Arrays& primals, int dims, int bits,
+                     mx::Stream stream) {
+  return DenseMatmulTransposed::call({dy, primals[1], primals[2], primals[3]}, {dims, bits},
+                                     stream)[0];
+}
+
+void require_rows_alone(const std::vector<int>& argnums) {
+  for (int argnum : argnums) {
+    require(argnum == 0, "[dense_matmul] the gradient has a gradient by the rows alone.");
+  }
 }
 
 }  // namespace
@@ -64,20 +88,53 @@ void DenseMatmul::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     encoder.dispatch([=]() { dense_product(x, rows, dims, weight, y); });
     return;
   }
-  const auto scales = data(2), biases = data(3);
-  const QuantizedMatrix weight{matrix.data<uint8_t>(),
-                               scales.data<void>(),
-                               biases.data<void>(),
-                               float_type(scales.dtype()),
-                               count,
-                               dims / scales.shape(1),
-                               options_.bits};
+  const auto weight = quantized(matrix, data(2), data(3), dims, options_.bits);
   encoder.dispatch([=]() { quantized_product(x, rows, dims, weight, y); });
+}
+
+Arrays DenseMatmul::vjp(const Arrays& primals, const Arrays& cotangents,
+                        const std::vector<int>& argnums, const Arrays& outputs) {
+  const bool is_by_x = argnums == std::vector<int>{0};
+  if (is_by_x && (options_.bits == 1 || options_.bits == 2)) {
+    return {transposed(cotangents[0], primals, primals[0].shape(-1), options_.bits, stream())};
+  }
+  return Defined::vjp(primals, cotangents, argnums, outputs);
 }
 
 OutputForms DenseMatmul::output_forms(const Arguments& arguments) const {
   auto shape = arguments[0]->shape();
   shape.back() = arguments[1]->shape(0);
+  return {{shape}, {mx::float32}};
+}
+
+void DenseMatmulTransposed::eval_cpu(const Arrays& inputs, Arrays& outputs) {
+  outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
+  const auto data = [&](size_t input) { return contiguous(inputs[input], stream()); };
+  const auto dy = data(0), codes = data(1), scales = data(2), biases = data(3);
+  const size_t dims = options_.dims, rows = outputs[0].size() / dims;
+  const auto weight = quantized(codes, scales, biases, dims, options_.bits);
+  mx::cpu::get_command_encoder(stream()).dispatch(
+      [=, dy = dy.data<float>(), dx = outputs[0].data<float>()]() {
+        quantized_transposed(dy, rows, dims, weight, dx);
+      });
+}
+
+Arrays DenseMatmulTransposed::jvp(const Arrays& primals, const Arrays& tangents,
+                                  const std::vector<int>& argnums) {
+  require_rows_alone(argnums);
+  return {transposed(tangents[0], primals, options_.dims, options_.bits, stream())};
+}
+
+Arrays DenseMatmulTransposed::vjp(const Arrays& primals, const Arrays& cotangents,
+                                  const std::vector<int>& argnums, const Arrays&) {
+  require_rows_alone(argnums);
+  return DenseMatmul::call({cotangents[0], primals[1], primals[2], primals[3]}, {options_.bits},
+                           stream());
+}
+
+OutputForms DenseMatmulTransposed::output_forms(const Arguments& arguments) const {
+  auto shape = arguments[0]->shape();
+  shape.back() = options_.dims;
   return {{shape}, {mx::float32}};
 }
 

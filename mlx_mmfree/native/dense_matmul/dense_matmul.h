@@ -24,14 +24,39 @@ struct DenseMatmulOptions {
   }
 };
 
-// The arguments are x, W, scales and biases.
+// The arguments are x, W, scales and biases. The gradient by x has a kernel of its own for codes of 1
+// or 2 bits, because the definition writes the weights out as floats.
 class DenseMatmul : public Defined<DenseMatmul, DenseMatmulOptions> {
  public:
   using Defined::Defined;
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
   OutputForms output_forms(const Arguments& arguments) const;
   DEFINE_NAME(DenseMatmul)
+};
+
+struct DenseTransposedOptions {
+  int dims;  // D, of the result
+  int bits;
+
+  bool operator==(const DenseTransposedOptions&) const = default;
+};
+
+// dx = dy W with dy (..., N) and dx (..., D), both float32. The arguments are dy, the codes, scales
+// and biases.
+class DenseMatmulTransposed : public Operation<DenseMatmulTransposed, DenseTransposedOptions> {
+ public:
+  using Operation::Operation;
+
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents,
+             const std::vector<int>& argnums) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
+             const Arrays& outputs) override;
+  OutputForms output_forms(const Arguments& arguments) const;
+  DEFINE_NAME(DenseMatmulTransposed)
 };
 
 }  // namespace mmfree

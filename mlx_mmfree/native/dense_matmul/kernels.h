@@ -30,6 +30,19 @@ struct QuantizedProduct {
   float* y;  // (rows, outputs)
 };
 
+// dx = dy W for W = scale * code + bias with codes of 1 or 2 bits.
+struct QuantizedTransposed {
+  const float* dy;  // (rows, outputs)
+  size_t rows, dims;
+  const uint8_t* codes;  // as in `QuantizedProduct`
+  const void* scales;
+  const void* biases;
+  FloatType type;
+  size_t outputs, group;
+  int bits;
+  float* dx;  // (rows, dims)
+};
+
 // The loops of one instruction set. No row of a result depends on the others.
 struct DenseMatmulKernels {
   // A row of x is padded to a multiple of this many floats.
@@ -42,6 +55,10 @@ struct DenseMatmulKernels {
   bool (*arrange)(const float* x, size_t dims, size_t group, int bits, uint8_t* row);
   // Outputs [first, last) of every row.
   void (*multiply_quantized)(const QuantizedProduct&, size_t first, size_t last);
+  // One group of inputs of every row of dx.
+  void (*multiply_quantized_transposed)(const QuantizedTransposed&, size_t group, float* scratch);
+  // Floats of the scratch memory.
+  size_t (*transposed_scratch)(size_t outputs);
 
   template <class Isa, class Dense>
   static constexpr DenseMatmulKernels of();

@@ -2,13 +2,19 @@
 
 #include "dense_matmul/kernels.h"
 #include "dense_matmul/quantized_tile.h"
+#include "dense_matmul/transposed_tile.h"
 
 namespace mmfree {
 
 template <class Isa, class Dense>
 constexpr DenseMatmulKernels DenseMatmulKernels::of() {
-  return {2 * Dense::kLanes, mmfree::multiply_dense<Dense>, mmfree::arranged_bytes<Dense>,
-          mmfree::arrange<Dense>, mmfree::multiply_quantized<Dense>};
+  return {2 * Dense::kLanes,
+          mmfree::multiply_dense<Dense>,
+          mmfree::arranged_bytes<Dense>,
+          mmfree::arrange<Dense>,
+          mmfree::multiply_quantized<Dense>,
+          mmfree::multiply_quantized_transposed<Dense>,
+          mmfree::transposed_scratch<Dense>};
 }
 
 }  // namespace mmfree

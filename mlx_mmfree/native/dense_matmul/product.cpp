@@ -92,4 +92,29 @@ void quantized_product(const float* x, size_t rows, size_t dims, const Quantized
   }
 }
 
+void quantized_transposed(const float* dy, size_t rows, size_t dims, const QuantizedMatrix& weight,
+                          float* dx) {
+  const auto& set = table<DenseMatmulKernels>(kernels());
+  const QuantizedTransposed product{dy,
+                                    rows,
+                                    dims,
+                                    weight.codes,
+                                    weight.scales,
+                                    weight.biases,
+                                    weight.type,
+                                    weight.outputs,
+                                    weight.group,
+                                    weight.bits,
+                                    dx};
+  const size_t groups = dims / weight.group, work = weight.outputs * dims / 8 * rows;
+  parallel_for(groups, work <= kSharedBytes ? std::max<size_t>(groups, 1) : 1,
+               [&](size_t first, size_t last) {
+                 const size_t bytes = set.transposed_scratch(weight.outputs) * sizeof(float);
+                 auto* scratch = static_cast<float*>(workspace(bytes));
+                 for (size_t group = first; group < last; ++group) {
+                   set.multiply_quantized_transposed(product, group, scratch);
+                 }
+               });
+}
+
 }  // namespace mmfree

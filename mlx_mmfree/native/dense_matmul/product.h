@@ -32,4 +32,8 @@ void dense_product(const float* x, size_t rows, size_t dims, const FloatMatrix& 
 void quantized_product(const float* x, size_t rows, size_t dims, const QuantizedMatrix& weight,
                        float* y);
 
+// dx = dy W for codes of 1 or 2 bits. dy: (rows, outputs), dx: (rows, dims).
+void quantized_transposed(const float* dy, size_t rows, size_t dims, const QuantizedMatrix& weight,
+                          float* dx);
+
 }  // namespace mmfree

@@ -6,7 +6,7 @@
 #include "dense_matmul/kernels.h"
 #include "runtime/unroll.h"
 
-// Products with codes of 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and low,
+// Products with codes of 1, 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and low,
 // with a scale for each group: together they keep what a float holds beside the group's largest,
 // and the sums of a chunk are exact integers. An instruction set `Isa` gives, beside what
 // `float_tile.h` asks for,
@@ -244,6 +244,8 @@ void multiply_bits(const QuantizedProduct& p, size_t first, size_t last) {
 template <class Call>
 MMFREE_INLINE inline auto with_bits(int bits, Call&& call) {
   switch (bits) {
+    case 1:
+      return call(std::integral_constant<int, 1>{});
     case 2:
       return call(std::integral_constant<int, 2>{});
     case 4:

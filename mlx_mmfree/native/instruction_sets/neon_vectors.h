@@ -14,7 +14,7 @@ struct DenseNeon {
   static constexpr bool kMasks = false;
   using Floats = float32x4_t;
   using Words = uint16x8_t;
-  // a chunk of 2 bits is half a vector, so that it lies in one group
+  // a chunk of 1 or 2 bits is a part of a vector, so that it lies in one group
   template <int bits>
   static constexpr size_t kCodes = bits < 6 ? 4 : 2;
 
@@ -51,6 +51,11 @@ struct DenseNeon {
   MMFREE_INLINE static Words load_words(const uint8_t* bytes) {
     if constexpr (bits == 2) {
       return vmovl_u8(vld1_u8(bytes));
+    } else if constexpr (bits == 1) {
+      uint32_t packed;
+      memcpy(&packed, bytes, sizeof(packed));
+      const uint8x8_t halves = vcreate_u8(packed);
+      return vmovl_u8(vzip1_u8(halves, vshr_n_u8(halves, 4)));
     } else if constexpr (bits == 6) {
       // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       static constexpr uint8_t kPairs[16] = {0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11};

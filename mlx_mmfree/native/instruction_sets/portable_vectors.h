@@ -16,7 +16,7 @@ struct DensePortable {
   using Shorts = int16_t __attribute__((vector_size(16)));
   using Words = uint16_t __attribute__((vector_size(16)));
   using Products = int32_t __attribute__((vector_size(32)));
-  // a chunk of 2 bits is half a vector, so that it lies in one group
+  // a chunk of 1 or 2 bits is a part of a vector, so that it lies in one group
   template <int bits>
   static constexpr size_t kCodes = bits < 6 ? 4 : 2;
 
@@ -66,6 +66,10 @@ struct DensePortable {
       Bytes packed;
       memcpy(&packed, bytes, sizeof(packed));
       words = __builtin_convertvector(packed, Words);
+    } else if constexpr (bits == 1) {
+      for (int j = 0; j < 8; ++j) {
+        words[j] = static_cast<uint16_t>(bytes[j / 2] >> (j % 2 * 4));
+      }
     } else if constexpr (bits == 6) {
       // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       for (int j = 0; j < 8; ++j) {

@@ -60,5 +60,6 @@ ARCHITECTURE = replace(
         "tensor_namespace": _NAMESPACES[1],
         "modules": [{"path": "lm_head", "embedding": False, "block": 0}],
     },
+    gguf={},
     published={},
 )

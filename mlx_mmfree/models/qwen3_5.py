@@ -4,4 +4,4 @@ from dataclasses import replace
 
 from . import qwen3_5_text
 
-ARCHITECTURE = replace(qwen3_5_text.ARCHITECTURE, name="qwen3_5", published={})
+ARCHITECTURE = replace(qwen3_5_text.ARCHITECTURE, name="qwen3_5", gguf={}, published={})

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import mlx.nn as nn
+import numpy as np
 
 from ..errors import CheckpointError
 from ..files.declared import declare
@@ -17,7 +18,7 @@ from ..layers.matrix import StoredLayout
 from ..layers.mixer import TokenMixer
 from ..layers.norms import store_less_one
 from ..token_mixers import GQA, AttentionNorms, GatedDeltaNet
-from .parts.architecture import Architecture, LeftOut, draw_weights
+from .parts.architecture import Architecture, GGUFForm, LeftOut, draw_weights
 from .parts.fields import agreed, integer, key, number, section
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, linear_of
@@ -265,6 +266,94 @@ def _has_names_of_mlx(names: Collection[str]) -> bool:
     return any(name.startswith("language_model.") for name in names)
 
 
+_GGUF_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+_GGUF_NAMES = {
+    # by which files without a linear layer tell that their norms have the whole gain
+    "output_norm.weight": "language_model.model.norm.weight",
+    "blk.{}.post_attention_norm.weight": "model.layers.{}.post_attention_layernorm.weight",
+    **{
+        f"blk.{{}}.{theirs}": f"model.layers.{{}}.linear_attn.{hub}"
+        for theirs, hub in {
+            "attn_qkv.weight": "in_proj_qkv.weight",
+            "attn_gate.weight": "in_proj_z.weight",
+            "ssm_beta.weight": "in_proj_b.weight",
+            "ssm_alpha.weight": "in_proj_a.weight",
+            "ssm_conv1d.weight": "conv1d.weight",
+            "ssm_norm.weight": "norm.weight",
+            "ssm_out.weight": "out_proj.weight",
+            "ssm_dt.bias": "dt_bias",
+            "ssm_a": "A_log",
+        }.items()
+    },
+}
+_WITH_VALUES = ("in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias")
+
+
+def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
+    """As `GGUFForm.read`."""
+    found: dict[str, Any] = {
+        hub: integer(given, theirs, high=2**12) for theirs, hub in _GGUF_KEYS.items()
+    }
+    heads, width = found["linear_num_value_heads"], integer(given, "ssm.inner_size")
+    if width % heads or heads % found["linear_num_key_heads"]:
+        raise CheckpointError(
+            "[GGUF] 'qwen35.ssm.inner_size' must be a multiple of 'qwen35.ssm.time_step_rank', and that "
+            f"of 'qwen35.ssm.group_count', but got {width}, {heads} and "
+            f"{found['linear_num_key_heads']}. Fetch the file again."
+        )
+    rotated = integer(given, "rope.dimension_count") / integer(given, "attention.key_length")
+    return found | {"linear_value_head_dim": width // heads, "partial_rotary_factor": rotated}
+
+
+def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] | None:
+    """As `GGUFForm.heads`: of heads of values that share one of keys, the first of all come first."""
+    layer, _, end = name.partition(".linear_attn.")
+    keys, values = (config.get(f"linear_num_{kind}_heads", 1) for kind in ("key", "value"))
+    if not end or not layer or keys == values:
+        return None
+    dims = config["linear_value_head_dim"]
+    # the head of the Hub with number j * shared + r has the number r * keys + j in the file
+    place = np.arange(values).reshape(-1, keys).T.reshape(-1)
+    wide = (place[:, None] * dims + np.arange(dims)).reshape(-1)
+    if end in _WITH_VALUES:
+        return 0, wide if end == _WITH_VALUES[0] else place
+    if end == "out_proj.weight":
+        return 1, wide
+    if end in ("in_proj_qkv.weight", "conv1d.weight"):
+        before = 2 * keys * config["linear_key_head_dim"]
+        return 0, np.concatenate([np.arange(before), before + wide])
+    return None
+
+
+def _log_of_rates(rates: np.ndarray) -> np.ndarray:
+    return np.log(-rates)
+
+
+def _with_axis(taps: np.ndarray) -> np.ndarray:
+    return taps[..., None]
+
+
+_GGUF = GGUFForm(
+    {"model_type": "qwen3_5_text"},
+    own_keys=(
+        *_GGUF_KEYS,
+        *("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "rope.freq_base"),
+        "attention.key_length",
+    ),
+    read=_read_gguf,
+    names=_GGUF_NAMES,
+    heads=_gguf_heads,
+    values={"linear_attn.A_log": _log_of_rates, "linear_attn.conv1d.weight": _with_axis},
+    reads_rotation=True,
+)
+
+
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
     """As `Architecture.mlx_lm`: mlx-lm knows full layers that repeat evenly, and no ternary linears."""
     is_known = bool(_interval(config.layer_types)) and config.linears is None
@@ -290,6 +379,7 @@ ARCHITECTURE = Architecture(
     mlx_lm=_needs_mlx_lm_file,
     name_in_mlx_lm="qwen3_5",
     transformers=_why_not_in_transformers,
+    gguf={"qwen35": _GGUF},
     tiny={
         **TINY,
         "num_hidden_layers": 2,

@@ -12,11 +12,11 @@ matrices take MLX's affine form of 1 or 2 bits without loss. All other types bec
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -51,6 +51,7 @@ from .gguf_config import (
     hub_config,
     hub_name,
 )
+from .gguf_rotation import check_rotation, rotated_names, rotation_of
 from .weight_form import WRITER_KEY
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -83,6 +84,7 @@ def read_gguf_checkpoint(
         _check_link(file)
     metadata, found = read_parts(file)
     architecture = find_form(metadata)
+    check_rotation(metadata, architecture)
     has_norms = any(tensor.name.endswith("_norm_in.weight") for _, tensor in found)
     if has_norms:
         architecture = replace(architecture, is_ternary=True)
@@ -99,8 +101,11 @@ def read_gguf_checkpoint(
     config[WRITER_KEY] = {
         key.removeprefix(mark): value for key, value in metadata.items() if key.startswith(mark)
     }
-    tensors, quantization = _hub_tensors(file, stored.values(), architecture, config)
-    config |= quantization
+    rotated, signs = rotation_of(file, metadata, stored, architecture)
+    as_on_hub = rotated_names(metadata)
+    tensors, quantization = _hub_tensors(file, stored.values(), architecture, config, as_on_hub)
+    tensors |= {entry.name: entry for entry in signs}
+    config |= {**quantization, **rotated}
     config |= _add_biases(file, tensors)
     prefix = metadata["general.architecture"]
     pooling = files_of_pooling(metadata.get(f"{prefix}.pooling_type"))
@@ -121,14 +126,18 @@ def _hub_tensors(
     stored: Iterable[tuple[Path, StoredTensor]],
     architecture: GGUFForm,
     config: Mapping[str, Any],
+    rotated: Collection[str],
 ) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
-    """The tensors by their names on the Hub, and what `config.json` says of how they are stored."""
+    """The tensors by their names on the Hub, and what `config.json` says of how they are stored.
+
+    The inputs of rotated matrices lie as on the Hub.
+    """
     tensors: dict[str, TensorEntry] = {}
     floats = ["lm_head"]
     affine: dict[str, Any] = {}
     is_packed = False
     for part, tensor in stored:
-        for entry in _entries(part, tensor, architecture, config):
+        for entry in _entries(part, tensor, architecture, config, rotated):
             if entry.name in tensors:
                 raise CheckpointError(
                     f"[GGUF] '{file}' must hold each tensor once but repeats {tensor.name!r:.100}. "
@@ -183,17 +192,34 @@ def _rope_factors(stored: dict[str, tuple[Path, StoredTensor]]) -> dict[str, np.
 
 
 def _entries(
-    file: Path, tensor: StoredTensor, architecture: GGUFForm, config: Mapping[str, Any]
+    file: Path,
+    tensor: StoredTensor,
+    architecture: GGUFForm,
+    config: Mapping[str, Any],
+    rotated: Collection[str] = (),
 ) -> list[TensorEntry]:
     """The tensors that the Hub would have for one of the file. A packed linear has two."""
     name = hub_name(tensor.name, architecture)
     linear = _LINEAR.fullmatch(name)
     kind, shape, place = tensor.kind, tensor.shape, (tensor.start, tensor.stop)
     order = None
-    rotated = _ROTATED.fullmatch(name)
-    if rotated is not None and architecture.rotates_pairs:
-        key = "num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"
+    turned = _ROTATED.fullmatch(name)
+    if turned is not None and architecture.rotates_pairs:
+        key = "num_attention_heads" if turned[1] == "q" else "num_key_value_heads"
         order = _rows_by_halves(tensor, config[key])
+    axis, heads = architecture.heads(name, config) or (0, None)
+    if heads is not None and (len(shape) <= axis or shape[axis] != len(heads)):
+        raise CheckpointError(
+            f"[GGUF] tensor {tensor.name!r:.100} must have {len(heads)} numbers along axis {axis} but "
+            f"has shape {shape}. Fetch the file again."
+        )
+    if axis == 0:
+        order = heads if heads is not None else order
+    elif tensor.name not in rotated:
+        return _by_columns(file, tensor, name, cast(np.ndarray, heads))
+    for end, change in architecture.values.items():
+        if name.endswith(end):
+            return [_changed(file, tensor, name, order, change)]
     is_ternary = kind.codes is not None and (architecture.is_ternary or kind.name == "I2_S")
     if linear is not None and architecture.is_ternary and not is_ternary:
         raise UnsupportedModelError(
@@ -218,6 +244,78 @@ def _entries(
     dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32
     read = partial(_read, partial(dequantized, kind, shape=shape), order)
     return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
+
+
+def _changed(
+    file: Path,
+    tensor: StoredTensor,
+    name: str,
+    order: np.ndarray | None,
+    change: Callable[[np.ndarray], np.ndarray],
+) -> TensorEntry:
+    """A float32 tensor whose values are others on the Hub."""
+    if tensor.kind.name != "F32":
+        raise UnsupportedModelError(
+            f"[GGUF] tensor {tensor.name!r:.100} must be stored as F32 but is stored as "
+            f"{tensor.kind.name}. Use another file."
+        )
+    decode = partial(_change, change, order, tensor.shape)
+    shape = change(np.full(tensor.shape, -1.0, np.float32)).shape
+    return TensorEntry(name, file, mx.float32, shape, tensor.start, tensor.stop, decode=decode)
+
+
+def _change(
+    change: Callable[[np.ndarray], np.ndarray],
+    order: np.ndarray | None,
+    shape: tuple[int, ...],
+    data: np.ndarray,
+) -> np.ndarray:
+    values = data.view("<f4").reshape(shape)
+    # what is no number then is found when the parameter is loaded
+    with np.errstate(invalid="ignore", divide="ignore"):
+        changed = change(values if order is None else values[order]).astype("<f4")
+    return np.ascontiguousarray(changed).view("<u4")
+
+
+def _by_columns(
+    file: Path, tensor: StoredTensor, name: str, order: np.ndarray
+) -> list[TensorEntry]:
+    """A matrix whose inputs lie in another order: in codes if whole blocks move, else as floats."""
+    block = max(tensor.kind.block, 1)
+    starts = order[::block]
+    moves_blocks = np.array_equal(order, (starts[:, None] + np.arange(block)).reshape(-1))
+    if tensor.kind.affine_bits and moves_blocks:
+        entries = _affine_entries(file, tensor, name, None)
+        return [replace(each, decode=_Columns(each, starts // block)) for each in entries]
+    dtype = FLOAT_TYPES.get(tensor.kind.name)
+    if dtype is not None:
+        read = partial(_plain, dtype.size, tensor.shape)
+    else:
+        dtype = mx.float16 if tensor.kind.codes is not None else mx.float32
+        read = partial(dequantized, tensor.kind, shape=tensor.shape)
+    entry = TensorEntry(
+        name,
+        file,
+        dtype,
+        tensor.shape,
+        tensor.start,
+        tensor.stop,
+        decode=partial(_read, read, None),
+    )
+    return [replace(entry, decode=_Columns(entry, order))]
+
+
+class _Columns:
+    """Reads a matrix with its columns, or equal runs of them, in another order."""
+
+    def __init__(self, entry: TensorEntry, order: np.ndarray):
+        self._entry, self._order = entry, order
+
+    def __call__(self, data: np.ndarray) -> np.ndarray:
+        assert self._entry.decode is not None
+        array = self._entry.decode(data)
+        runs = array.reshape(len(array), len(self._order), -1)[:, self._order]
+        return np.ascontiguousarray(runs).reshape(array.shape)
 
 
 def _affine_entries(

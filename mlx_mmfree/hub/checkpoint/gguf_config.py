@@ -218,6 +218,7 @@ _BLOCK_NAMES = {
 _BLOCK_NAMES |= {
     f"{ours}_norm_in": f"{hub}.norm" for ours, hub in _BLOCK_NAMES.items() if hub.endswith("_proj")
 }
+_LAYER = re.compile(r"blk\.([0-9]{1,6})\.", re.ASCII)
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 
 
@@ -231,7 +232,7 @@ def find_form(metadata: Mapping[str, Any]) -> GGUFForm:
     """The architecture that `general.architecture` names.
 
     Raises:
-        UnsupportedModelError: The architecture is not implemented, or the weights are rotated.
+        UnsupportedModelError: The architecture is not implemented.
     """
     name = metadata.get("general.architecture")
     known = forms()
@@ -239,12 +240,6 @@ def find_form(metadata: Mapping[str, Any]) -> GGUFForm:
         raise UnsupportedModelError(
             f"[GGUF] 'general.architecture' must be one of {', '.join(sorted(known))} but got "
             f"{name!r:.80}. Other architectures are not read from GGUF files."
-        )
-    rotated = next((key for key in metadata if key.startswith("prism.hadamard")), None)
-    if rotated is not None:
-        raise UnsupportedModelError(
-            f"[GGUF] {rotated!r:.80} must be absent: weights in a rotated basis, as those of Ternary "
-            "Bonsai 2, are not read. Use a file of the first generation."
         )
     return known[name]
 
@@ -328,7 +323,7 @@ def _check_rest(prefix: str, given: Mapping[str, Any], form: GGUFForm) -> None:
         "rope.scaling.type": ("none", "linear", "yarn", "longrope"),
     }
     for key, value in given.items():
-        allowed = fixed.get(key)
+        allowed = None if key in form.own_keys else fixed.get(key)
         if allowed is None and key in {*_KEYS, *_CHECKED, *form.own_keys}:
             continue
         # further entries change something only if they are neither zero nor off
@@ -342,6 +337,10 @@ def _check_rest(prefix: str, given: Mapping[str, Any], form: GGUFForm) -> None:
 
 def hub_name(name: str, form: GGUFForm) -> str:
     """The Hub's name of a tensor. A tensor without one keeps its own name."""
+    layer = _LAYER.match(name)
+    pattern = name if layer is None else f"blk.{{}}.{name[layer.end() :]}"
+    if pattern in form.names:
+        return form.names[pattern].replace("{}", layer[1] if layer else "")
     module, _, key = name.rpartition(".")
     if module in _NAMES:
         return f"{_NAMES[module]}.{key}"

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, Self, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ...errors import UnsupportedModelError
 from ...files import plugins
@@ -58,6 +59,10 @@ def _nothing(given: Any) -> Mapping[str, Any]:
     return {}
 
 
+def _in_order(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] | None:
+    return None
+
+
 @dataclass(frozen=True)
 class GGUFForm:
     """An architecture under one name in GGUF files.
@@ -71,6 +76,12 @@ class GGUFForm:
         own_keys: Keys that the architecture alone has, without its name; a file must have them.
         read: From the values of all keys, what `own_keys` say about the Hub's configuration.
         write: From a description, the values of `own_keys`.
+        names: Further names of tensors, `{}` a layer number, to those of the Hub.
+        heads: From the Hub's name of a tensor and the configuration, the axis of the tensor along which
+            heads lie in the file in another order, and the place in the file of each number along it;
+            `None`: all lie as on the Hub.
+        values: By the end of the Hub's name, what the values of a float32 tensor become.
+        reads_rotation: Whether its weights may be rotated.
     """
 
     config: Mapping[str, Any]
@@ -80,6 +91,10 @@ class GGUFForm:
     own_keys: tuple[str, ...] = ()
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _nothing
     write: Callable[[Any], Mapping[str, Any]] = _nothing
+    names: Mapping[str, str] = field(default_factory=dict)
+    heads: Callable[[str, Mapping[str, Any]], tuple[int, np.ndarray] | None] = _in_order
+    values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
+    reads_rotation: bool = False
 
 
 def _no_name(config: Any) -> str | None:

@@ -6,8 +6,8 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import hadamard
-from .matrix import Matrix
+from ..ops import AffineForm, hadamard
+from .matrix import Matrix, affine_product
 
 
 class RotatedLinear(Matrix, nn.Module):
@@ -68,14 +68,8 @@ class RotatedLinear(Matrix, nn.Module):
 
     def _product(self, x: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
         rotated = hadamard(x, self.block, self.signs)
-        return mx.quantized_matmul(
-            rotated,
-            self["weight"],
-            scales,
-            biases,
-            group_size=self.codes_group,
-            bits=self.bits,
-        )
+        form = AffineForm(scales, biases, self.codes_group, self.bits)
+        return affine_product(rotated, self["weight"], form)
 
     def multiply(self, x: mx.array) -> mx.array:
         floats = (part.astype(mx.float32) for part in (x, self.scales, self.biases))

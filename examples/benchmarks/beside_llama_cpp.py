@@ -165,6 +165,8 @@ def _limit_seconds(found: Limits, kind: str, size: int, macs: int) -> float:
     return found.read_seconds([buffer]) * size / buffer.nbytes
 
 
+FULL = BenchmarkSettings()
+SHORT = replace(FULL, prompt_tokens=(128,), positions=(16,))
 FILE = "mlx_mmfree.evaluation.benchmark:measure_model"
 _BLOCK = 256
 _SMALL = {
@@ -429,7 +431,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"[bench] the package {package} is needed, which is not installed. Install it: pip "
                 f"install {package}"
             )
-    settings = QUICK if args.quick else BenchmarkSettings()
+    settings = QUICK if args.quick else FULL if args.type == "tq2_0" else SHORT
     settings = replace(settings, processes=args.processes or settings.processes)
     report = compare(settings, args.threads or thread_count(), args.type.upper())
     print(json.dumps(report.to_json()) if args.json else "\n".join(report_lines(report)))

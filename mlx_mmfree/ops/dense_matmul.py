@@ -1,4 +1,8 @@
-"""Products of activations and a dense matrix of floats or codes, and that of a linear layer."""
+"""Products of activations and a dense matrix of floats or codes, and that of a linear layer.
+
+Trits with a scale for each group are codes of 2 bits like any others: a product of their own takes as
+long.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -43,9 +47,9 @@ def dense_matmul(x: mx.array, weight: mx.array, quantization: AffineForm | None 
         y = x\,W^\top
 
     Sums are float32 or better. The compiled CPU kernel gives a row the same bits whatever the number of
-    rows, which plain MLX operations do not promise. With codes, its activations may be rounded to 16
-    bits in each group, which costs up to `1e-4` of the largest result, and a row with an infinity or a
-    NaN may give NaN everywhere. The gradient is that of `x` and of all floats that make up the matrix.
+    rows, which plain MLX operations do not promise. With codes, it holds activations as whole numbers
+    that keep what a float holds beside the largest of its group, and a row with an infinity or a NaN
+    may give NaN everywhere. The gradient is that of `x` and of all floats that make up the matrix.
 
     Args:
         x: Activations `(..., D)`, any float dtype.

@@ -224,7 +224,8 @@ def test_bonsai_becomes_gguf_and_comes_back(
     tmp_path: Path, group: int, bits: int, kind: Any, size: float
 ) -> None:
     folder = mlx_source(tmp_path / "s", group, bits)
-    report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind)
+    report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf")
+    assert (tmp_path / "m" / f"m-{kind.upper()}.gguf").exists()
     assert report.is_lossless and report.logits_difference is not None
     assert report.logits_difference <= TOLERANCE[mx.float32]
     assert report.groups["ternary matrices"].bits_per_weight == size

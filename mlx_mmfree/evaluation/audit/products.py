@@ -133,10 +133,8 @@ def _matrix(recording: Recording, place: int, is_declared: bool, inputs: int) ->
     if is_declared:
         return True, "packed trits" if is_raw else "floats, packed for each token"
     if not mx.issubdtype(array.dtype, mx.floating):
-        return (
-            False,
-            f"codes of {array.size * array.itemsize * 8 // (inputs * array.shape[0])} bits",
-        )
+        bits = array.nbytes * 8 // (inputs * array.shape[0])
+        return False, f"codes of {bits} bit{'s' if bits > 1 else ''}"
     roots = [recording.graph.arrays[root] for root in recording.roots[place]]
     widest = max(roots, key=lambda root: root.nbytes, default=array)
     form = str(widest.dtype).rpartition(".")[2]

@@ -230,7 +230,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
     Args:
         reader: The source.
         kind: `TQ2_0`, `TQ1_0`, `Q2_0`, `Q1_0` or `I2_S`. `None` takes I2_S for the architecture
-            that bitnet.cpp alone knows, and TQ2_0 for the others.
+            that bitnet.cpp alone knows, and TQ2_0 for the others, or what holds the scales of groups.
         forms: What becomes of float weights.
         name: The name of the model in the file.
 
@@ -241,8 +241,11 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
     """
     architecture = _architecture(reader)
     form = find_form({"general.architecture": architecture})
-    kind = kind or ("I2_S" if architecture == BITNET_CPP_ONLY else "TQ2_0")
+    is_chosen, kind = kind is not None, kind or _usual_kind(architecture)
     planner = TensorPlanner(reader, form, kind, forms.dtype)
+    if not is_chosen and (lost := planner.not_held()):
+        kind = "Q1_0" if reader.quantized[lost[0]].bits == 1 else "Q2_0"
+        planner = TensorPlanner(reader, form, kind, forms.dtype)
     _check(reader, kind, forms, architecture)
     _check_codes(reader, kind, planner)
     written_by = record(rounding_of(reader.checkpoint))
@@ -261,6 +264,10 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
     file_type = kind if is_ternary else floats
     metadata["general.file_type"] = _FILE_TYPES[file_type]
     return GGUFPlan(file_type, metadata, tensors)
+
+
+def _usual_kind(architecture: str) -> str:
+    return "I2_S" if architecture == BITNET_CPP_ONLY else "TQ2_0"
 
 
 def _architecture(reader: ParameterReader) -> str:
@@ -363,7 +370,8 @@ def convert(
         path: The folder to make.
         to: The form: MLX's, transformers', or GGUF.
         gguf_type: The type of ternary tensors in GGUF. Default: `i2_s` for BitNet's own architecture,
-            which bitnet.cpp alone knows, and `tq2_0` for the others.
+            which bitnet.cpp alone knows, and `tq2_0` for the others, or `q2_0` or `q1_0` where groups of
+            inputs have scales of their own.
         forms: What becomes of weights that are stored as floats. Default: they stay.
         trits_per_byte: How many ternary weights share a byte in MLX's form: 4, which mlx-lm computes
             with, or 5, which are unpacked when they are read.

@@ -52,6 +52,7 @@ class TensorEntry:
         stop: The byte after its last one.
         checksum: What `checksum` must give for its bytes; `None` if that is not known.
         decode: Turns its bytes, `uint8`, into the array; `None` if they are its values in order.
+        parts: The tensors that it consists of, along its first axis, if it is none of the file.
     """
 
     name: str
@@ -62,11 +63,24 @@ class TensorEntry:
     stop: int
     checksum: str | None = None
     decode: Callable[[np.ndarray], np.ndarray] | None = None
+    parts: tuple["TensorEntry", ...] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes in the file."""
         return self.stop - self.start
+
+
+def stacked(parts: Sequence[TensorEntry], name: str) -> TensorEntry:
+    """Tensors of one shape and dtype as one, with an axis for them before the others.
+
+    Args:
+        parts: The tensors, one at least, perhaps of several files.
+        name: What messages call it.
+    """
+    first, nbytes = parts[0], sum(part.nbytes for part in parts)
+    shape, stop = (len(parts), *first.shape), first.start + nbytes
+    return TensorEntry(name, first.file, first.dtype, shape, first.start, stop, parts=tuple(parts))
 
 
 def read_tensor(entry: TensorEntry) -> mx.array:
@@ -92,6 +106,11 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
     try:
         with open_file(file) as stream:
             for entry in entries:
+                if entry.parts:
+                    whole = mx.stack([read_tensor(part) for part in entry.parts])
+                    mx.eval(whole)
+                    yield entry.name, whole
+                    continue
                 if entry.decode is None:
                     array, room = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
                     memory = room.reshape(-1).view(np.uint8)

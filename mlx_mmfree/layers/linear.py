@@ -6,7 +6,7 @@ Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,6 +18,7 @@ from ..ops import (
     bit_linear,
     gated,
     gated_activation,
+    gather_ternary_matmul,
     linear_product,
     pack_ternary,
     packed_width,
@@ -32,7 +33,7 @@ from ..ops.bit_linear import Options, operation
 from ..ops.float_dtypes import FLOATS
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
-from .matrix import Matrix, affine_form, affine_product, are_same, matrices
+from .matrix import Matrix, affine_form, affine_product, are_same, matrices, matrix_of
 
 LinearFactory = Callable[..., nn.Module]
 """Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
@@ -46,18 +47,20 @@ def factory_of(linears: Linears, name: str) -> LinearFactory:
     return linears[name] if isinstance(linears, Mapping) else linears
 
 
-SCALES = ("scale", "input_scale")
-
-
 class Float32Scales(nn.Module):
     """A module whose scales are float32 by construction.
 
     A cast of the scales that are there, as `set_dtype` makes, leaves them as they are: rounded ones
     would change every output of the matrix. Other values are converted.
+
+    Attributes:
+        in_float32: The names of what is float32.
     """
 
+    in_float32: ClassVar[tuple[str, ...]] = ("scale", "input_scale")
+
     def __setitem__(self, key: str, value: Any) -> None:
-        if key in SCALES and isinstance(value, mx.array) and value.dtype != mx.float32:
+        if key in self.in_float32 and isinstance(value, mx.array) and value.dtype != mx.float32:
             held = self.get(key)
             if held is not None and mx.array_equal(held.astype(value.dtype), value):
                 return
@@ -447,13 +450,21 @@ class PackedLinear(Matrix, Float32Scales):
 
     @property
     def kept(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("weight", *(name for name in SCALES if name in self))
+        return ("weight", *(name for name in self.in_float32 if name in self))
 
     def multiply(self, x: mx.array) -> mx.array:
         x = x.astype(mx.float32)
         x = x * self.input_scale if "input_scale" in self else x
         y: mx.array = ternary_matmul(x, self.weight) * self.scale
         return y
+
+    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+        x = x.astype(mx.float32)
+        x = x * self.input_scale if "input_scale" in self else x
+        sums = gather_ternary_matmul(x, mx.unflatten(self.weight, 0, (count, -1)), indices)
+        is_single = self.scale.size == 1
+        scales = self.scale if is_single else mx.unflatten(self.scale, 0, (count, -1))[indices]
+        return sums * scales
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
         matrix = unpack_ternary(parts["weight"], self.input_dims) * parts["scale"][:, None]
@@ -484,6 +495,61 @@ class PackedLinear(Matrix, Float32Scales):
         if "bias" in self:
             y = y + self.bias
         return y.astype(x.dtype)
+
+
+class Float32Linear(Float32Scales, nn.Linear):
+    """A plain linear layer whose weight and arithmetic are float32, whatever the model's dtype.
+
+    The rounding of 16 bits may change what a router chooses.
+
+    Args: as `nn.Linear`.
+
+    Shape:
+        Input `(..., input_dims)`, result `(..., output_dims)`, float32.
+
+    Example:
+        >>> layer = Float32Linear(8, 4)
+        >>> layer.set_dtype(mx.bfloat16)
+        >>> layer.weight.dtype, layer(mx.ones((2, 8), mx.bfloat16)).dtype
+        (mlx.core.float32, mlx.core.float32)
+    """
+
+    in_float32 = ("weight", "bias")
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return linear_product(x.astype(mx.float32), self["weight"], self.get("bias"))
+
+
+def gathered_product(linear: nn.Module, x: mx.array, indices: mx.array, count: int) -> mx.array:
+    r"""Applies to each row one of several linears, whose rows lie one after the other in one.
+
+    .. math::
+        y_r = x_r\,W_{i_r}^\top
+
+    Args:
+        linear: A linear layer of `count * N` outputs without a bias, or one with an adapter.
+        x: `(..., D)`.
+        indices: The linear :math:`i_r` of each row, integers `(...)`.
+        count: How many there are.
+
+    Returns:
+        float32 `(..., N)`.
+
+    Raises:
+        TypeError: The layer has no matrix that can be parted.
+
+    Example:
+        >>> two = nn.Linear(8, 2 * 4, bias=False)
+        >>> gathered_product(two, mx.ones((3, 8)), mx.array([0, 1, 1]), 2).shape
+        (3, 4)
+    """
+    holder = matrix_of(linear) if matrix_of(linear) is not None else linear
+    if not hasattr(holder, "gathered"):
+        raise TypeError(
+            f"[gathered_product] 'linear' must be a linear layer but got {type(linear).__name__}."
+        )
+    y: mx.array = holder.gathered(x, indices, count)
+    return y
 
 
 def split_heads(x: mx.array, num_heads: int) -> mx.array:

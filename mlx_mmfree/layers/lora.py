@@ -103,6 +103,13 @@ class LoRALinear(AdaptedLayer):
         y = apply_linear(self.base, x)
         return y + self._low_rank(x).astype(y.dtype)
 
+    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+        """As that of `Matrix`: all parts share `A`, and each has its own columns of `B`."""
+        low = self.dropout(x.astype(mx.float32)) @ self.lora_a
+        own = mx.unflatten(self.lora_b.T, 0, (count, -1)).swapaxes(1, 2)
+        change = mx.gather_mm(low[..., None, :], own, rhs_indices=indices)[..., 0, :]
+        return self.matrix.gathered(x, indices, count) + self._scale * change
+
 
 class DoRALinear(LoRALinear):
     r"""A `LoRALinear` whose rows keep their own length.
@@ -137,6 +144,10 @@ class DoRALinear(LoRALinear):
         a, b = (mx.stop_gradient(p).astype(mx.float32) for p in (self.lora_a, self.lora_b))
         mixed = 2.0 * self.matrix.multiply(a.T) + self._scale * ((a.T @ a) @ b)
         return mx.sqrt(self._squares + self._scale * (b * mixed).sum(axis=0))
+
+    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+        factors = mx.unflatten(self.m / self._row_lengths(), 0, (count, -1))
+        return factors[indices] * super().gathered(x, indices, count)
 
     def __call__(self, x: mx.array) -> mx.array:
         y = apply_linear(self.base, x)

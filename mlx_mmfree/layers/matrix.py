@@ -100,6 +100,19 @@ class Matrix:
         """`x W^T` in float32 with the matrix alone: no norm, no quantised activations, no bias."""
         raise NotImplementedError
 
+    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+        """As `multiply`, of each row of `x` with one of `count` equal parts of the rows of `W`.
+
+        Args:
+            x: `(..., D)`.
+            indices: The part of each row, integers `(...)`.
+            count: E. The layer has no bias.
+
+        Returns:
+            float32 `(..., N / E)`.
+        """
+        raise NotImplementedError
+
 
 class _OfMLX(Matrix):
     """The matrix of a layer of MLX."""
@@ -139,6 +152,12 @@ class _Floats(_OfMLX):
         y: mx.array = x.astype(mx.float32) @ self._layer.weight.astype(mx.float32).T
         return y
 
+    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+        # MLX gathers floats of 32 bits alone on a CPU
+        weight = self._layer.weight.astype(mx.float32).reshape(count, -1, self.input_dims)
+        rows = x.astype(mx.float32)[..., None, :]
+        return mx.gather_mm(rows, weight.swapaxes(1, 2), rhs_indices=indices)[..., 0, :]
+
 
 class _Codes(_OfMLX):
     holds_codes = True
@@ -161,6 +180,22 @@ class _Codes(_OfMLX):
         scales, biases = (layer[key].astype(mx.float32) for key in ("scales", "biases"))
         form = AffineForm(scales, biases, layer.group_size, layer.bits)
         return affine_product(x.astype(mx.float32), layer.weight, form)
+
+    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+        layer: Any = self._layer
+        parts = (mx.unflatten(layer[key], 0, (count, -1)) for key in ("weight", "scales", "biases"))
+        weight, scales, biases = parts
+        y = mx.gather_qmm(
+            x.astype(mx.float32)[..., None, :],
+            weight,
+            scales.astype(mx.float32),
+            biases.astype(mx.float32),
+            rhs_indices=indices,
+            transpose=True,
+            group_size=layer.group_size,
+            bits=layer.bits,
+        )
+        return y[..., 0, :]
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
         scales, biases = (parts[key].astype(mx.float32) for key in ("scales", "biases"))

@@ -28,6 +28,7 @@ KNOWN = [
     "llama",
     "longformer",
     "mamba2",
+    "maple",
     "marian",
     "metaformer",
     "minicpm",

@@ -16,7 +16,7 @@ CASES = [
     for name, cases in FROZEN[program]["configurations"].items()
     for number, case in enumerate(cases)
 ]
-WITHOUT_REFERENCE = {"hybrid", "metaformer", "minicpm"}
+WITHOUT_REFERENCE = {"hybrid", "maple", "metaformer", "minicpm"}
 """Architectures of this library alone, or of code that stands beside its checkpoints."""
 SECOND_NAMES = {"qwen3_5", "prism_hadamard_qwen35"}
 """Of an architecture that has a reference."""

@@ -102,6 +102,19 @@ def test_equals_definition(
     assert_same((want[0], *got[1:]), want)
 
 
+@pytest.mark.parametrize("rotated", [2, 20, 38])
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_the_first_dims_of_a_head_rotate(rotated: int, is_interleaved: bool) -> None:
+    given, options = arguments([7, 0, 30], 2, 3, 40)
+    options |= {"wavelengths": wavelengths(40)[: rotated // 2], "is_interleaved": is_interleaved}
+    got = run("native", *given, **options)
+    assert_same(got, run("reference", *given, **options))
+    # 6 heads of queries lie before those of the 2 keys, and the first row has read 7 tokens
+    keys = mx.unflatten(given[0][0, 0], 0, (-1, 40))[6:8]
+    assert mx.array_equal(got[1][0, :, 7, rotated:], keys[:, rotated:])
+    assert not mx.allclose(got[1][0, :, 7, :rotated], keys[:, :rotated])
+
+
 @pytest.mark.parametrize("length", [0, 1, 1000, 40001, 99_999])
 def test_far_positions_rotate_alike(length: int) -> None:
     given, options = arguments([length], 1, 2, 64, window=16)

@@ -105,6 +105,15 @@ CASES = {
         ops.ternary_matmul,
         1,
     ),
+    "gather_ternary_matmul": Case(
+        lambda n, dtype: (
+            _normal(5, n, dtype=dtype),
+            mx.stack([pack_ternary(mx.random.randint(-1, 2, (33, n))) for _ in range(3)]),
+            mx.array([2, 0, 2, 1, 0], mx.uint32),
+        ),
+        ops.gather_ternary_matmul,
+        1,
+    ),
     "ternary_linear": Case(
         lambda n, dtype: (
             _normal(5, n, dtype=dtype),

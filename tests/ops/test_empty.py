@@ -117,6 +117,14 @@ CASES = {
         lambda sizes, x: ops.ternary_matmul(x, packed(sizes["N"], sizes["D"])),
         lambda R, D, N: [(R, N)],
     ),
+    "gather_ternary_matmul": Case(
+        ROWS,
+        lambda R, D, N: [(R, D)],
+        lambda sizes, x: ops.gather_ternary_matmul(
+            x, packed(sizes["N"], sizes["D"])[None], mx.zeros(x.shape[:-1], mx.uint32)
+        ),
+        lambda R, D, N: [(R, N)],
+    ),
     "ternary_matmul, codes": Case(
         ROWS,
         lambda R, D, N: [(R, D)],

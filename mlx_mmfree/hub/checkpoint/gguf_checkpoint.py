@@ -11,6 +11,7 @@ matrices take MLX's affine form of 1 or 2 bits without loss. All other types bec
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -235,7 +236,7 @@ def _entries(
             TensorEntry(name, file, mx.uint32, packed, *place, decode=words),
             TensorEntry(scale, file, mx.float32, (1,), *place, decode=read_scale),
         ]
-    if kind.affine_bits and len(shape) == 2:
+    if kind.affine_bits and len(shape) > 1:
         return _affine_entries(file, tensor, name, order)
     if kind.name in FLOAT_TYPES:
         dtype = FLOAT_TYPES[kind.name]
@@ -325,7 +326,9 @@ def _affine_entries(
 
     With the scale s of a block, its weights are `(code - 1) * s`, and of one bit `(2 * code - 1) * s`.
     """
-    (rows, inputs), module = tensor.shape, name.removesuffix(".weight")
+    *axes, inputs = tensor.shape
+    # the rows of experts lie one after the other
+    rows, module = math.prod(axes), name.removesuffix(".weight")
     bits, groups = tensor.kind.affine_bits, inputs // tensor.kind.block
     scales = partial(affine_scales, factor=2 if bits == 1 else 1)
     parts: dict[str, tuple[mx.Dtype, int, Callable[..., np.ndarray]]] = {
@@ -341,7 +344,7 @@ def _affine_entries(
             (rows, columns),
             tensor.start,
             tensor.stop,
-            decode=partial(_read, partial(decode, tensor.kind, shape=tensor.shape), order),
+            decode=partial(_read, partial(decode, tensor.kind, shape=(rows, inputs)), order),
         )
         for key, (dtype, columns, decode) in parts.items()
     ]

@@ -219,6 +219,7 @@ _BLOCK_NAMES |= {
     f"{ours}_norm_in": f"{hub}.norm" for ours, hub in _BLOCK_NAMES.items() if hub.endswith("_proj")
 }
 _LAYER = re.compile(r"blk\.([0-9]{1,6})\.", re.ASCII)
+_HUB_LAYER = re.compile(r"model\.layers\.([0-9]+)\.", re.ASCII)
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 
 
@@ -358,6 +359,11 @@ def file_name(name: str, form: GGUFForm) -> str:
     Raises:
         KeyError: The architecture has no such tensor.
     """
+    layer = _HUB_LAYER.match(name)
+    pattern = name if layer is None else f"model.layers.{{}}.{name[layer.end() :]}"
+    for ours, hub in form.names.items():
+        if pattern == hub:
+            return ours.replace("{}", layer[1] if layer else "")
     module, _, key = name.rpartition(".")
     for ours, hub in _NAMES.items():
         if module == hub:

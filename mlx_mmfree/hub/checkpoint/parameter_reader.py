@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...files.tensors import TensorEntry, read_tensor
+from ...layers.linear import Float32Scales
 from ...layers.matrix import Matrix, StoredLayout, matrices, parameters, stored_layouts
 from ...models import Decoder
 from ...ops import ternarize_packed
@@ -110,6 +111,12 @@ class ParameterReader:
         names = ("embed.scales", "embed.weight", *self.shapes)
         stored = (self.dtype(name) for name in names if name in self._entries)
         return next(dtype for dtype in stored if dtype in FLOATS)
+
+    @cached_property
+    def in_float32(self) -> set[str]:
+        """The parameters that are float32 whatever the dtype of the model, by their names in memory."""
+        layers = {p: m for p, m in self.model.named_modules() if isinstance(m, Float32Scales)}
+        return {f"{path}.{key}" for path, layer in layers.items() for key in layer.in_float32}
 
     def is_tied(self, path: str) -> bool:
         """Whether a ternary head is stored as the embedding's master weight."""

@@ -14,7 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
-from ...files.tensors import TensorEntry, read_tensor, read_tensors
+from ...files.tensors import TensorEntry, read_tensor, read_tensors, stacked
 from ...layers import packable
 from ...layers.matrix import Matrix, StoredLayout, kept_names, matrices, parameters, stored_layouts
 from ...models import Decoder, find_described
@@ -94,8 +94,10 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     rotated = [each for each in described if each[0].precedes]
     if not rotated and (signs := [name for name in tensors if name.endswith(".signs")]):
         raise _lost_rotation(checkpoint, signs[0])
-    model = architecture.build(architecture.config.from_hub(checkpoint.config))
     names = WeightNames(architecture.weight_names)
+    tensors = _stacked(tensors, names)
+    checkpoint = replace(checkpoint, tensors=tensors)
+    model = architecture.build(architecture.config.from_hub(checkpoint.config))
     forms: dict[str, StoredTensor] = {}
     modules, held = dict(model.named_modules()), matrices(model)
     on_disk = names.modules_to_disk(held)
@@ -146,6 +148,28 @@ def _lost_rotation(checkpoint: Checkpoint, signs: str) -> CheckpointError:
         "config.json says nothing of rotated weights. Without the rotation the model would write "
         "nonsense. Take config.json from the original checkpoint."
     )
+
+
+def _stacked(tensors: Mapping[str, TensorEntry], names: WeightNames) -> dict[str, TensorEntry]:
+    """The tensors, of which those that are one in memory are one."""
+    found: dict[str, TensorEntry] = {}
+    stacks: dict[str, dict[int, TensorEntry]] = {}
+    for name, entry in tensors.items():
+        if (place := names.stack_of(name)) is None:
+            found[name] = entry
+        else:
+            stacks.setdefault(place[0], {})[place[1]] = entry
+    for name, parts in stacks.items():
+        forms = {(part.shape, part.dtype) for part in parts.values()}
+        if name in found or sorted(parts) != list(range(len(parts))) or len(forms) > 1:
+            first = next(iter(parts.values()))
+            raise CheckpointError(
+                f"[load] '{first.file}' must hold tensors like {first.name!r:.100} of one shape and "
+                f"dtype, numbered from 0 without a gap, and not {name!r:.100} beside them, but does "
+                "not. Fetch the checkpoint again."
+            )
+        found[name] = stacked([parts[number] for number in range(len(parts))], name)
+    return found
 
 
 def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:

@@ -68,8 +68,15 @@ class TensorPlanner:
 
     def plan(self) -> list[PlannedGGUFTensor]:
         """All tensors of the file."""
-        planned = map(self._plan, self._reader.shapes)
-        return [*self._rotation(), *(tensor for tensor in planned if tensor is not None)]
+        layouts = self._reader.layouts
+        planned = {name: self._plan(name) for name in self._reader.shapes}
+        tensors = [
+            # the axes of the disk, as experts have one
+            replace(each, shape=layouts[name].shape) if name in layouts else each
+            for name, each in planned.items()
+            if each is not None
+        ]
+        return [*self._rotation(), *tensors]
 
     def not_held(self) -> list[str]:
         """The paths of the matrices with codes of 1 or 2 bits that the type cannot hold."""
@@ -145,7 +152,8 @@ class TensorPlanner:
             stored = self._reader.matrix_dtype(path)
         else:
             shape, stored = self._reader.shapes[parameter], self._reader.dtype(parameter)
-        dtype = mx.float32 if len(shape) == 1 else self._dtype or stored
+        is_exact = len(shape) == 1 or parameter in self._reader.in_float32
+        dtype = mx.float32 if is_exact else self._dtype or stored
 
         def make() -> np.ndarray:
             array = self._reader.read_matrix(path) if is_matrix else self._reader.read(parameter)

@@ -78,7 +78,8 @@ def float_tensor(
     It lies as `layouts` have it. Default: as on the Hub.
     """
     stored = reader.dtype(name)
-    kept = stored if dtype is None or not mx.issubdtype(stored, mx.floating) else dtype
+    is_free = name not in reader.in_float32 and mx.issubdtype(stored, mx.floating)
+    kept = dtype if dtype is not None and is_free else stored
     if stored not in FLOATS:
         spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
         return PlannedTensors((spec,), lambda: (reader.read(name),))

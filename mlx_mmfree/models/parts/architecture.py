@@ -55,6 +55,13 @@ class LeftOut(str):
     """In `weight_names`, for a part of a file that is never read: what it is, in words."""
 
 
+class Stacked(str):
+    """In `weight_names`, for one of several matrices that are one in memory, row after row.
+
+    The last number of its name on disk, which has no place here, counts them from 0.
+    """
+
+
 def _nothing(given: Any) -> Mapping[str, Any]:
     return {}
 
@@ -375,12 +382,14 @@ class WeightNames:
     Args:
         table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` and `LeftOut`
             mark unused tensors. An entry may say any of its numbers as they are. `Copy` and `OlderName`
-            mark second names, which are read by `second_name` alone.
+            mark second names, which `second_name` reads, and `Stacked` what `stack_of` reads.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
         self._left_out = {hub: ours for hub, ours in table.items() if isinstance(ours, LeftOut)}
         table = {**table, **dict.fromkeys(self._left_out)}
+        self._stacked = {hub: ours for hub, ours in table.items() if isinstance(ours, Stacked)}
+        table = {hub: ours for hub, ours in table.items() if hub not in self._stacked}
         second = {hub: ours for hub, ours in table.items() if isinstance(ours, Copy | OlderName)}
         # a second name stands for nothing in the first table, where it covers what is in its module
         self._to_memory = {**table, **dict.fromkeys(second, "")}
@@ -410,6 +419,11 @@ class WeightNames:
     def to_memory(self, disk_name: str) -> str | None:
         """The name in memory; `None` if the table lacks the tensor or marks it unused or a copy."""
         return _translate(disk_name, self._to_memory, _SCALE_ON_DISK, _SCALE_IN_MEMORY)[1]
+
+    def stack_of(self, disk_name: str) -> tuple[str, int] | None:
+        """The name on disk of what a tensor is stacked in, and its place there; `None` for others."""
+        _, name = _translate(disk_name, self._stacked)
+        return None if name is None else (self.to_disk(name), int(_NUMBER.findall(disk_name)[-1]))
 
     def second_name(self, disk_name: str) -> tuple[str, bool] | None:
         """What a second name stands for in memory, and whether it is a copy; `None` for other names."""

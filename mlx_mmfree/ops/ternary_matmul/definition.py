@@ -41,13 +41,13 @@ def mlx_product(x: mx.array, weight: mx.array) -> mx.array:
     if width != x.shape[-1]:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
     group_size = next(size for size in GROUP_SIZES if width % size == 0)
-    scales, biases = _ones(weight.shape[0], width // group_size, mx.float32)
+    scales, biases = ones(weight.shape[0], width // group_size, mx.float32)
     return mx.quantized_matmul(x, weight, scales, biases, group_size=group_size, bits=2)
 
 
 def unpacked_trits(weight: mx.array, dims: int, dtype: mx.Dtype) -> mx.array:
     """The trits of packed words, `(N, dims)`, by one kernel of MLX."""
-    scales, biases = _ones(weight.shape[0], weight.shape[1] // 2, dtype)
+    scales, biases = ones(weight.shape[0], weight.shape[1] // 2, dtype)
     trits = mx.dequantize(weight, scales, biases, group_size=GROUP_SIZES[-1], bits=2)
     return trits[:, :dims]
 
@@ -61,7 +61,7 @@ def gradients(
 
 
 @lru_cache(maxsize=16)
-def _ones(outputs: int, groups: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+def ones(outputs: int, groups: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
     """Scales and biases of as many groups, made once for all matrices of a shape."""
     ones = mx.ones((outputs, groups), dtype)
     pair = ones, -ones

@@ -22,6 +22,7 @@ form are found in the same way, by their codes and scales. Where each group of 1
 scale of its own, as in BitCPM, floats become that affine form.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +32,9 @@ import mlx.nn as nn
 from ....layers import PackedLinear
 from ....layers.matrix import Matrix
 from ....ops import pack_ternary, packed_width
+from ....ops.float_dtypes import FLOATS
 from ....ops.host_blocks import has_valid_codes
-from ..weight_form import Place, StoredMatrix, WeightForm
+from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm
 from . import affine
 
 OWN = {"quant_method": "mmfree", "format_version": 1, "bits": 2}
@@ -79,8 +81,19 @@ def open_packed(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
                 has_row_scales=scale.shape != (1,),
                 has_column_scales="input_scale" in tensors,
             )
-            found[path] = StoredMatrix(layer)
+            own = scale.name.endswith(".weight_scale")
+            has_axes = not own and math.prod(scale.shape) == matrix.output_dims
+            found[path] = StoredMatrix(layer, _of_rows(layer, scale.shape) if has_axes else {})
     return found
+
+
+def _of_rows(layer: PackedLinear, rows: tuple[int, ...]) -> dict[str, StoredTensor]:
+    """How another writer stores codes and scales of rows: with an axis for experts, in any float."""
+    width = layer.weight.shape[1]
+    return {
+        "weight": StoredTensor(((*rows, width),), (mx.uint32,), lambda x: x.reshape(-1, width)),
+        "scale": StoredTensor((rows,), FLOATS, lambda x: x.astype(mx.float32).reshape(-1)),
+    }
 
 
 def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""A sparsely gated mixture of feed-forwards (Shazeer et al., arXiv 1701.06538)."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ..layers import ChannelMixer
+from ..layers.arguments import check_features, check_sizes
+from ..layers.linear import Float32Linear, gathered_product
+from ..layers.matrix import StoredLayout
+from ..layers.mixer import Linears, factory_of
+from ..ops import gated_activation
+
+
+class MixtureOfExperts(ChannelMixer):
+    r"""SwiGLU feed-forwards, of which a router chooses a few for each position.
+
+    .. math::
+        p &= \mathrm{softmax}(W_r\,x), \quad S = \text{the } k \text{ largest of } p, \quad
+        w_e = p_e \Big/ \textstyle\sum_{i \in S} p_i \\
+        y &= \sum_{e \in S} w_e\,W_{\mathrm{down},e}\big(\mathrm{silu}(\min(W_{\mathrm{gate},e}\,x, c))
+        \odot \mathrm{clip}(W_{\mathrm{up},e}\,x, -c, c)\big)
+
+    The router computes in float32, and so does the sum. The matrices of all experts lie one after the
+    other in one linear, of which only those that some position chooses are read.
+
+    Source: Shazeer et al., arXiv 1701.06538, with the softmax before the choice (Switch Transformers,
+    Fedus et al., arXiv 2101.03961).
+
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width of an expert.
+        num_experts: Experts `E`.
+        num_chosen: Experts `k` that a position is given.
+        limit: The bound `c`; `None`: there is none.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+
+    Parameters:
+        `router`, and `gate_proj`, `up_proj` and `down_proj` with the rows of all experts.
+
+    Shape:
+        `x` and `y`: `(..., D)`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive, more experts are chosen than there are, or an input has other
+            dims.
+
+    Example:
+        >>> mixer = MixtureOfExperts(32, hidden_dims=16, num_experts=4, num_chosen=2)
+        >>> mixer(mx.ones((1, 3, 32))).shape
+        (1, 3, 32)
+    """
+
+    name = "mixture_of_experts"
+
+    def __init__(
+        self,
+        dims: int,
+        *,
+        hidden_dims: int,
+        num_experts: int = 8,
+        num_chosen: int = 2,
+        limit: float | None = None,
+        linear: Linears = nn.Linear,
+    ):
+        super().__init__()
+        sizes = {"dims": dims, "hidden_dims": hidden_dims}
+        check_sizes("MixtureOfExperts", **sizes, num_experts=num_experts, num_chosen=num_chosen)
+        if num_chosen > num_experts:
+            raise ValueError(
+                "[MixtureOfExperts] 'num_chosen' must be at most 'num_experts' but got "
+                f"{num_chosen} of {num_experts}."
+            )
+        self.num_experts, self.num_chosen, self.limit = num_experts, num_chosen, limit
+        self._dims, self._hidden_dims = dims, hidden_dims
+        self.router = Float32Linear(dims, num_experts, bias=False)
+        for name, (inputs, outputs) in self._sizes.items():
+            self[name] = factory_of(linear, name)(inputs, num_experts * outputs, bias=False)
+
+    @property
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        """The inputs and outputs of a projection of one expert, by its name."""
+        inner = self._dims, self._hidden_dims
+        return {"gate_proj": inner, "up_proj": inner, "down_proj": inner[::-1]}
+
+    @property
+    def stored_layouts(self) -> dict[str, StoredLayout]:
+        """On disk, experts have an axis of their own."""
+        return {
+            f"{name}.weight": StoredLayout.reshaped(
+                (self.num_experts, outputs, inputs), (self.num_experts * outputs, inputs)
+            )
+            for name, (inputs, outputs) in self._sizes.items()
+        }
+
+    def choose(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """The experts of each position, `uint32 (..., k)`, and their weights, float32 `(..., k)`."""
+        shares = mx.softmax(self.router(x), axis=-1)
+        order = mx.argpartition(-mx.stop_gradient(shares), self.num_chosen - 1, axis=-1)
+        chosen = order[..., : self.num_chosen]
+        weights = mx.take_along_axis(shares, chosen, axis=-1)
+        return chosen, weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+
+    def mix(self, x: mx.array) -> mx.array:
+        check_features("MixtureOfExperts", x, self._dims)
+        if x.size == 0:
+            return x
+        chosen, weights = self.choose(x)
+        rows = mx.broadcast_to(x[..., None, :], (*chosen.shape, self._dims))
+        count = self.num_experts
+        gate = gathered_product(self.gate_proj, rows, chosen, count)
+        up = gathered_product(self.up_proj, rows, chosen, count)
+        if self.limit is not None:
+            gate, up = mx.minimum(gate, self.limit), mx.clip(up, -self.limit, self.limit)
+        hidden = gated_activation(gate, up, "silu").astype(x.dtype)
+        y = gathered_product(self.down_proj, hidden, chosen, count)
+        return (y * weights[..., None]).sum(axis=-2).astype(x.dtype)

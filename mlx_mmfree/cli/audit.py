@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print(_text(certificate))
     if args.picture is not None:
-        from ..evaluation.audit.picture import draw_certificate
+        from ..evaluation.audit.section import draw_certificate
 
         draw_certificate(certificate, f"One token of {name}", args.picture)
     return 0

@@ -14,11 +14,11 @@ from ..platform.resident_memory import BYTES_PER_GB
 from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping, seen_from_here
+from ..training.services import chosen_services, service_callbacks
 from .parts import loading
 from .parts.command import CommandParser, command
-from .parts.flags import add_plugin_flag, add_settings_flags
+from .parts.flags import add_plugin_flag, add_report_flags, add_settings_flags
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
-from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
 if TYPE_CHECKING:
     from ..hub import Tokenizer
@@ -173,7 +173,7 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     values |= {name: value for name in names if (value := getattr(args, name, None)) is not None}
     if not args.train and not args.test:
         raise UsageError("[lora] 'train' or 'test' must be given but neither was. Add --train.")
-    check_report_flags(args, "lora")
+    chosen_services(args.report_to, "lora")
     if args.rebuild_masters and values.get("fine_tune_type") != "full":
         raise UsageError(
             "[lora] 'rebuild_masters' must come with 'fine_tune_type' full, which trains master "
@@ -239,7 +239,10 @@ def _train(
         settings,
         teacher=teacher,
         processes=processes,
-        callbacks=report_callbacks(args, folder, settings.record(), processes),
+        callbacks=service_callbacks(
+            chosen_services(args.report_to, "lora"),
+            *(args.project_name, folder, settings.record(), processes),
+        ),
     )
     _print_results(model, progress, folder, settings.is_full)
 

@@ -8,12 +8,12 @@ from typing import Any
 from ..platform.allocator import keep_freed_memory
 from ..training.precision import precision_note
 from ..training.run_settings import seen_from_file
+from ..training.services import chosen_services, service_callbacks
 from ..training.settings import Settings, read_settings
 from .parts import loading
 from .parts.command import CommandParser, command
-from .parts.flags import add_plugin_flag, add_settings_flags
+from .parts.flags import add_plugin_flag, add_report_flags, add_settings_flags
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
-from .parts.reports import add_report_flags, check_report_flags, report_callbacks
 
 HELP = "train a model from files"
 
@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    check_report_flags(args, "train")
+    services = chosen_services(args.report_to, "train")
     settings = _settings(args)
     from ..training.data_parallel import DataParallel
     from ..training.first_model import FirstModel
@@ -68,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         loading.show_plan(plan_training(settings, first.model, processes, teacher=teacher))
         if args.dry_run:
             return 0
-        callbacks = report_callbacks(args, output, settings.record(), processes)
+        callbacks = service_callbacks(
+            services, args.project_name, output, settings.record(), processes
+        )
         result = train_model(settings, processes, callbacks=callbacks, first=first)
         print(
             f"Best step {result['best_step']} of {result['step']}; learned from "

@@ -1,11 +1,12 @@
-"""Callbacks that send the log of a run to Weights & Biases or to TensorBoard as well."""
+"""Sends the log of a run to Weights & Biases or to TensorBoard as well."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import TrainingError
+from ..errors import TrainingError, UsageError
+from .data_parallel import DataParallel
 from .results import Callback
 
 
@@ -86,6 +87,40 @@ class TensorBoardReport(Callback):
 
     def on_end(self) -> None:
         self._writer.close()
+
+
+SERVICES = ("wandb", "tensorboard")
+
+
+def chosen_services(given: str | None, command: str) -> list[str]:
+    """The services of a text in which commas separate them.
+
+    Raises:
+        UsageError: One is unknown. The message names the command.
+    """
+    names = [name.strip() for name in given.split(",")] if given else []
+    for name in names:
+        if name not in SERVICES:
+            raise UsageError(
+                f"[{command}] 'report_to' must be {' or '.join(SERVICES)} but got {name!r:.80}."
+            )
+    return names
+
+
+def service_callbacks(
+    services: Collection[str],
+    project: str | None,
+    folder: Path,
+    record: Mapping[str, Any],
+    processes: DataParallel,
+) -> list[Callback]:
+    """The callbacks of services. Only the first process has any."""
+    callbacks: list[Callback] = []
+    if processes.is_first and "wandb" in services:
+        callbacks.append(WandbReport(project, folder, record))
+    if processes.is_first and "tensorboard" in services:
+        callbacks.append(TensorBoardReport(folder, record))
+    return callbacks
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

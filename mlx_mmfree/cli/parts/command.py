@@ -44,12 +44,8 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     """
     if parser is None:
         return message
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction) and argv:
-            parser = action.choices.get(argv[0], parser)
-    flags = {
-        action.dest: _spelled(action, argv) for action in parser._actions if action.option_strings
-    }
+    actions = _chosen(parser, argv)._actions
+    flags = {action.dest: _spelled(action, argv) for action in actions if action.option_strings}
     # what follows "but" are values, which may be quoted too
     rule, but, given = message.partition(" but ")
 
@@ -61,6 +57,15 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
 
     rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
     return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)
+
+
+def _chosen(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of what is named first, where a command has several."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and argv:
+            chosen: argparse.ArgumentParser = action.choices.get(argv[0], parser)
+            return chosen
+    return parser
 
 
 def _spelled(action: argparse.Action, argv: Sequence[str]) -> str:
@@ -146,10 +151,11 @@ class CommandParser(argparse.ArgumentParser):
         sentence = (description or "").removeprefix(f"`{prog}`: ").replace("`", "'")
         self.usual = usual
         self.explains_all = False
+        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": partial(_Help, self)}
         super().__init__(
             prog=prog,
             description=sentence[:1].upper() + sentence[1:],
-            **{"allow_abbrev": False, "formatter_class": partial(_Help, self)} | options,
+            **defaults | options,
         )
         if self.add_help:
             words = "explain all flags, the rare ones and their old names too"
@@ -195,7 +201,7 @@ class CommandParser(argparse.ArgumentParser):
 class _HelpAll(argparse.Action):
     """Prints the help of all flags, and ends the process."""
 
-    def __call__(self, parser: Any, *_: Any) -> NoReturn:
+    def __call__(self, parser: Any, *_: Any) -> None:
         parser.explains_all = True
         parser.print_help()
         parser.exit()
@@ -211,7 +217,7 @@ class _Help(argparse.HelpFormatter):
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
         words = ["%(prog)s", "[flags]"]
         for action in filter(self._parser.is_explained, actions):
-            value = self._format_args(action, action.metavar or action.dest.upper())
+            value = self._format_args(action, action.dest.upper())
             if not action.option_strings:
                 words.append(value)
             elif action.required:
@@ -232,7 +238,7 @@ class _Help(argparse.HelpFormatter):
         names = ", ".join(self._parser.shown_names(action))
         if action.nargs == 0:
             return names
-        return f"{names} {self._format_args(action, action.metavar or action.dest.upper())}"
+        return f"{names} {self._format_args(action, action.dest.upper())}"
 
 
 class OldPositions(argparse.Action):

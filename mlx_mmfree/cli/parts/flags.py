@@ -181,6 +181,14 @@ def add_picture_flag(
     group.add_argument("--picture", *old, type=Path, metavar="FILE", default=default, help=words)
 
 
+def add_report_flags(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--report-to",
+        help="where the log also goes: wandb (Weights & Biases), tensorboard, or both with a comma",
+    )
+    parser.add_argument("--project-name", help="name of the project at Weights & Biases")
+
+
 def add_settings_flags(parser: ArgumentParser, settings: "type[RunSettings]") -> None:
     """Adds a flag for each field of a settings class that is one, with its words as the help text.
 

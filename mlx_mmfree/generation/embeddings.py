@@ -6,10 +6,12 @@ from typing import Any, get_args
 import mlx.core as mx
 import numpy as np
 
+from ..errors import NumericalError
 from ..models import Decoder
 from ..models.parts.embedder import embedding_use
 from ..models.parts.encoders import Pooling
 from ..models.parts.stack import check_length, check_tokens
+from ..ops.host_blocks import all_finite
 
 STEP_SIZE = 2048
 """Tokens that are read at a time."""
@@ -48,6 +50,7 @@ def embed(
         float32 `(N, D)`; the product of two rows is the similarity of their texts.
 
     Raises:
+        NumericalError: The model's numbers are not finite.
         ValueError: There is no text, or one is empty or too long; the pooling or the prompt is unknown.
 
     Example:
@@ -140,6 +143,7 @@ def embedding_steps(
         The number of texts that are done.
 
     Raises:
+        NumericalError: Weights are damaged, so that vectors would hold NaN or infinity.
         ValueError: A text has no token, too many or an unknown one, or the pooling is unknown.
     """
     use = embedding_use(model)
@@ -159,8 +163,8 @@ def embedding_steps(
         tokens, shares = np.zeros((len(batch), length), np.int32), np.zeros((len(batch), length))
         for row, number in enumerate(batch):
             count = len(texts[number])
-            # padding comes after what a causal model reads of a text
-            tokens[row, :count] = texts[number]
+            # what comes after a text is not seen by it; its own token, since rows of others may be odd
+            tokens[row] = [*texts[number], *[texts[number][-1]] * (length - count)]
             shares[row, :count] = 1 / count if chosen == "mean" else 0
             if chosen != "mean":
                 shares[row, 0 if chosen == "first" else count - 1] = 1
@@ -170,6 +174,12 @@ def embedding_steps(
             hidden, state = model.hidden(mx.array(tokens[:, piece]), state)
             hidden = hidden.astype(mx.float32)
             mx.eval(hidden, state)
+            if not all_finite(hidden):
+                raise NumericalError(
+                    "[embed] the model's hidden states must be finite but hold NaN or infinity. The "
+                    "weights are damaged, or too large for their dtype: try dtype=float32, or fetch the "
+                    "checkpoint again."
+                )
             # in float64, since the sum may be long
             vectors[batch] += (shares[:, None, piece] @ np.asarray(hidden, np.float64))[:, 0]
             done += len(batch) if first + step_size >= length else 0

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_mmfree import embed_tokens
 from mlx_mmfree.errors import NumericalError
 from mlx_mmfree.evaluation.perplexity import measure_perplexity, score_continuations
 from mlx_mmfree.generation.decode import Decoding, are_finite, generate_tokens
@@ -27,6 +28,12 @@ USES: dict[str, Callable[[Decoder], object]] = {
 @pytest.fixture(params=MODELS)
 def model(request: pytest.FixtureRequest) -> Decoder:
     return MODELS[request.param](3)
+
+
+def test_vectors_that_are_not_finite_are_named(model: Decoder) -> None:
+    model.norm.weight = mx.full(model.norm.weight.shape, math.nan)
+    with pytest.raises(NumericalError, match="hidden states must be finite"):
+        embed_tokens(model, mx.array([PROMPT]))
 
 
 # all uses must look at the same logits

@@ -1,7 +1,6 @@
 """A tiny model that embeds texts, with a tokenizer that ends each text with a token of its own."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,11 @@ def embedder_folder(
         model_type: Its architecture.
         values: Further keys of `config.json`.
     """
-    tokenizer = folder.with_name(f"{folder.name}-tokenizer")
-    shutil.copytree(BPE, tokenizer)
-    file = tokenizer / "tokenizer_config.json"
-    said = json.loads(file.read_text()) | {"add_eos_token": True}
-    file.write_text(json.dumps(said))
     architecture = find(model_type)
     given = {
         **architecture.tiny,
         "architectures": [architecture.config.embedder_class],
-        "vocab_size": Tokenizer.from_folder(tokenizer).vocab_size,
+        "vocab_size": Tokenizer.from_folder(BPE).vocab_size,
         "tie_word_embeddings": True,
         "initializer_range": 0.3,
         "quantization_config": {
@@ -55,7 +49,10 @@ def embedder_folder(
     }
     mx.random.seed(11)
     model = architecture.build(architecture.config.from_hub(given))
-    save_model(folder, model, tokenizer)
+    save_model(folder, model, BPE)
+    # the last token is the one after each text
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"add_eos_token": True}))
     if pooling is not None:
         kinds = ("Transformer", "Pooling", "Normalize")
         steps = [{"type": f"sentence_transformers.models.{kind}"} for kind in kinds]

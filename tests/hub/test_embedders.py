@@ -11,6 +11,7 @@ import pytest
 from mlx_mmfree import embed, load, load_model
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, open_checkpoint, save_model
+from mlx_mmfree.hub.checkpoint.embedding_files import files_of_pooling, read_embedding_use
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.layers import PackedBitLinear
@@ -76,6 +77,22 @@ def test_masters_are_trained_further(tmp_path: Path, family: str) -> None:
     tokens = mx.array([[5, 6, 7]])
     want = masters(tokens)[0]
     assert mx.array_equal(load_model(tmp_path / "again", packed=False)(tokens)[0], want)
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "first"), (3, "last")])
+def test_poolings_of_gguf(tmp_path: Path, number: int, pooling: str) -> None:
+    files = files_of_pooling(number)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert read_embedding_use(tmp_path).pooling == pooling
+
+
+def test_other_poolings_of_gguf() -> None:
+    assert files_of_pooling(0) == files_of_pooling(None) == {}
+    for number in (4, -1, True, "mean", [3]):
+        with pytest.raises(UnsupportedModelError, match="'pooling_type' must be one of"):
+            files_of_pooling(number)
 
 
 def gemma(**values: Any) -> Any:

@@ -65,7 +65,7 @@ def read_embedding_use(folder: Path) -> EmbeddingUse:
     prompts = said.get("prompts") or {}
     default = said.get("default_prompt_name")
     is_text = isinstance(prompts, dict) and all(isinstance(each, str) for each in prompts.values())
-    if not is_text or not (default is None or default in prompts):
+    if not is_text or not (default is None or (isinstance(default, str) and default in prompts)):
         raise CheckpointError(
             f"[load] '{folder / PROMPTS_FILE}' must hold texts under 'prompts', and the name of one of "
             f"them or null under 'default_prompt_name', but got {prompts!r:.80} and {default!r:.80}. "

@@ -5,15 +5,23 @@ from pathlib import Path
 
 from mlx_mmfree.hub import Tokenizer, load, save_model
 from mlx_mmfree.models import Decoder
-from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer
+from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_of, tiny_transformer
+
+BASES = ("llama", "hgrn", "gated_deltanet", "rwkv7", "mamba2")
+"""A model of each kind of state."""
 
 _LINK = "base"
 
 
-def make_base(folder: Path, *, has_attention: bool) -> None:
-    """Writes a model with float masters."""
+def make_base(folder: Path, base: str) -> None:
+    """Writes a model of `BASES`, with float masters."""
     sizes = {"vocab_size": 518, "hidden_size": 16, "intermediate_size": 24}
-    model = tiny_transformer(**sizes) if has_attention else tiny_model(**sizes)
+    if base == "llama":
+        model = tiny_transformer(**sizes)
+    elif base == "hgrn":
+        model = tiny_model(**sizes)
+    else:
+        model = tiny_of(base, vocab_size=518)
     save_model(folder, model, GOLDENS / "tokenizer_bpe")
 
 

@@ -1,6 +1,7 @@
 """Tiny models with every kind of state."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ import mlx.core as mx
 from mlx_mmfree.generation import generate_tokens, with_key_values
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from tests.hub.checkpoints import tiny_of
 from tests.tolerances import TOLERANCE
 
 VOCABULARY = 23
@@ -27,6 +29,11 @@ def recurrent(seed: int, dtype: mx.Dtype = mx.float32) -> Decoder:
     model = hgrn_bit.build(config)
     model.set_dtype(dtype)
     return model
+
+
+def delta_rule(seed: int, kind: str) -> Decoder:
+    """A model of an architecture whose state forgets by keys, or decays in Mamba-2."""
+    return tiny_of(kind, seed, vocab_size=VOCABULARY)
 
 
 def attention(seed: int, dtype: mx.Dtype = mx.float32, **settings: Any) -> Decoder:
@@ -66,8 +73,11 @@ def _with(settings: dict[str, int]) -> Callable[[int], Decoder]:
     return lambda seed: attention(seed, **settings)
 
 
+DELTA_RULES = ("delta_net", "gated_deltanet", "kda", "rwkv7", "mamba2")
+
 MODELS: dict[str, Callable[[int], Decoder]] = {
     "recurrent": recurrent,
+    **{kind: partial(delta_rule, kind=kind) for kind in DELTA_RULES},
     **{name: _with(settings) for name, settings in SETTINGS.items()},
 }
 

@@ -55,6 +55,15 @@ def tiny_model(**options: Any) -> Decoder:
     return architecture.build(architecture.config(**sizes | options))
 
 
+def tiny_of(kind: str, seed: int = 3, **options: Any) -> Decoder:
+    """A random model of the sizes with which an architecture is tried."""
+    architecture = find(kind)
+    mx.random.seed(seed)
+    sizes = {**architecture.tiny, "initializer_range": 0.3}
+    model: Decoder = architecture.build(architecture.config.from_hub({**sizes, **options}))
+    return model
+
+
 def tiny_checkpoint(folder: Path, **options: Any) -> Path:
     """A folder with a small float checkpoint without a tokenizer."""
     save_model(folder, tiny_model(**options))

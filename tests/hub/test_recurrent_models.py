@@ -11,12 +11,15 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.generation import generate
 from mlx_mmfree.hub import load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.models import find
 from tests.formula import numbers
-from tests.hub.checkpoints import GOLDENS, TOKENS
+from tests.generation.models import DELTA_RULES
+from tests.hub.checkpoints import GOLDENS, TOKENS, logits, tiny_of
 from tests.tolerances import TOLERANCE, relative_error
 
-KINDS = ("hgrn", "hgrn2", "gla", "retnet", "delta_net", "gated_deltanet", "kda", "rwkv7", "mamba2")
+KINDS = ("hgrn", "hgrn2", "gla", "retnet", *DELTA_RULES)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -60,6 +63,25 @@ def test_it_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["convert", "--model", str(folder), "--mlx-path", str(target)]) == 0
     assert "no: it has no such architecture" in capsys.readouterr().out
     assert mx.array_equal(load_model(target)(TOKENS)[0], load_model(folder)(TOKENS)[0])
+
+
+@pytest.mark.parametrize("kind", DELTA_RULES)
+def test_an_adapter_is_trained_and_fused(kind: str, tmp_path: Path) -> None:
+    folder, data = tmp_path / "model", tmp_path / "data"
+    save_model(folder, tiny_of(kind, vocab_size=518), GOLDENS / "tokenizer_bpe")
+    data.mkdir()
+    lines = [{"prompt": f"Number {n}?", "completion": "The cat."} for n in range(4)]
+    (data / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    adapter = ["--model", str(folder), "--adapter-path", str(tmp_path / "adapter")]
+    flags = ["--train", "--iters", "3", "--batch-size", "2", "--learning-rate", "1e-2"]
+    assert main(["lora", *adapter, "--data", str(data), *flags]) == 0
+    fuse = ["fuse", *adapter, "--form", "dense", "--save-path", str(tmp_path / "fused")]
+    assert main(fuse) == 0
+    model = load_model(folder)
+    before = logits(model)
+    learned = logits(attach(model, read_adapter(tmp_path / "adapter")))
+    assert relative_error(learned, before) > 0.1
+    assert relative_error(logits(load_model(tmp_path / "fused")), learned) <= TOLERANCE[mx.float32]
 
 
 def test_unfused_names_are_written_as_fused(tmp_path: Path) -> None:

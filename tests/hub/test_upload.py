@@ -10,8 +10,10 @@ import pytest
 from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UploadError
+from mlx_mmfree.hub import save_model
 from mlx_mmfree.hub.publish.upload import check_repository, plan_upload
-from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
+from tests.generation.models import DELTA_RULES
+from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_of
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import TOKEN, Answer, HubServer
 
@@ -327,3 +329,19 @@ def test_the_login_is_written_nowhere(client: HubClient, home: Path, source: Pat
     upload(client, source, "me/again")
     for file in home.rglob("*"):
         assert file.is_dir() or TOKEN not in file.read_text(errors="replace"), file
+
+
+@pytest.mark.parametrize("kind", DELTA_RULES)
+def test_recurrent_models_are_sent_whole_with_a_card(
+    hub: HubServer, client: HubClient, tmp_path: Path, kind: str
+) -> None:
+    # the stand-in for the Hub knows repositories with "gated" in their names as gated ones
+    name = kind.removeprefix("gated_")
+    save_model(tmp_path / "model", tiny_of(kind, vocab_size=518), GOLDENS / "tokenizer_bpe")
+    before = contents(tmp_path / "model")
+    status, _, err = upload(client, tmp_path / "model", f"me/{name}")
+    assert status == 0, err
+    sent = hub.repositories[f"me/{name}"].branches["main"]
+    card = sent["README.md"].decode()
+    assert f"# {name}\n" in card and f'load("me/{name}")' in card
+    assert {file: text for file, text in sent.items() if file != "README.md"} == before

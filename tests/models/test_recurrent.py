@@ -19,6 +19,7 @@ from tests.tolerances import TOLERANCE, relative_error
 
 KINDS = ("hgrn", "hgrn2", "gla", "retnet")
 DELTA_RULES = ("delta_net", "gated_deltanet", "kda")
+NEW = (*DELTA_RULES, "rwkv7", "mamba2")
 HYBRID = {"layers": [1], "num_heads": 4, "num_kv_heads": 2, "qkv_bias": True, "window_size": 3}
 TOKENS = mx.array([[1, 5, 9, 2, 7, 7, 3]])
 
@@ -157,7 +158,7 @@ def test_damaged_configurations_name_the_key(kind: str, keys: dict[str, Any], na
         config_of(kind, **keys)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *DELTA_RULES])
+@pytest.mark.parametrize("kind", [*KINDS, *NEW])
 def test_hostile_configurations(kind: str) -> None:
     rng = random.Random(0)
     values: list[Any] = [None, -1, 0, 2**40, 1.5, "x", [], {}, True, 10**30, float("nan")]
@@ -170,9 +171,6 @@ def test_hostile_configurations(kind: str) -> None:
             assert "\n" not in str(error)
         else:
             assert find(kind).config.from_hub(config.to_hub()) == config
-
-
-NEW = [*DELTA_RULES, "rwkv7", "mamba2"]
 
 
 @pytest.mark.parametrize("kind", NEW)

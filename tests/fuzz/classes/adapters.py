@@ -12,7 +12,7 @@ from mlx_mmfree import generate
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.training.fine_tune import adapt_layers
-from tests.fuzz.base_model import base_of, link_base, make_base
+from tests.fuzz.base_model import BASES, base_of, link_base, make_base
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.classes.checkpoints import (
     damaged_json,
@@ -32,9 +32,9 @@ _NUMBERS = (
 
 
 def make_sources(folder: Path) -> None:
-    """LoRA and DoRA for two models, in both forms where both exist."""
-    for has_attention, base in ((True, "llama"), (False, "hgrn")):
-        make_base(folder / base, has_attention=has_attention)
+    """LoRA and DoRA for each model, in both forms where both exist."""
+    for base in BASES:
+        make_base(folder / base, base)
         (folder / f"{base}-adapters").mkdir()
         link_base(folder / f"{base}-adapters", folder / base)
         for kind in ("lora", "dora"):
@@ -46,7 +46,7 @@ def make_sources(folder: Path) -> None:
                     array[:] = mx.random.normal(array.shape) * 0.1
             target = folder / f"{base}-adapters"
             write_adapter(target / kind, model, {"model": base})
-            if has_attention:
+            if base == "llama":
                 write_peft_adapter(target / f"{kind}-peft", model, base)
 
 
@@ -96,8 +96,8 @@ _MUTATIONS = (
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     """Damages a copy of an adapter; some lie beside a model that they do not fit."""
-    base = rng.choice(("llama", "hgrn"))
-    other = rng.choice(("llama", "hgrn")) if rng.random() < 0.1 else base
+    base = rng.choice(BASES)
+    other = rng.choice(BASES) if rng.random() < 0.1 else base
     kinds = [path for path in (sources / f"{other}-adapters").iterdir() if not path.is_symlink()]
     source = rng.choice(sorted(kinds))
     shutil.copytree(source, target / "adapter")

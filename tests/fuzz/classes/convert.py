@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from mlx_mmfree.hub import load_model
-from tests.fuzz.base_model import make_base
+from tests.fuzz.base_model import BASES, make_base
 from tests.fuzz.case import OUTSIDE, SECRET, command_class
 from tests.fuzz.classes import checkpoints, gguf, links, model_cards, pytorch
 from tests.fuzz.commands import CommandRefused, apart, contents, run
@@ -15,11 +15,11 @@ _TARGETS = ("new", "new", "new", "filled", "checkpoint", "file", "link", "source
 
 
 def make_sources(folder: Path) -> None:
-    """The sources of three other classes, and sound models of two architectures."""
+    """The sources of three other classes, and sound models."""
     for name, module in _SOURCES.items():
         module.make_sources(folder / name)
-    for base in ("llama", "hgrn"):
-        make_base(folder / "sound" / base, has_attention=base == "llama")
+    for base in BASES:
+        make_base(folder / "sound" / base, base)
 
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:

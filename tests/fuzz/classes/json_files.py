@@ -5,7 +5,7 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.fuzz.base_model import make_base
+from tests.fuzz.base_model import BASES, make_base
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.hostile import RAW_JSON, with_raw_json
 from tests.fuzz.loading import load_and_run
@@ -17,9 +17,9 @@ _NAMES = (
 
 
 def make_sources(folder: Path) -> None:
-    """Two models, with all the files of settings that there are."""
-    for has_attention, base in ((True, "llama"), (False, "hgrn")):
-        make_base(folder / base, has_attention=has_attention)
+    """Models, with all the files of settings that there are."""
+    for base in BASES:
+        make_base(folder / base, base)
         contents = {
             "generation_config.json": {"eos_token_id": [513, 517], "bos_token_id": 512},
             "special_tokens_map.json": {"eos_token": {"content": "<|eot_id|>", "lstrip": False}},

@@ -21,7 +21,7 @@ _CARD = "README.md"
 
 def make_sources(folder: Path) -> None:
     """A model, an older state of its repository, and how long an upload takes that nobody kills."""
-    apart(lambda: make_base(folder / "model", has_attention=False), folder)
+    apart(lambda: make_base(folder / "model", "hgrn"), folder)
     shutil.copytree(folder / "model", folder / "older")
     (folder / "older" / "config.json").write_text("{}")
     (folder / "older" / "notes.txt").write_text("kept")

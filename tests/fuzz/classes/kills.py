@@ -44,7 +44,7 @@ def make_sources(folder: Path) -> None:
     """What the commands need, and what they give when nobody kills them, in how many seconds."""
     needs = folder / "needs"
     needs.mkdir()
-    apart(lambda: make_base(needs / "model", has_attention=False), folder)
+    apart(lambda: make_base(needs / "model", "hgrn"), folder)
     rng = random.Random(0)
     text = "\n<|endoftext|>\n".join(" ".join(rng.choices(_WORDS, k=60)) for _ in range(30))
     (needs / "text.txt").write_text(text)

@@ -23,7 +23,7 @@ _NAMES = (
 
 def make_sources(folder: Path) -> None:
     """A model with a card and a licence."""
-    make_base(folder, has_attention=False)
+    make_base(folder, "hgrn")
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n")
     (folder / "LICENSE").write_text("MIT")
 

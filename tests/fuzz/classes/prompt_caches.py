@@ -14,7 +14,7 @@ from mlx_mmfree.generation.prompt_cache import (
     read_settings,
     save_prompt_cache,
 )
-from tests.fuzz.base_model import base_of, link_base, make_base
+from tests.fuzz.base_model import BASES, base_of, link_base, make_base
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.classes.checkpoints import (
     damaged_weights,
@@ -29,9 +29,9 @@ _FILE = "prompt.safetensors"
 
 
 def make_sources(folder: Path) -> None:
-    """A saved prompt of a Llama and of a MatMul-free model."""
-    for has_attention, base in ((True, "llama"), (False, "hgrn")):
-        make_base(folder / base, has_attention=has_attention)
+    """A saved prompt of each model."""
+    for base in BASES:
+        make_base(folder / base, base)
         (folder / f"{base}-cache").mkdir()
         link_base(folder / f"{base}-cache", folder / base)
         model, tokenizer = base_of(folder / f"{base}-cache")
@@ -93,8 +93,8 @@ _MUTATIONS = (
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     """Damages a copy of a saved prompt; some come from another model."""
-    base = rng.choice(("llama", "hgrn"))
-    other = rng.choice(("llama", "hgrn")) if rng.random() < 0.05 else base
+    base = rng.choice(BASES)
+    other = rng.choice(BASES) if rng.random() < 0.05 else base
     (target / "cache").mkdir(parents=True)
     shutil.copyfile(sources / f"{other}-cache" / _FILE, target / "cache" / _FILE)
     link_base(target, sources / base)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.hub import load
-from tests.fuzz.base_model import link_base, make_base
+from tests.fuzz.base_model import BASES, link_base, make_base
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.hostile import (
     ODD_VALUES,
@@ -97,8 +97,8 @@ class Refusal(Exception):
 
 def make_sources(folder: Path) -> None:
     """A model of each kind, with a tokenizer that has a chat template."""
-    for has_attention, base in ((True, "llama"), (False, "hgrn")):
-        make_base(folder / base, has_attention=has_attention)
+    for base in BASES:
+        make_base(folder / base, base)
 
 
 def _some_of(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _odd_part(body: dict[str, Any], rng: random.Random) -> bytes:
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     """Writes a hostile body for one of the addresses."""
     target.mkdir()
-    base = rng.choice(("llama", "hgrn"))
+    base = rng.choice(BASES)
     link_base(target, sources / base)
     path = rng.choice(sorted(_BODIES))
     common = {} if path == "/v1/embeddings" else _COMMON

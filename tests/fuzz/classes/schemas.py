@@ -255,7 +255,7 @@ def _schema(rng: random.Random) -> tuple[str, Any]:
 
 def make_sources(folder: Path) -> None:
     """A model whose template knows tools."""
-    make_base(folder / "base", has_attention=False)
+    make_base(folder / "base", "hgrn")
     edit_json(folder / "base" / "tokenizer_config.json", chat_template=_TEMPLATE)
 
 

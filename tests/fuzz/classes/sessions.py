@@ -11,7 +11,7 @@ from mlx_mmfree import generate
 from mlx_mmfree.errors import MMFreeError
 from mlx_mmfree.generation import cache_prompt
 from mlx_mmfree.generation.sessions import Sessions
-from tests.fuzz.base_model import base_of, link_base, make_base
+from tests.fuzz.base_model import BASES, base_of, link_base, make_base
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.classes.checkpoints import (
     damaged_weights,
@@ -28,9 +28,9 @@ _TEXTS = ("Once upon", "Once upon a time")
 
 
 def make_sources(folder: Path) -> None:
-    """Sessions of a Llama and of a MatMul-free model, two texts each."""
-    for has_attention, base in ((True, "llama"), (False, "hgrn")):
-        make_base(folder / base, has_attention=has_attention)
+    """Sessions of each model, two texts each."""
+    for base in BASES:
+        make_base(folder / base, base)
         (folder / f"{base}-case").mkdir()
         link_base(folder / f"{base}-case", folder / base)
         model, tokenizer = base_of(folder / f"{base}-case")
@@ -90,7 +90,7 @@ _MUTATIONS = (
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     """Damages one of two sessions."""
-    base = rng.choice(("llama", "hgrn"))
+    base = rng.choice(BASES)
     shutil.copytree(sources / f"{base}-sessions", target / "sessions")
     link_base(target, sources / base)
     mutation = rng.choice(_MUTATIONS)

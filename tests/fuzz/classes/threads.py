@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from mlx_mmfree.errors import MMFreeError
 from mlx_mmfree.hub import load, load_model, load_tokenizer
-from tests.fuzz.base_model import make_base
+from tests.fuzz.base_model import BASES, make_base
 from tests.fuzz.case import command_class
 from tests.fuzz.classes import tokenizer_files
 from tests.fuzz.commands import CommandRefused, contents, start
@@ -22,15 +22,15 @@ _TEXT = "Once upon a time <|eot_id|> \U0001f600"
 
 
 def make_sources(folder: Path) -> None:
-    """Tokenizers, and models of two architectures."""
+    """Tokenizers, and models."""
     tokenizer_files.make_sources(folder / "tokenizers")
-    for base in ("llama", "hgrn"):
-        make_base(folder / base, has_attention=base == "llama")
+    for base in BASES:
+        make_base(folder / base, base)
 
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     """Copies a model, and damages a tokenizer that one of the threads loads."""
-    base = rng.choice(("llama", "hgrn"))
+    base = rng.choice(BASES)
     shutil.copytree(sources / base, target / "model")
     what = tokenizer_files.mutate(sources / "tokenizers", target / "damaged", rng)
     return f"{base}; {what}"

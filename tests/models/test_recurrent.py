@@ -14,8 +14,9 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.ops.backend.dispatch import use_plain_operations
 from mlx_mmfree.token_mixers import GQA
-from tests.tolerances import TOLERANCE, relative_error
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 KINDS = ("hgrn", "hgrn2", "gla", "retnet")
 DELTA_RULES = ("delta_net", "gated_deltanet", "kda")
@@ -199,6 +200,22 @@ def test_states_after_each_token_are_those_of_fewer_tokens(kind: str) -> None:
         got = [each.states[count - 1] for each in states]
         for (_, g), (_, w) in zip(tree_flatten(got), tree_flatten(list(want)), strict=True):
             assert relative_error(g, w) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.usefixtures("unfused")
+def test_its_gradient_can_be_compiled_without_kernels() -> None:
+    model = build("rwkv7")
+
+    def loss(parameters: Any, tokens: mx.array) -> mx.array:
+        model.update(parameters)
+        return model(tokens)[0].square().mean()
+
+    gradient, parameters = mx.grad(loss), model.trainable_parameters()
+    with use_plain_operations():
+        want = tree_flatten(gradient(parameters, TOKENS))
+        got = tree_flatten(mx.compile(gradient)(parameters, TOKENS))
+    for (_, g), (_, w) in zip(got, want, strict=True):
+        assert relative_error(g, w) <= GRADIENT_TOLERANCE
 
 
 @pytest.mark.parametrize("kind", NEW)

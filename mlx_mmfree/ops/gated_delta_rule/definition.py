@@ -7,6 +7,7 @@ halves, as are the weights (see `gated_linear_attention.definition`). The state 
 by two products. All the rest is computed for all chunks at once.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -103,8 +104,16 @@ def compute(
     return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, : v.shape[2]], states[-1]
 
 
-# chunks are computed anew for the gradient instead of being kept
-_with_gradient = with_reference_gradient(compute, compute)
+def gradient(
+    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
+) -> tuple[mx.array, ...]:
+    """The gradient, for which chunks are computed anew instead of being kept."""
+    # otherwise mx.compile joins that with the forward pass and loses arrays of it
+    anew = mx.depends(list(inputs), list(cotangents))
+    return tuple(mx.vjp(compute, anew, list(cotangents))[1])
+
+
+_with_gradient = with_reference_gradient(compute, compute, gradient, is_differentiable=True)
 
 
 def parallel_part(

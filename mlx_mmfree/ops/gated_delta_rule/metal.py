@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
 from ..gated_linear_attention.definition import CHUNK_LENGTH
-from .definition import compute, parallel_part, reference
+from .definition import compute, gradient, parallel_part, reference
 
 PIECE = 16
 """Rows of the state of which a thread holds its columns."""
@@ -321,4 +321,4 @@ def _in_chunks(
     return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, : v.shape[2]], last
 
 
-_with_gradient = with_reference_gradient(_computed, compute)
+_with_gradient = with_reference_gradient(_computed, compute, gradient, is_differentiable=True)

@@ -68,6 +68,16 @@ class Float32Scales(nn.Module):
         super().__setitem__(key, value)
 
 
+class PackedLayer(Matrix, Float32Scales):
+    """A layer of packed codes, which are never trained."""
+
+    def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Unfreezes what can be trained; packed codes and their scales never are."""
+        super().unfreeze(*args, **kwargs)
+        self.freeze(recurse=False, keys=list(self.kept))
+        return self
+
+
 class _TernaryLinear(Matrix, nn.Module):
     """What the ternary linears share: norm, activation quantisation, scales and bias."""
 
@@ -258,7 +268,7 @@ class TiedBitLinear(_FromMaster):
         return weight
 
 
-class PackedBitLinear(_TernaryLinear, Float32Scales):
+class PackedBitLinear(_TernaryLinear, PackedLayer):
     r"""The inference form of `BitLinear`: packed trits and one float32 scale.
 
     .. math::
@@ -290,12 +300,6 @@ class PackedBitLinear(_TernaryLinear, Float32Scales):
     def is_made_of(self, array: mx.array) -> bool:
         packed = self.packed_from(array)
         return all(mx.array_equal(packed[name], self[name]) for name in self.kept)
-
-    def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Unfreezes what can be trained; packed codes and their scale never are."""
-        super().unfreeze(*args, **kwargs)
-        self.freeze(recurse=False, keys=list(self.kept))
-        return self
 
     @property
     def projection(self) -> Projection:
@@ -389,7 +393,7 @@ def pack_linears(model: nn.Module) -> nn.Module:
     return model
 
 
-class PackedLinear(Matrix, Float32Scales):
+class PackedLinear(PackedLayer):
     r"""The packed form of a dense linear layer whose stored weight is already ternary.
 
     .. math::
@@ -474,12 +478,6 @@ class PackedLinear(Matrix, Float32Scales):
 
     def is_made_of(self, array: mx.array) -> bool:
         return are_same(self.multiply(mx.eye(self.input_dims)).T, array)
-
-    def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """Unfreezes what can be trained; packed codes and their scales never are."""
-        super().unfreeze(*args, **kwargs)
-        self.freeze(recurse=False, keys=list(self.kept))
-        return self
 
     def _extra_repr(self) -> str:
         return (

@@ -27,6 +27,7 @@ class Matrix:
         is_ternary: The layer is a `BitLinear` in one of its forms: it computes with the trits of the
             matrix that it is given, whatever its values.
         is_embedding: The layer gives the rows of tokens, and only backwards the product with `W`.
+        is_rotated: The layer holds a rotated matrix in codes, and rotates its input.
         kept: Names of the layer's parameters whose dtype never changes.
     """
 
@@ -36,6 +37,7 @@ class Matrix:
     is_shared: ClassVar[bool] = False
     is_ternary: ClassVar[bool] = False
     is_embedding: ClassVar[bool] = False
+    is_rotated: ClassVar[bool] = False
     kept: ClassVar[tuple[str, ...]] = ()
 
     @property

@@ -37,6 +37,7 @@ class RotatedLinear(Matrix, nn.Module):
         (2, 32)
     """
 
+    is_rotated = True
     kept: ClassVar[tuple[str, ...]] = ("weight", "signs")
     input_dims: int = 0
     output_dims: int = 0

@@ -359,13 +359,7 @@ def _quantized_tensors(
 ) -> PlannedTensors:
     name = reader.names.to_disk(path)
     dtype = forms.dtype or reader.matrix_dtype(path)
-    rows, dims = reader.matrix_shape(path)
-    groups = (rows, dims // group_size)
-    specs = (
-        TensorSpec(f"{name}.weight", mx.uint32, (rows, dims * bits // 32)),
-        TensorSpec(f"{name}.scales", dtype, groups),
-        TensorSpec(f"{name}.biases", dtype, groups),
-    )
+    specs = affine.specs(name, *reader.matrix_shape(path), group_size, bits, dtype)
     return PlannedTensors(specs, lambda: quantize(reader.read_matrix(path).astype(dtype)))
 
 

@@ -153,7 +153,7 @@ class Comparison:
             got = target.read_matrix(path)
             trits = unpack_ternary(weight, source.ternary[path].input_dims)
             self._check_equal(name, got, (trits * scale).astype(got.dtype))
-            self._done |= {f"{path}.{key}" for key in KEYS}
+            self._done |= target.parts(path)
         else:
             got, got_scale = target.read_ternary(path)
             self._check_equal(name, got, weight)
@@ -179,7 +179,7 @@ class Comparison:
         want, got = self._source.read_matrix(path), self._target.read_matrix(path)
         # the zero of a trit has no sign
         self._check_equal(f"{path}.weight", got + 0, want.astype(got.dtype) + 0)
-        self._done |= {f"{path}.{key}" for key in KEYS}
+        self._done |= self._target.parts(path)
         return f"{path}.weight", largest_difference(got, want)
 
     def _compare_stored(self, name: str) -> tuple[str, float]:
@@ -330,10 +330,8 @@ def _logical_sizes(reader: ParameterReader) -> Iterator[tuple[str, int]]:
     """Yields the parameters with the number of weights in each. Scales of a matrix count as none."""
     for name, shape in reader.shapes.items():
         path, _, key = name.rpartition(".")
-        if path in reader.ternary and key in ("weight", "scale"):
-            module = reader.ternary[path]
-            yield name, module.output_dims * module.input_dims if key == "weight" else 0
-        elif (path in reader.quantized and key in KEYS) or path in reader.packed_dense:
-            yield name, math.prod(reader.matrix_shape(path)) if key == "weight" else 0
-        else:
+        matrix = reader.matrices.get(path)
+        if matrix is None or not matrix.is_packed or name not in reader.parts(path):
             yield name, math.prod(shape)
+        else:
+            yield name, math.prod(reader.matrix_shape(path)) if key == "weight" else 0

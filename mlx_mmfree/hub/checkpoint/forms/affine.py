@@ -41,6 +41,18 @@ def group_size_of(input_dims: int) -> int:
     return next(size for size in reversed(GROUP_SIZES) if padded % size == 0)
 
 
+def specs(
+    name: str, output_dims: int, input_dims: int, group_size: int, bits: int, dtype: mx.Dtype
+) -> tuple[TensorSpec, ...]:
+    """The tensors of a module, of which `input_dims` are whole groups."""
+    groups = (output_dims, input_dims // group_size)
+    return (
+        TensorSpec(f"{name}.weight", mx.uint32, (output_dims, input_dims * bits // 32)),
+        TensorSpec(f"{name}.scales", dtype, groups),
+        TensorSpec(f"{name}.biases", dtype, groups),
+    )
+
+
 def check_form(described: Any) -> None:
     """Refuses modes, bits and group sizes that are not read.
 
@@ -117,19 +129,14 @@ def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str
 
 def _write(name: str, output_dims: int, input_dims: int, dtype: mx.Dtype) -> WrittenMatrix:
     """Codes with the scale s and the bias -s for each group, rounded to a dtype."""
-    width = packed_width(input_dims)
-    groups = (output_dims, width * CODES_PER_WORD // group_size_of(input_dims))
+    padded, group_size = packed_width(input_dims) * CODES_PER_WORD, group_size_of(input_dims)
+    planned = specs(name, output_dims, padded, group_size, TERNARY_BITS, dtype)
 
     def make(words: mx.array, scale: mx.array) -> Sequence[mx.array]:
-        scales = mx.broadcast_to(scale.astype(dtype), groups)
+        scales = mx.broadcast_to(scale.astype(dtype), planned[1].shape)
         return words, scales, -scales
 
-    specs = (
-        TensorSpec(f"{name}.weight", mx.uint32, (output_dims, width)),
-        TensorSpec(f"{name}.scales", dtype, groups),
-        TensorSpec(f"{name}.biases", dtype, groups),
-    )
-    return WrittenMatrix(specs, make, repeats_scale=True)
+    return WrittenMatrix(planned, make, repeats_scale=True)
 
 
 FORM = WeightForm(

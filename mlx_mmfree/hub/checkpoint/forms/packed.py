@@ -164,7 +164,7 @@ def scales_of_blocks(layer: nn.Module, size: int) -> mx.array | None:
     Returns:
         float32 `(N, D / size)`; `None` if a block has several scales, or the last one fewer inputs.
     """
-    if isinstance(layer, PackedLinear):
+    if getattr(layer, "holds_trits", False):
         scales, own = layer.scale[:, None], layer.input_dims
         if "input_scale" in layer:
             scales, own = scales * layer.input_scale, 1

@@ -223,6 +223,11 @@ class StopStrings:
         self._held = text[cut:]
         return text[:cut]
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether there is text that more text decides on."""
+        return bool(self._held)
+
     def finalize(self) -> str:
         """The text held back, once no more follows."""
         held, self._held = self._held, ""
@@ -306,6 +311,11 @@ class Completion:
     @property
     def text(self) -> str:
         return "".join(self._parts)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last tokens are a stop string, or may be the beginning of one."""
+        return self._stop is not None and (self._stop.is_met or self._stop.holds_back)
 
     def add(self, token: int) -> str:
         """Takes a token and returns the text that it adds."""

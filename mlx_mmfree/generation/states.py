@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from copy import copy
+from itertools import zip_longest
 from typing import Any, cast
 
 import mlx.core as mx
@@ -130,6 +131,34 @@ def rewound_state(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[A
     """The state before its last `count` tokens, where `can_rewind` promised it."""
     pairs = zip(model.token_mixers, state, strict=True)
     return tuple(mixer.state_kind.rewound(each, count) for mixer, each in pairs)
+
+
+def state_before(
+    model: Decoder, state: tuple[Any, ...], length: int, count: int, held: Sequence[Any] = ()
+) -> tuple[Any, ...] | None:
+    """The state of one row before its last `count` tokens.
+
+    Args:
+        model: The model that made it.
+        state: In the ordinary form, after `length` tokens.
+        length: How many tokens the row has read.
+        count: How many of them are taken back.
+        held: By mixers, the states of that place where they were held, otherwise `None`.
+
+    Returns:
+        The state, or `None` where a mixer's was not held and cannot be shortened.
+    """
+    found = []
+    before = blank_state(model, 1, length - count)
+    kinds = (mixer.state_kind for mixer in model.token_mixers)
+    for kind, now, blank, own in zip_longest(kinds, state, before, held):
+        if kind.can_rewind(blank, count):
+            found.append(kind.rewound(now, count))
+        elif own is not None:
+            found.append(own)
+        else:
+            return None
+    return tuple(found)
 
 
 def joined_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

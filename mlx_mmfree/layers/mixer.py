@@ -82,6 +82,8 @@ class StateKind:
         is_fixed: Whether the shapes stay while tokens are read.
     """
 
+    _is_fixed: bool = False
+
     def __init__(self, init_state: Callable[[int, mx.Dtype], State], *, is_fixed: bool):
         self._init_state = init_state
         self._is_fixed = is_fixed
@@ -118,6 +120,11 @@ class StateKind:
     def rewound(self, state: State, count: int) -> State:
         """The state before its last `count` tokens, where `can_rewind` promised it."""
         raise NotImplementedError
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether each token makes the whole state anew, so that the one before may be held as it is."""
+        return self._is_fixed
 
     def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:
         """The state in a form whose shapes stay while tokens are read.

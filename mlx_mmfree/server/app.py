@@ -362,8 +362,7 @@ class Guard:
                     f"[server] the header {name!r} must be given once but is given several times."
                 )
         host = headers.get("host", "")
-        name = _name_of(host)
-        if not (name in self._hosts or _is_address(name)):
+        if not self._is_own(host):
             raise RequestError(
                 f"[server] 'Host' must be an address or a name of this server but is {host!r:.80}. "
                 "Allow the name with --allowed-hosts.",
@@ -386,6 +385,14 @@ class Guard:
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
             self._check_key(headers.get("authorization", ""))
 
+    def _is_own(self, host: str) -> bool:
+        """Whether the header `Host` has an address, or a name of this server."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            return name in self._hosts or bool(ip_address(name))
+        except ValueError:
+            return False
+
     def _check_key(self, header: str) -> None:
         kind, _, given = header.partition(" ")
         assert self._key is not None
@@ -399,28 +406,12 @@ class Guard:
             )
 
 
-def _name_of(host: str) -> str:
-    """The name or address in the header `Host`, without the port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
 def _address_of(origin: str) -> str:
     """The name and port in the header `Origin`; nothing if it names none."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
         return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 _log = logging.getLogger(__name__)

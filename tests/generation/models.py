@@ -1,6 +1,7 @@
 """Tiny models with every kind of state."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -97,3 +98,20 @@ def alone(model: Decoder, tokens: Sequence[int], count: int, **options: Any) -> 
         return mx.argmax(logits, axis=-1)
 
     return list(generate_tokens(model, tokens, max_tokens=count, sampler=leading, **options))
+
+
+@dataclass(frozen=True)
+class Dictation:
+    """A processor of logits that lets a model write given tokens, the last of them again and again."""
+
+    tokens: tuple[int, ...]
+
+    def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> mx.array:
+        return mx.zeros((tokens.shape[0], 1), mx.int32)
+
+    def __call__(self, logits: mx.array, state: mx.array) -> mx.array:
+        wanted = mx.array(self.tokens)[mx.minimum(state, len(self.tokens) - 1)]
+        return mx.where(mx.arange(logits.shape[-1]) == wanted, logits, -mx.inf)
+
+    def update(self, state: mx.array, tokens: mx.array) -> mx.array:
+        return state + 1

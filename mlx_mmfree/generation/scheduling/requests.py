@@ -220,6 +220,8 @@ class Row:
         seen: What its processors have seen, once it writes.
         beginning: All of its prompt but the last token, until it writes; `None`: nobody reads it yet.
         cached_tokens: How many tokens of the prompt were not read for this request.
+        held: While its last tokens may be a stop string: the number of tokens before them, and by
+            mixers the states after those; `None` for what can be shortened.
         is_over: No event follows.
         has_failed: Its state is worth nothing.
     """
@@ -239,6 +241,7 @@ class Row:
         self.seen: list[Any] = []
         self.beginning: Beginning | None = None
         self.cached_tokens = 0
+        self.held: tuple[int, list[State | None]] | None = None
         self.is_over = False
         self.has_failed = False
 

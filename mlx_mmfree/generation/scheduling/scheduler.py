@@ -15,7 +15,7 @@ from ..decode import DraftStats, prefill
 from ..sampling import greedy, with_known_tokens
 from ..sessions import Known, Sessions
 from ..speculative import NUM_DRAFT_TOKENS, SpeculativeDecoding, check_draft
-from ..states import exact_lengths, joined_states, selected_rows
+from ..states import exact_lengths, joined_states, selected_rows, state_before
 from .requests import Beginning, Beginnings, Event, Request, Row, TokenLogprobs
 from .writing import Choice, Writing
 
@@ -278,7 +278,7 @@ class Scheduler:
         max_rows: How many requests are read or written at a time; the others wait.
         prefill_step_size: Positions of prompts read at a step.
         sessions: Where states are found and kept: at the end of a prompt, at its marks, and after the
-            text; `None`: nothing is kept.
+            text without its end token or stop string; `None`: nothing is kept.
         draft_model: A smaller model with the same tokens, which proposes tokens of a greedy text while
             there is no other one.
         num_draft_tokens: How many it proposes at a time.
@@ -327,7 +327,7 @@ class Scheduler:
         self._count = 0
         self._waiting: deque[Row] = deque()
         self._reading = PromptReading(model, prefill_step_size, sessions)
-        self._writing = Writing(model)
+        self._writing = Writing(model, keeps=sessions is not None)
         self._choice: Choice | None = None
         # the text that is written with the draft model
         self._drafted: Row | None = None
@@ -414,6 +414,8 @@ class Scheduler:
         events, self._failed = self._failed, []
         if choice is not None:
             events += self._handed_out(choice)
+        if self._sessions is not None:
+            self._writing.hold()
         if over := [row for row in self._writing.rows if row.is_over or row.is_written]:
             self._leave(over)
         if self._drafted is not None:
@@ -491,7 +493,7 @@ class Scheduler:
     def _leave(self, rows: Collection[Row]) -> None:
         if self._sessions is not None:
             healthy = [row for row in rows if not row.has_failed]
-            self._unkept += [(row.read, self._writing.state_of(row)) for row in healthy]
+            self._unkept += map(self._writing.kept_of, healthy)
         self._writing.leave(rows)
 
     def _begin_to_draft(self, drafting: Drafting) -> list[Event]:
@@ -524,16 +526,17 @@ class Scheduler:
         while tokens and not row.is_over:
             events.append(self._add(row, tokens.pop(0)))
         if row.is_over:
-            # of a text that ended before the last token, the model has read too much
-            row.has_failed = row.has_failed or bool(tokens)
-            self._let_go(row)
+            self._let_go(row, len(tokens))
         return events
 
-    def _let_go(self, row: Row) -> None:
+    def _let_go(self, row: Row, ahead: int = 0) -> None:
+        """Takes a text back that is over; the model may have read tokens that are none of it."""
         self._drafted = None
-        state = cast(Drafting, self._drafting).end()
-        if self._sessions is not None and not row.has_failed:
-            self._unkept.append((row.read[:-1], state))
+        read, state = row.read[:-1], cast(Drafting, self._drafting).end()
+        if ahead:
+            state = state_before(self._model, state, len(read) + ahead, ahead)
+        if self._sessions is not None and not row.has_failed and state is not None:
+            self._unkept.append((read, state))
 
     def _keep(self) -> None:
         """Keeps states that were still computed when the step before ended."""

@@ -12,7 +12,7 @@ from ...models import Decoder
 from ...ops import cross_entropy
 from ..decode import STEPS_PER_CACHE_CLEARING, Reader, not_finite
 from ..sampling import Draw, LogitsProcessor, Sampler
-from ..states import exact_lengths, joined_states, selected_rows
+from ..states import exact_lengths, joined_states, selected_rows, state_before
 from .requests import Row, TokenLogprobs
 
 State = Any
@@ -25,10 +25,12 @@ class _Batch:
     Attributes:
         reader: Has read them; once they have left it stays, for its graphs.
         places: Which rows they are.
+        before: By mixers, the states before the last token, where each token makes them anew.
     """
 
     reader: Reader
     places: list[int]
+    before: list[State | None] = field(default_factory=list)
 
 
 class Batches:
@@ -39,11 +41,13 @@ class Batches:
 
     Args:
         model: Gives the logits.
+        holds: Whether states before the last token may be asked for.
     """
 
-    def __init__(self, model: Decoder):
+    def __init__(self, model: Decoder, holds: bool):
         self._model = model
         self._exact_lengths = exact_lengths(model)
+        self._holds = [holds and mixer.state_kind.is_renewed for mixer in model.token_mixers]
         self._batches: dict[int, _Batch] = {}
         self._lengths: list[int] = []
 
@@ -79,6 +83,15 @@ class Batches:
         [batch] = (batch for batch in self.filled() if place in batch.places)
         return self._states(batch, [place])
 
+    def before_last(self, place: int) -> list[State | None]:
+        """By mixers, the state of one row before the last token that was read, where it was held."""
+        [batch] = (batch for batch in self.filled() if place in batch.places)
+        row = batch.places.index(place)
+        return [
+            None if state is None else tree_map(lambda array: array[row : row + 1], state)
+            for state in batch.before
+        ]
+
     def keep(self, places: Sequence[int]) -> None:
         """Drops all rows but these."""
         for batch in self.filled():
@@ -99,6 +112,9 @@ class Batches:
             self._move()
         self._lengths = [length + 1 for length in self._lengths]
         batches = self.filled()
+        for batch in batches:
+            pairs = zip(self._holds, batch.reader.arrays, strict=True)
+            batch.before = [state if holds else None for holds, state in pairs]
         order = [place for batch in batches for place in batch.places]
         if len(batches) == 1 and order == sorted(order):
             return batches[0].reader.read(tokens)
@@ -273,11 +289,13 @@ class Writing:
 
     Args:
         model: Gives the logits.
+        keeps: Whether states of rows are to be kept.
     """
 
-    def __init__(self, model: Decoder):
+    def __init__(self, model: Decoder, keeps: bool = False):
+        self._model = model
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self._batches = Batches(model)
+        self._batches = Batches(model, keeps)
         self._groups: list[_Group] = []
         self._tokens = mx.zeros((0,), mx.uint32)
         # the processors have not seen them yet
@@ -312,6 +330,27 @@ class Writing:
     def state_of(self, row: Row) -> State:
         """What the model keeps of the tokens of a row that it has read, for a batch of one."""
         return self._batches.state_of(self.rows.index(row))
+
+    def hold(self) -> None:
+        """Holds the states before what is, or may become, the stop string of a row."""
+        for place, row in enumerate(self.rows):
+            if not row.completion.is_cut:
+                row.held = None
+            elif row.held is None:
+                row.held = len(row.read) - 1, self._batches.before_last(place)
+
+    def kept_of(self, row: Row) -> tuple[list[int], State]:
+        """The tokens of a row that another text may begin with, and the state after them.
+
+        What has ended a text is no part of it: the end token, or a stop string.
+        """
+        place = self.rows.index(row)
+        read, state = row.read, self._batches.state_of(place)
+        if row.completion.finish_reason is None:
+            return read, state
+        count, held = row.held or (len(read) - 1, self._batches.before_last(place))
+        before = state_before(self._model, state, len(read), len(read) - count, held)
+        return (read, state) if before is None else (read[:count], before)
 
     def leave(self, leaving: Collection[Row]) -> None:
         """Drops rows."""

@@ -541,10 +541,12 @@ class KeyValueKind(StateKind):
         return (state.positions,)
 
     def can_rewind(self, state: AnyKeyValueState, count: int) -> bool:
-        if self.cache.window is not None or not self.is_exact:
-            return False
+        capacity = self.cache.capacity
         if isinstance(state, FixedKeyValueState):
-            return True
+            # with a window it is not known here whether the next tokens take the slots of others
+            return capacity is None and self.is_exact
+        if not self.is_exact or (capacity is not None and state.used + count > capacity):
+            return False
         exact = self.cache.exact_slots
         return exact is None or state.is_quantized or state.used + count <= exact
 

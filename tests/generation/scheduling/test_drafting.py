@@ -9,7 +9,7 @@ from mlx_mmfree.generation.decode import DraftStats
 from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.models import Decoder
-from tests.generation.models import MODELS, VOCABULARY, alone, recurrent
+from tests.generation.models import MODELS, VOCABULARY, alone, attention, recurrent
 from tests.generation.scheduling.running import Characters, run, tokens_of
 
 PROMPT = [(5 * n * n) % VOCABULARY for n in range(20)]
@@ -97,6 +97,20 @@ def test_what_was_written_is_kept() -> None:
     assert sessions.find([4, 2, *(token for token in shown if token is not None), 0]).count == (
         2 + len(shown) - 1
     )
+
+
+def test_what_was_read_beyond_the_end_is_taken_back() -> None:
+    model = attention(1)
+    text = alone(model, PROMPT, 24)
+    # a token that the draft model proposes with others
+    end = next(token for token in text[16:] if token not in text[:16])
+    sessions = Sessions(model, memory_bytes=10**8)
+    scheduler = scheduler_of(model, model, sessions)
+    (events,) = run(scheduler, [Request(PROMPT, max_tokens=40, end={end})])
+    assert scheduler.draft_stats.accepted > 4
+    written = [*PROMPT, *(event.token for event in events if event.token is not None)]
+    assert written[-1] == end
+    assert sessions.find(written).count == len(written) - 1
 
 
 def test_a_text_that_ends_as_it_is_handed_over_is_kept() -> None:

@@ -153,7 +153,8 @@ def test_states_are_kept_at_marks_and_where_a_text_ends(model: Decoder) -> None:
         13,
         19,
     ]
-    assert sessions.find([*written, 0]).count == len(written)
+    # what ended it may be left out when it comes again
+    assert sessions.find([*written, 0]).count == len(written) - 1
     # a text that is cancelled is kept as far as it was read
     number = scheduler.submit(Request([5, 5, 5], max_tokens=9))
     shown = [event.token for _ in range(4) for event in scheduler.step()]

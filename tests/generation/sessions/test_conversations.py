@@ -12,9 +12,10 @@ from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.generation.states import selected_rows
 from mlx_mmfree.hub import Tokenizer
-from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.layers import RoPE, pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
-from tests.generation.models import SETTINGS, alone
+from mlx_mmfree.token_mixers import GQA
+from tests.generation.models import SETTINGS, Dictation, alone
 from tests.generation.sessions.texts import same_bits
 
 SYSTEM, QUESTION, NEXT = list(range(5, 45)), [50, 51, 52], [60, 61, 62, 63]
@@ -61,6 +62,17 @@ def either(request: pytest.FixtureRequest, model: Decoder, tokenizer: Tokenizer)
         return model
     mx.random.seed(7)
     return with_key_values(_attention(tokenizer.vocab_size), **SETTINGS[request.param])
+
+
+def _of_kind(kind: str, vocabulary: int) -> Decoder:
+    """A model with one of all kinds of states."""
+    mx.random.seed(7)
+    if kind in KEPT:
+        return with_key_values(_attention(vocabulary), **KEPT[kind])
+    model = _recurrent(vocabulary)
+    if kind == "hybrid":
+        model.blocks[1].token_mixer = GQA(48, num_heads=3, rope=RoPE(16))
+    return model
 
 
 class Server:
@@ -138,15 +150,38 @@ def test_a_beginning_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer)
     assert [reply_of(reply) for reply in replies] == [alone(either, text, REPLY) for text in texts]
 
 
-def test_a_reply_that_was_ended_is_known_as_a_whole(model: Decoder, tokenizer: Tokenizer) -> None:
+KEPT = SETTINGS | {"wide_window": {"max_kv_size": 128}}
+ENDINGS = ["<|eot_id|>", "#", "\n\n### User", " zebra crossing"]
+"""An end token, and stop strings of one token and of several."""
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", *KEPT])
+def test_a_conversation_that_stopped_reads_only_what_is_new(
+    kind: str, ending: str, tokenizer: Tokenizer
+) -> None:
+    """What has ended an answer is no part of the text that comes again."""
+    model = _of_kind(kind, tokenizer.vocab_size)
     server = Server(model, tokenizer)
     text = [*SYSTEM, *QUESTION]
-    reply = alone(model, text, REPLY)
-    end = reply[2]
-    (events,) = server.ask(Request(text, max_tokens=REPLY, end=[end]))
-    assert events[-1].finish_reason == "stop"
-    said = reply[: reply.index(end) + 1]
-    assert server.sessions.find([*text, *said, 1]).count == len(text) + len(said)
+    said = tokenizer.encode("The fox and the hen", add_special_tokens=False)
+    ids = tokenizer.encode(ending, add_special_tokens=False)
+    (end,) = ids if ending == ENDINGS[0] else [0]
+    for turn in range(3):
+        reply = Dictation((*said, *ids))
+        asked = Request(
+            text, max_tokens=40, processors=[reply], end=[end], stop=[] if end else [ending]
+        )
+        before = server.scheduler.tokens_read
+        (events,) = server.ask(asked)
+        assert events[-1].finish_reason == "stop"
+        assert "".join(event.text for event in events) == tokenizer.decode(said)
+        read = server.scheduler.tokens_read - before
+        # the slots of a window that is full are written over, so that the answer is read again
+        again = 1 + len(said) if kind in ("window", "quantised_window") else 0
+        assert read == (len(text) - 1 if turn == 0 else again + len(NEXT) - 1)
+        text += [*said, *NEXT]
+    assert server.reply(text)[0] == alone(model, text, REPLY)
 
 
 def test_nothing_is_lost_where_no_step_follows(model: Decoder, tokenizer: Tokenizer) -> None:

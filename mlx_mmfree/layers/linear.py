@@ -541,12 +541,13 @@ def gathered_product(linear: nn.Module, x: mx.array, indices: mx.array, count: i
         >>> gathered_product(two, mx.ones((3, 8)), mx.array([0, 1, 1]), 2).shape
         (3, 4)
     """
-    holder = matrix_of(linear) if matrix_of(linear) is not None else linear
-    if not hasattr(holder, "gathered"):
+    matrix = matrix_of(linear)
+    gathered: Any = getattr(linear if matrix is None else matrix, "gathered", None)
+    if gathered is None:
         raise TypeError(
             f"[gathered_product] 'linear' must be a linear layer but got {type(linear).__name__}."
         )
-    y: mx.array = holder.gathered(x, indices, count)
+    y: mx.array = gathered(x, indices, count)
     return y
 
 

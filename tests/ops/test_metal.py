@@ -1,6 +1,7 @@
 """Every Metal kernel: values, gradients, and how much memory it reads and writes."""
 
 import importlib
+from contextlib import nullcontext
 
 import mlx.core as mx
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.ops import (
+    gather_ternary_matmul,
     linear_scan,
     pack_ternary,
     packed_width,
@@ -31,7 +33,7 @@ from tests.ops.kernel_checks import (
     random_trits,
     scan_inputs,
 )
-from tests.tolerances import GRADIENT_TOLERANCE
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE
 
 pytestmark = [pytest.mark.metal, pytest.mark.usefixtures("metal")]
 
@@ -74,6 +76,34 @@ def test_sums_of_arrays_that_are_not_contiguous(rows: int) -> None:
     with use_backend("reference"):
         want = ternary_matmul(mx.contiguous(x[:, ::-1]), mx.contiguous(weight[::2]))
     assert_same(got, want)
+
+
+@pytest.mark.parametrize("are_halves", [False, True])
+@pytest.mark.parametrize("dims", [1, 63, 544])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rows_meet_the_matrices_that_they_name(
+    dtype: mx.Dtype, dims: int, are_halves: bool
+) -> None:
+    mx.random.seed(dims)
+    weight = pack_ternary(random_trits(3 * 33, dims)).reshape(3, 33, -1)
+    x, indices = mx.random.normal((5, 2, dims)).astype(dtype), mx.random.randint(0, 3, (5, 2))
+    with use_backend("metal"), nullcontext() if are_halves else without_halves():
+        got = gather_ternary_matmul(x, weight, indices)
+    with use_backend("reference"):
+        want = gather_ternary_matmul(x, weight, indices)
+    assert_close(got, want, TOLERANCE[mx.float32])
+
+
+def test_an_input_that_halves_cannot_scale_is_multiplied_by_trits() -> None:
+    weight = pack_ternary(random_trits(2 * 9, 64)).reshape(2, 9, -1)
+    x, indices = mx.random.normal((3, 64)), mx.array([0, 1, 1])
+    x[1, 5] = 1e38
+    with use_backend("metal"):
+        got = gather_ternary_matmul(x, weight, indices)
+    with use_backend("reference"):
+        want = gather_ternary_matmul(x, weight, indices)
+    for row in range(3):
+        assert_close(got[row], want[row], TOLERANCE[mx.float32])
 
 
 @pytest.mark.parametrize("rows", [FEW, MANY])

@@ -51,12 +51,12 @@ _kernel = mx.fast.metal_kernel(
         word_line[n] = min(n, outputs - 1 - first) * words;
         sums[n] = float2(0.0f);
     }
-    for (int word = lane; 16 * word < dims; word += 32) {
-        const int start = 16 * word;
+    for (int at = lane; 16 * at < dims; at += 32) {
+        const int start = 16 * at;
         uint2 packed[OUTPUTS];
         #pragma clang loop unroll(full)
         for (int n = 0; n < OUTPUTS; n++) {
-            packed[n] = shifts_of<HALVES>(weights[word_line[n] + word]);
+            packed[n] = shifts_of<HALVES>(weights[word_line[n] + at]);
         }
         float2 total = float2(0.0f);
         #pragma clang loop unroll(full)

@@ -95,8 +95,9 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     if not rotated and (signs := [name for name in tensors if name.endswith(".signs")]):
         raise _lost_rotation(checkpoint, signs[0])
     names = WeightNames(architecture.weight_names)
-    tensors = _stacked(tensors, names)
-    checkpoint = replace(checkpoint, tensors=tensors)
+    if names.stacked:
+        tensors = _stacked(tensors, names)
+        checkpoint = replace(checkpoint, tensors=tensors)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     forms: dict[str, StoredTensor] = {}
     modules, held = dict(model.named_modules()), matrices(model)

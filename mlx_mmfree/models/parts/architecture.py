@@ -383,13 +383,16 @@ class WeightNames:
         table: Patterns on disk to patterns in memory. `{}` stands for a number, and `None` and `LeftOut`
             mark unused tensors. An entry may say any of its numbers as they are. `Copy` and `OlderName`
             mark second names, which `second_name` reads, and `Stacked` what `stack_of` reads.
+
+    Attributes:
+        stacked: Of the table, what is one tensor in memory with others.
     """
 
     def __init__(self, table: Mapping[str, str | None]):
         self._left_out = {hub: ours for hub, ours in table.items() if isinstance(ours, LeftOut)}
         table = {**table, **dict.fromkeys(self._left_out)}
-        self._stacked = {hub: ours for hub, ours in table.items() if isinstance(ours, Stacked)}
-        table = {hub: ours for hub, ours in table.items() if hub not in self._stacked}
+        self.stacked = {hub: ours for hub, ours in table.items() if isinstance(ours, Stacked)}
+        table = {hub: ours for hub, ours in table.items() if hub not in self.stacked}
         second = {hub: ours for hub, ours in table.items() if isinstance(ours, Copy | OlderName)}
         # a second name stands for nothing in the first table, where it covers what is in its module
         self._to_memory = {**table, **dict.fromkeys(second, "")}
@@ -422,7 +425,7 @@ class WeightNames:
 
     def stack_of(self, disk_name: str) -> tuple[str, int] | None:
         """The name on disk of what a tensor is stacked in, and its place there; `None` for others."""
-        _, name = _translate(disk_name, self._stacked)
+        _, name = _translate(disk_name, self.stacked)
         return None if name is None else (self.to_disk(name), int(_NUMBER.findall(disk_name)[-1]))
 
     def second_name(self, disk_name: str) -> tuple[str, bool] | None:

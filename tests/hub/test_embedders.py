@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree import embed, load, load_model
+from mlx_mmfree import embed, embed_tokens, load, load_model
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.embedding_files import files_of_pooling, read_embedding_use
@@ -66,6 +66,17 @@ def test_card_and_other_programs(folder: Path, tmp_path: Path) -> None:
 def test_a_norm_in_each_linear_has_no_form_in_gguf(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="no norm inside"):
         convert(open_checkpoint(embedder_folder(tmp_path / "m")), tmp_path / "out", to="gguf")
+
+
+@pytest.mark.parametrize("pooling", ["mean_tokens", "cls_token", "lasttoken"])
+def test_dense_ones_keep_their_pooling_in_gguf(tmp_path: Path, pooling: str) -> None:
+    folder = embedder_folder(tmp_path / "m", pooling=pooling, quantization_config=None)
+    convert(open_checkpoint(folder), tmp_path / "out", to="gguf")
+    want, got = (load(place, dtype=mx.float32) for place in (folder, tmp_path / "out"))
+    assert (
+        isinstance(got[0], TextEmbedder) and got[0].embedding.pooling == want[0].embedding.pooling
+    )
+    assert relative_error(embed(*got, TEXTS), embed(*want, TEXTS)) <= FLOAT32
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -202,6 +213,31 @@ def test_gemma_beside_transformers(tmp_path: Path, name: str) -> None:
     with torch.no_grad():
         back = Gemma3ForCausalLM.from_pretrained(tmp_path / "ours").eval()(tokens).logits.numpy()
     assert relative_error(mx.array(back), want) <= FLOAT32
+
+
+@pytest.mark.interop
+@pytest.mark.filterwarnings("default")
+def test_gemma_in_the_widths_of_the_published_model(tmp_path: Path) -> None:
+    """Two layers of 270M, dense, on a text that is longer than the window."""
+    import torch
+    from transformers import Gemma3TextConfig, Gemma3TextModel
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256}
+    sizes = {"vocab_size": 4096, "hidden_size": 640, "intermediate_size": 2048}
+    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    torch.manual_seed(0)
+    given = {**sizes, **heads, **layers, "sliding_window": 512, "query_pre_attn_scalar": 256}
+    theirs = Gemma3TextModel(Gemma3TextConfig(**given)).eval()
+    tokens = torch.randint(3, 4096, (1, 700))
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(0, 0.05)
+        want = theirs(tokens).last_hidden_state[0, -1].numpy()
+    theirs.save_pretrained(tmp_path / "m")
+    model = load_model(tmp_path / "m", dtype=mx.float32)
+    assert isinstance(model, TextEmbedder)
+    got = embed_tokens(model, mx.array(tokens.numpy()))
+    assert relative_error(got, mx.array(want / np.linalg.norm(want))[None]) <= FLOAT32
 
 
 @pytest.mark.interop

@@ -148,3 +148,13 @@ def files_of_pooling(number: Any) -> dict[str, bytes]:
         name: json.dumps(value).encode()
         for name, value in ((MODULES_FILE, steps), (POOLING_FILE, modes))
     }
+
+
+def pooling_of_files(folder: Path) -> int:
+    """The `pooling_type` of a GGUF file that does what the files of a model say.
+
+    Raises:
+        CheckpointError, UnsupportedModelError: As for `read_embedding_use`.
+    """
+    chosen = read_embedding_use(folder).pooling
+    return next(number for number, pooling in _GGUF_POOLINGS.items() if pooling == chosen)

@@ -18,10 +18,11 @@ from ...files.gguf_file import PlannedGGUFTensor, write_parts
 from ...files.reading import real_path, tokenizer_files, write_json
 from ...files.tensors import PlannedTensors, tensor_bytes, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
-from ...models import architecture_of
+from ...models import TextEmbedder, architecture_of
 from ...models.parts.architecture import GGUFForm
 from ...tokenizer.to_gguf import compare_tokenizers, vocabulary_metadata
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint, record, rounding_of
+from ..checkpoint.embedding_files import pooling_of_files
 from ..checkpoint.forms.affine import FEW_BITS
 from ..checkpoint.forms.packed import scales_of_blocks
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
@@ -267,6 +268,8 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
         **{f"{WRITER_KEY}.{key}": value for key, value in written_by.items()},
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
     }
+    if isinstance(reader.model, TextEmbedder):
+        metadata[f"{architecture}.pooling_type"] = pooling_of_files(reader.checkpoint.folder)
     tensors = planner.plan()
     is_ternary = any(tensor.kind == kind for tensor in tensors)
     file_type = kind if is_ternary else floats

@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import UsageError
 from ..files.reading import read_text
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     kind = "file" if args.files else "text"
     if args.similarity:
-        cosines = (vectors @ vectors.T).tolist()
+        cosines: Any = (vectors @ vectors.T).tolist()
         if args.json:
             print(json.dumps({f"{kind}s": names, "similarity": cosines}, ensure_ascii=False))
             return 0
@@ -89,10 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append((number, *(f"{cosine:.3f}" for cosine in row), f"  {_short(name)}"))
         print("\n".join(line.rstrip() for line in aligned(rows)))
         return 0
-    listed = [
-        {kind: name, "embedding": vector}
-        for name, vector in zip(names, vectors.tolist(), strict=True)
-    ]
+    values: Any = vectors.tolist()
+    listed = [{kind: name, "embedding": vector} for name, vector in zip(names, values, strict=True)]
     if args.json:
         print(json.dumps({"embeddings": listed}, ensure_ascii=False))
         return 0

@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import UsageError
 from ...files.plugins import entry_module, installed
 from ...version import __version__
-from .command import command
+from .command import CommandParser, command
 
 ENVIRONMENT_VARIABLE = "_ARGCOMPLETE"
 """The shell sets this variable when it asks for completions."""
@@ -28,7 +28,8 @@ def complete() -> None:
         import argcomplete
     except ImportError:
         return
-    argcomplete.autocomplete(whole_parser(os.environ.get("COMP_LINE", "")))
+    line = os.environ.get("COMP_LINE", "")
+    argcomplete.autocomplete(whole_parser(line), exclude=older_names(line))
 
 
 def whole_parser(line: str) -> argparse.ArgumentParser:
@@ -45,6 +46,17 @@ def whole_parser(line: str) -> argparse.ArgumentParser:
             parents = [_module(name).build_parser()]
         commands.add_parser(name, parents=parents, add_help=not parents, allow_abbrev=False)
     return parser
+
+
+def older_names(line: str) -> list[str]:
+    """The names of flags that still work and are no longer told, of the commands that `line` names."""
+    found = []
+    for name in {*line.split()} & {*command_names()}:
+        parser = _module(name).build_parser()
+        for action in parser._actions if isinstance(parser, CommandParser) else ():
+            if action.option_strings:
+                found += sorted({*action.option_strings} - {*parser.shown_names(action)})
+    return found
 
 
 _PACKAGE = "mlx_mmfree.cli"
@@ -76,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     name = arguments[0] if arguments else "--help"
-    if name in ("-h", "--help"):
+    if name in ("-h", "--help", "--help-all"):
         print(_overview())
     elif name == "--version":
         print(f"mmfree {__version__}")

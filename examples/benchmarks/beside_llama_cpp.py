@@ -1,7 +1,8 @@
 """Measures llama.cpp beside this library, with a model in the shape of BitNet-2B-4T with random weights.
 
 llama.cpp reads them from a GGUF file in TQ2_0, with a head in Q6_K. With `--type q1_0` or `q2_0`, both
-read one file of that type instead, in the shape of Bonsai-1.7B. Needs llama-cpp-python and gguf.
+read one file of that type instead, with four blocks in Bonsai-1.7B's shape. Needs llama-cpp-python and
+gguf.
 """
 
 import json
@@ -231,7 +232,7 @@ def write_model(file: Path, is_small: bool = False) -> WrittenModel:
 
 
 BONSAI = {
-    "block_count": 28,
+    "block_count": 4,
     "embedding_length": 2048,
     "feed_forward_length": 6144,
     "attention.head_count": 16,
@@ -254,7 +255,7 @@ _NARROW = {
 
 
 def write_bonsai(file: Path, kind: str, is_small: bool = False) -> WrittenModel:
-    """Writes a Qwen3 in the shape of Bonsai-1.7B, whose matrices are all of one type.
+    """Writes four blocks in the shape of Bonsai-1.7B, whose matrices are all of one type.
 
     Args:
         file: The file to write.
@@ -290,7 +291,7 @@ def write_bonsai(file: Path, kind: str, is_small: bool = False) -> WrittenModel:
     ]
     metadata = {"general.architecture": "qwen3", "tokenizer.ggml.model": "none"}
     write_gguf(file, metadata | {f"qwen3.{name}": size for name, size in sizes.items()}, tensors)
-    name = f"{'small' if is_small else 'Bonsai-1.7B'} in {kind}"
+    name = f"{'small' if is_small else '4 blocks of Bonsai-1.7B'} in {kind}"
     return WrittenModel(name, sizes, sum(rows * columns for rows, columns in matrices.values()))
 
 
@@ -409,7 +410,7 @@ def build_parser() -> CommandParser:
         "--type",
         choices=("tq2_0", "q2_0", "q1_0"),
         default="tq2_0",
-        help="type of the file: tq2_0 in the shape of BitNet-2B-4T, or a Bonsai-1.7B (%(default)s)",
+        help="type of the file: tq2_0 as BitNet-2B-4T, the others as blocks of Bonsai-1.7B (%(default)s)",
     )
     parser.add_argument("--threads", type=positive, help="number of threads (all processors)")
     parser.add_argument(

@@ -410,7 +410,7 @@ def build_parser() -> CommandParser:
         "--type",
         choices=("tq2_0", "q2_0", "q1_0"),
         default="tq2_0",
-        help="type of the file: tq2_0 as BitNet-2B-4T, the others as blocks of Bonsai-1.7B (%(default)s)",
+        help="type of the file: tq2_0 as BitNet-2B-4T, others as blocks of Bonsai-1.7B (%(default)s)",
     )
     parser.add_argument("--threads", type=positive, help="number of threads (all processors)")
     parser.add_argument(

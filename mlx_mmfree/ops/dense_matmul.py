@@ -123,9 +123,20 @@ def reference(x: mx.array, weight: mx.array, quantization: AffineForm | None) ->
 
 
 BLOCK_WEIGHTS = 2**24
+FEW_ROWS = 2
+"""The most rows for which MLX multiplies codes in less time than it takes to write them out."""
 
 
 def chunked(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
+    """MLX's own product for few rows and codes; otherwise the definition for some outputs at a time."""
+    if quantization is None or x.size > FEW_ROWS * x.shape[-1]:
+        return in_blocks(x, weight, quantization)
+    scales, biases = (part.astype(mx.float32) for part in quantization[:2])
+    form = quantization._replace(scales=scales, biases=biases)
+    return _of_mlx(x.astype(mx.float32), weight, form)
+
+
+def in_blocks(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
     """The definition for some outputs at a time, so that few weights are held as float32."""
     if quantization is None and weight.dtype == mx.float32:
         return reference(x, weight, None)
@@ -141,7 +152,7 @@ def chunked(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> m
 
 
 def _of_mlx(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
-    """MLX's own kernels of a GPU, in the dtype of the arguments."""
+    """MLX's own kernels, in the dtype of the arguments."""
     if quantization is None:
         return (x @ weight.T).astype(mx.float32)
     scales, biases, group_size, bits = quantization
@@ -159,9 +170,9 @@ def native(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx
 def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays) -> Arrays:
     x, weight, scales, biases = arrays
     if scales is None:
-        return [chunked(x, weight, None)]
+        return [in_blocks(x, weight, None)]
     group_size = x.shape[-1] // scales.shape[1]
-    return [chunked(x, weight, AffineForm(scales, biases, group_size, options[0]))]
+    return [in_blocks(x, weight, AffineForm(scales, biases, group_size, options[0]))]
 
 
 def _cost(call: Call) -> Cost:

@@ -55,8 +55,10 @@ def test_codes(backend: str, bits: int, dtype: mx.Dtype, request: pytest.Fixture
     for group_size in GROUP_SIZES:
         dims = 3 * group_size
         codes, quantization = quantize(40, dims, group_size, bits, dtype)
-        x = mx.random.normal((2, 3, dims)).astype(dtype)
-        want = mx.array(exact(x.reshape(6, dims), codes, quantization)).astype(mx.float32)
+        # one row, and more
+        rows = (1,) if group_size == 64 else (2, 3)
+        x = mx.random.normal((*rows, dims)).astype(dtype)
+        want = mx.array(exact(x.reshape(-1, dims), codes, quantization)).astype(mx.float32)
         tolerance = TOLERANCE[dtype if backend == "metal" else mx.float32]
         with use_backend(backend):
             try:
@@ -68,7 +70,7 @@ def test_codes(backend: str, bits: int, dtype: mx.Dtype, request: pytest.Fixture
                 lambda x: (dense_matmul(x, codes, quantization) * upstream).sum()  # noqa: B023
             )(x)
         assert got.dtype == mx.float32
-        assert relative_error(got.reshape(6, 40), want) <= tolerance
+        assert relative_error(got.reshape(-1, 40), want) <= tolerance
         with use_backend("reference"):
             identity = dense_matmul(mx.eye(dims), codes, quantization)
         want_gradient = (upstream @ identity.T).astype(dtype)

@@ -1,8 +1,11 @@
 """What the bodies of requests must look like, and what is wrong with one that does not."""
 
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -17,6 +20,8 @@ from pydantic import (
 
 from ..files.reading import parse_json
 from .errors import RequestError
+
+_log = logging.getLogger(__name__)
 
 _MAX_SHOWN = 60
 _LONGEST_NAME = 100
@@ -35,6 +40,24 @@ class Body(BaseModel):
     neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
 
+HINTS = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+    }
+)
+"""Names that clients send for a server's own use, and that no answer depends on."""
+
+
+@cache
+def named_once(hint: str) -> None:
+    """Says in the log that a hint means nothing here, the first time that one comes."""
+    _log.info("Requests have '%s', a hint for which this server has no use.", hint)
+
+
 B = TypeVar("B", bound=Body)
 
 
@@ -47,7 +70,8 @@ def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
         max_bytes: The largest length of the text.
 
     Raises:
-        RequestError: It is not JSON, lacks a parameter, or has one that is wrong or unknown.
+        RequestError: It is not JSON, lacks a parameter, or has one that is wrong or unknown. A hint
+            is left out.
     """
     try:
         value = parse_json(text, max_bytes=max_bytes, unique_keys=True)
@@ -61,8 +85,11 @@ def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
         if name in known and not _is_one_of(known.pop(name), allowed):
             raise _unsupported(name, allowed)
     for name in value:
-        if name not in kind.model_fields and name not in kind.neutral:
-            raise _unknown(name)
+        if name in HINTS:
+            named_once(name)
+            known.pop(name, None)
+        elif name not in kind.model_fields and name not in kind.neutral:
+            raise _unknown(name, {*kind.model_fields, *HINTS})
     try:
         return kind.model_validate(known)
     except ValidationError as error:
@@ -82,10 +109,11 @@ def _unsupported(name: str, allowed: Sequence[Any]) -> RequestError:
     )
 
 
-def _unknown(name: str) -> RequestError:
+def _unknown(name: str, known: Iterable[str] = ()) -> RequestError:
     name = name[:_LONGEST_NAME]
+    meant = "".join(f" Did you mean '{each}'?" for each in get_close_matches(name, known, n=1))
     return RequestError(
-        f"[request] {name!r} must be left out, since this server does not know it.",
+        f"[request] {name!r} must be left out, since this server does not know it.{meant}",
         param=name,
         code="unknown_parameter",
     )
@@ -179,7 +207,7 @@ User = Annotated[str, Field(max_length=64)]
 class TextRequest(Body):
     """A request for texts, of either form."""
 
-    neutral: ClassVar[Mapping[str, Any]] = {"service_tier": ("auto", "default"), "store": (False,)}
+    neutral: ClassVar[Mapping[str, Any]] = {"store": (False,)}
 
     model: str | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
@@ -424,13 +452,9 @@ class ChatRequest(TextRequest):
         "audio": (),
         "function_call": (),
         "functions": (),
-        "metadata": ({},),
         "modalities": (["text"],),
         "prediction": (),
-        "prompt_cache_key": (),
-        "prompt_cache_retention": (),
         "reasoning_effort": (),
-        "safety_identifier": (),
         "verbosity": (),
         "web_search_options": (),
     }

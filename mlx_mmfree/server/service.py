@@ -69,11 +69,12 @@ class Bodies:
         Raises:
             RequestError: It is no JSON, is too large, or does not come.
         """
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        header = request.headers.get("content-type") or "application/json"
+        kind = header.partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RequestError(
-                "[request] the header 'Content-Type' must be application/json but "
-                + (f"is {kind!r:.60}." if kind else "is missing."),
+                "[request] the header 'Content-Type' must be application/json or left out but is "
+                f"{kind!r:.60}.",
                 415,
             )
         length = request.headers.get("content-length", "0")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.server.schemas import ChatRequest, CompletionRequest
+from mlx_mmfree.server.schemas import HINTS, ChatRequest, CompletionRequest, named_once
 from mlx_mmfree.tokenizer.tokenizer_json import JsonVocabulary
 
 pytestmark = pytest.mark.serve
@@ -73,7 +73,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"best_of": True}, "best_of"),
         ({"echo": 0}, "echo"),
         ({"suffix": "end"}, "suffix"),
-        ({"service_tier": "flex"}, "service_tier"),
+        ({"store": True}, "store"),
         # known nowhere
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"adapter_path": "/etc"}, "adapter_path"),
@@ -132,15 +132,59 @@ def test_a_wrong_parameter_of_a_chat_is_named(
 
 def test_what_asks_for_nothing_is_taken(client: Any) -> None:
     nothing = {name: None for name in CompletionRequest.neutral}
-    same = {"echo": False, "best_of": 1, "suffix": "", "store": False, "service_tier": "auto"}
+    same = {"echo": False, "best_of": 1, "suffix": "", "store": False}
     for more in (nothing, same):
         body = {"prompt": "a", "max_tokens": 1, **more}
         assert client.post(COMPLETIONS, json=body).status_code == 200
     body = {"messages": MESSAGES, "model": "chat", "max_tokens": 1}
-    more = {"parallel_tool_calls": True, "modalities": ["text"], "tools": [], "metadata": {}}
+    more = {"parallel_tool_calls": True, "modalities": ["text"], "tools": []}
     nothing = {name: None for name in ChatRequest.neutral}
     for each in (more, nothing):
         assert client.post(CHAT, json=body | each).status_code == 200
+
+
+def test_hints_are_taken_and_named_once(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    hints = {
+        "metadata": {"task": "a secret"},
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "safety_identifier": 5,
+        "service_tier": "flex",
+    }
+    assert hints.keys() == HINTS
+    named_once.cache_clear()
+    with caplog.at_level("INFO", logger="mlx_mmfree.server.schemas"):
+        for path, body in (
+            (COMPLETIONS, {"prompt": "a", "max_tokens": 1}),
+            (CHAT, {"messages": MESSAGES, "model": "chat", "max_tokens": 1}),
+            (EMBEDDINGS, {"input": "a"}),
+        ):
+            assert client.post(path, json=body | hints | {"user": "me"}).status_code == 200
+    lines = [line for name, _, line in caplog.record_tuples if name == "mlx_mmfree.server.schemas"]
+    assert len(lines) == len(hints)
+    assert all(f"'{name}'" in line for name, line in zip(hints, lines, strict=True))
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "meant"),
+    [
+        (COMPLETIONS, "max_token", "max_tokens"),
+        (COMPLETIONS, "temprature", "temperature"),
+        (CHAT, "max_completions_tokens", "max_completion_tokens"),
+        (CHAT, "toolchoice", "tool_choice"),
+        (EMBEDDINGS, "dimension", "dimensions"),
+        (CHAT, "meta_data", "metadata"),
+        (COMPLETIONS, "adapter_path", None),
+    ],
+)
+def test_an_unknown_parameter_is_refused_with_the_likely_one(
+    client: Any, path: str, name: str, meant: str | None
+) -> None:
+    body = {COMPLETIONS: {"prompt": "a"}, CHAT: {"messages": MESSAGES}, EMBEDDINGS: {"input": "a"}}
+    error = error_of(client.post(path, json=body[path] | {name: 5}), 400)
+    assert (error["param"], error["code"]) == (name, "unknown_parameter")
+    assert error["message"].endswith(f" Did you mean '{meant}'?") == (meant is not None)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +224,24 @@ def test_addresses_and_methods(client: Any) -> None:
     error_of(client.get("/../../etc/passwd"), 404)
     error = error_of(client.get(COMPLETIONS), 405)
     assert f"'{COMPLETIONS}' takes the method POST but got GET." in error["message"]
-    error = error_of(client.post(COMPLETIONS, content="prompt=a"), 415)
-    assert "must be application/json but is missing." in error["message"]
-    error_of(client.post(COMPLETIONS, data={"prompt": "a"}), 415)
+    error = error_of(client.post(COMPLETIONS, data={"prompt": "a"}), 415)
+    assert (
+        "must be application/json or left out but is 'application/x-www-form-urlencoded'"
+        in error["message"]
+    )
+
+
+def test_a_body_whose_type_is_not_named_is_read_as_json(client: Any) -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    request = client.build_request("POST", COMPLETIONS, content=body)
+    assert "content-type" not in request.headers
+    assert client.send(request).status_code == 200
+    error_of(client.post(COMPLETIONS, content=b"prompt=a"), 400)
+    # what a browser sends for another page without asking first
+    error_of(client.post(COMPLETIONS, content=body, headers={"Content-Type": "text/plain"}), 415)
+    error_of(
+        client.post(COMPLETIONS, content=body, headers={"Origin": "https://evil.example"}), 403
+    )
 
 
 def test_embeddings_that_are_refused(client: Any) -> None:

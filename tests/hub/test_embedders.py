@@ -41,7 +41,7 @@ def test_conversions_embed_the_same(folder: Path, tmp_path: Path, to: Any, forms
     assert report.total.source_bytes == open_checkpoint(folder).nbytes
     model, tokenizer = load(tmp_path / "out")
     assert isinstance(model, TextEmbedder) and model.embedding.pooling == "mean"
-    assert sum(isinstance(module, PackedBitLinear) for module in model.modules()) == 14
+    assert len(packed_linears(model)) == 14
     assert mx.array_equal(embed(model, tokenizer, TEXTS), embed(*load(folder), TEXTS))
     files = plan_upload(tmp_path / "out", "me/embedder").files
     assert {
@@ -83,11 +83,34 @@ def test_dense_ones_keep_their_pooling_in_gguf(tmp_path: Path, pooling: str) -> 
 def test_masters_are_trained_further(tmp_path: Path, family: str) -> None:
     folder = embedder_folder(tmp_path / "m", model_type=family)
     masters = load_model(folder, packed=False, dtype=mx.float32)
-    assert not any(isinstance(module, PackedBitLinear) for module in masters.modules())
+    assert not packed_linears(masters)
     save_model(tmp_path / "again", masters)
     tokens = mx.array([[5, 6, 7]])
     want = masters(tokens)[0]
     assert mx.array_equal(load_model(tmp_path / "again", packed=False)(tokens)[0], want)
+
+
+def test_what_a_model_is_made_for(tmp_path: Path) -> None:
+    """With norms in its projections, one that has a head writes texts, unless it has a pooling."""
+    folder = embedder_folder(tmp_path / "m")
+    weights = mx.load(str(folder / "model.safetensors"))
+    renamed = {name.replace("rms_norm", "norm"): array for name, array in weights.items()}
+    said = json.loads((folder / "config.json").read_text())
+    del said["quantization_config"], said["architectures"]
+    (folder / "config.json").write_text(json.dumps(said))
+    mx.save_safetensors(str(folder / "model.safetensors"), renamed)
+    model = load_model(folder)
+    assert isinstance(model, TextEmbedder) and len(packed_linears(model)) == 14
+    headed = {**renamed, "lm_head.weight": renamed["model.embed_tokens.weight"]}
+    mx.save_safetensors(str(folder / "model.safetensors"), headed)
+    model = load_model(folder)
+    assert not isinstance(model, TextEmbedder) and len(packed_linears(model)) == 14
+    (folder / "modules.json").write_text("[]")
+    assert isinstance(load_model(folder), TextEmbedder)
+
+
+def packed_linears(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, PackedBitLinear)]
 
 
 @pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "first"), (3, "last")])

@@ -191,8 +191,9 @@ def open_checkpoint(
     # packed weights are no masters, whatever the configuration leaves open
     if latent is not None or dtypes.isdisjoint(PACKED_DTYPES):
         config = with_latent(config, dtypes, revision, latent)
-    is_embedder = (folder / MODULES_FILE).exists()
     has_norms = any(name.endswith("_proj.norm.weight") for name in tensors)
+    has_head = "lm_head.weight" in tensors
+    is_embedder = (has_norms and not has_head) or (folder / MODULES_FILE).exists()
     if is_embedder or has_norms:
         config = with_embedding(config, has_norms, is_embedder)
     return Checkpoint(folder, config, tensors)

@@ -39,12 +39,13 @@ def with_embedding(config: Mapping[str, Any], has_norms: bool, is_embedder: bool
         config: The content of `config.json`.
         has_norms: Whether there are norms inside projections, which say that these are ternary linears
             of BitNet, with masters as their weights unless the configuration says more.
-        is_embedder: Whether files beside the weights say that the model embeds texts.
+        is_embedder: Whether the model embeds texts: files beside the weights say so, or there are such
+            norms and no head.
     """
     known = architectures().get(str(config.get("model_type")))
     name = getattr(known and known.config, "embedder_class", "")
     found = dict(config)
-    if name and (is_embedder or has_norms):
+    if name and is_embedder:
         found["architectures"] = [name]
     if name and has_norms:
         said = config.get("quantization_config")

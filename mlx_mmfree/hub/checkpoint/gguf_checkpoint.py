@@ -110,7 +110,7 @@ def read_gguf_checkpoint(
     config |= _add_biases(file, tensors)
     prefix = metadata["general.architecture"]
     pooling = files_of_pooling(metadata.get(f"{prefix}.pooling_type"))
-    config = with_embedding(config, has_norms, bool(pooling))
+    config = with_embedding(config, has_norms, bool(pooling) or (has_norms and is_tied))
     # beside codes, as llama.cpp computes: the norms are float32, and floats of a dtype of 16 bits rare
     usual = mx.float32 if embedding.kind.affine_bits else mx.float16
     dtype = FLOAT_TYPES.get(embedding.kind.name, usual)

@@ -133,7 +133,7 @@ def _add_session_flags(group: Any) -> None:
         "--session-dir",
         type=Path,
         metavar="FOLDER",
-        help="folder in which they outlive the server; default: they end with it",
+        help="folder in which states of texts outlive the server; default: they end with it",
     )
     group.add_argument(
         "--session-disk",

@@ -1,7 +1,7 @@
 """What every layer and mixer asks of its arguments, and functions that take those of another."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -10,7 +10,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def with_arguments_of(
-    other: Callable[..., Any], *, without: Collection[str] = (), **more: tuple[Any, Any]
+    other: Callable[..., Any], **more: tuple[type, Any]
 ) -> Callable[[Function], Function]:
     """Declares that a function passes what it is given on to another: its signature is written once.
 
@@ -18,13 +18,11 @@ def with_arguments_of(
 
     Args:
         other: The function that takes the arguments.
-        without: Those of them that it does not take.
         more: Those of its own, with their types and defaults.
     """
 
     def declare(function: Function) -> Function:
         theirs, own = inspect.signature(other), inspect.signature(function)
-        kept = [each for each in theirs.parameters.values() if each.name not in without]
         added = [
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
@@ -32,7 +30,7 @@ def with_arguments_of(
             for name, (kind, default) in more.items()
         ]
         function.__signature__ = theirs.replace(  # type: ignore[attr-defined]
-            parameters=[*kept, *added],
+            parameters=[*theirs.parameters.values(), *added],
             return_annotation=own.return_annotation,
         )
         return function

@@ -1,17 +1,15 @@
 """Attention whose query heads share keys, to all tokens (arXiv 2305.13245) or to some of them."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import mlx.core as mx
+import mlx.nn as nn
 
-from ..layers.arguments import (
-    check_counts,
-    check_optional_sizes,
-    check_sizes,
-    with_arguments_of,
-)
+from ..layers.arguments import check_counts, check_optional_sizes, check_sizes
 from ..layers.attention.mixer import SelfAttention
 from ..layers.attention.options import KeyValueCache
+from ..layers.attention.positions import PositionBias, RoPE
+from ..layers.mixer import Linears
 from ..ops import attention
 from ..ops.attention import Mask
 
@@ -92,8 +90,6 @@ class SlidingWindowAttention(GQA):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
-        output_bias: Whether that of the output has one. Default: `bias`.
-        is_stacked, is_gated, norms: As of `GQA`.
         rope: Rotates queries and keys by the positions in the text, made for `head_dim`.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         is_causal: The window lies before a token; otherwise on both sides.
@@ -121,10 +117,33 @@ class SlidingWindowAttention(GQA):
     complexity: ClassVar[str] = "T W D"
     paper: ClassVar[str] = "arXiv 2004.05150"
 
-    @with_arguments_of(GQA.__init__, without=("cache",), window=(int, 256))
-    def __init__(self, dims: int, *, window: int = 256, **options: Any):
+    def __init__(
+        self,
+        dims: int,
+        *,
+        window: int = 256,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        position_bias: PositionBias | None = None,
+        is_causal: bool = True,
+    ):
         check_sizes("SlidingWindowAttention", window=window)
-        super().__init__(dims, cache=KeyValueCache(window), **options)
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            linear=linear,
+            bias=bias,
+            rope=rope,
+            position_bias=position_bias,
+            is_causal=is_causal,
+            cache=KeyValueCache(window),
+        )
 
 
 class LocalAttention(GQA):
@@ -154,8 +173,6 @@ class LocalAttention(GQA):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
-        output_bias: Whether that of the output has one. Default: `bias`.
-        is_stacked, is_gated, norms: As of `GQA`.
         rope: Rotates queries and keys by the positions in the text, made for `head_dim`.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         is_causal: A token sees no later ones.
@@ -185,12 +202,36 @@ class LocalAttention(GQA):
     complexity: ClassVar[str] = "T S D"
     paper: ClassVar[str] = "arXiv 1802.05751"
 
-    @with_arguments_of(GQA.__init__, without=("cache",), block_size=(int, 128), neighbours=(int, 1))
-    def __init__(self, dims: int, *, block_size: int = 128, neighbours: int = 1, **options: Any):
+    def __init__(
+        self,
+        dims: int,
+        *,
+        block_size: int = 128,
+        neighbours: int = 1,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        position_bias: PositionBias | None = None,
+        is_causal: bool = True,
+    ):
         check_sizes("LocalAttention", block_size=block_size)
         check_counts("LocalAttention", neighbours=neighbours)
         cache = KeyValueCache((neighbours + 1) * block_size, step=block_size)
-        super().__init__(dims, cache=cache, **options)
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            linear=linear,
+            bias=bias,
+            rope=rope,
+            position_bias=position_bias,
+            is_causal=is_causal,
+            cache=cache,
+        )
 
 
 class AttentionSink(GQA):
@@ -219,8 +260,6 @@ class AttentionSink(GQA):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
-        output_bias: Whether that of the output has one. Default: `bias`.
-        is_stacked, is_gated, norms: As of `GQA`.
         rope: Rotates queries and keys, made for `head_dim`; `None`: it does not.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
 
@@ -248,13 +287,6 @@ class AttentionSink(GQA):
     paper: ClassVar[str] = "arXiv 2309.17453"
     bidirectional: ClassVar[bool] = False
 
-    @with_arguments_of(
-        GQA.__init__,
-        without=("cache", "is_causal"),
-        window=(int | None, 1024),
-        sinks=(int, 4),
-        is_learned=(bool, False),
-    )
     def __init__(
         self,
         dims: int,
@@ -262,7 +294,13 @@ class AttentionSink(GQA):
         window: int | None = 1024,
         sinks: int = 4,
         is_learned: bool = False,
-        **options: Any,
+        num_heads: int = 8,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        linear: Linears = nn.Linear,
+        bias: bool = False,
+        rope: RoPE | None = None,
+        position_bias: PositionBias | None = None,
     ):
         check_optional_sizes("AttentionSink", window=window)
         check_counts("AttentionSink", sinks=sinks)
@@ -270,7 +308,17 @@ class AttentionSink(GQA):
             raise ValueError(
                 f"[AttentionSink] 'sinks' must be 0 without a 'window', which sees all, but got {sinks}."
             )
-        super().__init__(dims, cache=KeyValueCache(window, sinks), is_causal=True, **options)
+        super().__init__(
+            dims,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            linear=linear,
+            bias=bias,
+            rope=rope,
+            position_bias=position_bias,
+            cache=KeyValueCache(window, sinks),
+        )
         if is_learned:
             self.sink_logits = mx.zeros((self.num_heads,))
             self.has_plain_weights = False

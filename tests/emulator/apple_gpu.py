@@ -135,6 +135,11 @@ class Code:
     operations: Counter[str] = field(default_factory=Counter)
 
     @property
+    def of_one_round(self) -> int:
+        """The instructions of the whole kernel, if each loop takes one round."""
+        return self.once.instructions + sum(loop.instructions for loop in self.loops)
+
+    @property
     def hot(self) -> Loop:
         """The longest loop without one within it."""
         return max(

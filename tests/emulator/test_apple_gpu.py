@@ -76,6 +76,12 @@ def test_all_lies_in_registers_and_in_the_instruction_cache(rows: dict[str, Row]
         assert (code.stack > 0) == (kind in KEPT_IN_MEMORY), kind
 
 
+def test_a_step_of_the_delta_rule_is_shorter_than_that_of_mlx_lm() -> None:
+    pytest.importorskip("mlx_lm")
+    head, key, others_head, others_key = (count for _, count in yardstick.steps_of_the_delta_rule())
+    assert head <= 14.6 <= others_head and key <= 14.6 <= others_key
+
+
 def test_the_page_holds_the_table(rows: dict[str, Row]) -> None:
     assert yardstick.table(list(rows.values())) in yardstick.PAGE.read_text(encoding="utf-8")
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from mlx_mmfree.ops import Projection
+from mlx_mmfree.ops import Projection, gated_delta_rule, use_backend
 from mlx_mmfree.ops.activations import Activation
 from mlx_mmfree.ops.backend import launch
 from mlx_mmfree.ops.backend.launch import generated_text
@@ -225,6 +225,43 @@ def _of_others() -> Iterator[Row]:
     yield Row("mlx-lm's BitNet kernel", code, loop.instructions / 16, loop.slots / 16, tuple(whole))
 
 
+def steps_of_the_delta_rule() -> Iterator[tuple[str, float]]:
+    """What a decoded position of 8 heads of 128 dims takes for each number of the state, in float32."""
+    row, one = mx.zeros((1, 8, 1, 128)), mx.zeros((1, 8, 1, 1))
+    state = mx.zeros((1, 8, 128, 128))
+    for name, gate in (("a gate for each head", one), ("for each key", row)):
+        with use_backend("metal"), launch.recording() as texts:
+            gated_delta_rule(row, row, row, None, gate, state)
+        # those before it check the kernel
+        *_, (kernel, text) = texts.items()
+        code = apple_gpu.machine_code(kernel, text, (256, 1, 1))
+        # a thread has 16 rows of 4 columns
+        yield f"`gated_delta_rule`, {name}", code.of_one_round / 64
+    if importlib.util.find_spec("mlx_lm") is None:
+        return
+    from mlx_lm.models.gated_delta import _make_gated_delta_kernel
+
+    row, one = (x.swapaxes(1, 2) for x in (row, one[..., 0]))
+    for name, gate in (("a gate for each head", one), ("for each key", row)):
+        with patch.object(mx.metal, "is_available", lambda: True):
+            step = _make_gated_delta_kernel(vectorized=gate is row)
+        kernel, text = generated_text(
+            step,
+            [row, row, row, gate, one, state, mx.array(1)],
+            template=[
+                *(("InT", mx.float32), ("StT", mx.float32)),
+                *(("Dk", 128), ("Dv", 128), ("Hk", 8), ("Hv", 8)),
+            ],
+            grid=(32, 128, 8),
+            threadgroup=(32, 4, 1),
+            output_shapes=[row.shape, state.shape],
+            output_dtypes=[mx.float32, mx.float32],
+            init_value=None,
+        )
+        code = apple_gpu.machine_code(kernel, text, (32, 4, 1))
+        yield f"mlx-lm's, {name}", code.of_one_round / 4
+
+
 def _code(texts: dict[str, str], part: str, threads: int) -> Code:
     name, text = next((name, text) for name, text in texts.items() if part in name)
     return apple_gpu.machine_code(name, text, (threads, 1, 1))
@@ -263,7 +300,9 @@ def main() -> None:
         sys.exit(reason)
     counted = table(list(rows()))
     if not args.write:
-        print(counted)
+        print(counted, "\n\nInstructions of a decoded position for each number of a state:")
+        for name, count in steps_of_the_delta_rule():
+            print(f"{name}: {count:.1f}")
         return
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]

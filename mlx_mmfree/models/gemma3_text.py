@@ -132,7 +132,11 @@ def _layer_types(count: int, interval: int) -> tuple[str, ...]:
 
 def _read_layers(config: Mapping[str, Any]) -> tuple[str, ...]:
     count = integer(config, "num_hidden_layers", 26, high=1024)
-    interval = integer(config, "sliding_window_pattern", 6, high=2**16)
+    # transformers writes what it does not show
+    names = ("sliding_window_pattern", "_sliding_window_pattern")
+    given = agreed({f"'{name}'": config.get(name) for name in names})
+    pattern = {} if given is None else {names[0]: given}
+    interval = integer(pattern, names[0], 6, high=2**16)
     kinds = config.get("layer_types")
     if kinds is None:
         return _layer_types(count, interval)

@@ -166,6 +166,11 @@ def test_both_forms_of_rotary_positions_say_the_same() -> None:
         ({"layer_types": [["a"], 1]}, CheckpointError, "each of the 2 layers"),
         ({"sliding_window": 0}, CheckpointError, "sliding_window"),
         ({"sliding_window_pattern": -1}, CheckpointError, "sliding_window_pattern"),
+        (
+            {"sliding_window_pattern": 2, "_sliding_window_pattern": 3},
+            CheckpointError,
+            "must be equal",
+        ),
         ({"query_pre_attn_scalar": 0}, CheckpointError, "query_pre_attn_scalar"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},

@@ -217,7 +217,7 @@ def test_texts_with_equal_biases_are_one_batch() -> None:
 def test_a_model_that_embeds_texts_is_asked_as_its_files_say(
     tmp_path: Path, start: Callable[..., Any]
 ) -> None:
-    folder = embedder_folder(tmp_path / "model", pooling="lasttoken", max_length=20)
+    folder = embedder_folder(tmp_path / "model", pooling="lasttoken", max_length=40)
     model, tokenizer = load(folder)
     with start(ServedModel("m", model, tokenizer)) as client:
 
@@ -235,7 +235,7 @@ def test_a_model_that_embeds_texts_is_asked_as_its_files_say(
         for body, status, param in (
             ({"input": "a", "prompt_name": "passage"}, 400, "prompt_name"),
             ({"input": [[5, 6]], "prompt_name": "query"}, 400, "prompt_name"),
-            ({"input": [21 * [5]]}, 413, "input"),
+            ({"input": [41 * [5]]}, 413, "input"),
         ):
             answer = client.post("/v1/embeddings", json={"model": "m"} | body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)

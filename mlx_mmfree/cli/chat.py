@@ -18,6 +18,7 @@ from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, Wor
 
 if TYPE_CHECKING:
     from ..generation import Chat, GenerationResponse
+    from ..models import Decoder
 
 HELP = "talk with a model in the terminal"
 
@@ -40,8 +41,14 @@ SETTINGS = (
     "max-tokens",
     "seed",
 )
+
+
+class _Usual(float):
+    """The value of a flag that was not given."""
+
+
 # Small models soon repeat themselves without end if they always write the likeliest token.
-TEMPERATURE, TOP_P = 0.7, 0.9
+TEMPERATURE, TOP_P = _Usual(0.7), _Usual(0.9)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -81,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with argument_errors():
             end = end_tokens(tokenizer, args.extra_eos_token)
         special = [*tokenizer.encode("\n", add_special_tokens=False), *end]
+        note = _take_recommended(args, model)
         chat = Chat(
             model,
             tokenizer,
@@ -97,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_wrapped(
             f"Chat with {args.model or 'the model in the package'}. /help lists the commands."
         )
+        if note:
+            _print_wrapped(note)
         if not chat.has_template:
             _print_wrapped(
                 "The model has no chat template: it is a base model, which was not taught to answer. "
@@ -104,6 +114,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         Terminal(chat, args, special).run()
     return 0
+
+
+def _take_recommended(args: argparse.Namespace, model: "Decoder") -> str:
+    """Takes what the makers of a model in few bits recommend for flags that were not given.
+
+    Returns:
+        A line that says so, empty if nothing was taken.
+    """
+    from ..layers.matrix import matrices
+    from ..models import architecture_of
+
+    found = architecture_of(model.config).few_bit_sampling
+    bits = [
+        getattr(each.layer, "bits", 2)
+        for each in matrices(model).values()
+        if each.is_packed and not each.is_ternary
+    ]
+    if found is None or min(bits, default=8) > 2:
+        return ""
+    recommended = dict(zip(("temp", "top_p"), found, strict=True))
+    taken = {
+        name: value
+        for name, value in recommended.items()
+        if isinstance(getattr(args, name), _Usual)
+    }
+    vars(args).update(taken)
+    words = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in taken.items())
+    return f"Sampling as the makers of this model recommend: {words}." if taken else ""
 
 
 class Terminal:

@@ -101,6 +101,15 @@ def _add_target_flags(group: Any) -> None:
         "pack them",
     )
     group.add_argument(
+        "--unrotate",
+        nargs="?",
+        const="dense",
+        type=_unrotated,
+        metavar="BITS",
+        help="undo the rotation of rotated weights, for programs without it: as floats, or with --to "
+        "mlx as codes of 4, 5, 6 or 8 bits (floats)",
+    )
+    group.add_argument(
         "--no-verify",
         dest="verify",
         action="store_false",
@@ -185,6 +194,7 @@ def _float_forms(args: argparse.Namespace) -> "FloatForms":
         head_bits=args.head_bits,
         ternarize_groups=args.ternarize == "group",
         keep_masters=args.keep_masters,
+        unrotate=args.unrotate,
     )
 
 
@@ -204,6 +214,17 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"[convert] '{name}' must come with '--to {target}' but got {args.to!r}. Leave it out."
             )
+
+
+def _unrotated(text: str) -> int | str:
+    """The bits of codes, or "dense" for floats."""
+    if text == "dense":
+        return text
+    if text not in ("4", "5", "6", "8"):
+        raise argparse.ArgumentTypeError(
+            f"must be 4, 5, 6 or 8, or be given without a number, but got {text[:40]!r}"
+        )
+    return int(text)
 
 
 def _size(text: str) -> int:

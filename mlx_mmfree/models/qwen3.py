@@ -95,6 +95,8 @@ ARCHITECTURE = Architecture(
         "ternary-bonsai-4b": _bonsai(2560, 36, 9728, heads=32, is_tied=True),
         "ternary-bonsai-8b": _bonsai(4096, 36, 12288, heads=32, is_tied=False),
     },
+    # of Bonsai's demonstration
+    few_bit_sampling=(0.5, 0.85),
     published={
         "microsoft/bitnet-embedding-0.6b": "16-bit masters",
         "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": "MLX affine, 1 bit",

@@ -391,6 +391,8 @@ ARCHITECTURE = Architecture(
         "layer_types": [LINEAR, FULL],
         "rope_theta": 1e7,
     },
+    # of Bonsai's demonstration
+    few_bit_sampling=(0.7, 0.95),
     published={
         "prism-ml/Ternary-Bonsai-27B-mlx-2bit": "MLX affine, 2 bits",
         "prism-ml/Ternary-Bonsai-27B-unpacked": "16-bit, ternary by group",

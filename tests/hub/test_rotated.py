@@ -9,7 +9,11 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
-from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub import load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
+from mlx_mmfree.hub.conversion.convert import convert
+from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.verify import verify
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
 from tests.tolerances import TOLERANCE, relative_error
@@ -161,3 +165,101 @@ def test_saved_models_keep_their_rotation(tmp_path: Path, source: Path) -> None:
     assert mx.array_equal(model(tokens)[0], again(tokens)[0])
     kept = {type(each) for each in matrices(again).values()}
     assert RotatedLinear in kept
+
+
+TOKENS = mx.array([[1, 5, 9, 2, 7, 3]])
+
+
+def rotated_of(folder: Path) -> dict[str, RotatedLinear]:
+    layers = matrices(load_model(folder)).items()
+    return {path: each for path, each in layers if isinstance(each, RotatedLinear)}
+
+
+@pytest.mark.parametrize("source", [SCHEMA1, SCHEMA2], ids=["1", "2"])
+def test_a_conversion_keeps_the_rotation(tmp_path: Path, source: Path) -> None:
+    report = convert(open_checkpoint(str(source)), tmp_path / "m")
+    assert report.is_lossless and report.logits_difference == 0.0
+    assert rotated_of(tmp_path / "m").keys() == rotated_of(source).keys()
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["model_type"] == "prism_hadamard_qwen35" and config["schema_version"] == 1
+    saved = tmp_path / "saved"
+    save_model(saved, load_model(tmp_path / "m"))
+    # what lies as on the Hub is written as mlx-lm has it
+    convert(open_checkpoint(str(saved)), tmp_path / "again")
+    want, got = (
+        load_model(each, dtype=mx.float32)(TOKENS)[0] for each in (source, tmp_path / "again")
+    )
+    assert relative_error(got, want) <= TOLERANCE[mx.float32]
+
+
+def flip_a_sign(tensors: dict[str, mx.array]) -> None:
+    tensors[f"{DOWN}.signs"] = tensors[f"{DOWN}.signs"] * mx.where(mx.arange(512) == 9, -1.0, 1.0)
+
+
+def change_a_code(tensors: dict[str, mx.array]) -> None:
+    words = tensors[f"{DOWN}.weight"]
+    words[0, 0] = words[0, 0] ^ 1
+    tensors[f"{DOWN}.weight"] = words
+
+
+def change_a_scale(tensors: dict[str, mx.array]) -> None:
+    scales = tensors[f"{DOWN}.scales"]
+    scales[0, 0] = scales[0, 0] * 2
+    tensors[f"{DOWN}.scales"] = scales
+
+
+def swap_two_signs(tensors: dict[str, mx.array]) -> None:
+    signs = tensors[f"{DOWN}.signs"]
+    first = mx.argmax(signs).item(), mx.argmin(signs).item()
+    signs[first[0]], signs[first[1]] = -1.0, 1.0
+    tensors[f"{DOWN}.signs"] = signs
+
+
+def add_one_twice(tensors: dict[str, mx.array]) -> None:
+    name = "model.layers.0.input_layernorm.weight"
+    tensors[name] = tensors[name] + 1
+
+
+@pytest.mark.parametrize(
+    "damage", [flip_a_sign, change_a_code, change_a_scale, swap_two_signs, add_one_twice]
+)
+def test_damage_is_found(tmp_path: Path, damage: Any) -> None:
+    source = ParameterReader(open_checkpoint(str(SCHEMA2)))
+    convert(open_checkpoint(str(SCHEMA2)), tmp_path / "m", check=False)
+    written = tmp_path / "m"
+    verify(source, ParameterReader(open_checkpoint(str(written))), FloatForms())
+    change_tensors(written, damage)
+    with pytest.raises(CheckpointError, match=r"\[verify\] tensor"):
+        verify(source, ParameterReader(open_checkpoint(str(written))), FloatForms())
+
+
+@pytest.mark.parametrize(("unrotate", "error"), [("dense", 3e-3), (8, 5e-2)])
+def test_a_twin_has_no_rotation(tmp_path: Path, unrotate: Any, error: float) -> None:
+    target = tmp_path / "m"
+    report = convert(open_checkpoint(str(SCHEMA1)), target, forms=FloatForms(unrotate=unrotate))
+    assert not rotated_of(target) and report.logits_difference < error
+    config = json.loads((target / "config.json").read_text())
+    assert config["model_type"] == "qwen3_5" and "modules" not in config
+    assert report.total.target_bytes > 2 * report.total.source_bytes
+
+
+def test_forms_that_mlx_lm_does_not_rotate_are_refused(tmp_path: Path) -> None:
+    file = GOLDENS / "gguf_qwen35_pq2_0_rotated" / "model.gguf"
+    with pytest.raises(UnsupportedModelError, match=r"blocks from 512 to 8192, for mlx-lm"):
+        convert(open_checkpoint(str(file)), tmp_path / "m")
+    with pytest.raises(UnsupportedModelError, match="'unrotate' must be dense for transformers"):
+        convert(
+            open_checkpoint(str(SCHEMA1)), tmp_path / "m", to="hf", forms=FloatForms(unrotate=8)
+        )
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["prism_schema1", "prism_schema2", "mlx_qwen35_2bit_g128"])
+def test_stock_mlx_lm_computes_the_same(tmp_path: Path, name: str) -> None:
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+
+    convert(open_checkpoint(str(GOLDENS / name)), tmp_path / "m")
+    golden = mx.load(str(GOLDENS / name / "golden.safetensors"))
+    model, _ = load_with_mlx_lm(tmp_path / "m")
+    want = golden["logits_lowp"] if "logits_lowp" in golden else golden["logits"]
+    assert relative_error(model(golden["input_ids"]), want) <= TOLERANCE[mx.float16]

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.ops import hadamard
+from mlx_mmfree.ops import hadamard, use_backend
 from mlx_mmfree.ops.float_dtypes import FLOATS
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -89,3 +89,22 @@ def test_refuses_what_does_not_fit() -> None:
         hadamard(mx.zeros((1, 128)), 128, mx.ones((64,)))
     with pytest.raises(ValueError, match="'signs' must be float32 of shape"):
         hadamard(mx.zeros((1, 128)), 128, mx.ones((128,), mx.float16))
+
+
+@pytest.mark.metal
+@pytest.mark.usefixtures("metal")
+@pytest.mark.parametrize("block", [64, 128, 256, 512, 1024, 2048, 4096, 8192])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_metal_kernel(block: int, dtype: mx.Dtype) -> None:
+    random = np.random.default_rng(block)
+    dims = 2 * block
+    x = mx.array(random.normal(size=(2, dims)).astype(np.float32)).astype(dtype)
+    signs = mx.array(random.choice([-1.0, 1.0], dims).astype(np.float32))
+    for inverse in (False, True):
+        for given in (signs, None):
+            with use_backend("reference"):
+                want = hadamard(x, block, given, inverse=inverse)
+            with use_backend("metal"):
+                got = hadamard(x, block, given, inverse=inverse)
+            assert got.dtype == dtype
+            assert relative_error(got, want) <= TOLERANCE[dtype]

@@ -13,20 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 
 from ...errors import UnsupportedModelError
 from ...files.tensors import PlannedTensors, TensorSpec
 from ...layers.matrix import Matrix, StoredLayout
-from ...models import architecture_of, architectures, find_described
+from ...layers.rotated import RotatedLinear
+from ...models import architecture_of, architectures, find, find_described
 from ...models.parts.architecture import WeightNames, weight_names
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
 from ...ops.float_dtypes import FLOATS
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.forms import affine
+from ..checkpoint.forms import affine, hadamard
 from ..checkpoint.forms.packed import OWN, describe_packing, scales_of_blocks
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weight_form import PACKED_DTYPES, WeightForm, weight_forms
@@ -57,6 +58,8 @@ class FloatForms:
         head_bits: The bits of the output head; `None` leaves it as it is.
         ternarize_groups: Ternarise the linears of the blocks, with a scale for each 128 inputs.
         keep_masters: Write ternary linears as float master weights, in transformers' form.
+        unrotate: Write rotated matrices as they are without their rotation, as floats or, in MLX's form,
+            with codes of so many bits; `None` keeps the rotation where the form has it.
     """
 
     dtype: mx.Dtype | None = None
@@ -64,6 +67,7 @@ class FloatForms:
     head_bits: int | None = None
     ternarize_groups: bool = False
     keep_masters: bool = False
+    unrotate: Literal["dense"] | int | None = None
 
 
 def float_tensor(
@@ -175,6 +179,8 @@ MODEL_FILE = Path(__file__).parent / "mlx_model_file" / "mmfree_model.py"
 """With what mlx-lm runs the models that it does not know."""
 
 _EMBEDDING_GROUPS = (64, 32)
+UNROTATED_GROUP = 64
+"""Inputs that share a scale in a matrix whose rotation was undone."""
 
 Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
 
@@ -223,13 +229,24 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         described[name] = affine.form(group_size, bits)
         plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
         done |= reader.parts(path)
-    for path in set(reader.packed_dense) - set(quantized):
+    rotated = {} if forms.unrotate else rotated_layers(reader)
+    for path in rotated:
+        # codes, scales and signs belong together, whatever dtype other floats get
+        plan.tensors += [float_tensor(reader, name, None) for name in sorted(reader.parts(path))]
+        done |= reader.parts(path)
+    for path in set(reader.packed_dense) - set(quantized) - set(rotated):
         plan.tensors.append(written_out(reader, path, forms.dtype))
         done |= reader.parts(path)
     for path, kept in reader.quantized.items():
         described[reader.names.to_disk(path)] = affine.form(kept.group_size, kept.bits)
+    layouts = reader.own_layouts
+    if rotated:
+        on_disk = {reader.names.to_disk(path): layer for path, layer in rotated.items()}
+        config |= hadamard.description_for_mlx_lm(config, on_disk, described)
+        layouts = {**layouts, **find(config["model_type"]).layouts(reader.model, {})}
+        described = {}
     plan.tensors += [
-        float_tensor(reader, name, forms.dtype, layouts=reader.own_layouts)
+        float_tensor(reader, name, forms.dtype, layouts=layouts)
         for name in reader.shapes
         if name not in done
     ]
@@ -240,6 +257,12 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
             **described,
         }
     return plan
+
+
+def rotated_layers(reader: ParameterReader) -> dict[str, RotatedLinear]:
+    """The matrices of a model that are rotated, by the paths of their layers."""
+    layers = reader.packed_dense.items()
+    return {path: layer for path, layer in layers if isinstance(layer, RotatedLinear)}
 
 
 def quantized_forms(
@@ -268,6 +291,11 @@ def quantized_forms(
                 f"of {_EMBEDDING_GROUPS[-1]} divides its {dims} dims. Leave it out."
             )
         found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
+    if isinstance(forms.unrotate, int):
+        for path, layer in rotated_layers(reader).items():
+            quantize = partial(mx.quantize, group_size=UNROTATED_GROUP, bits=forms.unrotate)
+            if layer.input_dims % UNROTATED_GROUP == 0:
+                found[path] = (UNROTATED_GROUP, forms.unrotate, quantize)
     if forms.ternarize_groups:
         for path, matrix in reader.matrices.items():
             in_layer = reader.names.in_layer(reader.names.to_disk(path))
@@ -418,6 +446,11 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
                 f"[convert] '{name}' must be left out for transformers, which has no such form, but "
                 f"got {getattr(forms, name)}. Leave it out, or write MLX's form."
             )
+    if isinstance(forms.unrotate, int):
+        raise UnsupportedModelError(
+            f"[convert] 'unrotate' must be dense for transformers but got {forms.unrotate}. Write MLX's "
+            "form, which has codes."
+        )
     if forms.ternarize_groups:
         raise UnsupportedModelError(
             "[convert] 'ternarize' must be 'tensor' for transformers, which has one scale for each "

@@ -164,6 +164,8 @@ class Architecture:
         does: From a description, what the model does. Default: it continues texts, or embeds them.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
+        few_bit_sampling: The temperature and the top-p that are recommended for chats with models of it
+            in 1 or 2 bits.
         published: Repositories of the Hub that are covered, with the form of their weights in words. A
             name may list endings as `{1B,3B}`, and end with `*` where the list is long.
 
@@ -196,6 +198,7 @@ class Architecture:
     does: Callable[[Any], Pipeline] = _generation
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    few_bit_sampling: tuple[float, float] | None = None
     published: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -165,6 +165,55 @@ def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str
     return {"quantization": form(first.codes_group, first.bits), **config, SECTION: modules}
 
 
+_MLX_LM_BLOCKS = (512, 1024, 2048, 4096, 8192)
+
+
+def description_for_mlx_lm(
+    config: Mapping[str, Any],
+    rotated: Mapping[str, RotatedLinear],
+    others: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The keys of `config.json` by which mlx-lm reads a model of Qwen3.5 with rotated weights.
+
+    Args:
+        config: What describes the model, without its form.
+        rotated: The rotated matrices by their names on disk.
+        others: The forms of the matrices in MLX's affine form, by their names on disk.
+
+    Raises:
+        UnsupportedModelError: mlx-lm does not read such matrices.
+    """
+    usual = form(128, 2)
+    for name, each in rotated.items():
+        if (each.codes_group, each.bits) != (128, 2) or each.block not in _MLX_LM_BLOCKS:
+            raise UnsupportedModelError(
+                f"[convert] the rotated {name!r} must have codes of 2 bits in groups of 128, and blocks "
+                f"from 512 to 8192, for mlx-lm, but has {each.bits} bits, groups of {each.codes_group} "
+                f"and blocks of {each.block}. Give 'unrotate' (--unrotate)."
+            )
+    if wrong := [name for name, other in others.items() if dict(other) != usual]:
+        raise UnsupportedModelError(
+            f"[convert] {wrong[0]!r} must have the form {usual} beside rotated weights, for mlx-lm, but "
+            f"has {dict(others[wrong[0]])}. Give 'unrotate' (--unrotate)."
+        )
+    blocks = {**dict.fromkeys(others, 0), **{name: each.block for name, each in rotated.items()}}
+    embeddings = {name for name, each in rotated.items() if each.is_embedding}
+    embeddings |= {name for name in others if name.endswith("embed_tokens")}
+    return {
+        "model_type": "prism_hadamard_qwen35",
+        "base_model_type": "qwen3_5",
+        "schema_version": 1,
+        "tensor_namespace": "mlx-lm-text",
+        "gdn_activation_layout": "grouped",
+        "quantization": usual,
+        SECTION: [
+            {"path": name, "embedding": name in embeddings, "block": block, "dtype": "float16"}
+            for name, block in blocks.items()
+        ],
+        "text_config": dict(config),
+    }
+
+
 FORM = WeightForm(
     name="hadamard",
     open=_open,
@@ -172,5 +221,6 @@ FORM = WeightForm(
     check=check_modules,
     describe=_describe,
     precedes=True,
+    opens_in=("mlx-lm",),
     words="codes of 2 bits of rotated weights, with signs",
 )

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlx_mmfree.generation import generate_tokens, with_key_values
 from mlx_mmfree.layers.matrix import matrices
-from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from mlx_mmfree.models import Decoder, find, hgrn_bit, llama
 from tests.hub.checkpoints import tiny_of
 from tests.tolerances import TOLERANCE
 
@@ -54,6 +54,15 @@ def attention(seed: int, dtype: mx.Dtype = mx.float32, **settings: Any) -> Decod
     return with_key_values(model, **settings)
 
 
+def experts(seed: int) -> Decoder:
+    """Maple, with layers that see a window and one that sees all."""
+    mx.random.seed(seed)
+    architecture = find("maple")
+    keys = {**architecture.tiny, "vocab_size": VOCABULARY, "initializer_range": 0.3}
+    model: Decoder = architecture.build(architecture.config.from_hub(keys))
+    return model
+
+
 def hybrid(seed: int) -> Decoder:
     """Blocks whose states are shortened between blocks whose states are kept."""
     model, other = attention(seed), recurrent(seed)
@@ -78,6 +87,7 @@ DELTA_RULES = ("delta_net", "gated_deltanet", "kda", "rwkv7", "mamba2")
 
 MODELS: dict[str, Callable[[int], Decoder]] = {
     "recurrent": recurrent,
+    "experts": experts,
     **{kind: partial(delta_rule, kind=kind) for kind in DELTA_RULES},
     **{name: _with(settings) for name, settings in SETTINGS.items()},
 }

@@ -22,6 +22,12 @@ SIZES: dict[str, Any] = {
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
+MAPLE = {
+    key: find("maple").tiny[key]
+    for key in ("rope_theta", "layer_types", "num_hidden_layers", "sliding_window", "num_experts")
+} | {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
 def _build(model_type: str, **keys: Any) -> Decoder:
     mx.random.seed(0)
     module = find(model_type)
@@ -52,6 +58,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "llama": lambda: _build("llama", **HEADS),
     "llama-window": lambda: _windowed(_build("llama", **HEADS)),
     "qwen3": lambda: _build("qwen3", **HEADS),
+    "maple": lambda: _build("maple", **{**HEADS, **MAPLE}),
     "minicpm": lambda: _build("minicpm", scale_depth=1.4, dim_model_base=16.0, **HEADS),
 }
 LENGTHS = [[4, 1, 9, 6], [20], [11, 5]]

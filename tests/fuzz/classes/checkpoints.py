@@ -111,6 +111,10 @@ def _make_transformers(folder: Path) -> None:
     groups = tiny_transformer("qwen3", linears=None, tie_word_embeddings=True, **sizes)
     nn.quantize(groups, group_size=32, bits=2)
     save_model(folder / "groups", groups, tokenizer)
+    for kind in ("maple_hf", "maple_mlx_2bit"):
+        shutil.copytree(GOLDENS / kind, folder / kind, copy_function=shutil.copyfile)
+        for file in tokenizer.glob("tokenizer*.json"):
+            shutil.copyfile(file, folder / kind / file.name)
 
 
 def _weights(folder: Path, rng: random.Random) -> Path:
@@ -193,7 +197,9 @@ def odd_values(folder: Path, rng: random.Random) -> str:
     tensors = mx.load(str(file))
     mx.eval(tensors)
     name = rng.choice(sorted(tensors))
-    array = np.array(tensors[name])
+    dtype = tensors[name].dtype
+    # NumPy has no bfloat16
+    array = np.array(tensors[name].astype(mx.float32 if dtype == mx.bfloat16 else dtype))
     values: tuple[Any, ...]
     if array.dtype == np.uint8:
         values = (0, 0xFF, 0x55, 0xAA, rng.getrandbits(8))
@@ -203,7 +209,7 @@ def odd_values(folder: Path, rng: random.Random) -> str:
         values = (0.0, float("nan"), float("inf"), -float("inf"), 3e38, -1e-45)
     value = rng.choice(values)
     array.reshape(-1)[rng.randrange(array.size) :: rng.choice((1, 5, array.size))] = value
-    mx.save_safetensors(str(file), tensors | {name: mx.array(array)})
+    mx.save_safetensors(str(file), tensors | {name: mx.array(array).astype(dtype)})
     return f"{name} = {value}"
 
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import struct
 from functools import partial
 from itertools import cycle
@@ -13,7 +14,7 @@ from mlx_mmfree.files.gguf_file import read_gguf
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.hostile import damage_bytes
 from tests.fuzz.loading import Mutation, damaged_copy, load_and_run
-from tests.hub.checkpoints import tiny_transformer
+from tests.hub.checkpoints import GOLDENS, tiny_transformer
 from tests.hub.gguf_files import (
     Stored,
     byte_level_metadata,
@@ -71,6 +72,8 @@ def make_sources(folder: Path) -> None:
         metadata = metadata_of(model, architecture) | vocabulary
         tensors = tensors_of(model, architecture, kind)
         write_gguf(folder / architecture / FILE, metadata, tensors)
+    (folder / "maple").mkdir()
+    shutil.copyfile(GOLDENS / "gguf_maple_q2_0" / "model.gguf", folder / "maple" / FILE)
     grouped = _SIZES | wide | {"tie_word_embeddings": True, "linears": None}
     model = tiny_transformer("qwen3", **grouped)
     tensors = tensors_of(model, "qwen3", "F32")

@@ -22,6 +22,7 @@ from tests.tolerances import relative_error
 # some with attention, whose state has room for so many tokens
 CAUSAL = {
     **{"bitnet": 256, "gla": None, "hgrn2": None, "hgrn_bit": None, "hybrid": 256, "llama": 256},
+    "maple": 256,
     "minicpm": 256,
 }
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

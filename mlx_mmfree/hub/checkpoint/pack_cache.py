@@ -16,13 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import numpy as np
-
 from ...errors import CheckpointError
 from ...files.checkpoint_files import CONFIG_FILE
 from ...files.reading import parse_json, read_json_object
-from ...files.tensors import checksum, read_header
+from ...files.tensors import checksum, read_header, tensor_bytes
 from ...files.writing import new_file
 from ...layers.matrix import kept_names
 from ...models import Decoder
@@ -196,7 +193,7 @@ class PackCache:
             return
         tensors = disk_tensors(model)
         nbytes = sum(array.nbytes for array in tensors.values())
-        checksums = {name: _checksum(array) for name, array in tensors.items()}
+        checksums = {name: checksum(tensor_bytes(array)) for name, array in tensors.items()}
         try:
             with new_file(file, nbytes) as new:
                 metadata = {
@@ -250,7 +247,3 @@ def _fingerprint(checkpoint: Checkpoint) -> str:
         ],
     }
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _checksum(array: mx.array) -> str:
-    return checksum(np.asarray(array.reshape(-1).view(mx.uint8)))

@@ -205,7 +205,8 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
     quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
     architecture = architecture_of(reader.model.config)
     config: dict[str, Any] = reader.model.config.to_hub()
-    config["model_type"] = architecture.name_in_mlx_lm or config["model_type"]
+    if architecture.name_in_mlx_lm:
+        config["model_type"] = architecture.name_in_mlx_lm
     plan = FolderPlan(config, [])
     described: dict[str, dict[str, Any]] = {}
     if reader.ternary:
@@ -473,7 +474,8 @@ def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
         return
     architecture = architecture_of(reader.model.config)
     form = _written_form("transformers")
-    if form.method not in architecture.packed_forms:
+    # models of images are read in it, but transformers does not run them
+    if architecture.variants or form.method not in architecture.packed_forms:
         raise UnsupportedModelError(
             f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r}, which has "
             "no packed weights in transformers' form. Give it, or write MLX's form."

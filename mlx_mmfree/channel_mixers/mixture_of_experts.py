@@ -16,7 +16,7 @@ class MixtureOfExperts(ChannelMixer):
 
     .. math::
         p &= \mathrm{softmax}(W_r\,x), \quad S = \text{the } k \text{ largest of } p, \quad
-        w_e = p_e \Big/ \textstyle\sum_{i \in S} p_i \\
+        w_e = \frac{p_e}{\sum_{i \in S} p_i} \\
         y &= \sum_{e \in S} w_e\,W_{\mathrm{down},e}\big(\mathrm{silu}(\min(W_{\mathrm{gate},e}\,x, c))
         \odot \mathrm{clip}(W_{\mathrm{up},e}\,x, -c, c)\big)
 

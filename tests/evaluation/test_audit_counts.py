@@ -136,7 +136,8 @@ def test_a_hybrid(backend: str) -> None:
 
 
 def test_backends_agree_on_products() -> None:
-    for name in ("hgrn_bit", "bitnet", "hybrid", "metaformer", "gla", "qwen3", "retnet", "minicpm", "maple"):
+    recurrent = ("hgrn_bit", "gla", "retnet")
+    for name in (*recurrent, "bitnet", "hybrid", "metaformer", "qwen3", "minicpm", "maple"):
         totals = []
         for backend in BACKENDS:
             with on(backend):

@@ -7,8 +7,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub import convert, load, load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint import pack_cache
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import GOLDENS, TOKENS, logits, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
@@ -66,6 +67,8 @@ def test_is_packed_with_the_scales_of_groups(source: Path, tmp_path: Path) -> No
         for is_packed in (True, False)
     )
     assert relative_error(*exact) <= TOLERANCE[mx.float32]
+    planned = needed_bytes(open_checkpoint(source))
+    assert 1.0 <= planned / sum(x.nbytes for x in parameters(model).values()) <= 1.1
     save_model(tmp_path / "again", model)
     assert mx.array_equal(logits(load_model(tmp_path / "again")), logits(model))
 

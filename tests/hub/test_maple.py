@@ -78,6 +78,8 @@ def test_experts_are_packed_in_one_matrix(case: str, tmp_path: Path) -> None:
 
 def test_a_packed_file_takes_what_it_is_in_memory() -> None:
     """Words and scales are read as they are: memory is the file and 10 % at most."""
+    plan = needed_bytes(open_checkpoint(GOLDENS / "maple_hf"))
+    assert 0.9 <= plan / packed_bytes(load_model(GOLDENS / "maple_hf")) <= 1.1
     file = GOLDENS / "maple_mlx_2bit"
     size = (file / "model.safetensors").stat().st_size
     model = load_model(file)

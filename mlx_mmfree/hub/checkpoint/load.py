@@ -54,7 +54,7 @@ from .checkpoint import Checkpoint, notify, open_checkpoint, rounding_of
 from .embedding_files import read_embedding_use
 from .pack_cache import PackCache
 from .weight_form import PACKED_DTYPES
-from .weights import Skeleton, build_skeleton, fill
+from .weights import Skeleton, build_skeleton, fill, simplified_bytes
 
 MASTERS_FOLDER = "masters"
 """The folder of the float weights beside that of the packed model of a training run."""
@@ -135,12 +135,15 @@ class OpenedModel:
     def nbytes(self) -> int:
         """The number of bytes of the weights once they are loaded.
 
-        Dense weights whose values turn out to be ternary take less.
+        Whether float matrices will be packed is told by their first rows.
         """
         masters = (module.weight for module in self._training.values() if "weight" in module)
         total = sum(weight.size * (self._dtype or mx.float32).size for weight in masters)
+        simplified = simplified_bytes(self._skeleton, self._dtype)
         for name, array in self._arrays.items():
-            if name not in self._kept:
+            if name in simplified:
+                total += simplified[name]
+            elif name not in self._kept:
                 total += array.size * (self._dtype or self._skeleton.entries[name].dtype).size
             elif name.rpartition(".")[0] not in self._training:
                 total += array.nbytes

@@ -4,6 +4,7 @@ MLX is lazy: a model takes no memory for weights that are replaced before they a
 configuration is compared with the file before anything of its size is allocated.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,15 @@ from mlx.utils import tree_unflatten
 from ...errors import CheckpointError
 from ...files.tensors import TensorEntry, read_tensor, read_tensors, stacked
 from ...layers import packable
-from ...layers.matrix import Matrix, StoredLayout, kept_names, matrices, parameters, stored_layouts
+from ...layers.matrix import (
+    Matrix,
+    StoredLayout,
+    kept_names,
+    matrices,
+    matrix_of,
+    parameters,
+    stored_layouts,
+)
 from ...models import Decoder, find_described
 from ...models.parts.architecture import Config, WeightNames
 from ...ops import ternarize_packed
@@ -296,6 +305,60 @@ def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> Non
     )
 
 
+Simplify = Callable[[Matrix], nn.Module | None]
+
+
+def _simpler_forms(
+    skeleton: Skeleton, held: Mapping[str, Matrix]
+) -> tuple[list[Simplify], set[str]]:
+    """What makes a layer of fewer bits, and the weights of float matrices that it is asked for.
+
+    There is nothing to be made for a model in which a matrix is ternary by design.
+    """
+    simpler = [form.simplify for form in weight_forms().values() if form.simplify is not None]
+    if not skeleton.is_packed or any(matrix.is_ternary for matrix in held.values()):
+        return [], set()
+    floats = [p for p, matrix in held.items() if matrix.is_plain and not matrix.is_embedding]
+    return simpler, {f"{path}.weight" for path in floats}
+
+
+_PROBED_ROWS = 4
+
+
+def simplified_bytes(skeleton: Skeleton, dtype: mx.Dtype | None) -> dict[str, int]:
+    """The bytes of float matrices that `fill` packs, by their weights, as their first rows tell.
+
+    Args:
+        skeleton: A model before `fill`.
+        dtype: The dtype of its floats; `None` keeps each.
+
+    Raises:
+        CheckpointError: A tensor cannot be read.
+    """
+    held, found = matrices(skeleton.model), {}
+    simpler, plain = _simpler_forms(skeleton, held)
+    for name in sorted(plain & skeleton.entries.keys()):
+        entry, matrix = skeleton.entries[name], held[name.removesuffix(".weight")]
+        first, dims = entry.parts[0] if entry.parts else entry, matrix.input_dims
+        rows = min(math.prod(first.shape[:-1]), _PROBED_ROWS)
+        if first.decode is not None or first.shape[-1] != dims:
+            continue
+        stop = first.start + rows * dims * first.dtype.size
+        linear = nn.Linear(1, 1, bias=False)
+        linear.weight = read_tensor(replace(first, shape=(rows, dims), stop=stop, checksum=None))
+        probed = matrix_of(linear)
+        layers = (simplify(probed) for simplify in simpler if probed is not None)
+        layer: Any = next((each for each in layers if each is not None), None)
+        if layer is not None:
+            # of a row, but for scales of columns
+            floats = dtype or first.dtype
+            sizes = {key: array.nbytes for key, array in parameters(layer).items()}
+            sizes |= {k: layer[k].size * floats.size for k in ("scales", "biases") if k in layer}
+            columns = sizes.pop("input_scale", 0)
+            found[name] = sum(sizes.values()) * matrix.output_dims // rows + columns
+    return found
+
+
 def fill(skeleton: Skeleton) -> Decoder:
     """Reads the weights into the model, in the dtypes of the file. Each matrix is packed as it arrives.
 
@@ -304,16 +367,7 @@ def fill(skeleton: Skeleton) -> Decoder:
     """
     model, entries = skeleton.model, skeleton.entries
     modules, held = dict(model.named_modules()), matrices(model)
-    # what computes the same with fewer bits, for a model none of whose matrices is ternary by design
-    simpler = [form.simplify for form in weight_forms().values() if form.simplify is not None]
-    if not skeleton.is_packed or any(matrix.is_ternary for matrix in held.values()):
-        simpler = []
-    # float matrices of which few-bit ones may be made at once
-    plain = {
-        f"{path}.weight"
-        for path, matrix in held.items()
-        if simpler and matrix.is_plain and not matrix.is_embedding
-    }
+    simpler, plain = _simpler_forms(skeleton, held)
     sharing: dict[str, list[str]] = {}
     for path, name in skeleton.masters.items():
         sharing.setdefault(name, []).append(path)

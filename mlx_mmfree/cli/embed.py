@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from ..errors import UsageError
 from ..files.reading import read_text
@@ -13,9 +13,6 @@ from .parts.flags import add_json_flag, add_plugin_flag
 from .parts.loading import add_memory_flags, add_source_flags, limited_memory
 from .parts.prompts import add_texts_file, given_prompt, opened_as, read_prompts, texts_bar
 from .parts.terminal import aligned
-
-if TYPE_CHECKING:
-    from ..models import Decoder
 
 HELP = "give the vectors of texts, or how alike they are"
 
@@ -67,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     opened = opened_as(Decoder, args, "embed", "embed or continue texts")
     with limited_memory(args, opened.nbytes):
-        tokenizer, model = opened.tokenizer(), cast("Decoder", opened.load())
+        tokenizer, model = opened.tokenizer(), opened.load()
         with texts_bar(len(texts)) as progress:
             vectors = embed(
                 model,

@@ -75,7 +75,7 @@ class PlacedRMSNorm(nn.Module):
         return mx.fast.rms_norm(x, None, self.eps) * self.weight[:length].astype(x.dtype)
 
 
-def store_less_one(norm: nn.RMSNorm) -> None:
+def store_less_one(norm: nn.Module) -> None:
     r"""Says of an RMSNorm that files hold its gain less 1, as those of Gemma and Qwen3.5 do.
 
     .. math::

@@ -181,15 +181,14 @@ def build(config: Config) -> Decoder:
     factor = (config.head_dim / config.query_pre_attn_scalar) ** 0.25
     local = Rotation(config.local_theta)
     full, sliding = (
-        {
-            "rope": replace(each, attention_factor=each.attention_factor * factor).build(
-                config.head_dim
-            )
-        }
+        replace(each, attention_factor=each.attention_factor * factor).build(config.head_dim)
         for each in (config.rotation, local)
     )
-    sliding["cache"] = KeyValueCache(config.sliding_window)
-    kinds = {FULL: full, SLIDING: sliding}
+    window = KeyValueCache(config.sliding_window)
+    kinds: dict[str, dict[str, Any]] = {
+        FULL: {"rope": full},
+        SLIDING: {"rope": sliding, "cache": window},
+    }
     model = build_transformer(
         config,
         gated=_GeGLU,

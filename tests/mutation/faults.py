@@ -719,8 +719,8 @@ FAULTS = {
     ),
     "gemma: layers with a window see all": Fault(
         "models/gemma3_text.py",
-        'SLIDING: {"rope": sliding, "cache": window}}',
-        'SLIDING: {"rope": sliding}}',
+        'SLIDING: {"rope": sliding, "cache": window}',
+        'SLIDING: {"rope": sliding}',
         ("goldens/test_embeddings.py",),
     ),
     "gemma: the norms of queries and keys have other gains": Fault(

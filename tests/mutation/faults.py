@@ -651,6 +651,30 @@ FAULTS = {
         "self._unkept.append((row.read, state))\n        return events",
         ("generation/scheduling/test_drafting.py",),
     ),
+    "scheduling: what has ended a text is kept with it": Fault(
+        "generation/scheduling/writing.py",
+        "row.held or (len(read) - 1, self._batches.before_last(place))",
+        "row.held or (len(read), self._batches.before_last(place))",
+        ("generation/sessions/test_conversations.py",),
+    ),
+    "scheduling: the first tokens of a stop string are kept": Fault(
+        "generation/scheduling/writing.py",
+        "            elif row.held is None:\n",
+        "            else:\n",
+        ("generation/sessions/test_conversations.py",),
+    ),
+    "scheduling: the state before the end is that of another row": Fault(
+        "generation/scheduling/writing.py",
+        "tree_map(lambda array: array[row : row + 1], state)",
+        "tree_map(lambda array: array[:1], state)",
+        ("generation/sessions/test_conversations.py",),
+    ),
+    "states: a window that is full is shortened": Fault(
+        "layers/attention/key_values.py",
+        "(capacity is not None and state.used + count > capacity)",
+        "False",
+        ("generation/sessions",),
+    ),
     "scheduling: what a draft model has read is counted twice": Fault(
         "generation/scheduling/scheduler.py",
         "        self._read += len(tokens)\n",

@@ -184,6 +184,24 @@ def test_a_conversation_that_stopped_reads_only_what_is_new(
     assert server.reply(text)[0] == alone(model, text, REPLY)
 
 
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid"])
+def test_texts_that_stop_beside_others_are_kept_as_their_own(
+    kind: str, tokenizer: Tokenizer
+) -> None:
+    model = _of_kind(kind, tokenizer.vocab_size)
+    server = Server(model, tokenizer)
+    texts = [[*SYSTEM, n] for n in (100, 101, 102)]
+    replies = [(200,) * 3, (201,) * 2, (202,) * 2]
+    asked = [
+        Request(text, max_tokens=9, processors=[Dictation((*reply, 7))], end=[7])
+        for text, reply in zip(texts, replies, strict=True)
+    ]
+    server.ask(*asked)
+    for text, reply in zip(texts, replies, strict=True):
+        whole = [*text, *reply, *NEXT]
+        assert server.reply(whole) == (alone(model, whole, REPLY), len(NEXT) - 1)
+
+
 def test_nothing_is_lost_where_no_step_follows(model: Decoder, tokenizer: Tokenizer) -> None:
     """Neither of a text that has just ended, nor of one that was cancelled."""
     server = Server(model, tokenizer)

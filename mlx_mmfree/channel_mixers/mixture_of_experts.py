@@ -94,6 +94,12 @@ class MixtureOfExperts(ChannelMixer):
             for name, (inputs, outputs) in self._sizes.items()
         }
 
+    @property
+    def widths(self) -> list[int]:
+        """How many numbers each projection takes and gives for a position: only those of the chosen."""
+        sizes = [self.num_chosen * sum(sizes) for sizes in self._sizes.values()]
+        return [self._dims + self.num_experts, *sizes]
+
     def choose(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """The experts of each position, `uint32 (..., k)`, and their weights, float32 `(..., k)`."""
         shares = mx.softmax(self.router(x), axis=-1)

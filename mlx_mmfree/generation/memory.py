@@ -85,11 +85,7 @@ def memory_need(
     """
     if context_length:
         prefill_step_size = min(prefill_step_size, context_length)
-    widths = [
-        matrix.input_dims + matrix.output_dims
-        for block in model.blocks
-        for matrix in matrices(block).values()
-    ]
+    widths = [width for block in model.blocks for width in _widths(block)]
     values = _COPIES_OF_WIDEST * max(widths, default=0) * batch_size * prefill_step_size
     values += _scores(model, batch_size, prefill_step_size, context_length) + _unpacked(model)
     return MemoryNeed(
@@ -101,6 +97,16 @@ def memory_need(
         ),
         activations_bytes=values * mx.float32.size,
     )
+
+
+def _widths(block: nn.Module) -> list[int]:
+    """How many numbers each projection of a block takes and gives for a position."""
+    found: list[int] = []
+    for mixer in block.children().values():
+        own = getattr(mixer, "widths", None)
+        held = matrices(mixer).values() if own is None else ()
+        found += own or [matrix.input_dims + matrix.output_dims for matrix in held]
+    return found
 
 
 def _scores(model: Decoder, batch_size: int, length: int, context_length: int) -> int:

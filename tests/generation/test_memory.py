@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
 from mlx_mmfree import native
 from mlx_mmfree.errors import MMFreeError
@@ -17,8 +18,8 @@ from mlx_mmfree.generation import (
     prefill,
     with_key_values,
 )
-from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.models import Decoder, hgrn_bit, llama
+from mlx_mmfree.layers import PackedLinear, pack_linears
+from mlx_mmfree.models import Decoder, find, hgrn_bit, llama
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops.backend.dispatch import use_backend
 from mlx_mmfree.platform.device import DeviceInfo
@@ -92,6 +93,39 @@ def test_need_is_near_the_measured_peak(batch_size: int) -> None:
     measured = peak_bytes(model, 256, batch_size=batch_size)
     found = memory_need(model, 0, batch_size=batch_size, prefill_step_size=256)
     assert 0.5 * measured < found.state_bytes + found.activations_bytes < 2.5 * measured
+
+
+def experts(**sizes: int) -> Decoder:
+    """One layer of Maple whose experts are packed."""
+    maple = find("maple")
+    one = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "vocab_size": 300}
+    config = maple.config.from_hub({**maple.tiny, **one, **sizes})
+    model: Decoder = maple.build(config)
+    mixer = model.blocks[0].channel_mixer
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        rows, inputs = mixer[name].weight.shape
+        mixer[name] = PackedLinear(inputs, rows, has_row_scales=True)
+    mx.eval(model.parameters())
+    return model
+
+
+def test_experts_that_a_position_is_not_given_take_nothing() -> None:
+    few, many = (
+        experts(hidden_size=64, moe_intermediate_size=32, num_experts=count) for count in (8, 64)
+    )
+    needs = [memory_need(model, 0, prefill_step_size=32) for model in (few, many)]
+    assert needs[0].activations_bytes == needs[1].activations_bytes
+
+
+@pytest.mark.slow
+def test_the_need_of_a_layer_of_the_published_mixture_is_within_a_tenth() -> None:
+    sizes = {"hidden_size": 2048, "moe_intermediate_size": 512, "num_experts": 256}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
+    model = experts(**sizes, **heads, num_experts_per_tok=8)
+    weights = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    measured = weights + peak_bytes(model, 64)
+    found = memory_need(model, weights, prefill_step_size=64, context_length=64)
+    assert abs(found.total_bytes / measured - 1) <= 0.1
 
 
 def ternary_transformer() -> Decoder:

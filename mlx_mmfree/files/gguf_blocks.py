@@ -67,6 +67,23 @@ def _q8_0(blocks: np.ndarray) -> np.ndarray:
     return blocks[:, 2:].view(np.int8).astype(np.float32) * _float16(blocks[:, :2])
 
 
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    """The scales of all factors and of all offsets, 8 of each in 6 bits, then 4 bits a value.
+
+    The first four factors and offsets have the low 6 bits of bytes 0 to 7, whose high 2 bits are those
+    of the last four, beside the halves of bytes 8 to 11.
+    """
+    low, high = blocks[:, 4:12].reshape(-1, 2, 4), blocks[:, 12:16]
+    rest = np.stack([high & 15, high >> 4], axis=1) | (low >> 6) << 4
+    parts = np.concatenate([low & 63, rest], axis=2).astype(np.float32)
+    factors = (parts[:, 0] * _float16(blocks[:, :2]))[..., None]
+    offsets = (parts[:, 1] * _float16(blocks[:, 2:4]))[..., None]
+    # of each 32 bytes: the low halves, then the high ones
+    quants = blocks[:, 16:].reshape(-1, 4, 1, 32)
+    values = np.concatenate([quants & 15, quants >> 4], axis=2).reshape(-1, 8, 32)
+    return (values * factors - offsets).reshape(-1, 256).astype(np.float32)
+
+
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
     """The low 4 bits, the high 2 bits, a signed byte for each 16 values, then the scale of all."""
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
@@ -139,6 +156,7 @@ TYPES: dict[int, TensorType] = {
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18, decode=_q4_0),
     8: TensorType("Q8_0", 32, 34, decode=_q8_0),
+    12: TensorType("Q4_K", 256, 144, decode=_q4_k),
     14: TensorType("Q6_K", 256, 210, decode=_q6_k),
     30: TensorType("BF16", 1, 2),
     34: TensorType("TQ1_0", 256, 54, codes=_tq1_0),
@@ -160,7 +178,6 @@ UNREAD = {
     7: "Q5_1",
     10: "Q2_K",
     11: "Q3_K",
-    12: "Q4_K",
     13: "Q5_K",
     20: "IQ4_NL",
     23: "IQ4_XS",

@@ -73,11 +73,14 @@ def tiny_file(
     return write_gguf(file, metadata_of(model, architecture), tensors), model
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K", "TQ1_0", "TQ2_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "TQ1_0", "TQ2_0"])
 def test_types_against_the_gguf_package(kind: str) -> None:
     number = gguf.GGMLQuantizationType[kind]
     data = np.random.default_rng(1).integers(0, 256, (8, TYPES[number].block_bytes), np.uint8)
     scale = slice(-2, None) if kind in ("Q6_K", "TQ1_0", "TQ2_0") else slice(0, 2)
+    if kind == "Q4_K":
+        # its offsets have a scale of their own
+        data[:, 2:4] = np.linspace(0.03, 0.02, 8).astype("<f2").view(np.uint8).reshape(8, 2)
     data[:, scale] = np.linspace(0.01, 0.02, 8).astype("<f2").view(np.uint8).reshape(8, 2)
     want = gguf.quants.dequantize(data, number)
     if kind == "TQ1_0":
@@ -515,7 +518,7 @@ class TestRefused:
                 stored("F16", linear),
                 "must be stored as I2_S, TQ1_0, TQ2_0 or Q2_0",
             ),
-            ("blk.0.attn_q.weight", (12, (128, 256), bytes(99999)), r"stored as type 12 \(Q4_K\)"),
+            ("blk.0.attn_q.weight", (13, (128, 256), bytes(99999)), r"stored as type 13 \(Q5_K\)"),
             ("blk.0.attn_q.weight", (99, (128, 128), b""), "stored as type 99. Use a file"),
             ("blk.0.attn_q.weight", (36, (128, 64), bytes(2080)), "takes a multiple of 128"),
             ("blk.0.attn_q.weight", (36, (128, 128), wrong_code), "must hold ternary codes"),

@@ -20,6 +20,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "quantized llama": quantized,
     "packed qwen3": lambda: pack_linears(tiny_transformer("qwen3")),
     "qwen3 of ternary values": ternary_values,
+    "packed gemma": lambda: pack_linears(tiny_transformer("gemma3_text")),
     "packed minicpm": lambda: pack_linears(tiny_transformer("minicpm", scale_emb=12.0)),
 }
 TOKENS = mx.array([[1, 5, 9, 2]])

@@ -144,6 +144,9 @@ PAIRS: dict[str, Callable[[], tuple[Decoder, Decoder]]] = {
     "llama": lambda: _quantized_and_dense("llama"),
     "llama-tied": lambda: _quantized_and_dense("llama", tie_word_embeddings=True),
     "qwen3": lambda: _quantized_and_dense("qwen3"),
+    "gemma": lambda: _quantized_and_dense(
+        "gemma3_text", sliding_window=4, sliding_window_pattern=2
+    ),
     "minicpm": lambda: _quantized_and_dense("minicpm", scale_emb=2.0, dim_model_base=16.0),
 }
 

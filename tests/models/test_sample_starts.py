@@ -58,6 +58,9 @@ MODELS: dict[str, Callable[[], Decoder]] = {
     "llama": lambda: _build("llama", **HEADS),
     "llama-window": lambda: _windowed(_build("llama", **HEADS)),
     "qwen3": lambda: _build("qwen3", **HEADS),
+    "gemma3_text": lambda: _build(
+        "gemma3_text", sliding_window=4, sliding_window_pattern=2, **HEADS
+    ),
     "maple": lambda: _build("maple", **{**HEADS, **MAPLE}),
     "minicpm": lambda: _build("minicpm", scale_depth=1.4, dim_model_base=16.0, **HEADS),
 }

@@ -22,6 +22,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ternary llama": ("llama", TERNARY),
     "dense llama": ("llama", {}),
     "qwen3": ("qwen3", {}),
+    "linear layer of qwen3.5": (
+        "qwen3_5_text",
+        {
+            "layer_types": None,
+            "full_attention_interval": 100,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+        },
+    ),
+    "full layer of qwen3.5": ("qwen3_5_text", {"layer_types": None, "full_attention_interval": 1}),
 }
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
@@ -30,6 +40,8 @@ LAUNCHES = {
     "ternary llama": (8, 12),
     "dense llama": (19, 17),
     "qwen3": (22, 20),
+    "linear layer of qwen3.5": (48, 243),
+    "full layer of qwen3.5": (25, 23),
 }
 
 

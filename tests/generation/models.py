@@ -37,6 +37,11 @@ def delta_rule(seed: int, kind: str) -> Decoder:
     return tiny_of(kind, seed, vocab_size=VOCABULARY)
 
 
+def delta_rule_with_attention(seed: int) -> Decoder:
+    """Layers whose states are kept beside layers whose states are shortened."""
+    return tiny_of("qwen3_5_text", seed, vocab_size=VOCABULARY, initializer_range=0.1)
+
+
 def attention(seed: int, dtype: mx.Dtype = mx.float32, **settings: Any) -> Decoder:
     mx.random.seed(seed)
     config = llama.Config(
@@ -89,6 +94,7 @@ MODELS: dict[str, Callable[[int], Decoder]] = {
     "recurrent": recurrent,
     "experts": experts,
     **{kind: partial(delta_rule, kind=kind) for kind in DELTA_RULES},
+    "qwen3_5_text": delta_rule_with_attention,
     **{name: _with(settings) for name, settings in SETTINGS.items()},
 }
 

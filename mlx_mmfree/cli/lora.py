@@ -13,7 +13,7 @@ from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import BYTES_PER_GB
 from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
-from ..training.run_settings import checked, read_mapping, seen_from_here
+from ..training.run_settings import checked, read_mapping
 from ..training.services import chosen_services, service_callbacks
 from .parts import loading
 from .parts.command import CommandParser, command
@@ -156,9 +156,8 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
     """The settings from the YAML file and the flags. Those of the command itself are set on `args`."""
     values: dict[str, Any] = {}
     if args.config is not None:
-        values = FineTuneSettings.beside(read_mapping(args.config, "lora"), args.config)
-        if "model" in values:
-            values["model"] = seen_from_here("model", values["model"], "model", args.config)
+        read = read_mapping(args.config, "lora")
+        values = FineTuneSettings.beside(read, args.config, model="model")
     try:
         own = {
             name: checked(name, values.pop(name, None), kind | None)

@@ -198,13 +198,16 @@ class RunSettings(Declared):
         return {own.get(name, name): value for name, value in values.items()}
 
     @classmethod
-    def beside(cls, values: Mapping[str, Any], file: Path) -> dict[str, Any]:
-        """The values of a YAML file, with its paths as they are seen from the current folder."""
-        holds = {each.name: each.metadata["holds"] for each in cls.declared()}
-        return {
-            name: seen_from_here(name, value, holds[name], file) if holds.get(name) else value
-            for name, value in cls.own_names(values).items()
-        }
+    def beside(cls, values: Mapping[str, Any], file: Path, **more: str) -> dict[str, Any]:
+        """The values of a YAML file, with its paths as they are seen from the current folder.
+
+        Args:
+            values: The values.
+            file: The file.
+            more: What further keys hold, as of `setting`.
+        """
+        holds = {each.name: each.metadata["holds"] for each in cls.declared()} | more
+        return seen_from_here(cls.own_names(values), holds, file)
 
     @classmethod
     def made(cls, values: Mapping[str, Any], source: str, **others: Any) -> Self:
@@ -397,31 +400,44 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
     return values
 
 
-def seen_from_here(name: str, value: Any, holds: str, file: Path) -> Any:
-    """A path, or several, of a YAML file, which begin at its folder, as seen from the current folder.
+def seen_from_here(
+    values: Mapping[str, Any], holds: Mapping[str, str], file: Path
+) -> dict[str, Any]:
+    """The values of a YAML file, whose paths begin at its folder, with those as seen from here.
+
+    Paths began at the current folder before. What lies there alone is taken from there, which a line
+    says; what lies nowhere yet is made there too then.
 
     Args:
-        name: The key.
-        value: Its value. What is no text stays as it is.
-        holds: As of `setting`. A name that may be one of the Hub is a path if there is such a file.
+        values: The values by their keys.
+        holds: What the keys hold, as of `setting`. A name that may be one of the Hub is a path if there
+            is such a file.
         file: The YAML file.
     """
-    if isinstance(value, (list, tuple)):
-        return [seen_from_here(name, each, holds, file) for each in value]
-    if not isinstance(value, str):
-        return value
-    path = expanded(value)
-    beside = file.parent / path
-    if beside.exists():
-        return str(beside)
-    if path.exists():
-        print(
-            f"note: '{name}' of '{file}' is relative to that file, but '{value}' lies in the current "
-            "folder alone, and is taken from there.",
-            file=sys.stderr,
-        )
-        return value
-    return str(beside) if holds == "path" else value
+    is_older = False
+    named = {name: value for name, value in values.items() if holds.get(name)}
+    for name, value in named.items():
+        for text in value if isinstance(value, list) else [value]:
+            is_here = isinstance(text, str) and expanded(text).exists()
+            if not is_here or (file.parent / expanded(text)).exists():
+                continue
+            is_older = True
+            print(
+                f"note: '{name}' of '{file}' is relative to that file, but '{text}' lies in the "
+                "current folder alone, and is taken from there.",
+                file=sys.stderr,
+            )
+
+    def seen(text: Any, kind: str) -> Any:
+        if isinstance(text, list):
+            return [seen(each, kind) for each in text]
+        if not isinstance(text, str):
+            return text
+        beside = file.parent / expanded(text)
+        is_beside = beside.exists() or (kind == "path" and not is_older)
+        return str(beside) if is_beside else text
+
+    return {**values, **{name: seen(value, holds[name]) for name, value in named.items()}}
 
 
 def seen_from_file(setting: Field[Any], value: str, file: Path) -> str:

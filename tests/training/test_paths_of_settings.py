@@ -81,7 +81,8 @@ def test_what_lies_in_the_current_folder_alone_is_taken_with_a_note(
         "folder alone, and is taken from there."
     )
     read = read_settings(Path(written(recipes, {**DISTIL, "path": "student"})), {})
-    assert read.data == ("a.txt", "recipes/b.txt")
+    # what lies nowhere goes with it
+    assert (read.data, read.path) == (("a.txt", "b.txt"), "student")
     assert capsys.readouterr().err.count("\n") == 1
 
 

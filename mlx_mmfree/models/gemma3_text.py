@@ -88,7 +88,7 @@ class Config(TransformerConfig):
     tie_word_embeddings: bool = key("The head reads the embedding's weight.", boolean, True)
     max_position_embeddings: int = key("The longest text of training.", integer, 131072, high=2**40)
     query_pre_attn_scalar: int = key("Scores are divided by its root.", integer, 256)
-    sliding_window: int = key("Tokens that a layer with a window sees.", integer, 4096, high=2**31)
+    sliding_window: int = key("Tokens that a layer with a window sees.", integer, 4096, high=2**30)
     local_theta: float = key(
         "Base of the wavelengths of layers with a window.",
         number,

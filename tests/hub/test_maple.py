@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
@@ -17,6 +18,7 @@ from mlx_mmfree.hub import (
     open_checkpoint,
     save_model,
 )
+from mlx_mmfree.hub.publish.runtimes import opening
 from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.layers.linear import Float32Linear
 from mlx_mmfree.layers.lora import adapted_layers, add_adapters
@@ -99,6 +101,21 @@ def test_conversions_keep_every_value(source: Path, tmp_path: Path, to: str) -> 
     assert relative_error(logits(model), logits(want)) <= FLOAT32
     router = model.blocks[1].channel_mixer.router.weight
     assert mx.array_equal(router, want.blocks[1].channel_mixer.router.weight)
+
+
+@pytest.mark.interop
+def test_llama_cpp_reads_what_is_written(source: Path, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="needs llama-cpp-python")
+    report = convert(open_checkpoint(source), tmp_path / "m", to="gguf", gguf_type="q2_0")
+    answer = opening(report.openings, "llama.cpp")
+    assert answer is not None and answer.opens
+    file, tokens = next((tmp_path / "m").glob("*.gguf")), TOKENS[0].tolist()
+    theirs = llama_cpp.Llama(str(file), n_ctx=16, logits_all=True, verbose=False)
+    theirs.eval(tokens)
+    got = mx.array(np.array(theirs.scores[: len(tokens)]))
+    # activations have 8 bits there
+    want = logits(load_model(tmp_path / "m", dtype=mx.float32))[0]
+    assert relative_error(got, want) < 0.05
 
 
 def test_experts_may_lie_in_several_files(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.05,
 }
 YARN = Rotation(scaling="yarn", factor=4.0, trained_length=64, attention_factor=1.138629436)
+LONGROPE = Rotation(
+    scaling="longrope", trained_length=2048, factors=tuple(1 + n / 8 for n in range(32))
+)
 SCALES = {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 64.0}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "MMfreeLM": ("hgrn_bit", {}),
@@ -77,6 +80,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "biased-qwen3": ("qwen3", {"attention_bias": True}),
     "biased-dense-qwen3": ("qwen3", {"attention_bias": True, "linears": None}),
     "minicpm": ("minicpm", SCALES | {"linears": None}),
+    "stretched-minicpm": ("minicpm", SCALES | {"linears": None, "rotation": LONGROPE}),
     "tied-minicpm": ("minicpm", SCALES | {"linears": None, "tie_word_embeddings": True}),
     "ternary-minicpm": ("minicpm", SCALES),
     "wholly-biased-qwen3": ("qwen3", {"attention_bias": True, "mlp_bias": True}),
@@ -225,6 +229,9 @@ def test_transformers_and_gguf(tmp_path: Path, family: str) -> None:
         "dense-llama3",
         "yarn-of-other-betas",
         "qwen3",
+        "minicpm",
+        "stretched-minicpm",
+        "tied-minicpm",
     ],
 )
 def test_llama_cpp(tmp_path: Path, family: str, kind: Any) -> None:

@@ -119,9 +119,9 @@ def setting(
         holds: "path" for paths, "model" for what may also name something of the Hub.
         more: What else its class asks of it.
     """
-    rules = {"rule": rule, "reader": reader, "has_flag": has_flag}
-    rules |= {"counts": counts, "is_later": is_later, "also": also, "holds": holds}
-    return declare(words, default, **rules, **more)
+    more |= {"rule": rule, "reader": reader, "has_flag": has_flag, "counts": counts}
+    more |= {"is_later": is_later, "also": also, "holds": holds}
+    return declare(words, default, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

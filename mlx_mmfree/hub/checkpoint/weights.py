@@ -55,6 +55,7 @@ class Skeleton:
         masters: The float matrix of each linear that is packed here but not on disk, by its path. It is
             given by its name in memory and may be the embedding that a tied head shares.
         is_packed: Whether everything that can be packed without loss is to be packed.
+        is_simplified: Whether that may be any matrix, since none is ternary by design.
         left_out: The parts of the file that are never read, in words.
         layouts: How float arrays lie in the file that differ in memory, by their names in memory.
     """
@@ -66,6 +67,7 @@ class Skeleton:
     training: dict[str, nn.Module]
     masters: dict[str, str]
     is_packed: bool
+    is_simplified: bool
     left_out: tuple[str, ...]
     layouts: Mapping[str, StoredLayout]
 
@@ -83,23 +85,18 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     """
     architecture = find_described(checkpoint.config)
     described = described_forms(checkpoint.config, architecture.packed_forms)
-    tensors, newer_name = checkpoint.tensors, architecture.newer_name
-    shapes = {name: entry.shape for name, entry in tensors.items()}
-    if newer_name is not None:
-        tensors = {newer_name(name, shapes): entry for name, entry in tensors.items()}
-        checkpoint = replace(checkpoint, tensors=tensors)
+    shapes = {name: entry.shape for name, entry in checkpoint.tensors.items()}
+    if architecture.newer_name is not None:
+        newer = {name: architecture.newer_name(name, shapes) for name in shapes}
+        checkpoint = _renamed(checkpoint, newer)
         # a description may speak of single modules
         described = [
-            (form, {newer_name(name, shapes): value for name, value in said.items()})
+            (form, {architecture.newer_name(name, shapes): each for name, each in said.items()})
             if isinstance(said, Mapping)
             else (form, said)
             for form, said in described
         ]
-    if len(tensors) < len(shapes):
-        raise CheckpointError(
-            f"[load] '{checkpoint.folder}' must hold each tensor once but holds some under two names. "
-            f"{_WAY_OUT}"
-        )
+    tensors = checkpoint.tensors
     rotated = [each for each in described if each[0].precedes]
     if not rotated and (signs := [name for name in tensors if name.endswith(".signs")]):
         raise _lost_rotation(checkpoint, signs[0])
@@ -148,7 +145,21 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     used = {id(entry) for entry in entries.values()}
     rest = [name for name, entry in tensors.items() if id(entry) not in used]
     left_out = tuple(sorted({words for name in rest if (words := names.left_out(name))}))
-    return Skeleton(model, names, entries, forms, training, masters, packed, left_out, layouts)
+    is_simplified = packed and not ternary
+    return Skeleton(
+        model, names, entries, forms, training, masters, packed, is_simplified, left_out, layouts
+    )
+
+
+def _renamed(checkpoint: Checkpoint, newer: Mapping[str, str]) -> Checkpoint:
+    """The checkpoint with its tensors by the names that their architecture has for them now."""
+    tensors = {newer[name]: entry for name, entry in checkpoint.tensors.items()}
+    if len(tensors) < len(newer):
+        raise CheckpointError(
+            f"[load] '{checkpoint.folder}' must hold each tensor once but holds some under two names. "
+            f"{_WAY_OUT}"
+        )
+    return replace(checkpoint, tensors=tensors)
 
 
 def _lost_rotation(checkpoint: Checkpoint, signs: str) -> CheckpointError:
@@ -308,16 +319,9 @@ def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> Non
 Simplify = Callable[[Matrix], nn.Module | None]
 
 
-def _simpler_forms(
-    skeleton: Skeleton, held: Mapping[str, Matrix]
-) -> tuple[list[Simplify], set[str]]:
-    """What makes a layer of fewer bits, and the weights of float matrices that it is asked for.
-
-    There is nothing to be made for a model in which a matrix is ternary by design.
-    """
+def _simpler_forms(held: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]]:
+    """What makes a layer of fewer bits, and the weights of float matrices that it is asked for."""
     simpler = [form.simplify for form in weight_forms().values() if form.simplify is not None]
-    if not skeleton.is_packed or any(matrix.is_ternary for matrix in held.values()):
-        return [], set()
     floats = [p for p, matrix in held.items() if matrix.is_plain and not matrix.is_embedding]
     return simpler, {f"{path}.weight" for path in floats}
 
@@ -336,7 +340,7 @@ def simplified_bytes(skeleton: Skeleton, dtype: mx.Dtype | None) -> dict[str, in
         CheckpointError: A tensor cannot be read.
     """
     held, found = matrices(skeleton.model), {}
-    simpler, plain = _simpler_forms(skeleton, held)
+    simpler, plain = _simpler_forms(held) if skeleton.is_simplified else ([], set())
     for name in sorted(plain & skeleton.entries.keys()):
         entry, matrix = skeleton.entries[name], held[name.removesuffix(".weight")]
         first, dims = entry.parts[0] if entry.parts else entry, matrix.input_dims
@@ -367,7 +371,7 @@ def fill(skeleton: Skeleton) -> Decoder:
     """
     model, entries = skeleton.model, skeleton.entries
     modules, held = dict(model.named_modules()), matrices(model)
-    simpler, plain = _simpler_forms(skeleton, held)
+    simpler, plain = _simpler_forms(held) if skeleton.is_simplified else ([], set())
     sharing: dict[str, list[str]] = {}
     for path, name in skeleton.masters.items():
         sharing.setdefault(name, []).append(path)

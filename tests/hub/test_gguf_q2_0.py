@@ -13,7 +13,8 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files import gguf_blocks
 from mlx_mmfree.files.gguf_blocks import Q2_0, TYPES, affine_scales, dequantized
 from mlx_mmfree.files.gguf_file import read_gguf
-from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub import convert, load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_transformer
@@ -145,6 +146,12 @@ def test_is_read_without_loss(tmp_path: Path, architecture: str, number: int, gr
     assert (down.bits, down.group_size) == (1 if number == 41 else 2, group)
     assert mx.array_equal(down(mx.eye(384)).T, twin.blocks[0].channel_mixer.down_proj.weight)
     assert relative_error(model(TOKENS)[0], twin(TOKENS)[0]) <= TOLERANCE[mx.float32]
+    # floats stay what they are, and so does what they take
+    usual = load_model(file)
+    assert mx.array_equal(usual.norm.weight, twin.norm.weight)
+    assert usual.norm.weight.dtype == mx.float32
+    held = sum(array.nbytes for array in parameters(usual).values())
+    assert needed_bytes(open_checkpoint(file)) == held
 
 
 def test_scales_that_are_no_numbers_are_passed_on_in_silence() -> None:

@@ -391,6 +391,25 @@ ARCHITECTURE = Architecture(
         "layer_types": [LINEAR, FULL],
         "rope_theta": 1e7,
     },
+    presets={
+        "ternary-bonsai-27b": {
+            "model_type": "qwen3_5_text",
+            "vocab_size": 248320,
+            "hidden_size": 5120,
+            "num_hidden_layers": 64,
+            "intermediate_size": 17408,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "rms_norm_eps": 1e-6,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 48,
+            "rope_theta": 1e7,
+            "max_position_embeddings": 262144,
+            "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+            "torch_dtype": "float16",
+        }
+    },
     # of Bonsai's demonstration
     few_bit_sampling=(0.7, 0.95),
     published={

@@ -154,6 +154,7 @@ def test_presets_have_the_published_numbers_of_ternary_weights() -> None:
         "ternary-bonsai-1.7b": 1409.3,
         "ternary-bonsai-4b": 3633.3,
         "ternary-bonsai-8b": 6945.8,
+        "ternary-bonsai-27b": 24350.6,
     }
     assert set(presets()) == set(published)
     for name, config in presets().items():

@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree import native
 from mlx_mmfree.errors import MMFreeError
+from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.generation import (
     MemoryNeed,
     check_memory,
@@ -19,6 +20,7 @@ from mlx_mmfree.generation import (
     with_key_values,
 )
 from mlx_mmfree.layers import PackedLinear, pack_linears
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder, find, hgrn_bit, llama
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops.backend.dispatch import use_backend
@@ -284,3 +286,19 @@ def test_bad_sizes_are_refused(
     with pytest.raises(ValueError, match=message), memory_limits(GB, device=MAC, **given, **limits):
         pass
     assert values(limits) == [1, 2, 3]
+
+
+def test_ternary_bonsai_27b_fits_a_mac_of_16_gb() -> None:
+    model = skeleton(presets()["ternary-bonsai-27b"])
+    weights = sum(array.nbytes for array in parameters(model).values())
+    assert 7.5e9 < weights < 7.6e9
+    need = memory_need(model, weights, prefill_step_size=512, context_length=8192)
+    assert need.total_bytes < 11 * GB
+    # of each token in a full layer, keys and values; of a linear layer, a state of constant size
+    token = 16 * 2 * 4 * 256 * 2
+    constant = 48 * (48 * 128 * 128 * 4 + 3 * 10240 * 2)
+    shorter = memory_need(model, weights, prefill_step_size=512, context_length=4096)
+    # room grows in steps, and positions take a little
+    grown = need.state_bytes - shorter.state_bytes
+    assert grown == pytest.approx(4096 * token, rel=0.01)
+    assert need.state_bytes == pytest.approx(8192 * token + constant, rel=0.01)

@@ -106,7 +106,11 @@ def _given(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         )
     if args.files:
         return list(map(str, args.files)), list(map(_text_of, args.files))
-    texts = read_prompts(args.data) if args.data else list(map(given_prompt, args.text))
+    texts = (
+        read_prompts(args.data, ("prompt", "text"))
+        if args.data
+        else list(map(given_prompt, args.text))
+    )
     return texts, texts
 
 

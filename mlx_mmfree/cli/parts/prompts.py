@@ -53,10 +53,11 @@ def read_standard_input() -> str:
     return text
 
 
-def read_prompts(file: Path) -> list[str]:
+def read_prompts(file: Path, keys: Sequence[str] = ("prompt",)) -> list[str]:
     """Reads the prompts of a file, one on each line. Empty lines are left out.
 
-    A line of a `.jsonl` file is a JSON string, or an object with the text under `prompt` or `text`.
+    A line of a `.jsonl` file is a JSON string, or an object with the text under the first of `keys` that
+    it has.
 
     Raises:
         UsageError: The file cannot be read or holds no prompt, or a line is too long or malformed.
@@ -75,7 +76,7 @@ def read_prompts(file: Path) -> list[str]:
     for n, line in lines:
         _check_size(len(line.encode()), f"'{file}' line {n}")
     if file.suffix == ".jsonl":
-        return [_parsed(line, f"'{file}' line {n}") for n, line in lines]
+        return [_parsed(line, f"'{file}' line {n}", keys) for n, line in lines]
     return [line.rstrip("\r") for _, line in lines]
 
 
@@ -92,16 +93,19 @@ def max_token_count(prompt: str) -> int:
     return len(prompt.encode("utf-8", "surrogatepass"))
 
 
-def _parsed(line: str, place: str) -> str:
+def _parsed(line: str, place: str, keys: Sequence[str]) -> str:
     try:
         value = parse_json(line.encode())
     except ValueError as error:
         raise UsageError(f"[prompt] {place} {error}.") from error
-    prompt = value.get("prompt", value.get("text")) if isinstance(value, dict) else value
+    prompt = value
+    if isinstance(value, dict):
+        prompt = next((value[key] for key in keys if key in value), None)
     if not isinstance(prompt, str):
+        known = " or ".join(map(repr, keys))
         raise UsageError(
-            f"[prompt] {place} must be a string or an object with a string under 'prompt' or 'text' "
-            f"but is {line[:80]!r}."
+            f"[prompt] {place} must be a string or an object with a string under {known} but is "
+            f"{line[:80]!r}."
         )
     return prompt
 

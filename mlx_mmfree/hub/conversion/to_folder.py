@@ -244,7 +244,8 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
     if rotated:
         on_disk = {reader.names.to_disk(path): layer for path, layer in rotated.items()}
         config |= hadamard.description_for_mlx_lm(config, on_disk, described)
-        layouts = {**layouts, **find(config["model_type"]).layouts(reader.model, {})}
+        if (in_mlx_lm := find(config["model_type"]).layouts) is not None:
+            layouts = {**layouts, **in_mlx_lm(reader.model, {})}
         described = {}
     plan.tensors += [
         float_tensor(reader, name, forms.dtype, layouts=layouts)

@@ -154,7 +154,7 @@ class _Signs:
 
 
 def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
-    rotated = {name: each for name, each in held.items() if each.is_rotated}
+    rotated = {name: each.layer for name, each in held.items() if each.is_rotated}
     if not rotated:
         return {}
     modules = [

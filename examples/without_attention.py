@@ -1,13 +1,14 @@
 """Turns a transformer into models without attention, and compares them with twins from scratch.
 
 python examples/without_attention.py [--quick] [--output DIR] [--kinds NAME ...] [--rates R ...]
-    [--seeds N] [--jobs N] [--table-only]
+    [--seeds N] [--jobs N] [--table-only] [--memory]
 
 The teacher is a small Llama, which learns from ten times the tokens of its students: stories, and lines
 that ask for words they have named before. A student learns by the stages of `mmfree distil`. A twin has
 its shape and learns from the text alone, once for the same tokens and once for the same processor time.
 The learning rate of students and of twins is the best of `--rates` with the first seed. Of one student,
-each stage is left out in turn.
+each stage is left out in turn. With `--memory`, most texts are such lines, so that the teacher recalls,
+and what its students keep of that is compared; there are no twins.
 
 The folder gets a file for each run, `table.md`, `table.json` and `table.png` (extra `plot`). Repeat the
 command to go on after a stop: finished runs are not repeated. `--table-only` writes the table of what is
@@ -25,6 +26,7 @@ from comparisons.student_report import write_report
 from comparisons.student_runs import (
     DISTILLED,
     KINDS,
+    MEMORY,
     QUICK,
     Plan,
     Run,
@@ -75,10 +77,12 @@ def _line(run: Run, figures: Figures) -> str:
 
 
 def _plan_of(arguments: Namespace) -> Plan:
-    return plan_with(Plan(), arguments, ("kinds", "rates", "seeds"))
+    plan = MEMORY if arguments.memory else Plan()
+    return plan_with(plan, arguments, ("kinds", "rates", "seeds"))
 
 
 if __name__ == "__main__":
     parser = parser_of(__doc__, "runs/without_attention", "train one kind for a few steps")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of students")
+    parser.add_argument("--memory", action="store_true", help="a teacher that recalls; no twins")
     run_comparison(parser, compare, _plan_of, lambda folder: QUICK)

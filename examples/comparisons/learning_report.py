@@ -50,6 +50,8 @@ def write_report(folder: Path, plan: Plan, best: Sequence[Run], results: Results
     ]
     if "sinks" in plan.ablations:
         parts.append(_sinks_table(plan, chosen, results))
+    if "hybrids" in plan.ablations:
+        parts.append(_hybrids_table(plan, chosen, results))
     text = "\n\n".join(part for part in parts if part) + "\n"
     with new_file(folder / "table.md") as new:
         new.write_text(text)
@@ -94,10 +96,10 @@ def _heading(task: Task) -> str:
 
 
 def _speed(run: Run | None, results: Results) -> str:
-    """The median speed of the runs with a row's best rate, one of each seed."""
-    if run is None:
-        return "-"
-    return f"{statistics.median(found['tokens_per_second'] for found in _runs(run, results)):,.0f}"
+    """The median speed of the runs with a row's best rate, one of each seed, where it was measured."""
+    name = "tokens_per_second"
+    speeds = [found[name] for found in _runs(run, results) if name in found] if run else []
+    return f"{statistics.median(speeds):,.0f}" if speeds else "-"
 
 
 def _main_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
@@ -164,6 +166,18 @@ def _sinks_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str
             rows.append([row.model, name, short, mean_and_spread(values)])
     header = ["learned to see", "sees", "perplexity of pieces", "of the long text"]
     return markdown(header, rows) if rows else ""
+
+
+def _hybrids_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
+    """A column for each task and kind of linears of which a run is finished."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows_of(plan):
+        if row.part == "hybrids" and row in chosen:
+            cells = found.setdefault(row.model, {})
+            cells[f"{_heading(row.task)}, {row.linear}"] = _cell(chosen[row], results)
+    header = list(dict.fromkeys(name for cells in found.values() for name in cells))
+    rows = [[model, *(cells.get(name, "-") for name in header)] for model, cells in found.items()]
+    return markdown(["blocks", *header], rows) if rows else ""
 
 
 def _figures(chosen: Mapping[Row, Run], results: Results) -> list[dict[str, Any]]:

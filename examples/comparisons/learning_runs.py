@@ -11,6 +11,8 @@ from mlx_mmfree.files.reading import write_json
 
 from .learner import accuracy, bits_per_character, learn
 from .models import (
+    HYBRID_FORMS,
+    LAYERS,
     MLGRU_FORMS,
     OPTIONS,
     POSITION_FORMS,
@@ -33,7 +35,8 @@ TASKS = (
     Task("induction", vocab_size=32, length=63, count=6, steps=800),
 )
 LINEARS = ("dense", "ternary")
-ABLATIONS = ("MLGRU", "positions", "sinks")
+ABLATIONS = ("MLGRU", "positions", "sinks", "hybrids")
+_TASKS_OF_HYBRIDS = ("characters", "recall")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Plan:
     """The size of the comparison.
 
     Attributes:
-        tasks: The tasks. The ablations learn characters in any case.
+        tasks: The tasks. The ablations learn characters in any case, and hybrids recall too.
         ablations: Those to run.
         mixers: The mixers of the table.
         linears: Kinds of their linears.
@@ -118,6 +121,14 @@ def rows_of(plan: Plan) -> list[Row]:
         others += [Row("positions", text, form, "dense") for form in POSITION_FORMS]
     if "sinks" in plan.ablations:
         others += [Row("sinks", text, form, "dense") for form in SINK_FORMS]
+    if "hybrids" in plan.ablations:
+        tasks = [task for task in plan.tasks or TASKS if task.name in _TASKS_OF_HYBRIDS]
+        others += [
+            Row("hybrids", task, form, linear)
+            for linear in plan.linears
+            for task in tasks
+            for form in HYBRID_FORMS
+        ]
     return [*table.get("dense", ()), *others, *table.get("ternary", ())]
 
 
@@ -128,6 +139,7 @@ def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
         "MLGRU": MLGRU_FORMS,
         "positions": POSITION_FORMS,
         "sinks": SINK_FORMS,
+        "hybrids": HYBRID_FORMS,
     }
     row = run.row
     settings = {
@@ -148,11 +160,14 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
         model = mlgru_form(task, run.seed, **MLGRU_FORMS[row.model])
     elif row.part == "positions":
         form = POSITION_FORMS[row.model]
-        model = metaformer({"name": REFERENCE}, task, run.seed, **form)
+        model = metaformer([{"name": REFERENCE}], task, run.seed, **form)
     elif row.part == "sinks":
-        model = metaformer(SINK_FORMS[row.model][0], task, run.seed)
+        model = metaformer([SINK_FORMS[row.model][0]], task, run.seed)
     else:
-        model = metaformer({"name": row.model}, task, run.seed, linear_class=row.linear)
+        names = HYBRID_FORMS[row.model] if row.part == "hybrids" else (row.model,)
+        mixers = [{"name": name} for name in names]
+        layers = max(len(names), LAYERS)
+        model = metaformer(mixers, task, run.seed, layers, linear_class=row.linear)
     figures: Figures = {"value": None}
     try:
         figures |= learn(model, task, run.rate, run.seed)
@@ -166,7 +181,7 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
     if row.part == "sinks" and figures["value"] is not None:
         figures["long"] = {}
         for name, mixer in SINK_FORMS[row.model][1].items():
-            reader = metaformer(mixer, task, run.seed, max_position_embeddings=plan.long_text)
+            reader = metaformer([mixer], task, run.seed, max_position_embeddings=plan.long_text)
             reader.update(model.parameters())
             figures["long"][name] = bits_per_character(
                 reader, task.length, plan.stories, carries_state=True, most=plan.long_text

@@ -1,7 +1,7 @@
 """The models that are compared: metaformers of equal size, and forms of a MatMul-free model."""
 
 import inspect
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,15 +38,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gqa": {"num_kv_heads": 1},
     "gmlp": {"hidden_dims": 128, "num_heads": 1},
     "local_attention": {"block_size": 8},
+    "mamba2": {"state_dims": 32},
     "pooling": {"window": 8},
     "reformer": {"chunk_size": 16},
     "sinkhorn": {"block_size": 8},
     "sliding_window_attention": {"window": 16},
 }
 """What differs from the defaults: windows shorter than the sequences, keys and values shared by heads,
-and room for the gMLP's matrix."""
+room for the gMLP's matrix, and keys of Mamba-2 as long as those of other heads."""
 
-_KNOWS_ORDER = ("gla", "gmlp", "gru", "hgrn", "hgrn2", "mlgru", "synthesizer")
+_KNOWS_ORDER = (
+    *("delta_net", "gated_delta_net", "gla", "gmlp", "gru", "hgrn", "hgrn2", "kda", "mamba2"),
+    *("mlgru", "rwkv7", "synthesizer"),
+)
 """Mixers that tell the order of tokens without a code of positions."""
 
 _SHIFT = {"name": "sliding_window_attention", "window": 2}
@@ -80,31 +84,51 @@ SINK_FORMS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 """What a model attends to while it learns, and the mixers that read a long text with its weights."""
 
+HYBRID_FORMS: dict[str, tuple[str, ...]] = {
+    "mlgru + gated_delta_net": ("mlgru", "gated_delta_net"),
+    "4 mlgru": ("mlgru",) * 4,
+    "3 mlgru + gated_delta_net": ("mlgru", "mlgru", "mlgru", "gated_delta_net"),
+    "4 gated_delta_net": ("gated_delta_net",) * 4,
+}
+"""The mixer of each block of models of two and of four blocks, MatMul-free or of the delta rule."""
+
 
 def causal_mixers() -> list[str]:
-    """The names of the causal mixers but ring attention, which one process computes as the reference."""
-    return [
-        name for name, mixer in token_mixers().items() if mixer.causal and name != "ring_attention"
-    ]
+    """The names of the causal mixers that are compared.
+
+    Ring attention is left out, which one process computes as the reference, and so is the channel mixer
+    of RWKV-7, which only looks back by one token.
+    """
+    left_out = ("ring_attention", "rwkv7_channel")
+    return [name for name, mixer in token_mixers().items() if mixer.causal and name not in left_out]
 
 
-def metaformer(mixer: Mapping[str, Any], task: Task, seed: int, **settings: Any) -> Decoder:
+def metaformer(
+    mixers: Sequence[Mapping[str, Any]],
+    task: Task,
+    seed: int,
+    layers: int = LAYERS,
+    **settings: Any,
+) -> Decoder:
     """A model with fresh weights that has as many parameters as the reference, as near as can be.
 
     Args:
-        mixer: The token mixer: `name`, and options other than those of this comparison.
+        mixers: The token mixers of the blocks, by turns: `name`, and options other than those of this
+            comparison.
         task: What it is for.
         seed: Seed of the weights.
+        layers: Number of blocks.
         settings: Further keys of the description of the model.
     """
-    settings = {"positions": positions_of(mixer["name"]), **settings}
-    one, two = (_parameters(_built(mixer, task, width, **settings)) for width in (1, 2))
-    size = _parameters(_built({"name": REFERENCE}, task, WIDTH))
-    width = 1 + round((size - one) / (two - one))
+    names = [mixer["name"] for mixer in mixers]
+    settings = {"positions": positions_of(names[0]), "num_hidden_layers": layers, **settings}
+    one, two = (_parameters(_built(mixers, task, width, **settings)) for width in (1, 2))
+    reference = _built([{"name": REFERENCE}], task, WIDTH, num_hidden_layers=layers)
+    width = 1 + round((_parameters(reference) - one) / (two - one))
     if width < 1:
-        raise ValueError(f"{mixer['name']} alone has more parameters than the reference.")
+        raise ValueError(f"{' and '.join(names)} alone have more parameters than the reference.")
     mx.random.seed(seed)
-    return _embedded(_built(mixer, task, width, **settings))
+    return _embedded(_built(mixers, task, width, **settings))
 
 
 def positions_of(name: str) -> str:
@@ -123,12 +147,12 @@ def _parameters(model: Decoder) -> int:
     return sum(array.size for array in parameters.values())
 
 
-def _built(mixer: Mapping[str, Any], task: Task, width: int, **settings: Any) -> Decoder:
-    mixers = [_SHIFT, mixer] if task.is_shifted else [mixer]
+def _built(mixers: Sequence[Mapping[str, Any]], task: Task, width: int, **settings: Any) -> Decoder:
+    if task.is_shifted:
+        mixers = [_SHIFT, *mixers]
     description = {
         "vocab_size": task.vocab_size,
         "hidden_size": DIMS,
-        "num_hidden_layers": LAYERS,
         "intermediate_size": width,
         "token_mixer": [_with_options(each) for each in mixers],
         "max_position_embeddings": task.length,

@@ -28,13 +28,13 @@ def recall_line(random: Random, pairs: int = PAIRS) -> tuple[str, list[tuple[str
     return f"Who has what: {told}.", asked
 
 
-def with_recall(documents: Sequence[str], seed: int, every: int) -> list[str]:
-    """Documents, and a line of recall after so many of them."""
+def with_recall(documents: Sequence[str], seed: int, every: int, lines: int) -> list[str]:
+    """Documents, and after so many of them so many lines of recall, each a document."""
     random = Random(seed)
     mixed = []
     for number, document in enumerate(documents):
         mixed.append(document)
-        if number % every == every - 1:
+        for _ in range(lines if number % every == every - 1 else 0):
             told, asked = recall_line(random)
             mixed.append(told + "".join(question + answer for question, answer in asked))
     return mixed

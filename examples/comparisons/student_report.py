@@ -9,6 +9,7 @@ from mlx_mmfree.evaluation.picture import COLOURS, save_picture
 from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.files.writing import new_file
 
+from .recall_text import VALUES
 from .runs import Figures, markdown, mean_and_spread
 from .student_runs import (
     DISTILLED,
@@ -26,6 +27,8 @@ from .student_runs import (
 Results = Mapping[Run, Figures]
 Chosen = dict[tuple[str, str], list[Figures]]
 
+CHANCE = 1 / len(VALUES)
+"""The share of the answers that guessing finds."""
 LEAST_LEAD = 0.1
 """How far the teacher must be below a twin, in bits per byte, for the comparison to say much."""
 LEAST_CLOSED = 0.8
@@ -53,14 +56,12 @@ def write_report(
         family = TWIN if run.way.startswith(TWIN) else DISTILLED
         if rates.get((run.kind, family)) == run.rate and figures["value"] is not None:
             chosen.setdefault((run.kind, run.way), []).append(figures)
-    parts = [
-        _finished(plan, results),
-        _teacher(teacher),
-        _students(plan, teacher, chosen),
-        *_findings(plan, teacher, chosen),
-        _left_out(plan, chosen),
-        *_samples(chosen),
-    ]
+    parts = [_finished(plan, results), _teacher(teacher)]
+    if plan.has_twins:
+        parts += [_students(plan, teacher, chosen), *_findings(plan, teacher, chosen)]
+        parts += [_left_out(plan, chosen), *_samples(chosen)]
+    else:
+        parts.append(_memories(plan, teacher, chosen))
     text = "\n\n".join(parts)
     with new_file(folder / "table.md") as new:
         new.write_text(text + "\n")
@@ -92,6 +93,21 @@ def _students(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
         cells.append(_cell(runs[0], "recall_before", 100, 1))
         cells += [_cell(each, "recall", 100, 1) for each in runs[:2]]
         rows.append([*cells, *(_cell(each, "seconds", 1, 0) for each in runs[:2])])
+    return markdown(header, rows)
+
+
+def _memories(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
+    """What students recall, and the share of what the teacher recalls beyond chance."""
+    header = ["student", "bits per byte", "recall before, %", "recall, %", "kept, %"]
+    rows = []
+    for kind in plan.kinds:
+        runs = chosen.get((kind, DISTILLED), [])
+        if not runs:
+            continue
+        kept = [(each["recall"] - CHANCE) / (teacher["recall"] - CHANCE) for each in runs]
+        cells = [_cell(runs), _cell(runs, "recall_before", 100, 1), _cell(runs, "recall", 100, 1)]
+        share = mean_and_spread([100 * each for each in kept], 0)
+        rows.append([kind, *cells, share])
     return markdown(header, rows)
 
 

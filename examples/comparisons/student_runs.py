@@ -44,6 +44,13 @@ KINDS = {
     "HGRN2": Kind(("hgrn2",)),
     HYBRID: Kind(("mlgru",), keep_layers=(3,)),
 }
+_WITH_TWINS = tuple(KINDS)
+KINDS |= {
+    "Gated DeltaNet": Kind(("gated_delta_net",)),
+    "Gated DeltaNet, ternary": Kind(("gated_delta_net",), ternary=True),
+    "KDA": Kind(("kda",)),
+    "MLGRU 3 : Gated DeltaNet 1": Kind(("mlgru", "mlgru", "mlgru", "gated_delta_net")),
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class Plan:
         train: Documents to learn from.
         valid: Held-out documents.
         documents: The most documents of each.
-        every: A line of recall follows so many stories.
+        every: Lines of recall follow so many stories.
+        lines: So many of them.
         dims: Model dims.
         teacher_steps: Steps of the teacher.
         steps: Steps of a student in each of its stages, and those of a twin together.
@@ -65,23 +73,41 @@ class Plan:
         rows: Sequences in a batch.
         length: Tokens of a sequence.
         valid_tokens: Tokens by which the best weights are picked.
+        has_twins: Whether each kind learns from random weights too.
     """
 
     train: Path = CORPUS / "train-tinystories.txt.xz"
     valid: Path = CORPUS / "valid-tinystories.txt.xz"
     documents: int = 2**20
     every: int = 1
+    lines: int = 1
     dims: int = 96
     teacher_steps: int = 4000
     steps: tuple[int, int, int] = (30, 30, 140)
     rates: tuple[float, ...] = (1e-3, 4e-3, 1.6e-2)
     seeds: int = 3
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...] = _WITH_TWINS
     ways: tuple[str, ...] = (TEXT_ALONE, *ABLATIONS)
     rows: int = 16
     length: int = 96
     valid_tokens: int = 16384
+    has_twins: bool = True
 
+
+MEMORY = Plan(
+    lines=8,
+    teacher_steps=2500,
+    rates=(1e-3, 4e-3),
+    kinds=(
+        *("Gated DeltaNet", "GLA", "Gated DeltaNet, ternary", "MLGRU 3 : Gated DeltaNet 1"),
+        *("KDA", "HGRN2"),
+    ),
+    ways=(),
+    rows=8,
+    length=192,
+    has_twins=False,
+)
+"""Students of a teacher that recalls, since most of its texts ask for it."""
 
 QUICK = Plan(
     train=CORPUS / "valid-storybooks.txt",
@@ -100,7 +126,7 @@ QUICK = Plan(
 )
 
 OF_TEACHER = (
-    *("train", "valid", "documents", "every", "dims", "teacher_steps", "rows", "length"),
+    *("train", "valid", "documents", "every", "lines", "dims", "teacher_steps", "rows", "length"),
     "valid_tokens",
 )
 """What the teacher depends on."""
@@ -153,16 +179,18 @@ def searches(plan: Plan) -> list[Run]:
         Run(kind, way, rate)
         for rate in plan.rates
         for kind in plan.kinds
-        for way in (DISTILLED, TWIN)
+        for way in ((DISTILLED, TWIN) if plan.has_twins else (DISTILLED,))
     ]
 
 
 def number_of_runs(plan: Plan) -> int:
     """How many runs there are once all have ended well."""
-    pairs = 2 * len(plan.kinds)
+    # a student, a twin, and one that takes longer
+    kinds = len(plan.kinds)
+    tried, once = (2 * kinds, 3 * kinds) if plan.has_twins else (kinds, kinds)
     others = sum(len(left_out(plan, kind)) for kind in plan.kinds)
     # those of the first seed at the best rates are among the searches
-    final = plan.seeds * (pairs + others + len(plan.kinds)) - pairs
+    final = plan.seeds * (once + others) - tried
     return len(searches(plan)) + final
 
 

@@ -219,7 +219,7 @@ def _sample(model: Decoder, tokenizer: Any, seed: int) -> str:
 
 def _write_texts(plan: Plan, folder: Path) -> None:
     mark = "\n<|endoftext|>\n"
-    documents = with_recall(_documents(plan.train, plan.documents), 0, plan.every)
+    documents = with_recall(_documents(plan.train, plan.documents), 0, plan.every, plan.lines)
     (folder / TRAIN).write_text(mark.join(documents), encoding="utf-8")
     stories = _documents(plan.valid, plan.documents)
     (folder / VALID).write_text(mark.join(stories), encoding="utf-8")

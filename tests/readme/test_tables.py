@@ -87,16 +87,20 @@ def test_table_of_token_mixers_is_its_result(
         assert part in page, part
 
 
-def test_table_of_students_is_their_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["table", "memory"])
+def test_table_of_students_is_their_result(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr("comparisons.student_report._draw", lambda *_: None)
     from comparisons.student_report import write_report
-    from comparisons.student_runs import DISTILLED, TWIN, Plan, Run, best_rates
+    from comparisons.student_runs import DISTILLED, MEMORY, TWIN, Plan, Run, best_rates
 
-    kept = json.loads((EXAMPLES / "without_attention" / "table.json").read_text())
+    kept = json.loads((EXAMPLES / "without_attention" / f"{name}.json").read_text())
     results = {Run(r["kind"], r["way"], r["rate"], r["seed"]): r for r in kept["runs"]}
     tried = {run: r for run, r in results.items() if run.way in (DISTILLED, TWIN) and not run.seed}
-    text = write_report(tmp_path, Plan(), kept["teacher"], best_rates(tried), results)
+    plan = Plan() if name == "table" else MEMORY
+    text = write_report(tmp_path, plan, kept["teacher"], best_rates(tried), results)
     page = (EXAMPLES / "README.md").read_text()
     for part in text.strip().split("\n\n"):
         assert part in page, part

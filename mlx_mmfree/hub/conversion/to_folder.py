@@ -20,7 +20,6 @@ import mlx.core as mx
 from ...errors import UnsupportedModelError
 from ...files.tensors import PlannedTensors, TensorSpec
 from ...layers.matrix import Matrix, StoredLayout
-from ...layers.rotated import RotatedLinear
 from ...models import architecture_of, architectures, find, find_described
 from ...models.parts.architecture import WeightNames, weight_names
 from ...models.parts.ternary_linears import TernaryLinears
@@ -261,10 +260,10 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
     return plan
 
 
-def rotated_layers(reader: ParameterReader) -> dict[str, RotatedLinear]:
-    """The matrices of a model that are rotated, by the paths of their layers."""
-    layers = reader.packed_dense.items()
-    return {path: layer for path, layer in layers if isinstance(layer, RotatedLinear)}
+def rotated_layers(reader: ParameterReader) -> dict[str, Any]:
+    """The layers of a model whose matrices are rotated, by their paths."""
+    packed = reader.packed_dense.items()
+    return {path: matrix.layer for path, matrix in packed if matrix.is_rotated}
 
 
 def quantized_forms(

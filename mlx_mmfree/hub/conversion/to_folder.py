@@ -430,7 +430,18 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
         for name in reader.shapes
         if name not in done
     ]
+    plan.tensors = [_apart(each, names) for each in plan.tensors]
     return plan
+
+
+def _apart(group: PlannedTensors, names: WeightNames) -> PlannedTensors:
+    """The plan with a tensor for each expert, as programs have them that do not stack them."""
+    spec = group.specs[0]
+    if (name := names.in_stack(spec.name)) is None:
+        return group
+    count, *shape = spec.shape
+    specs = (TensorSpec(name.format(n), spec.dtype, tuple(shape)) for n in range(count))
+    return PlannedTensors(tuple(specs), lambda: list(group.make()[0]))
 
 
 def _in_terms_of_transformers(reader: ParameterReader) -> tuple[Any, WeightNames]:

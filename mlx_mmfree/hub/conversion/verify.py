@@ -250,7 +250,8 @@ def take_stock(source: ParameterReader, target: ParameterReader) -> Report:
                 continue
             places.add(place)
             newer = disk_name if newer_name is None else newer_name(disk_name, stored)
-            name = reader.names.to_memory(newer) or disk_name
+            whole, _ = reader.names.stack_of(newer) or (newer, 0)
+            name = reader.names.to_memory(whole) or disk_name
             group = report.groups[kind_of(name, source, target)]
             setattr(group, attribute, getattr(group, attribute) + entry.nbytes)
     return report

@@ -431,6 +431,11 @@ class WeightNames:
         _, name = _translate(disk_name, self.stacked)
         return None if name is None else (self.to_disk(name), int(_NUMBER.findall(disk_name)[-1]))
 
+    def in_stack(self, disk_name: str) -> str | None:
+        """The names of what is stacked in a tensor, with `{}` for their places; `None` for others."""
+        patterns = {str(ours): hub for hub, ours in self.stacked.items()}
+        return _translate(self.to_memory(disk_name) or "", patterns)[1]
+
     def second_name(self, disk_name: str) -> tuple[str, bool] | None:
         """What a second name stands for in memory, and whether it is a copy; `None` for other names."""
         entry, name = _translate(disk_name, self._second, _SCALE_ON_DISK, _SCALE_IN_MEMORY)

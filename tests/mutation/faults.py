@@ -74,12 +74,6 @@ FAULTS = {
         'AffineForm(layer["scales"], mx.roll(layer["biases"], 1, axis=1), size, bits)',
         ("hub/test_gguf_q2_0.py", "goldens/test_models.py"),
     ),
-    "codes: products are in the dtype of their scales": Fault(
-        "layers/matrix.py",
-        "return dense_matmul(x, weight, form).astype(x.dtype)",
-        "return dense_matmul(x, weight, form).astype(scales.dtype)",
-        ("layers", "hub/test_gguf_q2_0.py"),
-    ),
     "maps: a batch norm joined with a matrix forgets the matrix's bias": Fault(
         "layers/norms.py",
         'y = y + (shift + linear.bias * scale if "bias" in linear else shift)',

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, open_checkpoint, save_model
@@ -14,9 +16,10 @@ from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
 from mlx_mmfree.hub.conversion.convert import convert
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.hub.conversion.verify import verify
+from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
-from tests.tolerances import TOLERANCE, relative_error
+from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 SCHEMA1, SCHEMA2 = GOLDENS / "prism_schema1", GOLDENS / "prism_schema2"
@@ -263,3 +266,37 @@ def test_stock_mlx_lm_computes_the_same(tmp_path: Path, name: str) -> None:
     model, _ = load_with_mlx_lm(tmp_path / "m")
     want = golden["logits_lowp"] if "logits_lowp" in golden else golden["logits"]
     assert relative_error(model(golden["input_ids"]), want) <= TOLERANCE[mx.float16]
+
+
+def test_adapters_of_rotated_layers_have_the_gradients_of_the_matrix(tmp_path: Path) -> None:
+    twin = tmp_path / "m"
+    convert(open_checkpoint(str(SCHEMA1)), twin, forms=FloatForms(mx.float32, unrotate="dense"))
+    found = {}
+    for name, folder in (("rotated", SCHEMA1), ("dense", twin)):
+        model = load_model(folder, dtype=mx.float32)
+        plain = model(TOKENS)[0]
+        model.freeze()
+        names = sorted(add_adapters(model, in_the_blocks, kind="lora", rank=4, scale=1.0))
+        modules = dict(model.named_modules())
+        for number, path in enumerate(names):
+            drawn, key = modules[path].lora_a, mx.random.key(number)
+            modules[path].lora_a = mx.random.normal(drawn.shape, key=key)
+        assert mx.array_equal(model(TOKENS)[0], plain)
+
+        def loss(model: Any) -> mx.array:
+            logits = model(TOKENS)[0][:, :-1]
+            return nn.losses.cross_entropy(logits, TOKENS[:, 1:], reduction="mean")
+
+        _, gradients = nn.value_and_grad(model, loss)(model)
+        found[name] = names, dict(tree_flatten(gradients))
+    assert found["rotated"][0] == found["dense"][0] and len(found["dense"][0]) > 8
+    rotated, dense = (each for _, each in found.values())
+    assert rotated.keys() == dense.keys()
+    for name, gradient in rotated.items():
+        # what is drawn has none while the other factor is zero
+        assert gradient.any().item() == name.endswith("lora_b")
+        assert relative_error(gradient, dense[name]) <= GRADIENT_TOLERANCE, name
+
+
+def in_the_blocks(path: str, module: Any) -> bool:
+    return path.startswith("blocks.")

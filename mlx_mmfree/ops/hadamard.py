@@ -6,7 +6,8 @@ from functools import partial
 import mlx.core as mx
 
 from .backend import launch, self_check
-from .backend.dispatch import Backend, Example, Operation
+from .backend.cost import Call, Cost, work
+from .backend.dispatch import Backend, Example, Operation, native_kernel
 from .backend.gradient import with_reference_gradient
 from .float_dtypes import FLOATS
 
@@ -220,6 +221,19 @@ def _metal(x: mx.array, signs: mx.array | None, block: int, inverse: bool) -> mx
     return y
 
 
+def _native(x: mx.array, signs: mx.array | None, block: int, inverse: bool) -> mx.array:
+    """One pass in C++. Its gradient is the other of the two formulas."""
+    y: mx.array = _load()(x, signs, block, inverse)
+    return y
+
+
+def _cost(call: Call) -> Cost:
+    x, signs = call.arguments
+    steps = call.options[0].bit_length() - 1
+    multiplied = x.size if signs is None else 2 * x.size
+    return Cost(work(add=steps * x.size, multiply=multiplied))
+
+
 def _examples() -> Iterator[Example]:
     for dtype in FLOATS:
         for block in (64, 512, 1024):
@@ -228,9 +242,12 @@ def _examples() -> Iterator[Example]:
         yield Example((x, None, 512, True))
 
 
+_load = native_kernel("hadamard")
 _operation = Operation(
     "hadamard",
     _examples,
+    costs={"Hadamard": _cost},
     metal=Backend(_metal, _metal_unsupported),
+    native=Backend(_native, refuses=True),
     reference=_reference,
 )

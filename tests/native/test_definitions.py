@@ -119,6 +119,13 @@ def gated_linear_attention() -> Call:
     return lambda: ops.gated_linear_attention(q, q, v, f, state)
 
 
+def hadamard() -> Call:
+    block = 2 ** random.randint(1, 6)
+    dims = block * number()
+    x, signs, inverse = batched(dims), perhaps(mx.ones((dims,))), random.random() < 0.5
+    return lambda: ops.hadamard(x, block, signs, inverse=inverse)
+
+
 def layer_norm() -> Call:
     dims = number()
     x, weight, bias = batched(dims), perhaps(zeros(dims)), perhaps(zeros(dims))
@@ -184,6 +191,7 @@ CALLS = [
     gated_activation,
     gated_delta_rule,
     gated_linear_attention,
+    hadamard,
     layer_norm,
     linear_scan,
     mlgru_step,

@@ -147,6 +147,13 @@ FAULTS = {
     "gradient of codes without their scale": Fault(
         "rms_norm/loops.h", "d_y[j] *= scale;", "d_y[j] *= 1.0f;"
     ),
+    "sums of a block twice": Fault("hadamard/loops.h", "b[j] = a_b + c_d;", "b[j] = a_b - c_d;"),
+    "signs of another block": Fault(
+        "hadamard/loops.h", "h.signs + item % blocks * h.block", "h.signs"
+    ),
+    "block without its scale": Fault(
+        "hadamard/loops.h", "scratch[j] *= scale * signs[j];", "scratch[j] *= signs[j];"
+    ),
     "row without its mean": Fault("layer_norm/loops.h", "x[j] -= mean;", "x[j] -= 0.0f;"),
     "gradient of a row without that of its mean": Fault(
         "layer_norm/loops.h", "d_y[j] - mean - x[j] * slope", "d_y[j] - x[j] * slope"

@@ -97,10 +97,10 @@ class Attention {
     const size_t at = (row * c.groups * c.room + slot_of(position)) * c.dims;
     const auto store = [&](size_t head, const Floats& norm, const float* angles, void* buffer,
                            FloatType type) {
-      loops_.prepare_heads(
-          {offset(heads, head * c.dims), c.groups, c.dims, norm, c.eps, angles, c.rotated, c.is_interleaved,
-           1.0f, static_cast<char*>(buffer) + at * size_of(type), type, c.room * c.dims},
-          scratch);
+      loops_.prepare_heads({offset(heads, head * c.dims), c.groups, c.dims, norm, c.eps, angles,
+                            c.rotated, c.is_interleaved, 1.0f,
+                            static_cast<char*>(buffer) + at * size_of(type), type, c.room * c.dims},
+                           scratch);
     };
     store(c.heads, c.key_norm, angles, c.keys, c.key_type);
     store(c.heads + c.groups, kNone, nullptr, c.values, c.value_type);

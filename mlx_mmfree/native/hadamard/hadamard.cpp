@@ -38,13 +38,12 @@ mx::array hadamard(const mx::array& x, const std::optional<mx::array>& signs, in
 void Hadamard::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
   const auto given = arguments(inputs);
-  const HadamardBlocks blocks{
-      floats_of(given[0], stream()),
-      given[1] ? contiguous(*given[1], stream()).data<float>() : nullptr,
-      static_cast<size_t>(given[0]->shape(-1)),
-      static_cast<size_t>(options_.block),
-      options_.inverse,
-      outputs[0].data<void>()};
+  const HadamardBlocks blocks{floats_of(given[0], stream()),
+                              given[1] ? contiguous(*given[1], stream()).data<float>() : nullptr,
+                              static_cast<size_t>(given[0]->shape(-1)),
+                              static_cast<size_t>(options_.block),
+                              options_.inverse,
+                              outputs[0].data<void>()};
   mx::cpu::get_command_encoder(stream()).dispatch(
       [blocks, count = outputs[0].size() / blocks.block]() { transform(blocks, count); });
 }
@@ -64,9 +63,9 @@ Arrays Hadamard::vjp(const Arrays& primals, const Arrays& cotangents,
     }
     const auto& moved = options_.inverse ? primals[0] : cotangents[0];
     const auto& kept = options_.inverse ? cotangents[0] : primals[0];
-    const auto product = mx::multiply(mx::astype(kept, mx::float32, stream()),
-                                      mx::astype(transformed(moved, {}), mx::float32, stream()),
-                                      stream());
+    const auto product =
+        mx::multiply(mx::astype(kept, mx::float32, stream()),
+                     mx::astype(transformed(moved, {}), mx::float32, stream()), stream());
     std::vector<int> axes(product.ndim() - 1);
     std::iota(axes.begin(), axes.end(), 0);
     wanted.push_back(mx::sum(product, axes, false, stream()));

@@ -122,8 +122,8 @@ class RotatedEmbedding(RotatedLinear):
         super().__init__(dims, num_embeddings, group_size=group_size, bits=bits, block=block)
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        codes = (self[key][tokens] for key in ("weight", "scales", "biases"))
-        rows = mx.dequantize(*codes, self.codes_group, self.bits)
+        words, scales, biases = (self[key][tokens] for key in ("weight", "scales", "biases"))
+        rows = mx.dequantize(words, scales, biases, self.codes_group, self.bits)
         return hadamard(rows, self.block, self["signs"], inverse=True)
 
     def as_linear(self, x: mx.array) -> mx.array:

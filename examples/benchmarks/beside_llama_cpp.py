@@ -301,7 +301,7 @@ def _random(kind: str, outputs: int, inputs: int) -> np.ndarray:
     codes = random.integers(0, 3, (min(outputs, 512), inputs), dtype=np.uint8)
     group = 64
     if kind == "Q1_0":
-        codes, group = 2 * (codes & 1), 128
+        codes, group = 2 * (codes & np.uint8(1)), 128
     scales = random.uniform(0.5, 1.5, (outputs, inputs // group)) * inputs**-0.5
     return encode(kind, np.resize(codes, (outputs, inputs)), scales)
 

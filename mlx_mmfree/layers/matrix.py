@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..ops import AffineForm, dense_matmul
-from ..ops.backend.dispatch import on_cpu
+from ..ops.backend.dispatch import metal_unavailable, on_cpu
 from ..ops.dense_matmul import BITS, GROUP_SIZES
 from ..ops.float_dtypes import FLOATS
 
@@ -246,7 +246,9 @@ def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
     On a CPU, `dense_matmul` takes a fiftieth of the time of MLX's product, for the sizes that it knows.
     """
     scales, biases, group_size, bits = form
-    if on_cpu() and bits in BITS and group_size in GROUP_SIZES:
+    # a record of what Metal would run is made on a CPU
+    is_cpu = on_cpu() and metal_unavailable() is not None
+    if is_cpu and bits in BITS and group_size in GROUP_SIZES:
         return dense_matmul(x, weight, form).astype(x.dtype)
     y = mx.quantized_matmul(x, weight, scales, biases, group_size=group_size, bits=bits)
     return y.astype(x.dtype)

@@ -11,6 +11,7 @@ SHAPES = {
     "prism-ml/Ternary-Bonsai-1.7B-mlx-2bit": "ternary-bonsai-1.7b",
     "prism-ml/Ternary-Bonsai-4B-mlx-2bit": "ternary-bonsai-4b",
     "prism-ml/Ternary-Bonsai-8B-mlx-2bit": "ternary-bonsai-8b",
+    "prism-ml/Ternary-Bonsai-27B-mlx-2bit": "ternary-bonsai-27b",
     "tiiuae/Falcon-E-1B-Instruct": "falcon-e-1b",
     "tiiuae/Falcon-E-3B-Instruct": "falcon-e-3b",
     "tiiuae/Falcon3-1B-Instruct-1.58bit": "falcon3-1b",

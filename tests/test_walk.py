@@ -186,8 +186,8 @@ def walk_of_training(folder: Path) -> Walk:
 
 WALKS = {
     "load": (walk_of_load, Size(25, 100, 150), Size(25, 100, 150)),
-    "generate": (walk_of_generate, Size(25, 120, 183), Size(23, 90, 251)),
-    "token": (walk_of_token, Size(12, 31, 47), Size(14, 35, 98)),
+    "generate": (walk_of_generate, Size(25, 120, 183), Size(24, 90, 252)),
+    "token": (walk_of_token, Size(12, 31, 47), Size(15, 35, 99)),
     "completion": (walk_of_completion, Size(27, 183, math.inf), Size(25, 163, math.inf)),
     "training": (walk_of_training, Size(6, 20, 16), None),
 }

@@ -31,6 +31,8 @@ from tests.training.parallel_run import batch, build
 BLOCKS = 4
 # blocks of one kind, where an architecture may have several
 ALIKE = {"hybrid": {"token_mixer": "mlgru"}, "metaformer": {"token_mixer": "mlgru"}}
+LINEAR = {"layer_types": ["linear_attention"] * BLOCKS}
+ALIKE |= dict.fromkeys(("qwen3_5", "qwen3_5_text", "prism_hadamard_qwen35"), LINEAR)
 TOGETHER = {"reformer"}
 """Reversible blocks, whose gradients come all at once."""
 

@@ -278,7 +278,9 @@ class SelfAttention(TokenMixer):
     ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
         """Attention with the projections around it."""
         after: SelfAttentionState | StatesByPosition
-        projected, gate = self._without_gates(self.project_inner(x, norm))
+        projected, gate = self.project_inner(x, norm), None
+        if self._is_gated:
+            projected, gate = self._without_gates(projected)
         if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
             y, after = one_by_one(self._attend_one, projected, state, context)
         else:
@@ -288,10 +290,8 @@ class SelfAttention(TokenMixer):
         output_norm = self.get("output_norm")
         return project(y, (self["output_proj"],), norm=output_norm, residual=residual), after
 
-    def _without_gates(self, projected: mx.array) -> tuple[mx.array, mx.array | None]:
+    def _without_gates(self, projected: mx.array) -> tuple[mx.array, mx.array]:
         """Queries, keys and values `(B, L, (H + 2G) K)`, and the gates of the heads, `(B, L, H K)`."""
-        if not self._is_gated:
-            return projected, None
         width = self.num_heads * self.head_dim
         both, others = mx.split(projected, [2 * width], axis=-1)
         heads = mx.unflatten(both, -1, (self.num_heads, 2, self.head_dim))
@@ -565,7 +565,9 @@ class SelfAttention(TokenMixer):
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(self._name, x, self._dims)
         (batch, length, _), dims = x.shape, self.head_dim
-        projected, _ = self._without_gates(self.project_inner(x, None).astype(mx.float32))
+        projected = self.project_inner(x, None).astype(mx.float32)
+        if self._is_gated:
+            projected, _ = self._without_gates(projected)
         known = projected[..., : -self.num_kv_heads * dims]
         parts = []
         for start in range(0, length, dims):

@@ -24,8 +24,8 @@ struct DenseMatmulOptions {
   }
 };
 
-// The arguments are x, W, scales and biases. The gradient by x has a kernel of its own for codes of 1
-// or 2 bits, because the definition writes the weights out as floats.
+// The arguments are x, W, scales and biases. The gradient by x has a kernel of its own for codes of
+// 1 or 2 bits, because the definition writes the weights out as floats.
 class DenseMatmul : public Defined<DenseMatmul, DenseMatmulOptions> {
  public:
   using Defined::Defined;

@@ -6,9 +6,9 @@
 #include "dense_matmul/kernels.h"
 #include "runtime/unroll.h"
 
-// Products with codes of 1, 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and low,
-// with a scale for each group: together they keep what a float holds beside the group's largest,
-// and the sums of a chunk are exact integers. An instruction set `Isa` gives, beside what
+// Products with codes of 1, 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and
+// low, with a scale for each group: together they keep what a float holds beside the group's
+// largest, and the sums of a chunk are exact integers. An instruction set `Isa` gives, beside what
 // `float_tile.h` asks for,
 //   Words, Sums            vectors of 2 kLanes 16-bit words and of kLanes 32-bit sums
 //   kCodes<bits>           codes of one word; those of 6 bits are spread over words first

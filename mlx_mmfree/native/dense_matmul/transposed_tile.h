@@ -63,7 +63,7 @@ void transposed_rows(const QuantizedTransposed& p, size_t first_input, size_t ro
       unroll<2>([&](auto v) MMFREE_INLINE {
         const Integers words = Integers{} + static_cast<int32_t>(packed >> (v * kLanes * bits));
         const Integers code = (words >> shifts) & ((1 << bits) - 1);
-        const auto floats = (Floats)__builtin_convertvector(code, Floats);
+        const auto floats = (Floats) __builtin_convertvector(code, Floats);
         unroll<M>([&](auto m) MMFREE_INLINE {
           const auto factor = Isa::fill(own.scaled[m * own.padded + n]);
           sums[m][v] = Isa::multiply_add(factor, floats, sums[m][v]);

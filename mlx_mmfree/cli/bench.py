@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,7 @@ def _show_bound(args: argparse.Namespace) -> int:
         unknown = f" ({' and '.join(rest)} of this chip are not known)" if rest else ""
         print(
             f"{name}, {chip.name} with {chip.cores} GPU cores, {what}: at most "
-            f"{each.tokens_per_second:,.0f} tokens/s, bound by {each.binds}{unknown}"
+            f"{ceil(each.tokens_per_second):,} tokens/s, bound by {each.binds}{unknown}"
         )
     return 0
 

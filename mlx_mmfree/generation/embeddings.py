@@ -60,7 +60,8 @@ def embed(
         >>> vectors.shape, round((vectors @ vectors.T)[0, 0].item(), 4)
         ((3, 384), 1.0)
     """
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
+    if not is_list or not all(isinstance(text, str) for text in texts):
         raise ValueError("[embed] 'texts' must be a list of texts but is something else.")
     prompt = embedding_use(model).prompt(prompt_name)
     if (empty := next((n for n, text in enumerate(texts) if not text), None)) is not None:

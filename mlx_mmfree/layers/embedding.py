@@ -27,6 +27,10 @@ def embed_tokens(embed: nn.Module, tokens: mx.array, scale: float = 1.0) -> mx.a
     Returns:
         `(..., D)`.
     """
+    if tokens.size == 0:
+        # MLX writes out no row of codes
+        row = embed_tokens(embed, mx.zeros((1,), tokens.dtype))
+        return mx.zeros((*tokens.shape, row.shape[-1]), row.dtype)
     is_short = type(embed) is nn.Embedding and embed.weight.dtype != mx.float32
     rows: Any = _rows(embed.weight, tokens) if is_short else embed(tokens)
     result: mx.array = rows if scale == 1.0 else rows * scale

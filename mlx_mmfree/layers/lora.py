@@ -138,12 +138,12 @@ class DoRALinear(LoRALinear):
 
     def merged(self) -> mx.array:
         weight = super().merged()
-        return weight * (self.m / mx.linalg.norm(weight, axis=1))[:, None]
+        return weight * (self.m / _lengths(mx.square(weight).sum(axis=1)))[:, None]
 
     def _row_lengths(self) -> mx.array:
         a, b = (mx.stop_gradient(p).astype(mx.float32) for p in (self.lora_a, self.lora_b))
         mixed = 2.0 * self.matrix.multiply(a.T) + self._scale * ((a.T @ a) @ b)
-        return mx.sqrt(self._squares + self._scale * (b * mixed).sum(axis=0))
+        return _lengths(self._squares + self._scale * (b * mixed).sum(axis=0))
 
     def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
         factors = mx.unflatten(self.m / self._row_lengths(), 0, (count, -1))
@@ -212,7 +212,7 @@ class DoRAEmbedding(LoRAEmbedding):
     def _row_factors(self, tokens: mx.array) -> mx.array:
         """`m` over the length of each adapted row."""
         rows = mx.stop_gradient(super().__call__(tokens)).astype(mx.float32)
-        return self.m[tokens] / mx.linalg.norm(rows, axis=-1)
+        return self.m[tokens] / _lengths(mx.square(rows).sum(axis=-1))
 
     def __call__(self, tokens: mx.array) -> mx.array:
         rows = super().__call__(tokens)
@@ -306,6 +306,11 @@ def _matrix(layer: nn.Module) -> Matrix:
             f"[LoRA] 'base' must be a linear layer or an embedding but got {type(layer).__name__}."
         )
     return matrix
+
+
+def _lengths(squares: mx.array) -> mx.array:
+    """The lengths of rows by their squares; 1 of a row of zeros, which has no direction and stays."""
+    return mx.sqrt(mx.where(squares > 0, squares, 1.0))
 
 
 def _row_squares(matrix: Matrix) -> mx.array:

@@ -312,11 +312,13 @@ class StoredLayout(NamedTuple):
         shape: The shape on disk.
         read: Turns the array on disk into the one in memory.
         write: Turns it back.
+        changes: Whether numbers change too: one that 16 bits hold may take 32 in the other layout.
     """
 
     shape: tuple[int, ...]
     read: Callable[[mx.array], mx.array]
     write: Callable[[mx.array], mx.array]
+    changes: bool = False
 
     @classmethod
     def reshaped(cls, shape: tuple[int, ...], in_memory: tuple[int, ...]) -> "StoredLayout":

@@ -83,7 +83,7 @@ def store_less_one(norm: nn.Module) -> None:
 
     The layer holds :math:`1 + w` in float32: in 16 bits, the sum would lose what a small w says.
     """
-    layout = StoredLayout(norm.weight.shape, _plus_one, _minus_one)
+    layout = StoredLayout(norm.weight.shape, _plus_one, _minus_one, changes=True)
     # an ordinary attribute, since items of a module are parameters
     object.__setattr__(norm, "stored_layouts", {"weight": layout})
 

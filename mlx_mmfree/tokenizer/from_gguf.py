@@ -113,6 +113,7 @@ _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3_PATTERN = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_QWEN35 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 # how text is split before merging, by `tokenizer.ggml.pre`
@@ -122,13 +123,19 @@ _PATTERNS = {
     ),
     **dict.fromkeys(("gpt-2", "gpt2", "olmo", "mpt"), _GPT2),
     "qwen2": _QWEN2,
+    "qwen35": _QWEN35,
 }
 # where a SentencePiece vocabulary names no token for a role
 _SENTENCEPIECE_ROLES = {"unknown": 0, "bos": 1, "eos": 2}
 TEMPLATE_KEY = "tokenizer.chat_template"
 """Templates with names have keys below it, such as `tokenizer.chat_template.tool_use`."""
 
-BYTE_LEVEL_PATTERNS = {LLAMA3_PATTERN: "llama-bpe", _QWEN2: "qwen2", _GPT2: "gpt-2"}
+BYTE_LEVEL_PATTERNS = {
+    LLAMA3_PATTERN: "llama-bpe",
+    _QWEN2: "qwen2",
+    _QWEN35: "qwen35",
+    _GPT2: "gpt-2",
+}
 """The names of the patterns that can be written."""
 
 
@@ -271,7 +278,7 @@ def _byte_level(
     value = {
         "version": "1.0",
         "added_tokens": _added_tokens(tokens, types),
-        "normalizer": {"type": "NFC"} if pattern == _QWEN2 else None,
+        "normalizer": {"type": "NFC"} if pattern in (_QWEN2, _QWEN35) else None,
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [split, byte_level | {"use_regex": False}],

@@ -69,7 +69,7 @@ def test_it_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 def test_forms_that_have_no_word_for_it_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for form, why in (("gguf", "which neither llama.cpp nor bitnet.cpp knows"), ("hf", "keep")):
+    for form, why in (("gguf", "which this library does not write as GGUF"), ("hf", "keep")):
         flags = ["--mlx-path", str(tmp_path / form), "--to", form]
         assert main(["convert", "--model", str(folder), *flags]) == 2
         shown = capsys.readouterr().err

@@ -96,6 +96,8 @@ def test_batches_are_of_like_lengths() -> None:
     [
         ({"texts": []}, "'texts' must hold a text but holds none"),
         ({"texts": "a text"}, "'texts' must be a list of texts"),
+        ({"texts": None}, "'texts' must be a list of texts"),
+        ({"texts": (text for text in ["a"])}, "'texts' must be a list of texts"),
         ({"texts": ["a", ""]}, "must hold no empty text but number 1 is one"),
         ({"texts": ["a"], "pooling": "max"}, "'pooling' must be one of 'first', 'last', 'mean'"),
     ],

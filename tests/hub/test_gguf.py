@@ -23,6 +23,7 @@ from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.ops import pack_ternary
+from mlx_mmfree.tokenizer.from_gguf import files_of_metadata
 from tests.hub.checkpoints import GOLDENS, TOKENS, logits, tiny_transformer
 from tests.hub.gguf_files import (
     byte_level_metadata,
@@ -365,6 +366,25 @@ class TestVocabulary:
             assert tokenizer.apply_chat_template(*arguments) == original.apply_chat_template(
                 *arguments
             )
+
+    def test_marks_belong_to_words_of_qwen_3_5(self, tmp_path: Path) -> None:
+        """By its own pattern; that of Qwen 2 parts a letter from a mark that has no joint form."""
+        found = {}
+        for pre in ("qwen2", "qwen35"):
+            files = files_of_metadata(byte_level_metadata(pre=pre))
+            tokenizer = json.loads(files["tokenizer.json"])
+            assert tokenizer["normalizer"] == {"type": "NFC"}
+            split = tokenizer["pre_tokenizer"]["pretokenizers"][0]
+            found[pre] = split["pattern"]["Regex"]
+            for name, data in files.items():
+                (tmp_path / name).write_bytes(data)
+            opened = load_tokenizer(tmp_path)
+            assert opened.decode(opened.encode("x\u0323y, z\u0301")).endswith("x\u0323y, \u017a")
+        assert found["qwen35"] == (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )
+        assert found["qwen2"] != found["qwen35"]
 
     def test_kind_that_the_writer_left_out(self, tmp_path: Path) -> None:
         file, _ = tiny_file(tmp_path / "m.gguf")

@@ -43,7 +43,7 @@ def test_a_head_with_a_bias_is_quantised(folder: Path, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--embed-bits", "8"), "it has no embedding. Leave it out"),
-        (("--to", "gguf"), "neither llama.cpp nor bitnet.cpp knows"),
+        (("--to", "gguf"), "this library does not write as GGUF"),
         (("--ternarize", "group"), "128 does not divide the 32 inputs"),
         (("--ternarize", "--to", "hf"), "--keep-masters must be given for 'model_type' 'vit'"),
     ],

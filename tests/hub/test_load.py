@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.evaluation import score_continuations
 from mlx_mmfree.generation import batch_generate, generate
-from mlx_mmfree.hub import load, load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.hub import convert, load, load_model, needed_bytes, open_checkpoint, save_model
+from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
 from tests.files.torch_files import write_torch
 from tests.hub.checkpoints import (
@@ -431,3 +433,23 @@ class TestTokenizer:
         ):
             with pytest.raises(ValueError, match=message):
                 call([5, 640])
+
+
+LOADED_ELSEWHERE = ("bitcpm_minicpm", "maple_hf", "mlx_qwen3_1bit_g128", "llama_bitlinear_rope3")
+
+
+@pytest.mark.parametrize("name", [*LOADED_ELSEWHERE, "qwen35_hub", "prism_schema1", "mamba2"])
+def test_another_thread_computes_and_no_token_gives_no_logits(name: str) -> None:
+    model = load_model(GOLDENS / name)
+    with ThreadPoolExecutor(1) as executor:
+        got = executor.submit(lambda: mx.eval(model(mx.array([[1, 2]]))[0])).result()
+    assert got is None
+    assert model(mx.zeros((1, 0), mx.int32))[0].shape == (1, 0, model.vocab_size)
+
+
+@pytest.mark.parametrize("name", ["bitnet_packed", "embedding_bitnet_qwen3"])
+def test_another_dtype_is_converted(tmp_path: Path, name: str) -> None:
+    report = convert(
+        open_checkpoint(str(GOLDENS / name)), tmp_path / "m", forms=FloatForms(mx.float32)
+    )
+    assert report.logits_difference <= 1e-5

@@ -16,6 +16,7 @@ from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
 from mlx_mmfree.hub.conversion.convert import convert
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.hub.conversion.verify import verify
+from mlx_mmfree.hub.publish.runtimes import opening
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
@@ -254,6 +255,23 @@ def test_forms_that_mlx_lm_does_not_rotate_are_refused(tmp_path: Path) -> None:
         convert(
             open_checkpoint(str(SCHEMA1)), tmp_path / "m", to="hf", forms=FloatForms(unrotate=8)
         )
+
+
+@pytest.mark.parametrize(
+    "name", ["prism_schema1", "mlx_qwen35_2bit_g128", "gguf_qwen35_pq2_0_rotated/model.gguf"]
+)
+def test_the_layout_of_the_hub_keeps_the_gains_of_norms(tmp_path: Path, name: str) -> None:
+    """The gain less 1 takes more bits than the gain, so that it is written in float32."""
+    source = open_checkpoint(str(GOLDENS / name))
+    report = convert(source, tmp_path / "m", to="hf")
+    tensors = mx.load(str(tmp_path / "m" / "model.safetensors"))
+    [gain] = [tensors[key] for key in tensors if key.endswith("layers.0.input_layernorm.weight")]
+    assert gain.dtype == mx.float32 and abs(mx.mean(gain).item()) < 0.5
+    # without the rotation, weights are rounded to 16 bits
+    assert report.logits_difference < TOLERANCE[mx.float16]
+    in_transformers = opening(report.openings, "transformers")
+    assert in_transformers is not None and in_transformers.opens
+    assert not ParameterReader(source).lies_as_on_hub
 
 
 @pytest.mark.interop

@@ -54,6 +54,7 @@ SIGNS = METADATA[f"{MARK}sign_values"]
         {"block_size": 128.0},
         {"weight_names": None},
         {"weight_names": []},
+        {"weight_names": METADATA[f"{MARK}weight_names"] * 2},
         {"weight_names": "output.weight"},
         {"inverse_weight_names": [1]},
         {"sign_values": None},

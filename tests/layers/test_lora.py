@@ -1,5 +1,7 @@
 """Adapters against their dense equivalents."""
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
@@ -94,6 +96,20 @@ def test_linear_equals_the_dense_formula(name: str, kind: type[LoRALinear]) -> N
     got_x = mx.grad(lambda x: (weights * layer(x)).sum())(x)
     want_x = mx.grad(lambda x: (weights * formula(x, *layer_arrays(layer))).sum())(x)
     assert relative_error(got_x, want_x) <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize("kind", [DoRALinear, DoRAEmbedding])
+def test_a_row_of_zeros_stays(kind: Any) -> None:
+    is_linear = kind is DoRALinear
+    base: Any = nn.Linear(64, 8, bias=False) if is_linear else nn.Embedding(8, 64)
+    base.weight = mx.where(mx.arange(8)[:, None] == 3, 0, base.weight)
+    layer = kind(base)
+    x = mx.ones((1, 64)) if is_linear else mx.arange(8)
+    assert relative_error(layer(x), base(x)) <= FLOAT32
+    _, gradient = nn.value_and_grad(layer, lambda x: layer(x).square().sum())(x)
+    assert all(mx.isfinite(array).all() for _, array in tree_flatten(gradient))
+    if is_linear:
+        assert relative_error(layer.merged(), base.weight) <= FLOAT32
 
 
 def layer_arrays(layer: LoRALinear) -> tuple[mx.array, mx.array, mx.array | None]:

@@ -183,7 +183,7 @@ def test_table_of_models() -> None:
             model = skeleton(presets()[SHAPES[name]], mx.bfloat16)
             needed = memory(model)
             assert abs(size - needed) <= 0.1, (name, needed)
-            token = certify(model, 512)
+            token = certify(skeleton(presets()[SHAPES[name]]), 512)
             for chip, cell in zip(chips, bounds, strict=True):
                 most = decoding_bound(token, chip_of(chip)).tokens_per_second
                 shown = cell.replace(",", "").split(" / ")[place]

@@ -79,6 +79,12 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
         raise CheckpointError(
             f"[GGUF] '{MARK}{_NAMES[0]}' must name the rotated weights but names none. {_NONSENSE}"
         )
+    listed = rotated_names(metadata)
+    if len(set(listed)) < len(listed):
+        raise CheckpointError(
+            f"[GGUF] '{MARK}{_NAMES[0]}' must name each rotated weight once but names some twice. "
+            f"{_NONSENSE}"
+        )
     if given["sign_mode"] == "explicit":
         _check_signs(given)
 
@@ -123,7 +129,7 @@ def rotation_of(
     if not names:
         return {}, []
     signs = _signs(metadata)
-    embeddings = metadata.get(MARK + _NAMES[1], ())
+    embeddings = frozenset(metadata.get(MARK + _NAMES[1], ()))
     modules, entries = [], []
     for name in names:
         if name not in stored or len(stored[name][1].shape) != 2:

@@ -234,6 +234,8 @@ class OpenedModel:
             converted(model, self._dtype)
         if adapter is not None:
             attach(model, adapter)
+        # what was cast after it was read is lazy, and other threads cannot compute it
+        mx.eval(model.parameters())
         model.eval()
         return self.model
 

@@ -105,6 +105,16 @@ class ParameterReader:
         """How float arrays lie on the Hub that differ in memory, by their names in memory."""
         return stored_layouts(self.model)
 
+    @property
+    def lies_as_on_hub(self) -> bool:
+        """Whether all float arrays lie as on the Hub, not as mlx-lm has them."""
+        on_hub = self.layouts
+        return all(
+            name in on_hub
+            and (own.shape, own.changes) == (on_hub[name].shape, on_hub[name].changes)
+            for name, own in self.own_layouts.items()
+        )
+
     @cached_property
     def activation_dtype(self) -> mx.Dtype:
         """The dtype of the loaded model: that of its embedding, or of its first floats."""

@@ -287,8 +287,8 @@ def _architecture(reader: ParameterReader) -> str:
     name = architecture.gguf_name(config)
     if name is None:
         raise UnsupportedModelError(
-            f"[convert] 'to' must be mlx or hf for 'model_type' {architecture.name!r}, which neither "
-            "llama.cpp nor bitnet.cpp knows, but got 'gguf'. Write one of the other forms."
+            f"[convert] 'to' must be mlx or hf for 'model_type' {architecture.name!r}, which this "
+            "library does not write as GGUF, but got 'gguf'. Write one of the other forms."
         )
     return name
 

@@ -83,6 +83,10 @@ def float_tensor(
     stored = reader.dtype(name)
     is_free = name not in reader.in_float32 and mx.issubdtype(stored, mx.floating)
     kept = dtype if dtype is not None and is_free else stored
+    target = reader.layouts if layouts is None else layouts
+    own, other = (each.get(name) for each in (reader.own_layouts, target))
+    if dtype is None and (own and own.changes) != (other and other.changes):
+        kept = mx.float32
     if stored not in FLOATS:
         spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
         return PlannedTensors((spec,), lambda: (reader.read(name),))

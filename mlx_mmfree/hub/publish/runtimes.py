@@ -126,6 +126,8 @@ def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Openin
         return _no(TRANSFORMERS, "it does not read this form of weights; --to hf writes its own")
     if (why := architecture.transformers(model)) is not None:
         return _no(TRANSFORMERS, why)
+    if not written.lies_as_on_hub:
+        return _no(TRANSFORMERS, "its arrays lie as in mlx-lm; --to hf writes the form of the Hub")
     note = "rotates a text differently once it is longer than in training"
     is_dynamic = _rotation(written).scaling == "dynamic"
     return Opening(TRANSFORMERS, True, note if is_dynamic else "")

@@ -187,6 +187,8 @@ class RoPE(nn.Module):
         self.is_interleaved = is_interleaved
         self.query_scale = attention_factor**2
         waves = rope_wavelengths(dims, base) if wavelengths is None else wavelengths
+        # lazy arrays cannot be computed in another thread than the one that made them
+        mx.eval(waves)
         # an ordinary attribute, since items of a module are parameters
         object.__setattr__(self, "wavelengths", waves)
 

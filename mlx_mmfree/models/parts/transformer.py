@@ -294,7 +294,7 @@ TINY = {
 ATTENTION = "attention"
 """Names the attention of the base, which stays as it is."""
 
-_BASES = ("bitnet", "llama", "qwen3")
+BASES = ("bitnet", "llama", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -322,9 +322,9 @@ class HybridConfig:
             UnsupportedModelError: A key asks for what is not implemented.
         """
         name = config.get("base_model_type")
-        if name not in _BASES:
+        if name not in BASES:
             raise UnsupportedModelError(
-                f"[config.json] 'base_model_type' must be one of {', '.join(_BASES)} but got "
+                f"[config.json] 'base_model_type' must be one of {', '.join(BASES)} but got "
                 f"{name!r:.100}."
             )
         if "token_mixer" not in config:

@@ -15,7 +15,7 @@ from ...layers.matrix import matrices
 from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice, find_token_mixer
 from ...models.parts.ternary_linears import TernaryLinears
-from ...models.parts.transformer import ATTENTION, HybridConfig, TransformerConfig
+from ...models.parts.transformer import ATTENTION, BASES, HybridConfig, TransformerConfig
 from ..batches import Batch
 from ..loss import kept_logits
 from .settings import DistilSettings, StageName
@@ -31,10 +31,11 @@ def base_config(teacher: Decoder) -> TransformerConfig:
     Raises:
         TrainingError: It is no transformer of the Llama family.
     """
-    if not isinstance(teacher.config, TransformerConfig):
+    name = architecture_of(teacher.config).name
+    if not isinstance(teacher.config, TransformerConfig) or name not in BASES:
         raise TrainingError(
             "[distil] 'model' must be a transformer of the Llama family (llama, qwen3, bitnet) but is a "
-            f"{architecture_of(teacher.config).name}."
+            f"{name}."
         )
     return teacher.config
 

@@ -401,7 +401,9 @@ class TestRefused:
 
     def test_matmul_free_models(self, tmp_path: Path) -> None:
         checkpoint = open_checkpoint(tiny_checkpoint(tmp_path / "s"))
-        with pytest.raises(UnsupportedModelError, match="which this library does not write as GGUF"):
+        with pytest.raises(
+            UnsupportedModelError, match="which this library does not write as GGUF"
+        ):
             convert(checkpoint, tmp_path / "m", to="gguf")
 
     def test_a_vocabulary_that_splits_texts_in_another_way(self, tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ def test_the_layout_of_the_hub_keeps_the_gains_of_norms(tmp_path: Path, name: st
 
 
 @pytest.mark.interop
+@pytest.mark.usefixtures("unfused")  # mlx-lm lets MLX fuse its operations
 @pytest.mark.parametrize("name", ["prism_schema1", "prism_schema2", "mlx_qwen35_2bit_g128"])
 def test_stock_mlx_lm_computes_the_same(tmp_path: Path, name: str) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm

@@ -379,7 +379,9 @@ def prefill(
     """
     if step_size < 1:
         raise ValueError(f"[prefill] 'prefill_step_size' must be at least 1 but got {step_size}.")
-    length = tokens.shape[1]
+    batch, length = tokens.shape
+    if not length and state is None:
+        return model.init_state(batch)
     # MLX's slices are 32 bits wide
     step_size = min(step_size, max(length, 1))
     if progress is not None:
@@ -451,7 +453,6 @@ class Decoding:
         self._steps = 0
         self._finite: mx.array
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        state = model.init_state(tokens.shape[0]) if state is None else state
         read = prefill(model, tokens[:, :-1], state, step_size=prefill_step_size, progress=progress)
         self._reader = Reader(model, read)
         # memory that nothing else holds is written in place

@@ -242,10 +242,7 @@ class SpeculativeDecoding:
         options: dict[str, Any] = {"step_size": prefill_step_size, "progress": progress}
         self._target, self._draft = (
             RewindingReader(reader, prefill(reader, tokens[:, :-1], before, **options), self._count)
-            for reader, before in (
-                (model, model.init_state(1) if state is None else state),
-                (draft_model, draft_model.init_state(1) if draft_state is None else draft_state),
-            )
+            for reader, before in ((model, state), (draft_model, draft_state))
         )
         self._last = int(tokens[0, -1])
         # after the last token that the draft model has read

@@ -93,6 +93,10 @@ class StateKind:
         """What of the mixer's arguments its states depend on, beside their shapes and its weights."""
         return ""
 
+    def empty(self, batch_size: int, dtype: mx.Dtype) -> State:
+        """The state before the first position."""
+        return self._init_state(batch_size, dtype)
+
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
         """A state of the shapes and dtypes that `length` tokens leave, unpadded.
 

@@ -110,7 +110,7 @@ class RWKV7Decoder(Decoder):
     def run(
         self,
         x: mx.array,
-        state: tuple[State, ...],
+        state: tuple[State, ...] | None,
         context: Context,
         block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:

@@ -139,7 +139,7 @@ class MultiHeadAttention(SelfAttention):
     def state_kind(self) -> StateKind:
         return _MemoryKind(super().state_kind)
 
-    def mix(
+    def mix(  # type: ignore[override]
         self,
         x: mx.array,
         state: State,
@@ -222,6 +222,9 @@ class _MemoryKind(StateKind):
     @property
     def settings(self) -> str:
         return self._own.settings
+
+    def empty(self, batch_size: int, dtype: mx.Dtype) -> State:
+        return self._own.empty(batch_size, dtype)
 
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
         return self._own.blank(batch_size, length, dtype)

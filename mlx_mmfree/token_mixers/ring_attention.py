@@ -90,7 +90,7 @@ class RingAttention(SelfAttention):
         )
         self._group = group if group is not None and group.size() > 1 else None
 
-    def mix(
+    def mix(  # type: ignore[override]
         self,
         x: mx.array,
         state: SelfAttentionState,

@@ -9,7 +9,8 @@ import mlx.nn as nn
 
 from ..layers import project
 from ..layers.arguments import check_sizes, dims_of_a_head
-from ..layers.attention.key_values import KeyValueState, extend, read
+from ..layers.attention.key_values import KeyValueKind, KeyValueState, extend, read
+from ..layers.attention.options import KeyValueCache
 from ..layers.context import Context, RealTokens
 from ..layers.held_tokens import HeldTokens, KeyValueMixer
 from ..layers.linear import merge_heads, one_hot_values, split_heads
@@ -375,7 +376,8 @@ class Sinkhorn(KeyValueMixer):
         parts = [queries, keys, one_hot_values(batch, heads, length)]
         if not self._is_causal:
             return self._see_all(parts, None, None)
-        before = KeyValueState.empty(batch, heads, 2 * dims, length, mx.float32)
+        kind = KeyValueKind(heads, 2 * dims, KeyValueCache(), False, value_dims=length)
+        before = kind.empty(batch, mx.float32)
         return self._see_past(parts, before, None, mx.zeros((heads, 1, length)))[0]
 
     def _see_all(

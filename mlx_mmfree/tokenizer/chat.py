@@ -195,9 +195,9 @@ class ChatVocabulary(Protocol):
 
     special: SpecialTokens
 
-    def encode_parsed(self, text: str) -> list[int]: ...
-
-    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]: ...
+    def encode(
+        self, text: str, before: Before = "nothing", *, parse_special: bool = False
+    ) -> list[int]: ...
 
 
 class RenderedChat:
@@ -241,7 +241,7 @@ class RenderedChat:
         special = self._vocabulary.special
         parts = list(special.split(self._covered))
         if parts == list(special.split(self.text)):
-            ids = self._vocabulary.encode_parsed(self.text)
+            ids = self._vocabulary.encode(self.text, parse_special=True)
             spelled = [part for part in parts if isinstance(part, int)]
             if [number for number in ids if number in special.id_set] == spelled:
                 return ids
@@ -252,7 +252,7 @@ class RenderedChat:
             part if isinstance(part, int) else self._shield.restore(part)
             for part in self._vocabulary.special.split(covered)
         )
-        return encode_split(self._vocabulary.encode_plain, parts, before)
+        return encode_split(self._vocabulary.encode, parts, before)
 
 
 CPU_SECONDS = 2.0

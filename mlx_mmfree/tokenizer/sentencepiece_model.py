@@ -94,13 +94,12 @@ class SentencePieceVocabulary:
             self._spaced = ("nothing", "special")
         self._strips_space = bool(self._spaced) and self._find_strips_space()
 
-    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]:
-        """The ids of a text in which special tokens that it spells become those tokens."""
-        return encode_split(self._encode, self._parsed.split(text), before)
-
-    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
-        """The ids of a plain text."""
-        return encode_split(self._encode, self._always_parsed.split(text), before)
+    def encode(
+        self, text: str, before: Before = "nothing", *, parse_special: bool = False
+    ) -> list[int]:
+        """The ids of a text, in which special tokens that it spells may become those tokens."""
+        parsed = self._parsed if parse_special else self._always_parsed
+        return encode_split(self._encode, parsed.split(text), before)
 
     def _encode(self, text: str, before: Before) -> list[int]:
         takes_space = before in self._spaced

@@ -157,7 +157,9 @@ class Tokenizer:
             ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
-        ids = self._encode(text, parse_special, "nothing")
+        if parse_special is None:
+            parse_special = self._vocabulary.parses_special
+        ids = self._vocabulary.encode(text, parse_special=parse_special)
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def encode_parts(
@@ -178,9 +180,12 @@ class Tokenizer:
         """
         for text in parts:
             _check_text(text)
+        if parse_special is None:
+            parse_special = self._vocabulary.parses_special
         found: list[list[int]] = []
-        for text in self._without_first_token(parts, parse_special):
-            found.append(self._encode(text, parse_special, self._before(found)))
+        for text in self._without_first_token(parts) if parse_special else parts:
+            before = self._before(found)
+            found.append(self._vocabulary.encode(text, before, parse_special=parse_special))
         if found[0][: len(self._prefix)] != self._prefix:
             found[0] = [*self._prefix, *found[0]]
         if found[-1][len(found[-1]) - len(self._suffix) :] != self._suffix:
@@ -325,26 +330,15 @@ class Tokenizer:
             ValueError: The text holds a lone surrogate.
         """
         _check_text(text)
-        return self._encode(text, parse_special, "text")
+        return self._vocabulary.encode(text, "text", parse_special=parse_special)
 
-    def _without_first_token(
-        self, parts: Sequence[str], parse_special: bool | None
-    ) -> Sequence[str]:
+    def _without_first_token(self, parts: Sequence[str]) -> Sequence[str]:
         """The parts of a text without the token of its beginning, if they spell it."""
-        if parse_special is None:
-            parse_special = self._vocabulary.parses_special
-        if not parse_special or self.bos_token_id not in self._prefix:
+        if self.bos_token_id not in self._prefix:
             return parts
         special = self.special_tokens.items()
         spelled = (re.escape(text) for text, token in special if token == self.bos_token_id)
         return [re.sub(rf"\A(?:{'|'.join(spelled)})+", "", parts[0]), *parts[1:]]
-
-    def _encode(self, text: str, parse_special: bool | None, before: Before) -> list[int]:
-        if parse_special is None:
-            parse_special = self._vocabulary.parses_special
-        if parse_special:
-            return self._vocabulary.encode_parsed(text, before)
-        return self._vocabulary.encode_plain(text, before)
 
     def _before(self, parts: Sequence[Sequence[int]]) -> Before:
         """What stands before a text that follows others."""

@@ -511,15 +511,16 @@ class JsonVocabulary:
             SpecialToken(text, number, True, *flags) for text, number, *flags in found.special
         )
 
-    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]:
-        """The ids of a text in which special tokens that it spells become those tokens."""
-        if before == "nothing":
-            return self._encode(text, False, before)
-        return encode_split(self.encode_plain, self.special.split(text), before)
-
-    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
-        """The ids of a plain text."""
-        return self._encode(text, True, before)
+    def encode(
+        self, text: str, before: Before = "nothing", *, parse_special: bool = False
+    ) -> list[int]:
+        """The ids of a text, in which special tokens that it spells may become those tokens."""
+        if parse_special and before != "nothing":
+            return encode_split(self.encode, self.special.split(text), before)
+        if self._apart is not None and len(text) > _LONG_TEXT:
+            return self._apart.encode(text, before, parse_special=parse_special)
+        with self._lock, clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
+            return self._engine.encode(text, not parse_special, before)
 
     def piece(self, token_id: int) -> str:
         """The text of a token as the file spells it."""
@@ -540,9 +541,3 @@ class JsonVocabulary:
         apart._engine = ConfinedTokenizer(*self._source)
         other._apart = apart
         return other
-
-    def _encode(self, text: str, split_special: bool, before: Before) -> list[int]:
-        if self._apart is not None and len(text) > _LONG_TEXT:
-            return self._apart._encode(text, split_special, before)
-        with self._lock, clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
-            return self._engine.encode(text, split_special, before)

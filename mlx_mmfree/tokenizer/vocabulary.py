@@ -505,9 +505,9 @@ class Vocabulary(Protocol):
     @property
     def longest(self) -> int | None: ...
 
-    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]: ...
-
-    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]: ...
+    def encode(
+        self, text: str, before: Before = "nothing", *, parse_special: bool = False
+    ) -> list[int]: ...
 
     def for_threads(self) -> "Vocabulary": ...
 
@@ -631,12 +631,10 @@ class ByteVocabulary:
         self.special = SpecialTokens([])
         self.frame: tuple[list[int], list[int]] = ([], [])
 
-    def encode_parsed(self, text: str, before: Before = "nothing") -> list[int]:
+    def encode(
+        self, text: str, before: Before = "nothing", *, parse_special: bool = False
+    ) -> list[int]:
         """The ids of a text; there are no special tokens."""
-        return self.encode_plain(text)
-
-    def encode_plain(self, text: str, before: Before = "nothing") -> list[int]:
-        """The ids of a text."""
         return [byte + self._first for byte in text.encode()]
 
     def for_threads(self) -> "ByteVocabulary":

@@ -82,6 +82,8 @@ def recomputed(
     checkpointed: Any = mx.custom_function(forward)
     checkpointed.vjp(backward)
     memory = {} if context.memory is None else {"memory": context.memory}
+    # the function takes nothing but arrays
+    state = block.init_state(x.shape[0], x.dtype) if state is None else state
     y, after, handed = checkpointed(parameters, x, state, memory, context.handed, arguments)
     context.handed.update(handed)
     block.update(parameters)

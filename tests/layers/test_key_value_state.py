@@ -6,8 +6,14 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from mlx_mmfree.layers.attention.key_values import GROWTH_STEP, KeyValueState, extend, read
-from mlx_mmfree.layers.attention.options import BITS, Quantization, QuantizedArray
+from mlx_mmfree.layers.attention.key_values import (
+    GROWTH_STEP,
+    KeyValueKind,
+    KeyValueState,
+    extend,
+    read,
+)
+from mlx_mmfree.layers.attention.options import BITS, KeyValueCache, Quantization, QuantizedArray
 from mlx_mmfree.ops.attention_step import next_place
 
 HEADS, DIMS = 2, 64
@@ -15,7 +21,9 @@ WINDOWS: list[dict[str, int]] = [{}, {"window": 5}, {"window": 4, "sinks": 2}]
 
 
 def _empty(batch_size: int = 1, **options: int) -> KeyValueState:
-    state = KeyValueState.empty(batch_size, HEADS, DIMS, DIMS, mx.float32)
+    state = KeyValueKind(HEADS, DIMS, KeyValueCache(), takes_steps=True).empty(
+        batch_size, mx.float32
+    )
     return state.quantized(Quantization(**options)) if options else state
 
 

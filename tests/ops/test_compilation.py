@@ -112,8 +112,7 @@ def disabled() -> Iterator[None]:
 @needs_compiler
 @pytest.mark.usefixtures("extension", "disabled")
 def test_compilation_that_a_user_turned_off_stays_off() -> None:
-    function = compilation.compiled(abs)
-    assert function is abs
+    assert compilation.compiled(lambda x: mx.abs(-x))(mx.array(-1)).item() == 1
     assert not compilation.can_compile()
     assert "Compiled" not in operations(mx.compile(lambda x: mx.abs(-x) + 1)(mx.ones((1,))))
 

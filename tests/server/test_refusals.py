@@ -307,7 +307,7 @@ def test_what_has_too_many_tokens_is_not_encoded(
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": large}]
     with start() as client:
         # what is fast is left out, so that nothing else can refuse it
-        monkeypatch.setattr(JsonVocabulary, "encode_parsed", encode)
+        monkeypatch.setattr(JsonVocabulary, "encode", encode)
         for path, body in (
             (COMPLETIONS, {"prompt": large}),
             (COMPLETIONS, {"prompt": [large, "a"], "n": 2}),

@@ -37,17 +37,6 @@ class KeyValueState(NamedTuple):
     values: Buffer
     positions: mx.array
 
-    @classmethod
-    def empty(
-        cls, batch_size: int, num_heads: int, key_dims: int, value_dims: int, dtype: mx.Dtype
-    ) -> "KeyValueState":
-        """The state before the first token; it has no slots yet."""
-        return cls(
-            mx.zeros((batch_size, num_heads, 0, key_dims), dtype),
-            mx.zeros((batch_size, num_heads, 0, value_dims), dtype),
-            mx.zeros((batch_size, 0), mx.int32),
-        )
-
     @property
     def used(self) -> int:
         """Number of slots in use."""
@@ -74,7 +63,8 @@ class KeyValueState(NamedTuple):
 
     def with_room(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
         """The state with room for `length` more tokens."""
-        room, slots = self.room, slots_after(self.used, length, window, sinks)
+        room = self.room
+        slots = slots_after(self.positions.shape[1], length, window, sinks)
         if slots <= room:
             return self
         keys, values = padded((self.keys, self.values), _grown(slots, window, sinks) - room)
@@ -213,28 +203,20 @@ def read(
         slots = new_slots(start, length, window, sinks)
         held = held_positions(end, count, window, sinks)
         seen = held if used else None
-    mask = _mask(seen, places, begins, window, sinks, step)
-    if counts is not None and isinstance(mask, mx.array):
-        mask = _without_empty_rows(mask)
     offset = start if begins is None else places - begins
-    return Reading(offset, places, begins, slots, source, held, seen, mask)
+    reading = Reading(offset, places, begins, slots, source, held, seen, None)
+    is_short = window is None or length <= sinks + window
+    if seen is None and is_short and begins is None:
+        return reading._replace(mask="causal") if length > 1 else reading
+    mask = _mask(reading, window, sinks, step)
+    return reading._replace(mask=mask if counts is None else _without_empty_rows(mask))
 
 
-def _mask(
-    seen: mx.array | None,
-    places: mx.array,
-    begins: mx.array | None,
-    window: int | None,
-    sinks: int,
-    step: int,
-) -> Mask:
-    if seen is None:
-        length = places.shape[1]
-        is_short = window is None or length <= sinks + window
-        if is_short and begins is None:
-            return "causal" if length > 1 else None
-        # (1, N): the call's own tokens
-        seen = mx.arange(length)[None]
+def _mask(reading: Reading, window: int | None, sinks: int, step: int) -> mx.array:
+    """Which keys each query of a call sees, `(B, 1, L, N)`."""
+    places, begins, seen = reading.places, reading.begins, reading.seen
+    # without a state before, the keys are the call's own
+    seen = mx.arange(places.shape[1])[None] if seen is None else seen
     query, key = places[..., None], seen[:, None]
     begin = 0 if begins is None else begins[..., None]
     mask = mx.logical_and(key >= begin, key <= query)
@@ -328,7 +310,7 @@ def extend(
     Returns:
         The keys and the values that the call sees, `(B, G, N, K)` and `(B, G, N, V)`, and the state.
     """
-    used, dims = state.used, (keys.shape[-1], values.shape[-1])
+    used, dims = state.positions.shape[1], (keys.shape[-1], values.shape[-1])
     attended = new = (_stored(keys, state.keys), _stored(values, state.values))
     length, count = keys.shape[2], reading.positions.shape[1]
     if reading.source is not None:
@@ -506,8 +488,9 @@ class KeyValueKind(StateKind):
     def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
         """The state before the first token."""
         value_dims = self.head_dim if self.value_dims is None else self.value_dims
-        sizes = (batch_size, self.num_heads, self.head_dim, value_dims)
-        state = KeyValueState.empty(*sizes, dtype)
+        slots = (batch_size, self.num_heads, 0)
+        keys, values = (mx.zeros((*slots, dims), dtype) for dims in (self.head_dim, value_dims))
+        state = KeyValueState(keys, values, mx.zeros((batch_size, 0), mx.int32))
         if self.cache.quantization is None:
             return state
         return self.quantized(state) if self.cache.exact_slots == 0 else state

@@ -237,16 +237,14 @@ class SelfAttention(TokenMixer):
         return rope is None or (rope.wavelengths is not None and not cache.sinks)
 
     @property
-    def _key_values(self) -> KeyValueKind:
+    def state_kind(self) -> StateKind:
+        if not self._is_causal:
+            return super().state_kind
         heads, dims = self.num_kv_heads, self.head_dim
         return KeyValueKind(heads, dims, self._cache, takes_steps=self.takes_steps)
 
-    @property
-    def state_kind(self) -> StateKind:
-        return self._key_values if self._is_causal else super().state_kind
-
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> SelfAttentionState:
-        return self._key_values.empty(batch_size, dtype) if self._is_causal else ()
+        return self.state_kind.empty(batch_size, dtype) if self._is_causal else ()
 
     def mix(
         self,
@@ -256,28 +254,18 @@ class SelfAttention(TokenMixer):
         *,
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
+        tokens: RealTokens | None = None,
     ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
-        if context.valid is not None:
+        after: SelfAttentionState | StatesByPosition
+        if tokens is None and context.valid is not None:
             # padding moves behind the tokens of its row
             y, after = read_without_padding(
                 x if norm is None else apply_norm(norm, x),
                 context,
-                lambda x, tokens: self._read(x, state, context, tokens),
+                lambda x, tokens: SelfAttention.mix(self, x, state, context, tokens=tokens),
             )
             return y if residual is None else residual + y, after
-        return self._read(x, state, context, RealTokens(None, context.starts), norm, residual)
-
-    def _read(
-        self,
-        x: mx.array,
-        state: SelfAttentionState,
-        context: Context,
-        tokens: RealTokens,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
-    ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
-        """Attention with the projections around it."""
-        after: SelfAttentionState | StatesByPosition
+        tokens = RealTokens(None, context.starts) if tokens is None else tokens
         projected, gate = self.project_inner(x, norm), None
         if self._is_gated:
             projected, gate = self._without_gates(projected)
@@ -338,7 +326,6 @@ class SelfAttention(TokenMixer):
             is_exact = first > 0
         if length == 1 and is_plain and is_exact and projected.size and self.takes_steps:
             return self._step(projected, state, context)
-        pieces = self._pieces(state, length, first)
         if first is not None and first < length and tokens.starts is not None:
             raise ValueError(
                 f"[{self._name}] 'starts' must be None while the state is still to be quantised but got "
@@ -346,10 +333,10 @@ class SelfAttention(TokenMixer):
             )
         if first == 0:
             state = cast(KeyValueState, state).quantized(cast(Quantization, quantization))
-        if len(pieces) > 1:
+        if length > 1 and (cuts := self._cuts(state, length, first)):
             parts = []
-            cut = split_many(projected, [stop for _, stop in pieces[:-1]], axis=1)
-            for piece, (start, stop) in zip(cut, pieces, strict=True):
+            pieces = pairwise((0, *cuts, length))
+            for piece, (start, stop) in zip(split_many(projected, cuts, 1), pieces, strict=True):
                 one, own = context.part(start, stop), tokens.part(start, stop)
                 y, state = self._attend(piece, state, one, own)
                 parts.append(y)
@@ -360,9 +347,7 @@ class SelfAttention(TokenMixer):
             y = self._attend_around(projected, context, tokens)
         return merge_heads(y).astype(projected.dtype), state
 
-    def _pieces(
-        self, state: SelfAttentionState, length: int, first: int | None
-    ) -> list[tuple[int, int]]:
+    def _cuts(self, state: SelfAttentionState, length: int, first: int | None) -> list[int]:
         """Where a call is cut to be read in pieces; the state is quantised after `first` tokens.
 
         In fixed shapes, tokens are read one by one, so that a draft model's are read as others are.
@@ -371,14 +356,14 @@ class SelfAttention(TokenMixer):
         scores of a piece are alive at once rather than those of the call.
         """
         if isinstance(state, FixedKeyValueState):
-            return list(pairwise(range(length + 1)))
-        cuts = {0, length} if first is None else {0, min(first, length), length}
+            return list(range(1, length))
+        cuts = set() if first is None or not 0 < first < length else {first}
         is_bounded = self._cache.window is not None or "position_bias" in self
         if is_bounded and isinstance(state, KeyValueState):
             size = max(self._cache.capacity or 0, PIECE)
             if length > 2 * size:
                 cuts |= set(range(size, length, size))
-        return list(pairwise(sorted(cuts)))
+        return sorted(cuts)
 
     def _step(
         self, projected: mx.array, state: SelfAttentionState, context: Context
@@ -429,7 +414,9 @@ class SelfAttention(TokenMixer):
         if sinks and "rope" in self and not isinstance(mask, str | None):
             near = self._apart(self._split(projected)[0])[0]
             queries, keys = self._near_sinks(near, queries, keys, reading, which, context)
-        bias = self._bias(lambda: _relative(reading, cache), which, context)
+        bias = None
+        if "position_bias" in self:
+            bias = self._bias(lambda: _relative(reading, cache), which, context)
         return self.weigh(queries, keys, values, mask, bias), state
 
     def _attend_around(self, projected: mx.array, context: Context, tokens: RealTokens) -> mx.array:

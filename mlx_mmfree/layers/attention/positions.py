@@ -616,7 +616,7 @@ class AddedPositions(TokenMixer):
         return self.code(places).astype(x.dtype), AddedPositionsState(read)
 
     def added(
-        self, x: mx.array, state: AddedPositionsState, context: Context
+        self, x: mx.array, state: AddedPositionsState | None, context: Context
     ) -> tuple[mx.array, AddedPositionsState]:
         """The residual stream `(B, L, D)` with positions, and the state."""
         residual = x if self._scale == 1 else x * self._scale

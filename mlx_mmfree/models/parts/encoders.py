@@ -267,7 +267,6 @@ class EncoderDecoder(TokenModel):
     ) -> tuple[mx.array, tuple[State, ...]]:
         """As `decode`, but the normed residual stream before the head, `(B, L, D)`."""
         x = self.embedded(tokens)
-        state = self.init_state(x.shape[0]) if state is None else state
         return self.run(x, state, Context(valid, memory=memory, memory_valid=memory_valid))
 
     def predictions(self, tokens: mx.array) -> mx.array:

@@ -1,6 +1,7 @@
 """Residual blocks, stacks of them with what they share in a call, and models of texts made of stacks."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from itertools import islice
 from operator import index
@@ -118,13 +119,10 @@ class Block(nn.Module):
                 self[of_mixer] = mixer
         self._order: str = norm_order
         self._names = tuple(name for name, mixer in mixers.items() if mixer is not None)
+        # the token mixer, and the channel mixer if it has a state
+        carries = isinstance(channel_mixer, TokenMixer)
+        self.carriers = ("token_mixer", "channel_mixer") if carries else ("token_mixer",)
         self._dropout = 0.0
-
-    @property
-    def carriers(self) -> list[TokenMixer]:
-        """The token mixer, and the channel mixer if it has a state."""
-        mixers = (self.token_mixer, self.get("channel_mixer"))
-        return [mixer for mixer in mixers if isinstance(mixer, TokenMixer)]
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
         own = self.token_mixer.init_state(batch_size, dtype)
@@ -140,28 +138,9 @@ class Block(nn.Module):
     ) -> tuple[mx.array, State]:
         """`context` is what all blocks share; `arguments`, as a lower bound, go to the token mixer."""
         context = Context() if context is None else context
-        y, _, state = self._mixed(self["_names"], x, x, state, context, arguments)
-        return y, state
-
-    def _mixed(
-        self,
-        names: Sequence[str],
-        residual: mx.array,
-        given: mx.array,
-        state: State,
-        context: Context,
-        arguments: dict[str, Any],
-    ) -> tuple[mx.array, mx.array, State]:
-        """What the named mixers make of `given` is added to `residual`, one after the other.
-
-        Returns:
-            What the next mixer would be added to, what it would be given, and the new state.
-        """
         # items, since attributes of a module are slow to find
-        has_memory, carries = (
-            "memory_mixer" in self,
-            isinstance(self.get("channel_mixer"), TokenMixer),
-        )
+        names, residual, given = self["_names"], x, x
+        has_memory, carries = "memory" in names, len(self["carriers"]) > 1
         order, drops = self._order, self._dropout > 0 and self.training
         states = {"token": state}
         if carries:
@@ -189,16 +168,12 @@ class Block(nn.Module):
                 y = residual + (nn.Dropout(self._dropout)(y) if drops else y)
             if norm is not None and order == "post":
                 y = apply_norm(norm, y)
-            if order == "parallel":
-                residual = y
-            elif order == "reversible":
-                residual, given = given, y
-            else:
-                residual = given = y
+            residual = y
+            given = given if order == "parallel" else y
         after = states["token"]
         if has_memory:
             after = after, states["memory"]
-        return residual, given, (after, states["channel"]) if carries else after
+        return residual, (after, states["channel"]) if carries else after
 
     def mixing_weights(
         self, x: mx.array, state: State, context: Context, **arguments: Any
@@ -207,7 +182,13 @@ class Block(nn.Module):
         weights: dict[str, Callable[[], mx.array]]
         weights = {"token": partial(self._weights, "token", x, **arguments)}
         if "memory_mixer" in self:
-            _, given, _ = self._mixed(("token",), x, x, state, context, arguments)
+            given = x
+            if self._order != "parallel":
+                first = copy(self)
+                first._names, first.carriers = ("token",), ("token_mixer",)
+                own = state[0] if state is not None and len(self.carriers) > 1 else state
+                own = None if own is None else own[0]
+                given, _ = first(x, own, context.with_memory(None), **arguments)
             weights["memory"] = partial(self._weights, "memory", given, memory=context.memory)
         return weights
 
@@ -305,7 +286,11 @@ class ReversibleBlock(Block):
         check_features("ReversibleBlock", x, 2 * self._dims)
         context = Context() if context is None else context
         first, second = mx.split(x, 2, axis=-1)
-        first, second, state = self._mixed(self["_names"], first, second, state, context, arguments)
+        norms = self.get("token_norm"), self.get("channel_norm")
+        first, state = self.token_mixer(
+            second, state, context=context, norm=norms[0], residual=first, **arguments
+        )
+        second = self.channel_mixer(first, norm=norms[1], residual=second)
         return mx.concatenate([first, second], axis=-1), state
 
     def mixing_weights(
@@ -537,7 +522,7 @@ class Stack(nn.Module):
     def token_mixers(self) -> list[TokenMixer]:
         """All that carry a state: those of the blocks, first to last, and after them the positions."""
         added = [self.positions] if "positions" in self else []
-        return [mixer for block in self.blocks for mixer in block.carriers] + added
+        return [block[name] for block in self.blocks for name in block.carriers] + added
 
     @property
     def is_causal(self) -> bool:
@@ -572,7 +557,7 @@ class Stack(nn.Module):
     def run(
         self,
         x: mx.array,
-        state: tuple[State, ...],
+        state: tuple[State, ...] | None,
         context: Context,
         block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
@@ -580,7 +565,7 @@ class Stack(nn.Module):
 
         Args:
             x: The residual stream before them.
-            state: That of each block.
+            state: That of each block; `None`: each begins anew.
             context: The tokens of the call; all blocks share what they compute of it.
             block_arguments: Those of `block_arguments()`, from a caller who has computed them before.
 
@@ -594,14 +579,17 @@ class Stack(nn.Module):
             x, state, added = self._placed(x, state, context)
         is_reversible, run = self._is_reversible, self.run_block
         x = two_streams(x) if is_reversible else x
-        is_flat = len(state) == len(self.blocks)
-        states = state if is_flat else self._of_blocks(state)
+        counts = [len(block.carriers) for block in self.blocks]
+        is_flat = sum(counts) == len(counts)
+        states: Sequence[State] = [None] * len(counts)
+        if state is not None:
+            states = state if is_flat else self._of_blocks(state)
         for block, arguments, old in zip(self.blocks, each, states, strict=True):
             if run is None:
                 x, new = block(x, old, context, **arguments)
             else:
                 x, new = run(block, x, old, context, **arguments)
-            new_state += (new,) if is_flat or len(block.carriers) == 1 else new
+            new_state += (new,) if len(block.carriers) == 1 else new
         x = self.joined(x) if is_reversible else x
         return apply_norm(self.norm, x), (*new_state, *added)
 
@@ -612,10 +600,9 @@ class Stack(nn.Module):
         undone exactly enough; theirs are kept.
         """
         context = Context() if context is None else context
-        state = self.init_state(x.shape[0], x.dtype)
         if not self._is_reversible or x.dtype != mx.float32 or self.run_block is not None:
-            return self.run(x, state, context)[0]
-        x, _, _ = self._placed(x, state, context)
+            return self.run(x, None, context)[0]
+        x, _, _ = self._placed(x, None, context)
         blocks = cast("list[ReversibleBlock]", self.blocks)
         x = self.joined(ReversibleSequence(blocks)(two_streams(x), context))
         return apply_norm(self.norm, x)
@@ -625,8 +612,8 @@ class Stack(nn.Module):
         return one_stream(x)
 
     def _placed(
-        self, x: mx.array, state: tuple[State, ...], context: Context
-    ) -> tuple[mx.array, tuple[State, ...], tuple[State, ...]]:
+        self, x: mx.array, state: tuple[State, ...] | None, context: Context
+    ) -> tuple[mx.array, tuple[State, ...] | None, tuple[State, ...]]:
         """The residual stream with positions, the state of the blocks, and that of the positions."""
         if context.starts is not None and not self.packs_samples:
             raise ValueError(
@@ -635,8 +622,9 @@ class Stack(nn.Module):
             )
         if "positions" not in self:
             return x, state, ()
-        x, after = self.positions.added(x, state[-1], context)
-        return x, state[:-1], (after,)
+        before, rest = (None, None) if state is None else (state[-1], state[:-1])
+        x, after = self.positions.added(x, before, context)
+        return x, rest, (after,)
 
 
 class TokenModel(Stack):
@@ -694,11 +682,8 @@ class TokenModel(Stack):
         if head is not None:
             self.head = head
         self.config = config
+        self.vocab_size = int(embed.weight.shape[0])
         self.rounding: int | str | None = ROUNDING_VERSION
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.embed.weight.shape[0])
 
     @property
     def dims(self) -> int:
@@ -801,7 +786,6 @@ class Decoder(TokenModel):
         does. `block_arguments` are those of `block_arguments()`, from a caller who has computed them
         before. With `by_position`, the new state is as mixers give it whose context asks so.
         """
-        state = self.init_state(tokens.shape[0]) if state is None else state
         x = embed_tokens(self.embed, tokens, self.embed_scale)
         context = Context(valid, starts=starts, by_position=by_position)
         return self.run(x, state, context, block_arguments)
@@ -820,7 +804,6 @@ class Decoder(TokenModel):
     ) -> tuple[mx.array, tuple[State, ...]]:
         """As `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
         x = known_rows(self.embed, tokens, self.embed_scale)
-        state = self.init_state(x.shape[0]) if state is None else state
         return self.run(x, state, Context(valid, starts=starts), block_arguments)
 
     def text_hidden(

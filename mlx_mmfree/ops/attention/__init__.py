@@ -58,8 +58,8 @@ def attention(
         >>> [round(n, 3) for n in y[0, 1].flatten().tolist()]
         [3.0, 5.0]
     """
-    _check(queries, keys, values, mask, bias, sinks)
     if queries.size == 0:
+        _check(queries, keys, values, mask, bias, sinks)
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
     y: mx.array = _operation(queries, keys, values, mask, bias, sinks)
     return y
@@ -70,8 +70,8 @@ def _check(
     keys: mx.array,
     values: mx.array,
     mask: Mask,
-    bias: mx.array | None,
-    sinks: mx.array | None,
+    bias: mx.array | None = None,
+    sinks: mx.array | None = None,
 ) -> None:
     arrays = (queries, keys, values)
     shapes = ", ".join(str(array.shape) for array in arrays)
@@ -197,6 +197,8 @@ def _native(
     This holds for the gradient too, which makes the weights of each tile anew. A query that sees nothing
     adds nothing to it.
     """
+    if bias is not None or sinks is not None:
+        raise ValueError("[attention] the kernel takes no 'bias' and no 'sinks'.")
     seen = mask if isinstance(mask, mx.array) else None
     y: mx.array = _kernel()(
         queries, keys, values, seen, mask == "causal" if seen is None else False
@@ -257,10 +259,11 @@ _kernel = native_kernel("attention", _gradient)
 _operation = Operation(
     "attention",
     _examples,
+    check=_check,
     costs={"Attention": _cost},
     metal=Backend(_metal, _metal_unsupported),
     cuda=_of_mlx,
-    native=Backend(_native, _native_unsupported),
+    native=Backend(_native, _native_unsupported, refuses=True),
     chunked=chunked,
     reference=reference,
 )

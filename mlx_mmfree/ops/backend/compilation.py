@@ -31,15 +31,13 @@ def compiled(function: Callable[..., Any], *, is_random: bool = False) -> Callab
     """Compiles a function of arrays, so that MLX repeats its graph without Python.
 
     `mx.compile` also fuses elementwise operations. On a CPU it starts a C++ compiler for that, which
-    takes seconds at the first call, so this function does not let it fuse anything there. After
-    `mx.disable_compile()` the function is returned as it is.
+    takes seconds at the first call, so this function does not let it fuse anything there. The caller has
+    asked `can_compile`.
 
     Args:
         function: A function whose results depend on its arguments and on arrays that do not change.
         is_random: Whether the function draws numbers from MLX's global generator.
     """
-    if not can_compile():
-        return function
 
     def traced(*args: Any) -> Any:
         # only MLX knows when it traces: for other shapes, dtypes and trees, and in each thread

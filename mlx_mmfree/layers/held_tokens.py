@@ -17,7 +17,7 @@ HeldTokens = KeyValueState | tuple[()]
 class KeyValueMixer(TokenMixer):
     """A mixer that sees the tokens before only by the keys and values that it holds of them.
 
-    A mixer of this family sets `_dims`, `_is_causal` and, if it is bound to a length, `_max_length`. It
+    A mixer of this family sets `_dims`, `is_causal` and, if it is bound to a length, `_max_length`. It
     says what it holds in `held_dims`, and calls `read_tokens`.
 
     Attributes:

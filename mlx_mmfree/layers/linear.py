@@ -301,13 +301,6 @@ class PackedBitLinear(_TernaryLinear, PackedLayer):
         packed = self.packed_from(array)
         return all(mx.array_equal(packed[name], self[name]) for name in self.kept)
 
-    @property
-    def projection(self) -> Projection:
-        """The arrays, as `ops.bit_linear` takes them."""
-        # items, since attributes of a module are slow to find
-        norm = None if self._norm_eps is None else self["norm"]["weight"]
-        return Projection(self["weight"], self["scale"], norm)
-
     @cached_property
     def activations(self) -> tuple[float | None, Rounding, bool]:
         """What `ops.bit_linear` is told of the activations: epsilon, rounding, and whether."""
@@ -316,7 +309,9 @@ class PackedBitLinear(_TernaryLinear, PackedLayer):
     def __call__(self, x: mx.array) -> mx.array:
         check_features("BitLinear", x, self.input_dims)
         eps, rounding, quantize = self.activations
-        y = bit_linear(x, (self.projection,), eps=eps, rounding=rounding, quantize=quantize)
+        norm = None if eps is None else self.norm.weight
+        own = Projection(self.weight, self.scale, norm)
+        y = bit_linear(x, (own,), eps=eps, rounding=rounding, quantize=quantize)
         return (y + self.bias).astype(x.dtype) if "bias" in self else y
 
 
@@ -634,9 +629,14 @@ def project(
             return mx.zeros((*x.shape[:-1], width), x.dtype)
         eps, rounding, quantize = first.activations
         weight, norm_eps = (None, None) if norm is None else (norm["weight"], norm.eps)
-        # the operation itself, because each decoded token comes here several times in each layer
+        # items and the operation itself, which take least time: each token comes here often
+        norms = [None if eps is None else linear["norm"]["weight"] for linear in linears]
+        projections = [
+            Projection(linear["weight"], linear["scale"], own)
+            for linear, own in zip(linears, norms, strict=True)
+        ]
         options = Options(eps, rounding, quantize, gate, weight, norm_eps, residual)
-        result: mx.array = operation(x, tuple([each.projection for each in linears]), options)
+        result: mx.array = operation(x, tuple(projections), options)
         return result
     dtype = x.dtype
     if len(linears) == 1 and getattr(first, "projects", False):

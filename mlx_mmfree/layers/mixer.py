@@ -211,13 +211,13 @@ class TokenMixer(nn.Module):
     weighs_channels: ClassVar[bool] = False
     key_value_dims: int | None = None
     partition: Partition | None = None
-    _is_causal: bool | None = None
     _dims: int = 0
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether output t of this one depends on inputs up to t only."""
-        return self.causal if self._is_causal is None else self._is_causal
+    is_causal: bool = False
+    """Whether output t of this one depends on inputs up to t only."""
+
+    def __init_subclass__(cls) -> None:
+        cls.is_causal = cls.causal
 
     def with_state(
         self,

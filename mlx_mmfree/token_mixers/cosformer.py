@@ -105,12 +105,12 @@ class CosFormer(TokenMixer):
         self.num_heads = num_heads
         self.max_length = max_length
         self._eps = eps
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
             self[name] = factory_of(linear, name)(dims, dims, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> CosFormerState | tuple[()]:
-        if not self._is_causal:
+        if not self.is_causal:
             return ()
         shape = (batch_size, self.num_heads, 2 * self._head_dim, self._head_dim + 1)
         return CosFormerState(mx.zeros(shape), mx.zeros((batch_size,), mx.int32))

@@ -90,7 +90,7 @@ class GMLP(KeyValueMixer):
         self._dims = dims
         self._half = half
         self._max_length = max_length
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         self._attention_dims = attention_dims
         self.num_heads = num_heads
         self.input_proj = factory_of(linear, "input_proj")(dims, hidden_dims, bias=True)
@@ -138,7 +138,7 @@ class GMLP(KeyValueMixer):
         """Those of the heads along the sequence and, last, of the small attention if there is one."""
         self.check_tokens(x)
         batch, length, _ = x.shape
-        seen = mx.tril(mx.ones((length, length), mx.bool_)) if self._is_causal else None
+        seen = mx.tril(mx.ones((length, length), mx.bool_)) if self.is_causal else None
         places = Places(length, None, None, seen)
         along = self._spatial(places)
         weights = mx.broadcast_to(along, (batch, *along.shape[1:]))

@@ -90,7 +90,7 @@ class Hydra(TokenMixer):
         self._channels = dims
         self._group: Group | None = None
         self._eps = eps
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
             self[name] = factory_of(linear, name)(dims, dims, bias=bias)
 
@@ -98,7 +98,7 @@ class Hydra(TokenMixer):
         self._group = group
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HydraState | tuple[()]:
-        return HydraState(mx.zeros((batch_size, self._channels))) if self._is_causal else ()
+        return HydraState(mx.zeros((batch_size, self._channels))) if self.is_causal else ()
 
     def mix(
         self, x: mx.array, state: HydraState | tuple[()], context: Context

@@ -123,14 +123,14 @@ class LinearAttention(TokenMixer):
         self._normalize = normalize
         self._eps = eps
         self._scale = scale
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         widths = {"query_proj": head_dim, "key_proj": head_dim, "value_proj": value_dim}
         for name, width in widths.items():
             self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
         self.output_proj = factory_of(linear, "output_proj")(num_heads * value_dim, dims, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> LinearAttentionState | tuple[()]:
-        if not self._is_causal:
+        if not self.is_causal:
             return ()
         columns = self._value_dim + self._normalize
         return LinearAttentionState(mx.zeros((batch_size, self.num_heads, self._features, columns)))

@@ -212,7 +212,7 @@ class Performer(TokenMixer):
         default_eps = 1e-4 if self._is_softmax else 1e-3
         self._eps = default_eps if eps is None else eps
         self._key_maximum = key_maximum
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
             self[name] = factory_of(linear, name)(dims, dims, bias=bias)
         self.redraw()
@@ -232,7 +232,7 @@ class Performer(TokenMixer):
         return self
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> PerformerState | tuple[()]:
-        if not self._is_causal:
+        if not self.is_causal:
             return ()
         rows = (batch_size, self.num_heads)
         return PerformerState(
@@ -271,7 +271,7 @@ class Performer(TokenMixer):
         )
         q = self._query_features(q)
         k, decay, _ = self._key_features(k, mx.full(k.shape[:2], NO_MAXIMUM), Context())
-        if not self._is_causal:
+        if not self.is_causal:
             weights = weights_of_kernel(q, k, is_causal=False)
             return weights / weights.sum(axis=-1, keepdims=True)
         weights = weights_of_recurrence(q, k, decay)
@@ -311,7 +311,7 @@ class Performer(TokenMixer):
         largest = self._largest(projected, half)
         if context.valid is not None:
             largest = mx.where(context.valid[:, None], largest, NO_MAXIMUM)
-        if self._is_causal and self._key_maximum == "seen":
+        if self.is_causal and self._key_maximum == "seen":
             largest = running_maximum(largest, before, context.starts)
         else:
             whole = mx.maximum(largest.max(axis=-1), before)[..., None]

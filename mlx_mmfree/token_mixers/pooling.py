@@ -87,10 +87,10 @@ class Pooling(TokenMixer):
             )
         self._dims = dims
         self._window = window
-        self._is_causal = is_causal
+        self.is_causal = is_causal
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> PoolingState | tuple[()]:
-        return self._first(batch_size, self._dims) if self._is_causal else ()
+        return self._first(batch_size, self._dims) if self.is_causal else ()
 
     def _first(self, batch_size: int, dims: int) -> PoolingState:
         kept = 1 if self._window is None else self._window - 1
@@ -102,14 +102,14 @@ class Pooling(TokenMixer):
     ) -> tuple[mx.array, PoolingState | tuple[()]]:
         before = state if isinstance(state, PoolingState) else self._first(x.shape[0], self._dims)
         if not x.shape[1]:
-            return x, before if self._is_causal else ()
+            return x, before if self.is_causal else ()
 
         def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, PoolingState]:
             mean, after = self._mean(x.astype(mx.float32), before, tokens)
             return mean.astype(x.dtype) - x, after
 
         y, after = read_without_padding(x, context, read)
-        return y, after if self._is_causal else ()
+        return y, after if self.is_causal else ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("Pooling", x, self._dims)
@@ -131,10 +131,10 @@ class Pooling(TokenMixer):
             if valid is not None:
                 keep = mx.where(valid[..., None], keep, 1.0)
             means, last = linear_scan(keep, x * (1.0 - keep), before.recent[:, 0])
-            if not self._is_causal:
+            if not self.is_causal:
                 means = mx.take_along_axis(means, self._ends(place, counts)[..., None], axis=1)
             return means, PoolingState(count, last[:, None])
-        if self._is_causal:
+        if self.is_causal:
             return self._mean_of_last(x, before, place, count, counts)
         reach = self._window // 2
         ends = self._ends(place, counts)

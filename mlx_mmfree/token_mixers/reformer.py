@@ -384,7 +384,7 @@ class Reformer(KeyValueMixer):
             )
         head_dim = dims_of_a_head("Reformer", dims, num_heads, head_dim)
         self._dims = dims
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         self._seed = seed
         self._num_rounds = num_rounds
         self._factors = _checked(num_buckets) or factors_of(usual_length, chunk_size)

@@ -328,7 +328,7 @@ class Sinkhorn(KeyValueMixer):
         self._iterations = iterations
         self._num_blocks = num_blocks
         self._has_noise = has_noise
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         self.num_heads = num_heads
         self._first_heads = num_heads // 2
         self.head_dim = head_dim
@@ -374,7 +374,7 @@ class Sinkhorn(KeyValueMixer):
         )
         batch, heads, length, dims = keys.shape
         parts = [queries, keys, one_hot_values(batch, heads, length)]
-        if not self._is_causal:
+        if not self.is_causal:
             return self._see_all(parts, None, None)
         kind = KeyValueKind(heads, 2 * dims, KeyValueCache(), False, value_dims=length)
         before = kind.empty(batch, mx.float32)

@@ -115,7 +115,7 @@ class Synthesizer(KeyValueMixer):
         head_dim = dims_of_a_head("Synthesizer", dims, num_heads, head_dim)
         self._dims = dims
         self._max_length = max_length
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         self._tiling = tiling
         self._scale = head_dim**-0.5 if score_scale is None else score_scale
         self._key_dims = head_dim if has_products else 0

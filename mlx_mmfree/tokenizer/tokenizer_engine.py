@@ -63,8 +63,7 @@ class TokenizerEngine:
         # normalizer and pre-tokenizer, by what stands before a text; others are made when asked for
         self._parts: dict[Before, tuple[Any, Any]] = {"nothing": parts}
         added = self._tokenizer.get_added_tokens_decoder()
-        bare = _checked(self._tokenizer.encode("a", add_special_tokens=False).ids, "a")
-        framed = _checked(self._tokenizer.encode("a", add_special_tokens=True).ids, "a")
+        bare, framed = self.encode("a"), self.encode("a", add_special_tokens=True)
         count = len(bare)
         starts = [n for n in range(len(framed) - count + 1) if framed[n : n + count] == bare]
         if not starts:
@@ -84,13 +83,20 @@ class TokenizerEngine:
         """The ids by piece."""
         return dict(self._tokenizer.get_vocab(with_added_tokens=True))
 
-    def encode(self, text: str, split_special: bool, before: "Before") -> list[int]:
+    def encode(
+        self,
+        text: str,
+        split_special: bool = False,
+        before: "Before" = "nothing",
+        add_special_tokens: bool = False,
+    ) -> list[int]:
         """The ids of a text.
 
         Args:
             text: Any text.
             split_special: Whether special tokens that it spells are split as other text is.
             before: What stands before it.
+            add_special_tokens: Add the ids before and after every text.
         """
         # these belong to the tokenizer, not to a call, so they are set for every text
         self._tokenizer.encode_special_tokens = split_special
@@ -102,19 +108,19 @@ class TokenizerEngine:
             self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts[before]
         try:
             if self._is_alone:
-                found = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+                (found,) = self._tokenizer.encode_batch_fast(
+                    [text], add_special_tokens=add_special_tokens
+                )
             else:
-                found = self._tokenizer.encode(text, add_special_tokens=False)
+                found = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         finally:
             if changes:
                 self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = self._parts["nothing"]
-        return _checked(found.ids, text)
-
-
-def _checked(ids: list[int], text: str) -> list[int]:
-    if len(ids) > _MAX_TOKENS + _MAX_TOKENS_A_CHARACTER * len(text):
-        raise ValueError(f"it makes {len(ids)} tokens of {len(text)} characters, which is too many")
-    return ids
+        ids: list[int] = found.ids
+        if len(ids) > _MAX_TOKENS + _MAX_TOKENS_A_CHARACTER * len(text):
+            counts = f"{len(ids)} tokens of {len(text)} characters"
+            raise ValueError(f"it makes {counts}, which is too many")
+        return ids
 
 
 def _state(part: Any) -> dict[str, Any] | None:

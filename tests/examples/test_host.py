@@ -83,7 +83,7 @@ def test_graphs_of_a_gpu(model_type: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(launch, "launch", record)
     monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
-    monkeypatch.setattr(compilation, "on_cpu", lambda: False)
+    monkeypatch.setattr(compilation, "_CPU", mx.Device(mx.gpu))
     monkeypatch.setattr(self_check, "_difference", lambda *arguments: self_check._Finding(None))
     monkeypatch.setattr(host, "kernel_texts", lambda model: None)
     cost = host.graph_cost("tiny", tiny(model_type), rounds=1)

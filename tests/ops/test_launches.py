@@ -109,7 +109,7 @@ def test_kernels_are_checked_while_the_step_is_traced(
         mx.eval(state)
     state, _ = fixed_state(model, state)
     self_check.check_again()
-    monkeypatch.setattr(compilation, "on_cpu", lambda: False)
+    monkeypatch.setattr(compilation, "_CPU", mx.Device(mx.gpu))
     traced = []
 
     def launch_or_trace(kernel: Any, **call: Any) -> list[mx.array]:

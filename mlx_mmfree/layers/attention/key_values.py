@@ -311,8 +311,12 @@ def extend(
         The keys and the values that the call sees, `(B, G, N, K)` and `(B, G, N, V)`, and the state.
     """
     used, dims = state.positions.shape[1], (keys.shape[-1], values.shape[-1])
-    attended = new = (_stored(keys, state.keys), _stored(values, state.values))
-    length, count = keys.shape[2], reading.positions.shape[1]
+    if isinstance(state.keys, mx.array) and isinstance(state.values, mx.array):
+        new: Any = keys.astype(state.keys.dtype), values.astype(state.values.dtype)
+    else:
+        buffers = cast(tuple[QuantizedArray, QuantizedArray], state[:2])
+        new = tuple(map(_quantized_alike, (keys, values), buffers))
+    attended, length, count = new, keys.shape[2], reading.positions.shape[1]
     if reading.source is not None:
         attended = tree_map(
             lambda old, own: mx.concatenate([old[:, :, :used], own], axis=2), state[:2], new
@@ -335,12 +339,10 @@ def extend(
     return keys, values, KeyValueState(kept[0], kept[1], reading.positions)
 
 
-def _stored(x: mx.array, buffer: Buffer) -> Buffer:
-    """Vectors in the form of the buffer."""
-    if isinstance(buffer, QuantizedArray):
-        x = x.astype(buffer.scales.dtype)
-        return QuantizedArray.encode(x, buffer.quantization(x.shape[-1]))
-    return x.astype(buffer.dtype)
+def _quantized_alike(x: mx.array, buffer: QuantizedArray) -> QuantizedArray:
+    """Vectors in the form of a buffer."""
+    x = x.astype(buffer.scales.dtype)
+    return QuantizedArray.encode(x, buffer.quantization(x.shape[-1]))
 
 
 SMALLEST = 64
@@ -552,7 +554,8 @@ class KeyValueKind(StateKind):
         room, used = keys.shape[2], positions.shape[1]
         positions = mx.pad(positions, [(0, 0), (0, room - used)], constant_values=-1)
         fixed = FixedKeyValueState(keys, values, positions)
-        return fixed, None if room == cache.capacity else room - used
+        is_full = cache.window is not None and room == cache.sinks + cache.window
+        return fixed, None if is_full else room - used
 
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
         return KeyValueState(*state).without_slots(unread or 0)

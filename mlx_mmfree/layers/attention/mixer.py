@@ -15,7 +15,7 @@ from ...ops.attention_step import Options, next_place, operation
 from ...ops.splitting import split_many
 from ..arguments import check_sequences, check_sizes
 from ..context import Context, RealTokens, read_without_padding
-from ..linear import apply_norm, merge_heads, project, split_heads
+from ..linear import apply_norm, project, split_heads
 from ..mixer import (
     QUERIES_KEYS_VALUES,
     Group,
@@ -119,7 +119,7 @@ class SelfAttention(TokenMixer):
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self._is_causal = is_causal
+        self.is_causal = is_causal
         self._is_gated = is_gated
         self._cache = cache
         if cache.sinks and not is_causal:
@@ -205,7 +205,7 @@ class SelfAttention(TokenMixer):
             ValueError: There is no room beside the sinks, or the groups do not fit the heads.
         """
         mixer = copy(self)
-        if self._is_causal:
+        if self.is_causal:
             mixer._cache = self._cache.limited(
                 self._name, max_size, quantization, quantization_start
             )
@@ -215,7 +215,7 @@ class SelfAttention(TokenMixer):
 
     @property
     def key_value_dims(self) -> int | None:  # type: ignore[override]
-        return self.head_dim if self._is_causal else None
+        return self.head_dim if self.is_causal else None
 
     def score_count(self, batch_size: int, queries: int, length: int, context_length: int) -> int:
         kept = max(0, context_length - length)
@@ -238,13 +238,13 @@ class SelfAttention(TokenMixer):
 
     @property
     def state_kind(self) -> StateKind:
-        if not self._is_causal:
+        if not self.is_causal:
             return super().state_kind
         heads, dims = self.num_kv_heads, self.head_dim
         return KeyValueKind(heads, dims, self._cache, takes_steps=self.takes_steps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> SelfAttentionState:
-        return self.state_kind.empty(batch_size, dtype) if self._is_causal else ()
+        return self.state_kind.empty(batch_size, dtype) if self.is_causal else ()
 
     def mix(
         self,
@@ -345,7 +345,7 @@ class SelfAttention(TokenMixer):
             y, state = self._attend_before(projected, state, context, tokens)
         else:
             y = self._attend_around(projected, context, tokens)
-        return merge_heads(y).astype(projected.dtype), state
+        return mx.flatten(y.swapaxes(1, 2), 2).astype(projected.dtype), state
 
     def _cuts(self, state: SelfAttentionState, length: int, first: int | None) -> list[int]:
         """Where a call is cut to be read in pieces; the state is quantised after `first` tokens.

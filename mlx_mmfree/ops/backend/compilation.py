@@ -13,12 +13,12 @@ from typing import Any
 import mlx.core as mx
 
 from ...native import kernels, unavailable
-from .dispatch import on_cpu
 
 _MODE_FUNCTION = "_ZN3mlx4core16set_compile_modeENS0_11CompileModeE"
 """`mlx::core::set_compile_mode`, which `mlx.core` does not offer."""
 _NO_FUSION, _FUSION = 2, 3
 
+_CPU = mx.Device(mx.cpu)
 # MLX traces the first function of a process twice
 _CALLS = 3
 
@@ -44,7 +44,7 @@ def compiled(function: Callable[..., Any], *, is_random: bool = False) -> Callab
         call = _call.get()
         assert call is not None
         call.enter_context(_tracing)
-        if on_cpu():
+        if mx.default_device() == _CPU:
             # until MLX would have fused what is traced here
             call.enter_context(without_fusion())
         token = _is_tracing.set(True)
@@ -98,7 +98,7 @@ def can_compile() -> bool:
     one = mx.array(1)
     for _ in range(_CALLS):
         repeated(one)
-    return len(calls) < _CALLS and (not on_cpu() or _can_stop_fusion())
+    return len(calls) < _CALLS and (mx.default_device() != _CPU or _can_stop_fusion())
 
 
 @contextmanager

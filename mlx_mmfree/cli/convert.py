@@ -62,11 +62,11 @@ def _add_target_flags(group: Any) -> None:
     )
     group.add_argument(
         "--gguf-type",
-        choices=("tq2_0", "tq1_0", "q2_0", "q1_0", "i2_s"),
+        choices=("tq2_0", "tq1_0", "q2_0", "pq2_0", "q1_0", "i2_s"),
         help="with --to gguf: type of the ternary tensors; q2_0 can hold a scale for each 64 inputs, "
-        "q1_0 holds signs with one for each 128, and both need llama.cpp from June 2026 or later; i2_s "
-        "is for bitnet.cpp (i2_s for BitNet's own architecture; else tq2_0, or what holds the scales of "
-        "groups)",
+        "q1_0 holds signs with one for each 128, and both need llama.cpp from June 2026 or later; "
+        "pq2_0 has one for each 128, for PrismML's llama.cpp; i2_s is for bitnet.cpp (i2_s for BitNet's "
+        "own architecture; pq2_0 for rotated weights; else tq2_0, or what holds the scales of groups)",
     )
     group.add_argument(
         "--trits-per-byte",

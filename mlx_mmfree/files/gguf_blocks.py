@@ -286,8 +286,8 @@ def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarra
     if kind == "I2_S":
         tail = np.full(8, scale, np.float32).view(np.uint8)
         return np.concatenate([_i2_s_bytes(codes.reshape(-1, 128)).reshape(-1), tail])
-    if kind == "Q2_0":
-        return _q2_0_bytes(codes.reshape(-1, 64), scale)
+    if kind in ("Q2_0", "PQ2_0"):
+        return _q2_0_bytes(codes.reshape(-1, 64 if kind == "Q2_0" else 128), scale)
     if kind == "Q1_0":
         return _q1_0_bytes(codes.reshape(-1, 128), scale)
     blocks = codes.reshape(-1, 256)
@@ -301,7 +301,7 @@ def _scale_bytes(scale: float | np.ndarray, count: int) -> np.ndarray:
 
 
 def _q2_0_bytes(blocks: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
-    four = blocks.reshape(len(blocks), 16, 4)
+    four = blocks.reshape(len(blocks), -1, 4)
     packed = four[..., 0] | four[..., 1] << 2 | four[..., 2] << 4 | four[..., 3] << 6
     return np.concatenate([_scale_bytes(scale, len(blocks)), packed], axis=1).reshape(-1)
 

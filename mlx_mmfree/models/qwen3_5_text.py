@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
@@ -240,8 +241,10 @@ def build(config: Config) -> Decoder:
 
 
 def layouts(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredLayout]:
-    """As `Architecture.layouts`: where a file is not laid out as the Hub has it but as mlx-lm does."""
+    """As `Architecture.layouts`: of a file that is laid out as mlx-lm or GGUF has it."""
     taps = [shape for name, shape in shapes.items() if name.endswith("conv1d.weight")]
+    if taps and all(len(shape) == 2 for shape in taps):
+        return _layouts_of_gguf(model)
     # a file without a linear layer tells by the names of mlx-lm
     is_of_mlx = all(shape[-1] == 1 for shape in taps) if taps else _has_names_of_mlx(shapes)
     return layouts_of_mlx(model, shapes) if is_of_mlx else {}
@@ -260,6 +263,27 @@ def layouts_of_mlx(
             dims, _, size = weight.shape
             found[f"{path}.weight"] = StoredLayout.reshaped((dims, size, 1), weight.shape)
     return found
+
+
+def _layouts_of_gguf(model: nn.Module) -> dict[str, StoredLayout]:
+    """As `GGUFForm.layouts`: mlx-lm's gains, taps without an axis, and no logarithms of rates."""
+    found = layouts_of_mlx(model, {})
+    for path, module in model.named_modules():
+        if path.endswith("qkv_conv"):
+            dims, _, size = module.weight.shape
+            found[f"{path}.weight"] = StoredLayout.reshaped((dims, size), module.weight.shape)
+        elif "decay_log" in module:
+            shape = module.decay_log.shape
+            found[f"{path}.decay_log"] = StoredLayout(shape, _log_of_rates, _rates, changes=True)
+    return found
+
+
+def _log_of_rates(rates: mx.array) -> mx.array:
+    return mx.log(-rates.astype(mx.float32))
+
+
+def _rates(logs: mx.array) -> mx.array:
+    return -mx.exp(logs.astype(mx.float32))
 
 
 def _has_names_of_mlx(names: Collection[str]) -> bool:
@@ -331,12 +355,21 @@ def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] 
     return None
 
 
-def _log_of_rates(rates: np.ndarray) -> np.ndarray:
-    return np.log(-rates)
+def _write_gguf(config: Config) -> dict[str, Any]:
+    """As `GGUFForm.write`. Of texts, all sections of the positions are equal, however they are cut."""
+    third, half = -(-config.rotary_dims // 6), config.rotary_dims // 2
+    hub = config.to_hub()
+    return {
+        **{key: hub[name] for key, name in _GGUF_KEYS.items()},
+        "ssm.inner_size": config.linear_num_value_heads * config.linear_value_head_dim,
+        "rope.dimension_count": config.rotary_dims,
+        "rope.dimension_sections": [third, third, half - 2 * third, 0],
+    }
 
 
-def _with_axis(taps: np.ndarray) -> np.ndarray:
-    return taps[..., None]
+def _gguf_name(config: Config) -> str | None:
+    """As `Architecture.gguf_name`: llama.cpp knows full layers that repeat evenly."""
+    return "qwen35" if _interval(config.layer_types) else None
 
 
 _GGUF = GGUFForm(
@@ -347,10 +380,11 @@ _GGUF = GGUFForm(
         "attention.key_length",
     ),
     read=_read_gguf,
+    write=_write_gguf,
     names=_GGUF_NAMES,
     heads=_gguf_heads,
-    values={"linear_attn.A_log": _log_of_rates, "linear_attn.conv1d.weight": _with_axis},
-    reads_rotation=True,
+    layouts=_layouts_of_gguf,
+    may_be_rotated=True,
 )
 
 
@@ -380,6 +414,7 @@ ARCHITECTURE = Architecture(
     name_in_mlx_lm="qwen3_5",
     transformers=_why_not_in_transformers,
     gguf={"qwen35": _GGUF},
+    gguf_name=_gguf_name,
     tiny={
         **TINY,
         "num_hidden_layers": 2,

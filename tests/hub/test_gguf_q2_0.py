@@ -326,12 +326,15 @@ def test_rotated_weights(tmp_path: Path) -> None:
 
 
 def assert_texts_are_those_of_llama_cpp(file: Path, model: Decoder, prompt: list[int]) -> None:
-    """Its logits, and its tokens for as long as no two are nearer than its rounding of activations."""
+    """Its logits, and its tokens for as long as no two are nearer than its rounding of activations.
+
+    What each layer rounds to 8 bits adds up as independent errors do.
+    """
     llama_cpp = pytest.importorskip("llama_cpp")
     theirs = llama_cpp.Llama(str(file), n_ctx=64, logits_all=True, verbose=False)
     theirs.eval(prompt)
     got, want = model(mx.array([prompt]))[0][0], mx.array(np.array(theirs.scores[: len(prompt)]))
-    assert relative_error(got, want) <= 0.03
+    assert relative_error(got, want) <= 0.03 * len(model.blocks) ** 0.5
     rounding = 2 * mx.max(mx.abs(got - want)).item()
     theirs.reset()
     tokens = list(prompt)

@@ -43,6 +43,9 @@ SIGNS = METADATA[f"{MARK}sign_values"]
         {"version": 3},
         {"version": True},
         {"version": None},
+        {"version": 2},
+        {"version": 2, "tied_output": 1},
+        {"tied_output": True},
         {"transform": "hadamard"},
         {"axis": "output"},
         {"sign_mode": "random"},
@@ -86,6 +89,7 @@ def test_an_architecture_that_reads_no_rotation_refuses_one() -> None:
     [
         ({"weight_names": ["blk.9.ffn_up.weight"]}, "must hold the rotated matrix"),
         ({"weight_names": ["output_norm.weight"]}, "must hold the rotated matrix"),
+        ({"version": 2, "tied_output": True}, "must hold no 'output.weight' and rotate"),
         ({"sign_widths": [384]}, "must have signs of the rotation for the 128 inputs"),
     ],
 )

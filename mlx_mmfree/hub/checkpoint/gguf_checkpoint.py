@@ -65,7 +65,7 @@ _EMBEDDING = "token_embd.weight"
 
 def read_gguf_checkpoint(
     file: Path, tokenizer_folder: Path | None = None
-) -> tuple[Path, dict[str, Any], dict[str, TensorEntry], mx.Dtype]:
+) -> tuple[Path, dict[str, Any], dict[str, TensorEntry], mx.Dtype | None]:
     """Reads everything in a file except the data of its tensors.
 
     Args:
@@ -75,7 +75,7 @@ def read_gguf_checkpoint(
 
     Returns:
         A folder of this process with `config.json` and the tokenizer files, the configuration, the
-        tensors by their names on the Hub, and the dtype to compute in.
+        tensors by their names on the Hub, and the dtype to compute in, `None` for that of each tensor.
 
     Raises:
         CheckpointError: The file is damaged or inconsistent.
@@ -113,8 +113,12 @@ def read_gguf_checkpoint(
     config = with_embedding(config, has_norms, bool(pooling) or (has_norms and is_tied))
     # beside codes, as llama.cpp computes: the norms are float32, and floats of a dtype of 16 bits rare
     usual = mx.float32 if embedding.kind.affine_bits else mx.float16
-    dtype = FLOAT_TYPES.get(embedding.kind.name, usual)
-    if find(config["model_type"]).needs_range and dtype == mx.float16:
+    dtype: mx.Dtype | None = FLOAT_TYPES.get(embedding.kind.name, usual)
+    described = find(config["model_type"])
+    if described.layouts is not None and embedding.kind.name in FLOAT_TYPES:
+        # as from other files: the whole gain of a norm takes more bits than 16
+        dtype = None
+    elif described.needs_range and dtype == mx.float16:
         # trained in bfloat16, whose range the squares of ReLU need
         dtype = mx.bfloat16
     files = _tokenizer_files(tokenizer_folder) or files_of_metadata(metadata)
@@ -218,9 +222,6 @@ def _entries(
         order = heads if heads is not None else order
     elif tensor.name not in rotated:
         return _by_columns(file, tensor, name, cast(np.ndarray, heads))
-    for end, change in architecture.values.items():
-        if name.endswith(end):
-            return [_changed(file, tensor, name, order, change)]
     is_ternary = kind.codes is not None and (architecture.is_ternary or kind.name == "I2_S")
     if linear is not None and architecture.is_ternary and not is_ternary:
         raise UnsupportedModelError(
@@ -245,37 +246,6 @@ def _entries(
     dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32
     read = partial(_read, partial(dequantized, kind, shape=shape), order)
     return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
-
-
-def _changed(
-    file: Path,
-    tensor: StoredTensor,
-    name: str,
-    order: np.ndarray | None,
-    change: Callable[[np.ndarray], np.ndarray],
-) -> TensorEntry:
-    """A float32 tensor whose values are others on the Hub."""
-    if tensor.kind.name != "F32":
-        raise UnsupportedModelError(
-            f"[GGUF] tensor {tensor.name!r:.100} must be stored as F32 but is stored as "
-            f"{tensor.kind.name}. Use another file."
-        )
-    decode = partial(_change, change, order, tensor.shape)
-    shape = change(np.full(tensor.shape, -1.0, np.float32)).shape
-    return TensorEntry(name, file, mx.float32, shape, tensor.start, tensor.stop, decode=decode)
-
-
-def _change(
-    change: Callable[[np.ndarray], np.ndarray],
-    order: np.ndarray | None,
-    shape: tuple[int, ...],
-    data: np.ndarray,
-) -> np.ndarray:
-    values = data.view("<f4").reshape(shape)
-    # what is no number then is found when the parameter is loaded
-    with np.errstate(invalid="ignore", divide="ignore"):
-        changed = change(values if order is None else values[order]).astype("<f4")
-    return np.ascontiguousarray(changed).view("<u4")
 
 
 def _by_columns(

@@ -6,6 +6,7 @@ rows are rotated back. Whatever is missing or unknown is refused, since a progra
 rotation out, or takes another, writes nonsense.
 """
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,14 @@ import numpy as np
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files.gguf_file import StoredTensor
 from ...files.tensors import TensorEntry
+from ...layers.rotated import RotatedLinear
 from ...models.parts.architecture import GGUFForm
 from .forms.hadamard import SECTION, SIGNS
 from .gguf_config import hub_name
 
 MARK = "prism.hadamard."
+ROTATED_KIND = "PQ2_0"
+"""The type of rotated matrices: programs that would leave the rotation out do not know it."""
 _FIXED = {
     "version": (1, 2),
     "transform": ("normalized-sylvester-walsh-hadamard",),
@@ -31,6 +35,14 @@ _FIXED = {
 }
 _NAMES = ("weight_names", "inverse_weight_names")
 _NUMBERS = ("sign_widths", "sign_values")
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_TIED = "tied_output"
+"""In version 2, and only there: the head is the rotated embedding, and the file has no other."""
+_FOLDED = re.compile(
+    r"output\.weight|blk\.[0-9]+\.(?:attn_(?:q|k|v|qkv|gate|output)|ffn_(?:gate|up|down)|ssm_out)\.weight",
+    re.ASCII,
+)
+"""The matrices whose rotation PrismML's program knows."""
 _NONSENSE = "Without the right rotation the model would write nonsense. Fetch the file again."
 
 
@@ -49,8 +61,8 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
     given = {key.removeprefix(MARK): value for key, value in metadata.items() if _is_of(key)}
     if not given:
         return
-    known = {*_FIXED, *_NAMES, *_NUMBERS, "block_size"}
-    if not form.reads_rotation or given.keys() - known:
+    known = {*_FIXED, *_NAMES, *_NUMBERS, "block_size", _TIED}
+    if not form.may_be_rotated or given.keys() - known:
         key = next(iter(sorted(given.keys() - known) or sorted(given)))
         raise UnsupportedModelError(
             f"[GGUF] '{MARK}{key:.80}' must be absent: such a rotation of the weights is not read. "
@@ -62,6 +74,12 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
                 f"[GGUF] '{MARK}{key}' of rotated weights must be "
                 f"{' or '.join(map(repr, allowed))} but got {given.get(key)!r:.80}. {_NONSENSE}"
             )
+    is_tied = given["version"] == 2
+    if given.get(_TIED, False) is not is_tied:
+        raise CheckpointError(
+            f"[GGUF] '{MARK}{_TIED}' of rotated weights must be {is_tied} in version {given['version']} "
+            f"but got {given.get(_TIED)!r:.40}. {_NONSENSE}"
+        )
     block = given.get("block_size")
     if type(block) is not int:
         raise CheckpointError(
@@ -128,6 +146,11 @@ def rotation_of(
     names = rotated_names(metadata)
     if not names:
         return {}, []
+    if metadata.get(MARK + _TIED) and (_HEAD in stored or _EMBEDDING not in names):
+        raise CheckpointError(
+            f"[GGUF] '{file}' must hold no {_HEAD!r} and rotate {_EMBEDDING!r}, since '{MARK}{_TIED}' "
+            f"says that its head is the rotated embedding, but does not. {_NONSENSE}"
+        )
     signs = _signs(metadata)
     embeddings = frozenset(metadata.get(MARK + _NAMES[1], ()))
     modules, entries = [], []
@@ -155,6 +178,52 @@ def rotation_of(
         entry = TensorEntry(f"{module}.{SIGNS}", file, mx.float32, (width,), 0, 0, decode=decode)
         entries.append(entry)
     return {SECTION: modules}, entries
+
+
+def rotation_metadata(
+    layers: Mapping[str, RotatedLinear], signs: Mapping[str, np.ndarray], *, is_tied: bool
+) -> dict[str, Any]:
+    """The keys by which PrismML's program reads rotated weights; none without such weights.
+
+    Args:
+        layers: The rotated matrices by their names in the file.
+        signs: The signs of each, by the same names.
+        is_tied: Whether the head is the embedding.
+
+    Raises:
+        UnsupportedModelError: GGUF cannot say how they are rotated.
+    """
+    if not layers:
+        return {}
+    by_width: dict[int, np.ndarray] = {}
+    for name, own in signs.items():
+        if not np.array_equal(by_width.setdefault(len(own), own), own):
+            raise UnsupportedModelError(
+                f"[convert] all matrices with {len(own)} inputs must be rotated by the same signs for "
+                f"GGUF but {name!r} has others. Give 'unrotate' (--unrotate)."
+            )
+    embeddings = [name for name, layer in layers.items() if layer.is_embedding]
+    linears = [name for name in layers if name not in embeddings]
+    blocks = {layer.block for layer in layers.values()}
+    unknown = [name for name in linears if not _FOLDED.fullmatch(name)]
+    if unknown or len(blocks) > 1 or not linears:
+        raise UnsupportedModelError(
+            "[convert] rotated weights must be projections that PrismML's llama.cpp knows, with blocks "
+            f"of one size, for GGUF, but got {', '.join(unknown or map(str, sorted(blocks)))}. Give "
+            "'unrotate' (--unrotate)."
+        )
+    is_shared = is_tied and bool(embeddings)
+    values = {
+        "version": 2 if is_shared else 1,
+        **({_TIED: True} if is_shared else {}),
+        **{key: _FIXED[key][0] for key in ("transform", "axis", "sign_mode", "gdn_v_grouped")},
+        "block_size": blocks.pop(),
+        "weight_names": linears,
+        **({"inverse_weight_names": embeddings} if embeddings else {}),
+        "sign_widths": [np.int32(width) for width in by_width],
+        "sign_values": [np.int32(sign) for own in by_width.values() for sign in own],
+    }
+    return {MARK + key: value for key, value in values.items()}
 
 
 def _signs(metadata: Mapping[str, Any]) -> dict[int, np.ndarray] | None:

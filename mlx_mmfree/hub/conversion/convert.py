@@ -34,12 +34,13 @@ from ..checkpoint.gguf_config import (
     scaling_factors,
     scaling_metadata,
 )
+from ..checkpoint.gguf_rotation import ROTATED_KIND, rotation_metadata
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import check_target, copy_files, token_ids
 from ..checkpoint.weight_form import WRITER_KEY
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import BITNET_CPP_ONLY, openings
-from .to_folder import MODEL_FILE, FloatForms, FolderPlan, plan_hf, plan_mlx
+from .to_folder import MODEL_FILE, FloatForms, FolderPlan, plan_hf, plan_mlx, rotated_layers
 from .verify import Report, take_stock, verify
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
@@ -48,7 +49,7 @@ FLOAT_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
 KINDS = {kind.name: kind for kind in TYPES.values()}
 """The types by their names."""
 
-_SCALE_KEYS = ("scale", "input_scale", "scales", "biases")
+_SCALE_KEYS = ("scale", "input_scale", "scales", "biases", "signs")
 
 
 class TensorPlanner:
@@ -58,36 +59,51 @@ class TensorPlanner:
         reader: The source.
         form: What the file's architecture says.
         kind: The type of ternary matrices.
-        dtype: The dtype of float matrices; `None` keeps each.
+        forms: What becomes of float weights, and of a rotation.
     """
 
-    def __init__(self, reader: ParameterReader, form: GGUFForm, kind: str, dtype: mx.Dtype | None):
+    def __init__(self, reader: ParameterReader, form: GGUFForm, kind: str, forms: FloatForms):
         self._reader = reader
         self._form = form
         self._kind = kind
-        self._dtype = dtype
+        self._dtype = forms.dtype
+        self._config = reader.model.config.to_hub()
+        self._layouts = {**reader.layouts, **form.layouts(reader.model)}
+        self._rotated = {} if forms.unrotate else rotated_layers(reader)
 
     def plan(self) -> list[PlannedGGUFTensor]:
         """All tensors of the file."""
-        layouts = self._reader.layouts
         planned = {name: self._plan(name) for name in self._reader.shapes}
         tensors = [
             # the axes of the disk, as experts have one
-            replace(each, shape=layouts[name].shape) if name in layouts else each
+            replace(each, shape=self._layouts[name].shape) if name in self._layouts else each
             for name, each in planned.items()
             if each is not None
         ]
-        return [*self._rotation(), *tensors]
+        return [*self._rope_factors(), *tensors]
 
     def not_held(self) -> list[str]:
         """The paths of the matrices with codes of 1 or 2 bits that the type cannot hold."""
+        few = {p: each for p, each in self._reader.quantized.items() if each.bits in FEW_BITS}
         return [
             path
-            for path, module in self._reader.quantized.items()
-            if module.bits in FEW_BITS
-            and self._group_scales(path) is None
-            and self._block_scales(path) is None
+            for path in (*few, *self._rotated)
+            if self._group_scales(path) is None and self._block_scales(path) is None
         ]
+
+    def rotation(self) -> dict[str, Any]:
+        """The metadata of rotated matrices.
+
+        Raises:
+            UnsupportedModelError: GGUF cannot say how they are rotated.
+        """
+        layers = {self._name(f"{path}.weight"): layer for path, layer in self._rotated.items()}
+        signs = (np.asarray(self._reader.read(f"{path}.signs")) for path in self._rotated)
+        is_tied = self._reader.model.config.tie_word_embeddings
+        return rotation_metadata(layers, dict(zip(layers, signs, strict=True)), is_tied=is_tied)
+
+    def _name(self, parameter: str) -> str:
+        return file_name(self._reader.names.to_disk(parameter), self._form)
 
     def _plan(self, parameter: str) -> PlannedGGUFTensor | None:
         """The tensor of a parameter; `None` for scales, which are stored with their matrix."""
@@ -95,7 +111,7 @@ class TensorPlanner:
         is_packed = path in self._reader.ternary or self._is_in_few_bits(path)
         if is_packed and key in _SCALE_KEYS:
             return None
-        name = file_name(self._reader.names.to_disk(parameter), self._form)
+        name = self._name(parameter)
         if key == "weight":
             if path in self._reader.ternary:
                 return self._ternary(path, name)
@@ -105,7 +121,7 @@ class TensorPlanner:
                 return self._ternary_values(path, name, scales)
         return self._floats(parameter, name)
 
-    def _rotation(self) -> list[PlannedGGUFTensor]:
+    def _rope_factors(self) -> list[PlannedGGUFTensor]:
         config = self._reader.model.config
         factors = scaling_factors(config.rotation, config.head_dim)
         if factors is None:
@@ -120,17 +136,17 @@ class TensorPlanner:
         def make() -> np.ndarray:
             weight, scale = self._reader.read_ternary(path)
             codes = unpack_codes(np.asarray(weight), module.input_dims)
-            return encode(self._kind, self._ordered(codes, path), float(scale))
+            return encode(self._kind, self._ordered(codes, f"{path}.weight"), float(scale))
 
         return PlannedGGUFTensor(name, self._kind, (module.output_dims, module.input_dims), make)
 
     def _affine(self, path: str, name: str, scales: np.ndarray) -> PlannedGGUFTensor:
         """A matrix in MLX's affine form with the codes of the type."""
-        shape, bits = self._reader.matrix_shape(path), self._reader.quantized[path].bits
+        shape, (_, bits) = self._reader.matrix_shape(path), self._coded(path)
 
         def make() -> np.ndarray:
             codes = unpack_codes(np.asarray(self._reader.read(f"{path}.weight")), shape[1], bits)
-            return encode(self._kind, self._ordered(codes, path), self._ordered(scales, path))
+            return encode(self._kind, self._ordered(codes, f"{path}.weight"), scales)
 
         return PlannedGGUFTensor(name, self._kind, shape, make)
 
@@ -140,26 +156,30 @@ class TensorPlanner:
         def make() -> np.ndarray:
             signs = mx.sign(self._reader.read_matrix(path)).astype(mx.int8)
             codes = (np.asarray(signs) + 1).astype(np.uint8)
-            return encode(self._kind, self._ordered(codes, path), self._ordered(scales, path))
+            return encode(self._kind, self._ordered(codes, f"{path}.weight"), scales)
 
         return PlannedGGUFTensor(name, self._kind, self._reader.matrix_shape(path), make)
 
     def _floats(self, parameter: str, name: str) -> PlannedGGUFTensor:
-        """A vector in float32, or any other matrix in a float dtype."""
+        """A matrix in a float dtype, or anything else in float32."""
         path = parameter.rpartition(".")[0]
-        is_matrix = self._is_in_few_bits(path) and parameter.endswith(".weight")
-        if is_matrix:
+        is_packed = self._is_in_few_bits(path) and parameter.endswith(".weight")
+        if is_packed:
             shape: tuple[int, ...] = self._reader.matrix_shape(path)
             stored = self._reader.matrix_dtype(path)
         else:
             shape, stored = self._reader.shapes[parameter], self._reader.dtype(parameter)
-        is_exact = len(shape) == 1 or parameter in self._reader.in_float32
-        dtype = mx.float32 if is_exact else self._dtype or stored
+        is_matrix = path in self._reader.matrices and len(shape) > 1
+        dtype = self._dtype or stored
+        if not is_matrix or parameter in self._reader.in_float32:
+            dtype = mx.float32
+        layout = self._layouts.get(parameter)
 
         def make() -> np.ndarray:
-            array = self._reader.read_matrix(path) if is_matrix else self._reader.read(parameter)
-            data = tensor_bytes(array.astype(dtype))
-            return self._ordered(data.reshape(len(array), -1), path).reshape(-1)
+            array = self._reader.read_matrix(path) if is_packed else self._reader.read(parameter)
+            array = (array if layout is None else layout.write(array)).astype(dtype)
+            numbers = tensor_bytes(array).view(f"<u{dtype.size}").reshape(array.shape)
+            return self._ordered(numbers, parameter).reshape(-1).view(np.uint8)
 
         return PlannedGGUFTensor(name, FLOAT_NAMES[dtype], shape, make)
 
@@ -167,26 +187,32 @@ class TensorPlanner:
         """Whether a matrix with float activations is stored in few bits."""
         return path in self._reader.packed_dense or path in self._reader.quantized
 
+    def _coded(self, path: str) -> tuple[int, int]:
+        """Group size and bits of a matrix in MLX's affine form, rotated or not; 0 of any other."""
+        if path in self._rotated:
+            return self._rotated[path].codes_group, self._rotated[path].bits
+        module = self._reader.quantized.get(path)
+        return (0, 0) if module is None else (module.group_size, module.bits)
+
     def _group_scales(self, path: str) -> np.ndarray | None:
-        """The scale of each block of a matrix in MLX's affine form.
+        """The scale of each block of a matrix in MLX's affine form, in the order of the file.
 
         `None` unless the type can hold it: code 0 stands for the negative scale, in Q2_0 code 1 for zero
         and in Q1_0 for the scale.
         """
-        module, kind = self._reader.quantized.get(path), KINDS[self._kind]
-        if module is None or not kind.affine_bits or module.bits != kind.affine_bits:
+        (group_size, bits), kind = self._coded(path), KINDS[self._kind]
+        if not bits or bits != kind.affine_bits or group_size % kind.block:
             return None
         scales, biases = (
             np.asarray(self._reader.read(f"{path}.{key}").astype(mx.float32))
             for key in ("scales", "biases")
         )
-        step = 2 if kind.affine_bits == 1 else 1
-        if module.group_size % kind.block or np.any(scales != -step * biases):
+        if np.any(scales != -(2 if bits == 1 else 1) * biases):
             return None
-        return np.repeat(-biases, module.group_size // kind.block, axis=1)
+        return self._ordered_scales(-biases, group_size, path)
 
     def _block_scales(self, path: str) -> np.ndarray | None:
-        """The scale of each block of b inputs of a dense linear with ternary values, `(N, D / b)`.
+        """The scale of each block of a dense linear with ternary values, in the order of the file.
 
         `None` if the values are not ternary or do not fit. A matrix in I2_S would be read as one with
         8-bit activations, and Q1_0 has no zero.
@@ -194,23 +220,35 @@ class TensorPlanner:
         packed = self._reader.ternary_values.get(path)
         if packed is None or self._kind in ("I2_S", "Q1_0"):
             return None
-        scales = scales_of_blocks(packed, KINDS[self._kind].block)
-        return None if scales is None else np.asarray(scales)
+        block = KINDS[self._kind].block
+        scales = scales_of_blocks(packed, block)
+        return None if scales is None else self._ordered_scales(np.asarray(scales), block, path)
 
-    def _ordered(self, rows: np.ndarray, path: str) -> np.ndarray:
-        """Rows in the order of the file, which may interleave the halves of each head."""
-        config = self._reader.model.config
-        heads = {"query_proj": config.num_attention_heads, "key_proj": config.num_key_value_heads}
-        count = heads.get(path.rpartition(".")[2])
-        if count is None or not self._form.rotates_pairs:
-            return rows
-        halves = rows.reshape(count, 2, len(rows) // count // 2, -1)
-        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+    def _ordered_scales(self, scales: np.ndarray, group: int, path: str) -> np.ndarray | None:
+        """Scales of groups as those of the blocks of the file; `None` if a block has several."""
+        block = KINDS[self._kind].block
+        wide = self._ordered(np.repeat(scales, group, axis=1), f"{path}.weight")
+        blocks = wide.reshape(len(wide), -1, block)
+        return blocks[..., 0] if np.all(blocks == blocks[..., :1]) else None
+
+    def _ordered(self, numbers: np.ndarray, parameter: str) -> np.ndarray:
+        """Numbers in the order of the file, which may interleave halves of heads, or sort heads."""
+        path = parameter.rpartition(".")[0]
+        counts = {"query_proj": "num_attention_heads", "key_proj": "num_key_value_heads"}
+        count = counts.get(path.rpartition(".")[2])
+        if count is not None and self._form.rotates_pairs:
+            halves = numbers.reshape(self._config[count], 2, -1, *numbers.shape[1:])
+            return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(numbers.shape)
+        found = self._form.heads(self._reader.names.to_disk(parameter), self._config)
+        if found is None or (found[0] == 1 and path in self._rotated):
+            return numbers
+        axis, places = found
+        return np.ascontiguousarray(np.take(numbers, np.argsort(places), axis))
 
 
 _FILE_TYPES = {
     **{"F32": 0, "F16": 1, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40},
-    **{"Q1_0": 40, "Q2_0": 41},
+    **{"Q1_0": 40, "Q2_0": 41, "PQ2_0": 142},
 }
 """The numbers of `general.file_type`. bitnet.cpp and llama.cpp gave one of them to two types."""
 _QUANTIZATION_VERSION = 2
@@ -250,11 +288,12 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
     """
     architecture = _architecture(reader)
     form = find_form({"general.architecture": architecture})
-    is_chosen, kind = kind is not None, kind or _usual_kind(architecture)
-    planner = TensorPlanner(reader, form, kind, forms.dtype)
+    is_rotated = bool(rotated_layers(reader)) and not forms.unrotate
+    is_chosen, kind = kind is not None, kind or _usual_kind(architecture, is_rotated)
+    planner = TensorPlanner(reader, form, kind, forms)
     if not is_chosen and (lost := planner.not_held()):
         kind = "Q1_0" if reader.quantized[lost[0]].bits == 1 else "Q2_0"
-        planner = TensorPlanner(reader, form, kind, forms.dtype)
+        planner = TensorPlanner(reader, form, kind, forms)
     _check(reader, kind, forms, architecture)
     _check_codes(reader, kind, planner)
     written_by = record(rounding_of(reader.checkpoint))
@@ -270,6 +309,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
     }
     if isinstance(reader.model, TextEmbedder):
         metadata[f"{architecture}.pooling_type"] = pooling_of_files(reader.checkpoint.folder)
+    metadata |= planner.rotation()
     tensors = planner.plan()
     is_ternary = any(tensor.kind == kind for tensor in tensors)
     file_type = kind if is_ternary else floats
@@ -277,7 +317,9 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
     return GGUFPlan(file_type, metadata, tensors)
 
 
-def _usual_kind(architecture: str) -> str:
+def _usual_kind(architecture: str, is_rotated: bool) -> str:
+    if is_rotated:
+        return ROTATED_KIND
     return "I2_S" if architecture == BITNET_CPP_ONLY else "TQ2_0"
 
 
@@ -295,8 +337,16 @@ def _architecture(reader: ParameterReader) -> str:
 
 def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: str) -> None:
     config = reader.model.config
+    is_rotated = bool(rotated_layers(reader)) and not forms.unrotate
     refused = {
         "'embed_bits' and 'head_bits' must be left out": forms.embed_bits or forms.head_bits,
+        "'unrotate' must be dense": isinstance(forms.unrotate, int),
+        "'gguf_type' must be pq2_0, which no program knows that would leave the rotation out,": (
+            is_rotated and kind != ROTATED_KIND
+        ),
+        "'gguf_type' must not be i2_s, since bitnet.cpp has no such architecture,": (
+            kind == "I2_S" and architecture == "qwen35" and reader.ternary
+        ),
         "'ternarize' must be 'tensor', since a type has one scale,": forms.ternarize_groups,
         "linears must have no norm inside": config.linears and config.linears.norm_eps is not None,
         "linears must have no bias": config.attention_bias or config.mlp_bias,
@@ -354,7 +404,7 @@ def _sizes(reader: ParameterReader, form: GGUFForm) -> Mapping[str, Any]:
 Target = Literal["mlx", "hf", "gguf"]
 OnBytes = Callable[[int], object]
 TritsPerByte = Literal[4, 5]
-GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "q1_0", "i2_s"]
+GGUFType = Literal["tq2_0", "tq1_0", "q2_0", "pq2_0", "q1_0", "i2_s"]
 
 
 def convert(

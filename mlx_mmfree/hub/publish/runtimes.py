@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ...layers.attention.positions import yarn_attention_factor
 from ...models import TextEmbedder, architecture_of
 from ...models.parts.rotation import Rotation
+from ..checkpoint.gguf_rotation import ROTATED_KIND
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weight_form import forms_of
 
@@ -21,7 +22,7 @@ MLX_LM, TRANSFORMERS, LLAMA_CPP, BITNET_CPP = "mlx-lm", "transformers", "llama.c
 _FLOAT_ACTIVATIONS = "computes with float activations instead of 8-bit ones"
 _QWEN3_HEAD_DIM = 128
 # the names of the architectures in GGUF files
-BITNET_CPP_ONLY, _1BIT_LLM = "bitnet-b1.58", "bitnet"
+BITNET_CPP_ONLY, _1BIT_LLM, _QWEN35 = "bitnet-b1.58", "bitnet", "qwen35"
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,11 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
     is_ternary = bool(written.ternary)
     name = architecture_of(config).gguf_name(config) or ""
     blocks = "rounds activations for each block of inputs instead of each token"
-    if kind == "I2_S" and is_ternary:
+    if kind == ROTATED_KIND:
+        llama_cpp = _no(
+            LLAMA_CPP, f"it has no {kind}; PrismML's llama.cpp has, which was not tried"
+        )
+    elif kind == "I2_S" and is_ternary:
         llama_cpp = _no(
             LLAMA_CPP, "I2_S is a type of bitnet.cpp; --gguf-type tq2_0 is for llama.cpp"
         )
@@ -157,6 +162,8 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
         llama_cpp = _no(LLAMA_CPP, "it has no such architecture; bitnet.cpp has")
     elif name == _1BIT_LLM and not config.tie_word_embeddings:
         llama_cpp = _no(LLAMA_CPP, "its bitnet has no output head of its own")
+    elif name == _QWEN35 and config.linear_key_head_dim != config.linear_value_head_dim:
+        llama_cpp = _no(LLAMA_CPP, "its linear layers have keys and values of one width")
     elif other_rotation is not None:
         llama_cpp = _no(LLAMA_CPP, other_rotation)
     else:
@@ -187,7 +194,7 @@ def _transformers_gguf(written: ParameterReader, name: str, kind: str) -> Openin
 
 
 def _bitnet_cpp(name: str, kind: str, is_ternary: bool, other_rotation: str | None) -> Opening:
-    if name == "qwen3":
+    if name in ("qwen3", _QWEN35):
         return _no(BITNET_CPP, "it has no such architecture")
     if kind != "I2_S" or not is_ternary:
         return _no(BITNET_CPP, "its kernels are for ternary weights in I2_S; --gguf-type i2_s")

@@ -70,6 +70,10 @@ def _in_order(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] | 
     return None
 
 
+def _as_on_hub(model: nn.Module) -> Mapping[str, StoredLayout]:
+    return {}
+
+
 @dataclass(frozen=True)
 class GGUFForm:
     """An architecture under one name in GGUF files.
@@ -87,8 +91,9 @@ class GGUFForm:
         heads: From the Hub's name of a tensor and the configuration, the axis of the tensor along which
             heads lie in the file in another order, and the place in the file of each number along it;
             `None`: all lie as on the Hub.
-        values: By the end of the Hub's name, what the values of a float32 tensor become.
-        reads_rotation: Whether its weights may be rotated.
+        layouts: From a model, how parameters lie in a file, by their names in memory, where that is not
+            as on the Hub; the `layouts` of the architecture tell that from a file.
+        may_be_rotated: Whether its weights may be rotated.
     """
 
     config: Mapping[str, Any]
@@ -100,8 +105,8 @@ class GGUFForm:
     write: Callable[[Any], Mapping[str, Any]] = _nothing
     names: Mapping[str, str] = field(default_factory=dict)
     heads: Callable[[str, Mapping[str, Any]], tuple[int, np.ndarray] | None] = _in_order
-    values: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
-    reads_rotation: bool = False
+    layouts: Callable[[nn.Module], Mapping[str, StoredLayout]] = _as_on_hub
+    may_be_rotated: bool = False
 
 
 def _no_name(config: Any) -> str | None:

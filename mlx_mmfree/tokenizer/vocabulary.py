@@ -306,6 +306,9 @@ def read_settings(folder: Path) -> TokenizerSettings:
         )
     ]
     config, extra, model, generation = (read_json_object(f, is_optional=True) for f in files)
+    if isinstance(model.get("text_config"), dict):
+        # of a model of texts and pictures
+        model = {**model["text_config"], **model}
     tokens = _listed_tokens(config, config_file, folder / "added_tokens.json")
     named: dict[str, str] = {}
     special_texts = {token.content for token in tokens if token.special}

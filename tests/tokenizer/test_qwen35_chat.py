@@ -1,0 +1,158 @@
+"""A chat template in the form of Qwen3.5's: the prompt opens the thinking, tools are XML."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.errors import UsageError
+from mlx_mmfree.tokenizer.tokenizer import Tokenizer
+
+DATA = Path(__file__).parents[1] / "data"
+TEMPLATE = DATA / "qwen35.jinja"
+HI, YES = {"role": "user", "content": " Hi "}, {"role": "assistant", "content": "Yes"}
+THOUGHT = {"role": "assistant", "content": "<think>\nso\n</think>\n\nYes"}
+ASIDE = {"role": "assistant", "content": "Yes", "reasoning_content": "so"}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [
+        {
+            "id": "call_1",
+            "type": "function",
+            "function": {
+                "name": "find",
+                "arguments": '{"text": "a <b>\\n\\"c\\"", "most": 3, "of": ["x"]}',
+            },
+        },
+        {"id": "call_2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    ],
+}
+RESULTS = [
+    {"role": "tool", "tool_call_id": "call_1", "content": "found"},
+    {"role": "tool", "tool_call_id": "call_2", "content": "noon"},
+]
+TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+PROMPT = "<|im_start|>assistant\n<think>\n"
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    folder = shutil.copytree(DATA / "goldens" / "tokenizer_bpe", tmp_path / "t")
+    shutil.copy(TEMPLATE, folder / "chat_template.jinja")
+    return Tokenizer.from_folder(folder)
+
+
+def rendered(tokenizer: Tokenizer, *messages: Any, **variables: Any) -> str:
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, **variables)
+    assert isinstance(text, str)
+    return text
+
+
+def turn(role: str, text: str) -> str:
+    return f"<|im_start|>{role}\n{text}<|im_end|>\n"
+
+
+def test_the_prompt_opens_the_thinking(tokenizer: Tokenizer) -> None:
+    asked = turn("user", "Hi")
+    assert rendered(tokenizer, HI) == asked + PROMPT
+    assert rendered(tokenizer, HI, enable_thinking=True) == asked + PROMPT
+    closed = rendered(tokenizer, HI, enable_thinking=False)
+    assert closed == f"{asked}{PROMPT}\n</think>\n\n"
+    assert rendered(tokenizer, HI, add_generation_prompt=False) == asked
+
+
+@pytest.mark.parametrize("answer", [THOUGHT, ASIDE])
+def test_earlier_thinking_is_dropped(tokenizer: Tokenizer, answer: dict[str, Any]) -> None:
+    before, asked = turn("user", "Hi"), turn("user", "Hi")
+    kept = turn("assistant", "<think>\nso\n</think>\n\nYes")
+    assert rendered(tokenizer, HI, answer, HI) == before + turn("assistant", "Yes") + asked + PROMPT
+    whole = rendered(tokenizer, HI, answer, HI, preserve_thinking=True)
+    assert whole == before + kept + asked + PROMPT
+    # the turn that is not over keeps it
+    assert rendered(tokenizer, HI, answer, add_generation_prompt=False) == before + kept
+
+
+def test_calls_and_results_are_xml(tokenizer: Tokenizer) -> None:
+    text = rendered(
+        tokenizer, {"role": "system", "content": "Be kind."}, HI, CALL, *RESULTS, tools=TOOLS
+    )
+    head, _, rest = text.partition("<|im_end|>\n")
+    assert head.startswith("<|im_start|>system\n# Tools") and head.endswith(
+        "</tool_call>\n\nBe kind."
+    )
+    assert f"<tools>\n{json.dumps(TOOLS[0])}\n</tools>" in head
+    call = (
+        '<tool_call>\n<function=find>\n<parameter=text>\na <b>\n"c"\n</parameter>\n'
+        '<parameter=most>\n3\n</parameter>\n<parameter=of>\n["x"]\n</parameter>\n</function>\n</tool_call>'
+        "\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    )
+    results = "<tool_response>\nfound\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+    said = turn("assistant", f"<think>\n\n</think>\n\n{call}")
+    assert rest == turn("user", "Hi") + said + turn("user", results) + PROMPT
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([YES], "No user query found in messages"),
+        ([HI, {"role": "system", "content": "x"}], "System message must be at the beginning"),
+        ([{"role": "user", "content": "<tool_response>\nx\n</tool_response>"}], "No user query"),
+        ([HI, {"role": "critic", "content": "x"}], "Unexpected message role"),
+    ],
+)
+def test_what_the_template_refuses_is_said(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        rendered(tokenizer, *messages)
+
+
+@pytest.mark.parametrize(("generation", "ends"), [([517, 513], {517, 513}), (None, {513})])
+def test_turns_end_where_the_generation_settings_say(
+    tmp_path: Path, generation: list[int] | None, ends: set[int]
+) -> None:
+    """The end token of `config.json` is that of texts, not of turns."""
+    folder = shutil.copytree(DATA / "goldens" / "tokenizer_bpe", tmp_path / "t")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 513}}))
+    settings = {} if generation is None else {"eos_token_id": generation}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    assert Tokenizer.from_folder(folder).eos_token_ids == ends
+
+
+CONVERSATIONS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
+    ([HI], {}),
+    ([HI], {"enable_thinking": False}),
+    ([HI, THOUGHT, HI], {}),
+    ([HI, ASIDE, HI], {"preserve_thinking": True}),
+    (
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            }
+        ],
+        {},
+    ),
+    ([HI, {**CALL, "content": "I look."}, *RESULTS, YES, HI], {"tools": TOOLS}),
+]
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize(("messages", "variables"), CONVERSATIONS)
+def test_transformers_renders_the_same(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], variables: dict[str, Any]
+) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    parsed = json.loads(json.dumps(messages))
+    for message in parsed:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    texts, _ = render_jinja_template(
+        [parsed], chat_template=TEMPLATE.read_text(), add_generation_prompt=True, **variables
+    )
+    assert rendered(tokenizer, *messages, **variables) == texts[0]

@@ -5,7 +5,7 @@ import pytest
 
 from mlx_mmfree import native
 from mlx_mmfree.ops import gather_ternary_matmul, pack_ternary, use_backend
-from mlx_mmfree.ops.gather_ternary_matmul.definition import reference
+from mlx_mmfree.ops.gather_ternary_matmul import reference
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason="no compiled kernels")

@@ -8,7 +8,7 @@ import pytest
 from mlx_mmfree.ops import Projection, bit_linear, mlgru_step, pack_ternary, use_backend
 from mlx_mmfree.ops.activations import Activation
 from mlx_mmfree.ops.backend.compilation import compiled
-from mlx_mmfree.ops.bit_linear import Options, chunked
+from mlx_mmfree.ops.bit_linear import Options, definition
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from mlx_mmfree.ops.unpacked import UnpackedMatrices
 from tests.ops.kernel_checks import (
@@ -111,10 +111,12 @@ def test_the_bits_are_those_of_the_definition(own: bool, rounding: Rounding) -> 
 
 def test_without_room_for_floats_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     none = UnpackedMatrices(0)
-    monkeypatch.setattr(chunked, "unpacked_matrices", lambda: none)
+    monkeypatch.setattr(definition, "unpacked_matrices", lambda: none)
     projections = (Projection(pack_ternary(random_trits(4, 32)), mx.ones((1,))),)
     for rows, reason in ((1, "no room"), (17, "more than 16")):
-        assert reason in (chunked.unsupported(mx.ones((rows, 32)), projections, Options()) or "")
+        assert reason in (
+            definition.chunked_unsupported(mx.ones((rows, 32)), projections, Options()) or ""
+        )
 
 
 def test_a_compiled_step_takes_new_activations() -> None:

@@ -18,10 +18,9 @@ from ..float_dtypes import FLOATS
 from ..rms_norm_quantize import Rounding, codes_work
 from ..ternary import MOST_CODES, packed_width
 from ..ternary_matmul import ternary_product, with_split_inputs
-from . import chunked
 from .definition import Options as Options
 from .definition import Projection as Projection
-from .definition import reference
+from .definition import chunked, chunked_unsupported, reference
 from .dense_gradient import cuda
 from .metal import metal, unsupported
 from .metal_groups import MAX_MATRICES
@@ -222,6 +221,6 @@ operation = Operation(
     metal=Backend(metal, unsupported),
     cuda=cuda,
     native=Backend(native, _native_unsupported, refuses=True),
-    chunked=Backend(chunked.chunked, chunked.unsupported, only_on=mx.cpu),
+    chunked=Backend(chunked, chunked_unsupported, only_on=mx.cpu),
     reference=reference,
 )

@@ -1,12 +1,23 @@
-"""The arguments of `bit_linear`, and its definition in terms of the other operations."""
+"""The arguments of `bit_linear`, its definition in terms of the other operations, and that for few rows.
 
+The latter is for decoding where the library's kernels cannot run. On a CPU, each of MLX's operations
+costs more than its arithmetic for one row. It is the definition in as few operations as give the same bits.
+Matrices that share their codes, or have the same number of outputs, are multiplied together, and what
+depends on weights alone is computed once. Sums of codes are exact in float32.
+"""
+
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from ..activations import Activation, gated
-from ..rms_norm_quantize import Rounding, rms_norm_quantize
+from ..backend.compilation import fold
+from ..backend.dispatch import use_backend
+from ..backend.gradient import with_reference_gradient
+from ..rms_norm_quantize import BELOW_HALF, Rounding, rms_norm_quantize
 from ..ternary_matmul import ternary_matmul
+from ..unpacked import FEW_ROWS, unpacked_matrices
 
 
 class Projection(NamedTuple):
@@ -69,3 +80,136 @@ def reference(x: mx.array, projections: tuple[Projection, ...], options: Options
             results.append(ternary_matmul(normed, weight) * scale)
     y = results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
     return (y if residual is None else y + residual).astype(x.dtype)
+
+
+def chunked_unsupported(
+    x: mx.array, projections: tuple[Projection, ...], options: Options
+) -> str | None:
+    if x.size > FEW_ROWS * x.shape[-1]:
+        return f"there are more than {FEW_ROWS} rows"
+    dims = x.shape[-1] // 2 if options.gate else x.shape[-1]
+    for group in _groups(projections):
+        if unpacked_matrices().find([projection.weight for projection in group], dims) is None:
+            return "there is no room for the weights as floats"
+    return None
+
+
+def chunked(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    optional = [options.norm, options.residual, *(projection.norm for projection in projections)]
+    arrays = [x, *(projection.scale for projection in projections)]
+
+    def as_function(compute: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def function(*given: mx.array) -> mx.array:
+            rest = iter(given)
+            x = next(rest)
+            scales = [next(rest) for _ in projections]
+            norm, residual, *norms = (None if each is None else next(rest) for each in optional)
+            return compute(
+                x,
+                tuple(
+                    Projection(projection.weight, scale, own)
+                    for projection, scale, own in zip(projections, scales, norms, strict=True)
+                ),
+                options._replace(norm=norm, residual=residual),
+            )
+
+        return function
+
+    function = with_reference_gradient(as_function(_compute), as_function(_definition))
+    y: mx.array = function(*arrays, *(each for each in optional if each is not None))
+    return y
+
+
+def _definition(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    with use_backend("reference"):
+        return reference(x, projections, options)
+
+
+def _groups(projections: tuple[Projection, ...]) -> list[tuple[Projection, ...]]:
+    """Groups of projections that one product computes, which are all of them or each alone."""
+    first = projections[0]
+    if first.norm is None or all(p.weight.shape == first.weight.shape for p in projections):
+        return [projections]
+    return [(projection,) for projection in projections]
+
+
+def _compute(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
+    eps, rounding, quantize, gate, norm, norm_eps, residual = options
+    # the axes (P, B, R, D) are sets of codes, blocks of outputs, rows and inputs
+    u = x.astype(mx.float32).reshape(1, 1, -1, x.shape[-1])
+    if gate is not None:
+        u = gated(u, gate)
+    if norm is not None and norm_eps is not None:
+        weight = mx.broadcast_to(norm.astype(mx.float32), u.shape)
+        fold(weight)
+        u = _normed(u, norm_eps) * weight
+    normed = u if eps is None else _normed(u, eps)
+    parts = [_product(normed, group, rounding, quantize) for group in _groups(projections)]
+    if len(parts) > 1:
+        parts = [mx.concatenate([part.reshape(u.shape[2], -1) for part in parts], axis=-1)]
+    y = parts[0].reshape(*x.shape[:-1], -1)
+    return (y if residual is None else y + residual).astype(x.dtype)
+
+
+def _normed(u: mx.array, eps: float) -> mx.array:
+    """`u` over the root of its mean square, as `mx.fast.rms_norm` computes it."""
+    # of the shapes that they meet, because MLX broadcasts in an operation of its own
+    shape = (*u.shape[:-1], 1)
+    share, added = mx.full(shape, 1 / u.shape[-1]), mx.full(shape, eps)
+    fold(share, added)
+    return u * mx.rsqrt(u.square().sum(axis=-1, keepdims=True) * share + added)
+
+
+def _product(
+    u: mx.array, projections: tuple[Projection, ...], rounding: Rounding, quantize: bool
+) -> mx.array:
+    """The scaled products of one group, `R * N` numbers, of inputs normed without the norm's weight."""
+    rows, dims = u.shape[2:]
+    norms = [p.norm.astype(mx.float32) for p in projections if p.norm is not None]
+    if norms:
+        weight = mx.stack(norms).reshape(-1, 1, 1, dims)
+        fold(weight)
+        u = u * weight
+    sets = u.shape[0]
+    blocks, factor = _blocks(projections, sets, dims), _factor(projections, sets)
+    if factor.size > sets:
+        factor = factor.reshape(sets, -1, 1, blocks.shape[-1])
+    fold(blocks, factor)
+    if quantize:
+        u, scale = _codes(u, rounding)
+        factor = factor / scale
+    products = (u @ blocks) * factor
+    return products if rows == 1 else products.transpose(2, 0, 1, 3).reshape(rows, -1)
+
+
+def _blocks(projections: tuple[Projection, ...], sets: int, dims: int) -> mx.array:
+    """The trits for each set of codes, `(P, B, D, C)`."""
+    floats = unpacked_matrices().find([projection.weight for projection in projections], dims)
+    assert floats is not None
+    return floats.blocks.reshape(sets, -1, *floats.blocks.shape[1:])
+
+
+def _factor(projections: tuple[Projection, ...], sets: int) -> mx.array:
+    """The scales of the matrices: one for each set, `(P, 1, 1, 1)`, or one for each output."""
+    scales = [projection.scale for projection in projections]
+    if len(scales) == sets and all(scale.size == 1 for scale in scales):
+        return mx.concatenate(scales).reshape(sets, 1, 1, 1)
+    return mx.concatenate(
+        [
+            mx.broadcast_to(scale, projection.weight.shape[:1])
+            for scale, projection in zip(scales, projections, strict=True)
+        ]
+    )
+
+
+def _codes(y: mx.array, rounding: Rounding) -> tuple[mx.array, mx.array]:
+    """The codes of `y`, as `rms_norm_quantize` rounds them, and their scale `(P, 1, R, 1)`."""
+    sizes = mx.abs(y)
+    largest = mx.max(sizes, axis=-1, keepdims=True)
+    least, most = mx.full(largest.shape, 1e-5), mx.full(largest.shape, 127.0)
+    below_half = mx.full(y.shape, BELOW_HALF)
+    fold(least, most, below_half)
+    scale = most / mx.maximum(largest, least)
+    if rounding == "half_even":
+        return mx.round(y * scale), scale
+    return mx.sign(y) * mx.floor(sizes * scale + below_half), scale

@@ -2,20 +2,283 @@
 
 Over few positions, as when a text is decoded, it is one launch: a threadgroup holds 32 columns of the
 state of one head in registers, each thread a piece of one column, and reads the state once and writes it
-once, however many positions there are. Longer sequences are computed in chunks by `metal_chunks`. The
-gradient is left to the products of matrices of `definition`, as many launches for any length.
+once, however many positions there are. The gradient is left to the products of matrices of `definition`,
+as many launches for any length.
+
+Longer sequences are computed in chunks, by three launches. The first finds what each chunk adds to a
+state of zeros, and the product of its gates. The second leads the state from chunk to chunk. The third
+runs each chunk from the state before it and reads. Chunks of a head are computed side by side, and
+within one the state stays in registers. Keys, values and gates are read twice, queries once, whatever
+the length; three states of a chunk are written or read in between.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
-from . import metal_chunks
 from .definition import compute, reference
-from .metal_chunks import PIECE
+
+CHUNK = 64
+"""Positions of a chunk."""
+
+PIECE = 16
+"""Numbers of a column of the state that a thread holds."""
+
+_TILE = 1024
+_MOST_STEPS = 8
+_CARRY_THREADS = 128
+_GATES = {
+    "none": "",
+    "head": "piece[i] *= static_cast<float>(f[position]);",
+    "channel": "piece[i] *= static_cast<float>(f[at]);",
+}
+
+# A threadgroup runs 32 columns of one chunk, each SIMD group some rows of them. Keys, queries and gates
+# of a few positions at a time are brought to all from threadgroup memory.
+_PLACE = """
+    const int length = k_shape[2];
+    const int keys = k_shape[3];
+    const int values = v_shape[3];
+    const int lane = thread_index_in_simdgroup;
+    const int part = simdgroup_index_in_threadgroup;
+    const int parts = simdgroups_per_threadgroup;
+    const int column = threadgroup_position_in_grid.x * 32 + lane;
+    const bool is_inside = column < values;
+    const size_t head = threadgroup_position_in_grid.y;
+    const int chunk = threadgroup_position_in_grid.z;
+    const size_t chunks = (length + CHUNK - 1) / CHUNK;
+    const size_t origin = (head * chunks + chunk) * keys * values + column;
+    const int first = part * PIECE;
+    const int start = chunk * CHUNK;
+    const int stop = min(start + CHUNK, length);
+    threadgroup float tile_k[STEPS * ROWS];
+    <tiles>
+    float piece[PIECE];
+"""
+
+_LOOP = """
+    for (int begin = start; begin < stop; begin += STEPS) {
+        for (int n = part * 32 + lane; n < STEPS * ROWS; n += parts * 32) {
+            const int t = begin + n / ROWS;
+            const int row = n % ROWS;
+            const bool is_read = t < stop && row < keys;
+            const size_t at = (head * length + t) * keys + row;
+            tile_k[n] = is_read ? static_cast<float>(k[at]) : 0.0f;
+            <load>
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (int n = 0; n < STEPS; n++) {
+            const int t = begin + n;
+            const bool is_read = is_inside && t < stop;
+            const size_t place = (head * length + t) * values + column;
+            const float value = is_read ? static_cast<float>(v[place]) : 0.0f;
+            <begin>
+            for (int i = 0; i < PIECE; i++) {
+                const int at = n * ROWS + first + i;
+                <gate>
+                piece[i] += tile_k[at] * value;
+                <read>
+            }
+            <end>
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        <write>
+    }
+"""
+
+_SUM_END = """
+    for (int i = 0; i < PIECE; i++) {
+        if (is_inside && first + i < keys) {
+            sums[origin + static_cast<size_t>(first + i) * values] = piece[i];
+        }
+        <product>
+    }
+"""
+
+_PRODUCT = """
+        if (column == 0 && first + i < keys) {
+            gates[(head * chunks + chunk) * keys + first + i] = product[i];
+        }
+"""
+
+_CARRY = """
+    const int keys = state_shape[2];
+    const int values = state_shape[3];
+    const size_t chunks = sums_shape[2];
+    const size_t size = static_cast<size_t>(keys) * values;
+    const size_t place = thread_position_in_grid.x;
+    const size_t head = thread_position_in_grid.y;
+    if (place >= size) return;
+    float held = state[head * size + place];
+    for (size_t chunk = 0; chunk < chunks; chunk++) {
+        const size_t at = (head * chunks + chunk) * size + place;
+        before[at] = held;
+        held = <gate>held + sums[at];
+    }
+    last[head * size + place] = held;
+"""
+
+_READ_START = """
+    for (int i = 0; i < PIECE; i++) {
+        const bool is_held = is_inside && first + i < keys;
+        piece[i] = is_held ? before[origin + static_cast<size_t>(first + i) * values] : 0.0f;
+    }
+"""
+
+# each SIMD group adds up some of the positions
+_READ_WRITE = """
+        for (int n = part; n < STEPS && begin + n < stop; n += parts) {
+            float sum = 0;
+            for (int p = 0; p < parts; p++) sum += partial[(p * STEPS + n) * 32 + lane];
+            if (is_inside) o[(head * length + begin + n) * values + column] = sum;
+        }
+"""
+
+_LOAD_GATE = {
+    "none": "",
+    "head": "tile_f[n] = is_read ? static_cast<float>(f[head * length + t]) : 1.0f;",
+    "channel": "tile_f[n] = is_read ? static_cast<float>(f[at]) : 1.0f;",
+}
+
+
+def _filled(text: str, **words: str) -> str:
+    for name, value in words.items():
+        text = text.replace(f"<{name}>", value)
+    return text
+
+
+def _sum_source(gate: str) -> str:
+    is_gated = gate != "none"
+    loop = _filled(
+        _LOOP,
+        load=_LOAD_GATE[gate],
+        begin="",
+        gate="piece[i] *= tile_f[at]; product[i] *= tile_f[at];" if is_gated else "",
+        read="",
+        end="",
+        write="",
+    )
+    start = "for (int i = 0; i < PIECE; i++) piece[i] = 0;"
+    tiles = ""
+    if is_gated:
+        tiles = "threadgroup float tile_f[STEPS * ROWS];\n    float product[PIECE];"
+        start += "\n    for (int i = 0; i < PIECE; i++) product[i] = 1;"
+    end = _filled(_SUM_END, product=_PRODUCT if is_gated else "")
+    return _filled(_PLACE, tiles=tiles) + start + loop + end
+
+
+def _read_source(gate: str) -> str:
+    load = "tile_q[n] = is_read ? static_cast<float>(q[at]) : 0.0f;\n" + _LOAD_GATE[gate]
+    loop = _filled(
+        _LOOP,
+        load=load,
+        begin="float sum = 0;",
+        gate="" if gate == "none" else "piece[i] *= tile_f[at];",
+        read="sum += tile_q[at] * piece[i];",
+        end="partial[(part * STEPS + n) * 32 + lane] = sum;",
+        write=_READ_WRITE,
+    )
+    tiles = "threadgroup float tile_q[STEPS * ROWS];\n    "
+    tiles += "" if gate == "none" else "threadgroup float tile_f[STEPS * ROWS];\n    "
+    # as many partial sums as there are rows in pieces
+    tiles += "threadgroup float partial[STEPS * ROWS / PIECE * 32];"
+    return _filled(_PLACE, tiles=tiles) + _READ_START + loop
+
+
+def _kernel(name: str, inputs: Sequence[str], outputs: Sequence[str], source: str) -> Any:
+    return mx.fast.metal_kernel(
+        name=f"gated_linear_attention_{name}",
+        input_names=list(inputs),
+        output_names=list(outputs),
+        source=source,
+    )
+
+
+# (B, H, L, K), (B, H, L, V), (B, H, L, K or 1) to (B, H, chunks, K, V), (B, H, chunks, K)
+_sum_kernels = {
+    gate: _kernel(
+        f"sums_{gate}",
+        ["k", "v", *([] if gate == "none" else ["f"])],
+        ["sums", *([] if gate == "none" else ["gates"])],
+        _sum_source(gate),
+    )
+    for gate in _GATES
+}
+# to (B, H, chunks, K, V), (B, H, K, V)
+_carry_kernels = {
+    is_gated: _kernel(
+        f"carry_{'gated' if is_gated else 'plain'}",
+        ["state", "sums", *(["gates"] if is_gated else [])],
+        ["before", "last"],
+        _CARRY.replace(
+            "<gate>",
+            "gates[(head * chunks + chunk) * keys + place / values] * " if is_gated else "",
+        ),
+    )
+    for is_gated in (False, True)
+}
+# to (B, H, L, V)
+_read_kernels = {
+    gate: _kernel(
+        f"read_{gate}",
+        ["q", "k", "v", "before", *([] if gate == "none" else ["f"])],
+        ["o"],
+        _read_source(gate),
+    )
+    for gate in _GATES
+}
+
+
+def _in_chunks(
+    q: mx.array, k: mx.array, v: mx.array, state: mx.array, f: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """The outputs `(B, H, L, V)` in the dtype of `v`, and the last state. Keys have at most 512 dims."""
+    batch, heads, length, keys = q.shape
+    values, chunks = v.shape[3], -(-length // CHUNK)
+    gate = "none" if f is None else "head" if f.shape[3] < keys else "channel"
+    given = [] if f is None else [f]
+    rows = -(-keys // PIECE) * PIECE
+    threads = launch.SIMD_GROUP * (rows // PIECE)
+    form: dict[str, Any] = {
+        "template": [
+            ("CHUNK", CHUNK),
+            ("PIECE", PIECE),
+            ("ROWS", rows),
+            ("STEPS", max(1, min(_MOST_STEPS, _TILE // rows))),
+        ],
+        "grid": (-(-values // launch.SIMD_GROUP) * threads, batch * heads, chunks),
+        "threadgroup": (threads, 1, 1),
+    }
+    states = (batch, heads, chunks, keys, values)
+    shapes = [states, *([] if f is None else [(batch, heads, chunks, keys)])]
+    sums, *gates = launch.launch(
+        _sum_kernels[gate],
+        inputs=[k, v, *given],
+        output_shapes=shapes,
+        output_dtypes=[mx.float32] * len(shapes),
+        **form,
+    )
+    before, last = launch.launch(
+        _carry_kernels[f is not None],
+        inputs=[state.astype(mx.float32), sums, *gates],
+        grid=(-(-keys * values // _CARRY_THREADS) * _CARRY_THREADS, batch * heads, 1),
+        threadgroup=(_CARRY_THREADS, 1, 1),
+        output_shapes=[states, state.shape],
+        output_dtypes=[mx.float32] * 2,
+    )
+    (o,) = launch.launch(
+        _read_kernels[gate],
+        inputs=[q, k, v, before, *given],
+        output_shapes=[v.shape],
+        output_dtypes=[mx.float32],
+        **form,
+    )
+    return o.astype(v.dtype), last
+
 
 MAX_LENGTH = 32
 """The most positions for one launch: beyond, there is more to do in parallel."""
@@ -68,12 +331,6 @@ _SOURCE = """
     }
 """
 
-_GATES = {
-    "none": "",
-    "head": "piece[i] *= static_cast<float>(f[position]);",
-    "channel": "piece[i] *= static_cast<float>(f[at]);",
-}
-
 _kernels = {
     name: mx.fast.metal_kernel(
         name=f"gated_linear_attention_{name}",
@@ -96,7 +353,7 @@ def unsupported(
     dtypes: dict[str, Any] = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
     dtypes["f"] = None if f is None else f.dtype
     is_long = q.shape[2] > MAX_LENGTH
-    length = 2 * metal_chunks.CHUNK + 2 if is_long else 3
+    length = 2 * CHUNK + 2 if is_long else 3
     return self_check.kernel_fault(
         f"gated_linear_attention_{'chunks_' if is_long else ''}{_gate(q, f)}",
         _computed,
@@ -144,7 +401,7 @@ def _check_inputs(
 def _computed(
     q: mx.array, k: mx.array, v: mx.array, state: mx.array, f: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    step = metal_chunks.run if q.shape[2] > MAX_LENGTH else _states
+    step = _in_chunks if q.shape[2] > MAX_LENGTH else _states
     return step(q, k, v, state, f)
 
 

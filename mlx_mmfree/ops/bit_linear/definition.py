@@ -1,4 +1,4 @@
-"""The arguments of `bit_linear`, its definition in terms of the other operations, and that for few rows.
+"""The arguments of `bit_linear`, its definition by other operations, and that for few rows.
 
 The latter is for decoding where the library's kernels cannot run. On a CPU, each of MLX's operations
 costs more than its arithmetic for one row. It is the definition in as few operations as give the same bits.

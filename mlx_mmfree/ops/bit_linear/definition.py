@@ -1,9 +1,9 @@
 """The arguments of `bit_linear`, its definition by other operations, and that for few rows.
 
 The latter is for decoding where the library's kernels cannot run. On a CPU, each of MLX's operations
-costs more than its arithmetic for one row. It is the definition in as few operations as give the same bits.
-Matrices that share their codes, or have the same number of outputs, are multiplied together, and what
-depends on weights alone is computed once. Sums of codes are exact in float32.
+costs more than its arithmetic for one row. It is the definition in as few operations as give the same
+bits. Matrices that share their codes, or have the same number of outputs, are multiplied together, and
+what depends on weights alone is computed once. Sums of codes are exact in float32.
 """
 
 from collections.abc import Callable

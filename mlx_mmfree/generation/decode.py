@@ -193,6 +193,9 @@ class StopStrings:
     Args:
         strings: The stop strings; none is empty.
 
+    Attributes:
+        met: The one that has ended the text; `None` where none has.
+
     Raises:
         ValueError: A string is empty.
 
@@ -209,16 +212,22 @@ class StopStrings:
             raise ValueError("[StopStrings] 'stop' must not hold an empty string.")
         self._strings = tuple(strings)
         self._held = ""
-        self.is_met = False
+        self.met: str | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether one of the strings has ended the text."""
+        return self.met is not None
 
     def add(self, text: str) -> str:
         """Takes new text and returns what may be shown."""
         text = self._held + text
-        found = [(start + len(s), start) for s in self._strings if (start := text.find(s)) >= 0]
+        found = [(start + len(s), start, s) for s in self._strings if (start := text.find(s)) >= 0]
         if found:
             # The one that is complete first, so that it does not matter how the text is cut.
-            self.is_met, self._held = True, ""
-            return text[: min(found)[1]]
+            _, start, self.met = min(found)
+            self._held = ""
+            return text[:start]
         cut = len(text) - max((overlap(text, s) for s in self._strings), default=0)
         self._held = text[cut:]
         return text[:cut]
@@ -311,6 +320,11 @@ class Completion:
     @property
     def text(self) -> str:
         return "".join(self._parts)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended it, if one has."""
+        return None if self._stop is None else self._stop.met
 
     @property
     def is_cut(self) -> bool:

@@ -1,4 +1,4 @@
-"""What clients read: texts, probabilities and numbers of tokens, in OpenAI's form."""
+"""What clients read of completions and chats: texts, probabilities, numbers of tokens."""
 
 import math
 import secrets
@@ -6,11 +6,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from ..generation.answer_parts import (
+    Blocks,
+    Finish,
+    Part,
+    PartReader,
+    TextDelta,
+    ThinkingDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from ..generation.scheduling import Event, Request, TokenLogprobs
 from ..version import __version__
-from .tools import CallReader, Part, ToolCall
+from .errors import RequestError
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes | None:
@@ -123,12 +133,62 @@ class Usage:
         }
 
 
-Choice = dict[str, Any]
 Batch = Sequence[tuple[int, Event]]
+Sent = dict[str, Any]
 
 
 class Answer(ABC):
-    """The answer to one request as it grows.
+    """The answer to one request as it grows, in the form of an interface.
+
+    Args:
+        texts_a_prompt: How many texts each prompt gets.
+
+    Attributes:
+        usage: What it has taken so far.
+        names_events: Whether each event of a stream has its `type` as its name.
+        last_line: What a stream ends with after its last event.
+    """
+
+    names_events: ClassVar[bool] = True
+    last_line: ClassVar[bytes] = b""
+
+    def __init__(self, texts_a_prompt: int):
+        self.usage = Usage(texts_a_prompt)
+
+    def add(self, batch: Batch) -> list[Sent]:
+        """Takes what was written and returns the events that tell of it."""
+        of_text: dict[int, list[Event]] = {}
+        for index, event in batch:
+            self.usage.add(index, event)
+            of_text.setdefault(index, []).append(event)
+        return [sent for index, events in of_text.items() for sent in self._added(index, events)]
+
+    def opening(self) -> list[Sent]:
+        """The events that a stream begins with."""
+        return []
+
+    def closing(self) -> list[Sent]:
+        """The events that a stream ends with."""
+        return []
+
+    def failed(self, error: RequestError) -> list[Sent]:
+        """The events that tell of an error, after which nothing follows."""
+        return [error.body()]
+
+    @abstractmethod
+    def whole(self) -> Sent:
+        """The answer, once it is complete."""
+
+    @abstractmethod
+    def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
+        """The events that tell of some steps of one text."""
+
+
+Choice = dict[str, Any]
+
+
+class ChoiceAnswer(Answer):
+    """An answer that is a list of choices.
 
     Args:
         prefix: What its identifier begins with.
@@ -137,48 +197,49 @@ class Answer(ABC):
         model: The name of the model.
         texts: How many texts were asked for.
         texts_a_prompt: How many of them each prompt gets.
-
-    Attributes:
-        usage: What it has taken so far.
+        shows_usage: Whether the last event of a stream says how many tokens it took.
     """
 
+    names_events = False
+    last_line = b"data: [DONE]\n\n"
+
     def __init__(
-        self, prefix: str, kind: str, chunk_kind: str, model: str, texts: int, texts_a_prompt: int
+        self,
+        prefix: str,
+        kind: str,
+        chunk_kind: str,
+        model: str,
+        texts: int,
+        texts_a_prompt: int,
+        shows_usage: bool,
     ):
+        super().__init__(texts_a_prompt)
         self._texts = texts
         self._kind = kind
         self._chunk_kind = chunk_kind
+        self._shows_usage = shows_usage
         self._head = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": f"mmfree-{__version__}",
         }
-        self.usage = Usage(texts_a_prompt)
 
-    def add(self, batch: Batch) -> list[Choice]:
-        """Takes what was written and returns what it adds, as pieces of texts."""
-        of_text: dict[int, list[Event]] = {}
-        for index, event in batch:
-            self.usage.add(index, event)
-            of_text.setdefault(index, []).append(event)
-        pieces = [self._piece(index, events) for index, events in of_text.items()]
-        return [piece for piece in pieces if piece is not None]
+    def _chunk(self, choices: Sequence[Choice]) -> Sent:
+        return {**self._head, "object": self._chunk_kind, "choices": list(choices)}
 
-    def chunk(self, choices: Sequence[Choice], usage: bool = False) -> dict[str, Any]:
-        """A piece of a streamed answer."""
-        chunk = {**self._head, "object": self._chunk_kind, "choices": list(choices)}
-        return chunk | ({"usage": self.usage.as_json()} if usage else {})
+    def closing(self) -> list[Sent]:
+        return [self._chunk([]) | {"usage": self.usage.as_json()}] if self._shows_usage else []
 
-    def whole(self) -> dict[str, Any]:
-        """The answer, once it is complete."""
+    def whole(self) -> Sent:
         choices = [self._choice(index) for index in range(self._texts)]
         usage = self.usage.as_json()
         return {**self._head, "object": self._kind, "choices": choices, "usage": usage}
 
-    def opening(self) -> list[Choice]:
-        """The pieces that a stream begins with."""
-        return []
+    def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
+        piece = self._piece(index, events)
+        # clients expect one choice a chunk
+        return [] if piece is None else [self._chunk([piece])]
 
     @abstractmethod
     def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
@@ -205,7 +266,7 @@ class _Continuation:
     finish_reason: str | None = None
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChoiceAnswer):
     """Texts that continue prompts.
 
     Args:
@@ -213,6 +274,7 @@ class CompletionAnswer(Answer):
         texts: The texts that were asked for.
         texts_a_prompt: How many of them each prompt gets.
         shown: Writes tokens with their probabilities; `None` shows none.
+        shows_usage: Whether the last event of a stream says how many tokens it took.
     """
 
     def __init__(
@@ -221,9 +283,10 @@ class CompletionAnswer(Answer):
         texts: Sequence[Request],
         texts_a_prompt: int,
         shown: ShownTokens | None,
+        shows_usage: bool = False,
     ):
         kind = "text_completion"
-        super().__init__("cmpl", kind, kind, model, len(texts), texts_a_prompt)
+        super().__init__("cmpl", kind, kind, model, len(texts), texts_a_prompt, shows_usage)
         self._shown = shown
         self._all = [_Continuation(shown and shown.detokenizer(text.tokens)) for text in texts]
 
@@ -269,60 +332,62 @@ def _continuation(index: int, text: str, tokens: Any, finish_reason: str | None)
     return {"index": index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
 
 
+def parts_of(reader: PartReader, events: Sequence[Event]) -> list[Part]:
+    """The parts that some steps of a text add to an answer."""
+    parts = reader.add("".join(event.text for event in events))
+    reason, stop_string = events[-1].finish_reason, events[-1].stop_string
+    return parts if reason is None else [*parts, *reader.finalize(), Finish(reason, stop_string)]
+
+
 @dataclass
 class _Message:
-    reader: CallReader | None
-    parts: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
+    reader: PartReader
+    blocks: Blocks = field(default_factory=Blocks)
     tokens: list[dict[str, Any]] = field(default_factory=list)
-    finish_reason: str | None = None
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.blocks.finish is None else self.blocks.finish.reason
 
 
-class ChatAnswer(Answer):
+class ChatAnswer(ChoiceAnswer):
     """Messages that answer a conversation.
 
     Args:
         model: The name of the model.
         texts: How many messages were asked for.
-        make_reader: Makes what finds calls of tools in a message; `None` without tools.
+        make_reader: Makes what takes a message apart.
         shown: Writes tokens with their probabilities; `None` shows none.
+        shows_usage: Whether the last event of a stream says how many tokens it took.
     """
 
     def __init__(
         self,
         model: str,
         texts: int,
-        make_reader: Callable[[], CallReader] | None,
+        make_reader: Callable[[], PartReader],
         shown: ShownTokens | None,
+        shows_usage: bool,
     ):
         kind = "chat.completion"
-        super().__init__("chatcmpl", kind, f"{kind}.chunk", model, texts, texts)
+        super().__init__("chatcmpl", kind, f"{kind}.chunk", model, texts, texts, shows_usage)
         self._shown = shown
-        self._all = [_Message(make_reader() if make_reader else None) for _ in range(texts)]
+        self._all = [_Message(make_reader()) for _ in range(texts)]
 
-    def opening(self) -> list[Choice]:
+    def opening(self) -> list[Sent]:
         delta = {"role": "assistant", "content": ""}
-        return [
+        choices = [
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             for index in range(self._texts)
         ]
+        return [self._chunk(choices)]
 
     def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
         text = self._all[index]
-        parts = self._parts(text, events)
-        content = "".join(part for part in parts if isinstance(part, str))
-        calls = [part for part in parts if isinstance(part, ToolCall)]
-        delta: dict[str, Any] = {"content": content} if content else {}
-        if calls:
-            first = len(text.calls)
-            delta["tool_calls"] = [
-                {"index": first + number, **call.as_json()} for number, call in enumerate(calls)
-            ]
-        text.parts.append(content)
-        text.calls += calls
-        text.finish_reason = events[-1].finish_reason
-        if text.finish_reason == "stop" and text.calls:
-            text.finish_reason = "tool_calls"
+        delta: dict[str, Any] = {}
+        for part in parts_of(text.reader, events):
+            text.blocks.add(part)
+            _add_to_delta(delta, part, len(text.blocks.calls) - 1)
         tokens = [] if self._shown is None else self._shown.entries(events)
         text.tokens += tokens
         if not delta and text.finish_reason is None and not tokens:
@@ -334,27 +399,41 @@ class ChatAnswer(Answer):
             "finish_reason": text.finish_reason,
         }
 
-    def _parts(self, text: _Message, events: Sequence[Event]) -> list[Part]:
-        added = "".join(event.text for event in events)
-        if text.reader is None:
-            return [added]
-        parts = text.reader.add(added)
-        is_last = events[-1].finish_reason is not None
-        return parts + text.reader.finalize() if is_last else parts
-
     def _choice(self, index: int) -> Choice:
         text = self._all[index]
-        content = "".join(text.parts)
+        content, thoughts = text.blocks.text("text"), text.blocks.text("thinking")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if text.calls:
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        if calls := text.blocks.calls:
             message["content"] = content or None
-            message["tool_calls"] = [call.as_json() for call in text.calls]
+            message["tool_calls"] = [_call(call.id, call.name, call.text) for call in calls]
         return {
             "index": index,
             "message": message,
             "logprobs": None if self._shown is None else _logprobs(text.tokens),
             "finish_reason": text.finish_reason,
         }
+
+
+def _add_to_delta(delta: dict[str, Any], part: Part, call: int) -> None:
+    """Adds a part to a piece of a message, in which each name stands once; `call` counts calls."""
+    match part:
+        case ThinkingDelta(text):
+            delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+        case TextDelta(text):
+            delta["content"] = delta.get("content", "") + text
+        case ToolCallStart(name, id):
+            delta.setdefault("tool_calls", []).append({"index": call, **_call(id, name, "")})
+        case ToolCallDelta(text):
+            calls = delta.setdefault("tool_calls", [])
+            if not calls or calls[-1]["index"] != call:
+                calls.append({"index": call, "function": {"arguments": ""}})
+            calls[-1]["function"]["arguments"] += text
+
+
+def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:

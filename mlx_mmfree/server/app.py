@@ -5,10 +5,8 @@ import hmac
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from functools import partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,18 +25,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..generation.decode import end_tokens
 from ..generation.embeddings import embedding_steps, longest_text
 from ..models.parts.embedder import embedding_use
-from .answers import ChatAnswer, CompletionAnswer, ShownTokens
+from .answers import CompletionAnswer, ShownTokens
+from .chat import chat_completions
 from .errors import RequestError, failure
-from .grammar import Source, call_source, json_source
 from .metrics import CLIENT_GONE, RequestLog
 from .page import page_headers, page_text
-from .schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from .service import Service, while_connected
+from .schemas import CompletionRequest, EmbeddingRequest
+from .service import Endpoint, Service, while_connected
 from .settings import MAX_CHOICES, ServedModel
-from .texts import Prompt, chat_prompt, check_size, checked_tokens, most_tokens, text_requests
-from .tools import CallForm, call_form
-
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+from .texts import Prompt, check_size, checked_tokens, most_tokens, text_requests
 
 
 def completions(service: Service) -> Endpoint:
@@ -73,112 +68,14 @@ def completions(service: Service) -> Endpoint:
             shown = ShownTokens(
                 served.tokenizer, end_tokens(served.tokenizer, service.settings.extra_end)
             )
-        answer = CompletionAnswer(served.name, texts, body.n, shown)
-        return served, texts, answer, body
+        answer = CompletionAnswer(served.name, texts, body.n, shown, body.shows_usage)
+        return served, texts, answer, body.stream
 
     async def endpoint(request: Request) -> Response:
         prepared = await service.prepared(request, CompletionRequest, prepare)
         return await service.answered(request, *prepared)
 
     return endpoint
-
-
-def chat_completions(service: Service) -> Endpoint:
-    """The endpoint of a service."""
-    settings = service.settings
-
-    def prepare(body: ChatRequest) -> tuple[Any, ...]:
-        served = service.catalogue.find_writer(body.model)
-        _check(body)
-        prompt = chat_prompt(served, body, settings)
-        form = _call_form(served) if body.offered else None
-        names = frozenset(function.name for function in body.offered)
-        make_reader = None if form is None else partial(form.reader, names)
-        shown = top = None
-        if body.logprobs:
-            shown = ShownTokens(served.tokenizer, end_tokens(served.tokenizer, settings.extra_end))
-            top = body.top_logprobs or 0
-        max_tokens = body.max_completion_tokens or body.max_tokens
-        texts = text_requests(
-            served,
-            settings,
-            body,
-            [prompt],
-            max_tokens=max_tokens,
-            top_logprobs=top,
-            stop=_after_one_call(body, form),
-            is_answer=True,
-        )
-        answer = ChatAnswer(served.name, len(texts), make_reader, shown)
-        return served, texts, answer, body, _source(body, form)
-
-    async def endpoint(request: Request) -> Response:
-        *prepared, source = await service.prepared(request, ChatRequest, prepare)
-        served, texts, answer, body = prepared
-        if source is not None:
-            grammar = await service.grammar(request, served, source)
-            texts = [replace(text, processors=[*text.processors, grammar.copy()]) for text in texts]
-        return await service.answered(request, served, texts, answer, body)
-
-    return endpoint
-
-
-def _check(body: ChatRequest) -> None:
-    """Refuses parameters that do not go together, or that are not offered."""
-    if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError(
-            "[request] 'top_logprobs' must come with 'logprobs' but came alone.",
-            param="top_logprobs",
-        )
-    both = body.max_tokens is not None and body.max_completion_tokens is not None
-    if both and body.max_tokens != body.max_completion_tokens:
-        raise RequestError(
-            f"[request] 'max_tokens' must equal 'max_completion_tokens' where both are given but got "
-            f"{body.max_tokens} and {body.max_completion_tokens}. Leave one out.",
-            param="max_tokens",
-        )
-    if body.tool_choice not in ("auto", "none") and not body.forced:
-        raise RequestError(
-            "[request] 'tool_choice' must name one of 'tools' but names none.",
-            param="tool_choice",
-        )
-    if body.grammar is not None and body.offered:
-        raise RequestError(
-            "[request] 'response_format' must be left out with 'tools', whose calls have a form of "
-            "their own.",
-            param="response_format",
-        )
-
-
-def _call_form(served: ServedModel) -> CallForm:
-    """How the model writes calls of tools.
-
-    Raises:
-        RequestError: The model was not taught to.
-    """
-    form = call_form(served.tokenizer.chat_template_source(tools=True))
-    if form is None:
-        raise RequestError(
-            "[request] 'tools' must go to a model whose chat template has calls in a form that is known "
-            f"here, but that of {served.name!r} has none. Leave them out.",
-            param="tools",
-            code="unsupported_parameter",
-        )
-    return form
-
-
-def _after_one_call(body: ChatRequest, form: CallForm | None) -> list[str]:
-    """What ends an answer that may hold no second call."""
-    if form is None or body.parallel_tool_calls or not form.end:
-        return []
-    return [form.end.strip()]
-
-
-def _source(body: ChatRequest, form: CallForm | None) -> Source | None:
-    """What makes the grammar that holds an answer to its schema or to a call; `None` if it is free."""
-    if form is not None and body.forced:
-        return call_source(form, {function.name: function.parameters for function in body.forced})
-    return None if body.grammar is None else json_source(body.grammar)
 
 
 def embedding_list(

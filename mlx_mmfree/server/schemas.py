@@ -230,6 +230,11 @@ class TextRequest(Body):
     xtc_threshold: Annotated[float | None, Field(ge=0, le=0.5)] = None
     user: User = ""
 
+    @property
+    def shows_usage(self) -> bool:
+        """Whether a stream ends with the numbers of its tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 Prompts = list[str] | list[list[int]]
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from ..generation import scheduling
 from ..generation.sessions import Sessions
-from .answers import Answer
+from .answers import Answer, Sent
 from .engine import Channel, Engine, timeout_error
 from .errors import RequestError, ending_error, failure
 from .grammar import Grammar, Grammars, Lanes, Source
 from .metrics import Metrics
-from .schemas import Body, TextRequest, checked_body
+from .schemas import Body, checked_body
 from .settings import BODY_SECONDS, HELD_BODIES, LARGE_BODY_BYTES, Catalogue, ServedModel, Settings
 
 
@@ -135,6 +135,7 @@ class Bodies:
         )
 
 
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 T = TypeVar("T")
 Seen = Callable[[Exception | None], None]
 """Takes what has ended an answer: an error, or `None` for its proper end."""
@@ -146,19 +147,12 @@ class EventStream(StreamingResponse):
     Args:
         channel: What the model writes.
         answer: Puts it into the form of the interface.
-        has_usage: Whether the last event says how many tokens it took.
         end_seen: Called at the end.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        answer: Answer,
-        has_usage: bool,
-        end_seen: Seen,
-    ):
+    def __init__(self, channel: Channel, answer: Answer, end_seen: Seen):
         self._channel = channel
-        events = _events(channel, answer, has_usage, end_seen)
+        events = _events(channel, answer, end_seen)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
 
@@ -167,31 +161,30 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(
-    channel: Channel, answer: Answer, has_usage: bool, end_seen: Seen
-) -> AsyncIterator[bytes]:
+async def _events(channel: Channel, answer: Answer, end_seen: Seen) -> AsyncIterator[bytes]:
     try:
-        if opening := answer.opening():
-            yield _event(answer.chunk(opening))
+        yield _written(answer, answer.opening())
         async for batch in channel.batches():
-            if pieces := answer.add(batch):
-                # a piece of each text, as clients expect one choice a chunk
-                yield b"".join(_event(answer.chunk([piece])) for piece in pieces)
-        if has_usage:
-            yield _event(answer.chunk([], usage=True))
-        yield b"data: [DONE]\n\n"
+            if sent := answer.add(batch):
+                yield _written(answer, sent)
+        yield _written(answer, answer.closing()) + answer.last_line
         end_seen(None)
     except Exception as error:
         # the status was sent long ago
         end_seen(error)
-        yield _event(failure(error).body())
+        yield _written(answer, answer.failed(failure(error)))
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(data).encode("utf-8") + b"\n\n"
+def _written(answer: Answer, events: list[Sent]) -> bytes:
+    """Events as a stream has them."""
+    lines = []
+    for event in events:
+        lines += [f"event: {event['type']}\n"] if answer.names_events else []
+        lines.append(f"data: {_encode(event)}\n\n")
+    return "".join(lines).encode()
 
 
 async def whole_answer(
@@ -375,7 +368,7 @@ class Service:
         served: ServedModel,
         texts: list[scheduling.Request],
         answer: Answer,
-        body: TextRequest,
+        is_stream: bool,
     ) -> Response:
         """The response to a request for texts.
 
@@ -384,7 +377,7 @@ class Service:
             served: The model.
             texts: What it is to write.
             answer: Puts that into the form of the interface.
-            body: Says how the answer streams, if it does.
+            is_stream: Whether the answer is sent as it is written.
         """
         self.check_room(len(texts))
         channel = self.engine.submit(served, texts, self.settings.timeout_s)
@@ -402,7 +395,6 @@ class Service:
             if error is not None:
                 request.state.error = type(error).__name__
 
-        if body.stream:
-            has_usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(channel, answer, has_usage, end_seen)
+        if is_stream:
+            return EventStream(channel, answer, end_seen)
         return await whole_answer(request, channel, answer, end_seen)

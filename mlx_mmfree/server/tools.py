@@ -2,54 +2,16 @@
 
 import json
 import re
-import secrets
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 from ..files.reading import parse_json
+from ..generation.answer_parts import Part, PartReader, TextDelta, whole_call
 from ..generation.decode import overlap
 
 
-def _new_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that a model asks for.
-
-    Attributes:
-        name: The function.
-        arguments: The text of a JSON object.
-        id: By which the result will name it.
-    """
-
-    name: str
-    arguments: str
-    id: str = field(default_factory=_new_id)
-
-    def as_json(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": self.id, "type": "function", "function": function}
-
-
-Part = str | ToolCall
-"""A stretch of an answer: text, or a call."""
-
-
-class CallReader(Protocol):
-    """Takes the text of an answer apart as it comes."""
-
-    def add(self, text: str) -> list[Part]:
-        """Takes new text and returns what is certain by now."""
-
-    def finalize(self) -> list[Part]:
-        """What was held back, once no more follows."""
-
-
-def parsed_call(text: str, arguments: str) -> ToolCall | None:
-    """The call in a JSON object; `None` if the text is no call.
+def parsed_call(text: str, arguments: str) -> tuple[str, str] | None:
+    """The name and the arguments of the call in a JSON object; `None` if the text is no call.
 
     Args:
         text: What a model wrote.
@@ -64,7 +26,7 @@ def parsed_call(text: str, arguments: str) -> ToolCall | None:
     given = value.get(arguments, {})
     if not isinstance(given, dict):
         return None
-    return ToolCall(value["name"], json.dumps(given, ensure_ascii=False))
+    return value["name"], json.dumps(given, ensure_ascii=False)
 
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -84,21 +46,21 @@ class BareCalls:
 
     def add(self, text: str) -> list[Part]:
         if self._is_text:
-            return [text] if text else []
+            return [TextDelta(text)] if text else []
         self._held += text
         begun = self._held.lstrip()
         if not begun or begun.startswith("{") or _may_become(begun, _PYTHON_TAG):
             return []
         self._is_text = True
         held, self._held = self._held, ""
-        return [held]
+        return [TextDelta(held)]
 
     def finalize(self) -> list[Part]:
         held, self._held = self._held, ""
         call = parsed_call(held.strip().removeprefix(_PYTHON_TAG), "parameters")
-        if call is not None and call.name in self._names:
-            return [call]
-        return [held] if held else []
+        if call is not None and call[0] in self._names:
+            return whole_call(*call)
+        return [TextDelta(held)] if held else []
 
 
 def _may_become(text: str, tag: str) -> bool:
@@ -139,19 +101,19 @@ class TaggedCalls:
             return self._text(held)
         # some models leave out the last tag
         call = parsed_call(held, "arguments")
-        return [f"{BEGIN}{held}"] if call is None else [call]
+        return [TextDelta(f"{BEGIN}{held}")] if call is None else whole_call(*call)
 
     def _call(self, text: str) -> list[Part]:
         call = parsed_call(text, "arguments")
         if call is None:
-            return [f"{BEGIN}{text}{END}"]
+            return [TextDelta(f"{BEGIN}{text}{END}")]
         self._has_call = True
-        return [call]
+        return whole_call(*call)
 
     def _text(self, text: str) -> list[Part]:
         # line breaks between two calls belong to neither
         is_empty = not text or (self._has_call and text.isspace())
-        return [] if is_empty else [text]
+        return [] if is_empty else [TextDelta(text)]
 
 
 @dataclass(frozen=True)
@@ -167,7 +129,7 @@ class CallForm:
     begin: str
     end: str
     arguments: str
-    reader: Callable[[Collection[str]], CallReader]
+    reader: Callable[[Collection[str]], PartReader]
 
 
 _TAGGED = CallForm(f"{BEGIN}\n", f"\n{END}", "arguments", lambda names: TaggedCalls())

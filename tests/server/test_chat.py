@@ -335,14 +335,14 @@ def test_a_call_can_be_forced(start: Callable[..., Any], tmp_path: Path, templat
 def test_one_call_can_be_the_most(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlx_mmfree.server import app
+    from mlx_mmfree.server import chat as module
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
     asked: list[Any] = []
-    make = app.text_requests
+    make = module.text_requests
     monkeypatch.setattr(
-        app,
+        module,
         "text_requests",
         lambda *a, **options: asked.append(options) or make(*a, **options),
     )

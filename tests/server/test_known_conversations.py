@@ -56,7 +56,7 @@ def ask(
 ) -> Iterator[Ask]:
     """Asks for what is dictated, and returns the choice and the usage."""
     from mlx_mmfree.generation.sessions import Sessions
-    from mlx_mmfree.server import app
+    from mlx_mmfree.server import app, chat
     from mlx_mmfree.server.settings import ServedModel
 
     model, tokenizer = pair
@@ -68,7 +68,8 @@ def ask(
         texts = make(*args, **options)
         return [replace(text, processors=[*text.processors, Dictation((*ids,))]) for text in texts]
 
-    monkeypatch.setattr(app, "text_requests", requests)
+    for module in (app, chat):
+        monkeypatch.setattr(module, "text_requests", requests)
     sessions = Sessions(model, memory_bytes=10**8)
     with start(ServedModel("m", model, tokenizer, sessions)) as client:
 

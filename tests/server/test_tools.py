@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from mlx_mmfree.server.tools import BareCalls, CallReader, Part, TaggedCalls, ToolCall, call_form
+from mlx_mmfree.generation.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
+from mlx_mmfree.server.tools import BareCalls, TaggedCalls, call_form
 
 pytestmark = pytest.mark.serve
 
@@ -14,7 +15,7 @@ TAGGED = f"<tool_call>{CALL}</tool_call>"
 BARE = '{"name": "look_up", "parameters": {"word": "fox"}}'
 
 
-def parts(reader: CallReader, text: str, seed: int = 0) -> list[str | tuple[str, object]]:
+def parts(reader: PartReader, text: str, seed: int = 0) -> list[str | tuple[str, object]]:
     """What a reader finds in a text that comes in random pieces, neighbouring texts joined."""
     rng = random.Random(seed)
     found: list[Part] = []
@@ -22,15 +23,13 @@ def parts(reader: CallReader, text: str, seed: int = 0) -> list[str | tuple[str,
         size = rng.randint(1, 9)
         found += reader.add(text[:size])
         text = text[size:]
-    joined: list[str | tuple[str, object]] = []
-    for part in [*found, *reader.finalize()]:
-        if isinstance(part, ToolCall):
-            joined.append((part.name, json.loads(part.arguments)))
-        elif joined and isinstance(joined[-1], str):
-            joined[-1] += part
-        else:
-            joined.append(part)
-    return joined
+    blocks = Blocks()
+    for part in [*found, *reader.finalize(), Finish("stop")]:
+        blocks.add(part)
+    return [
+        (block.name, json.loads(block.text)) if block.kind == "tool_call" else block.text
+        for block in blocks.all
+    ]
 
 
 WORD = ("look_up", {"word": 'a "fox" </tool>'})
@@ -77,11 +76,11 @@ def test_calls_without_tags(text: str, want: list[object], seed: int) -> None:
 
 def test_texts_are_not_held_back_longer_than_needed() -> None:
     reader = TaggedCalls()
-    assert reader.add("Hello <b") == ["Hello <b"]
-    assert reader.add(" <tool") == [" "]
-    assert reader.add("box") == ["<toolbox"]
+    assert reader.add("Hello <b") == [TextDelta("Hello <b")]
+    assert reader.add(" <tool") == [TextDelta(" ")]
+    assert reader.add("box") == [TextDelta("<toolbox")]
     bare = BareCalls(["look_up"])
-    assert bare.add("Hello") == ["Hello"] and bare.add(" {") == [" {"]
+    assert bare.add("Hello") == [TextDelta("Hello")] and bare.add(" {") == [TextDelta(" {")]
 
 
 # as they stand in published templates: strings of Jinja with and without escaped quotes, and XML
@@ -110,5 +109,7 @@ def test_what_a_form_writes_is_read(template: str) -> None:
 
 
 def test_each_call_has_an_id_of_its_own() -> None:
-    calls = TaggedCalls().add(2 * TAGGED)
-    assert len({call.id for call in calls if isinstance(call, ToolCall)}) == 2
+    blocks = Blocks()
+    for part in TaggedCalls().add(2 * TAGGED):
+        blocks.add(part)
+    assert len({call.id for call in blocks.calls}) == 2

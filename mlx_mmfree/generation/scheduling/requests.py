@@ -114,6 +114,7 @@ class Event:
         prompt_tokens: Number of tokens of the prompt.
         cached_tokens: How many of them were known, or read for another request.
         error: Why this request, alone, has failed; it is then over.
+        stop_string: The stop string that has ended the text, if one has.
     """
 
     request: int
@@ -124,6 +125,7 @@ class Event:
     prompt_tokens: int
     cached_tokens: int
     error: Exception | None = None
+    stop_string: str | None = None
 
     @property
     def is_last(self) -> bool:
@@ -272,4 +274,5 @@ class Row:
             prompt_tokens=len(self.tokens),
             cached_tokens=self.cached_tokens,
             error=error,
+            stop_string=self.completion.stop_string,
         )

@@ -1,0 +1,178 @@
+"""Answers to conversations: the way from a request to what is written and how it is read.
+
+Other interfaces turn their requests into a `ChatRequest`, and write its answer in their own form.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..generation import scheduling
+from ..generation.answer_parts import PartReader, TextReader
+from ..generation.decode import end_tokens
+from .answers import Answer, ChatAnswer, ShownTokens
+from .errors import RequestError
+from .grammar import Source, call_source, json_source
+from .schemas import Body, ChatRequest
+from .service import Endpoint, Service
+from .settings import ServedModel
+from .texts import chat_prompt, text_requests
+from .tools import CallForm, call_form
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What is written for a conversation.
+
+    Attributes:
+        served: The model.
+        texts: What it is asked for.
+        make_reader: Makes what takes an answer apart.
+        shown: Writes tokens with their probabilities; `None` shows none.
+        source: What makes the grammar of the answers; `None` if they are free.
+    """
+
+    served: ServedModel
+    texts: list[scheduling.Request]
+    make_reader: Callable[[], PartReader]
+    shown: ShownTokens | None
+    source: Source | None
+
+
+B = TypeVar("B", bound=Body)
+
+
+def chat_endpoint(
+    service: Service,
+    kind: type[B],
+    as_chat: Callable[[B], ChatRequest],
+    make_answer: Callable[[B, Conversation], Answer],
+) -> Endpoint:
+    """An endpoint that answers conversations.
+
+    Args:
+        service: Its service.
+        kind: The form of its requests.
+        as_chat: What such a request asks for.
+        make_answer: Puts the answer to one into the form of the interface.
+    """
+
+    def prepare(body: B) -> tuple[ChatRequest, Conversation, Answer]:
+        chat = as_chat(body)
+        found = conversation(service, chat)
+        return chat, found, make_answer(body, found)
+
+    async def endpoint(request: Request) -> Response:
+        chat, found, answer = await service.prepared(request, kind, prepare)
+        texts = found.texts
+        if found.source is not None:
+            grammar = await service.grammar(request, found.served, found.source)
+            texts = [replace(text, processors=[*text.processors, grammar.copy()]) for text in texts]
+        return await service.answered(request, found.served, texts, answer, chat.stream)
+
+    return endpoint
+
+
+def chat_completions(service: Service) -> Endpoint:
+    """The endpoint of a service."""
+
+    def itself(body: ChatRequest) -> ChatRequest:
+        return body
+
+    def make_answer(body: ChatRequest, found: Conversation) -> Answer:
+        name, texts = found.served.name, len(found.texts)
+        return ChatAnswer(name, texts, found.make_reader, found.shown, body.shows_usage)
+
+    return chat_endpoint(service, ChatRequest, itself, make_answer)
+
+
+def conversation(service: Service, body: ChatRequest) -> Conversation:
+    """What is written for a request.
+
+    Raises:
+        RequestError: It cannot be answered.
+    """
+    settings = service.settings
+    served = service.catalogue.find_writer(body.model)
+    _check(body)
+    prompt = chat_prompt(served, body, settings)
+    form = _call_form(served) if body.offered else None
+    names = frozenset(function.name for function in body.offered)
+    make_reader = TextReader if form is None else partial(form.reader, names)
+    shown = top = None
+    if body.logprobs:
+        shown = ShownTokens(served.tokenizer, end_tokens(served.tokenizer, settings.extra_end))
+        top = body.top_logprobs or 0
+    texts = text_requests(
+        served,
+        settings,
+        body,
+        [prompt],
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        top_logprobs=top,
+        stop=_after_one_call(body, form),
+        is_answer=True,
+    )
+    return Conversation(served, texts, make_reader, shown, _source(body, form))
+
+
+def _check(body: ChatRequest) -> None:
+    """Refuses parameters that do not go together, or that are not offered."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError(
+            "[request] 'top_logprobs' must come with 'logprobs' but came alone.",
+            param="top_logprobs",
+        )
+    both = body.max_tokens is not None and body.max_completion_tokens is not None
+    if both and body.max_tokens != body.max_completion_tokens:
+        raise RequestError(
+            f"[request] 'max_tokens' must equal 'max_completion_tokens' where both are given but got "
+            f"{body.max_tokens} and {body.max_completion_tokens}. Leave one out.",
+            param="max_tokens",
+        )
+    if body.tool_choice not in ("auto", "none") and not body.forced:
+        raise RequestError(
+            "[request] 'tool_choice' must name one of 'tools' but names none.",
+            param="tool_choice",
+        )
+    if body.grammar is not None and body.offered:
+        raise RequestError(
+            "[request] 'response_format' must be left out with 'tools', whose calls have a form of "
+            "their own.",
+            param="response_format",
+        )
+
+
+def _call_form(served: ServedModel) -> CallForm:
+    """How the model writes calls of tools.
+
+    Raises:
+        RequestError: The model was not taught to.
+    """
+    form = call_form(served.tokenizer.chat_template_source(tools=True))
+    if form is None:
+        raise RequestError(
+            "[request] 'tools' must go to a model whose chat template has calls in a form that is known "
+            f"here, but that of {served.name!r} has none. Leave them out.",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    return form
+
+
+def _after_one_call(body: ChatRequest, form: CallForm | None) -> list[str]:
+    """What ends an answer that may hold no second call."""
+    if form is None or body.parallel_tool_calls or not form.end:
+        return []
+    return [form.end.strip()]
+
+
+def _source(body: ChatRequest, form: CallForm | None) -> Source | None:
+    """What makes the grammar that holds an answer to its schema or to a call; `None` if it is free."""
+    if form is not None and body.forced:
+        return call_source(form, {function.name: function.parameters for function in body.forced})
+    return None if body.grammar is None else json_source(body.grammar)

@@ -1,4 +1,4 @@
-"""`mmfree serve`: serves a model and its adapters over HTTP, in the form of OpenAI's interface."""
+"""`mmfree serve`: serves a model and its adapters over HTTP, as OpenAI and Anthropic do."""
 
 import argparse
 import importlib.util
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..server.settings import ServedModel, Settings
 
 
-HELP = "serve a model over HTTP, in the form of OpenAI's interface"
+HELP = "serve a model over HTTP, in the form of OpenAI's and Anthropic's interfaces"
 
 _USUAL = (
     "--model --adapter-path --adapter --host --port --api-key --allowed-origins --max-context "
@@ -30,6 +30,7 @@ _USUAL = (
 )
 KEY_VARIABLE = "MLX_MMFREE_API_KEY"
 _MB = 10**6
+_DAY_S = 86_400.0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -143,6 +144,26 @@ def _add_session_flags(group: Any) -> None:
         help="space for them in that folder (10GB)",
     )
     group.add_argument(
+        "--kept-responses",
+        type=flags.positive,
+        default=1000,
+        help="number of responses of /v1/responses that are kept to go on from, in that folder if there "
+        "is one (%(default)s)",
+    )
+    group.add_argument(
+        "--kept-response-size",
+        type=flags.size_bytes,
+        default=100 * _MB,
+        metavar="SIZE",
+        help="memory or space for them (100MB)",
+    )
+    group.add_argument(
+        "--kept-response-days",
+        type=flags.positive,
+        default=30,
+        help="days after which one goes that nobody has used (%(default)s)",
+    )
+    group.add_argument(
         "--prompt-cache-file",
         type=Path,
         help="file from 'mmfree cache_prompt', which is known from the start",
@@ -244,6 +265,10 @@ def _settings(args: argparse.Namespace) -> "Settings":
         sampling=Sampling(temperature=args.temp, seed=args.seed, **flags.filters_from(args)),
         template_variables=args.chat_template_args or {},
         extra_end=tuple(args.extra_eos_token),
+        response_folder=None if args.session_dir is None else args.session_dir / "responses",
+        kept_responses=args.kept_responses,
+        kept_response_bytes=args.kept_response_size,
+        kept_response_s=args.kept_response_days * _DAY_S,
     )
 
 

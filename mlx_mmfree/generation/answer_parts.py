@@ -99,12 +99,14 @@ class Block:
         kind: What it is.
         text: The thought, the text, or the arguments of the call, as far as it is written.
         name, id: Those of a call.
+        is_complete: Whether it is known to have all of its text; a call that was cut never has.
     """
 
     kind: Literal["thinking", "text", "tool_call"]
     text: str = ""
     name: str = ""
     id: str = ""
+    is_complete: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,7 @@ class Blocks:
             case ToolCallDelta(text):
                 yield from self._grow("tool_call", text)
             case ToolCallEnd():
+                self.all[-1].is_complete = True
                 yield from self._end()
             case Finish(reason, stop_string):
                 yield from self._end()
@@ -197,4 +200,5 @@ class Blocks:
     def _end(self) -> Iterator[Change]:
         if self._is_open:
             self._is_open = False
+            self.all[-1].is_complete |= self.all[-1].kind != "tool_call"
             yield Change("end", len(self.all) - 1, self.all[-1])

@@ -28,8 +28,10 @@ from ..models.parts.embedder import embedding_use
 from .answers import CompletionAnswer, ShownTokens
 from .chat import chat_completions
 from .errors import RequestError, failure
+from .messages import count_tokens, messages
 from .metrics import CLIENT_GONE, RequestLog
 from .page import page_headers, page_text
+from .responses import input_items, kept_response, responses
 from .schemas import CompletionRequest, EmbeddingRequest
 from .service import Endpoint, Service, while_connected
 from .settings import MAX_CHOICES, ServedModel
@@ -247,13 +249,13 @@ class Guard:
             try:
                 self._check(scope)
             except RequestError as error:
-                await error.response()(scope, receive, send)
+                await error.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        for name in ("Host", "Origin", "Authorization"):
+        for name in ("Host", "Origin", "Authorization", "x-api-key"):
             if len(headers.getlist(name)) > 1:
                 raise RequestError(
                     f"[server] the header {name!r} must be given once but is given several times."
@@ -280,7 +282,7 @@ class Guard:
                 code="origin_not_allowed",
             )
         if self._key is not None and scope["path"] not in _OPEN_PATHS:
-            self._check_key(headers.get("authorization", ""))
+            self._check_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
 
     def _is_own(self, host: str) -> bool:
         """Whether the header `Host` has an address, or a name of this server."""
@@ -290,14 +292,16 @@ class Guard:
         except ValueError:
             return False
 
-    def _check_key(self, header: str) -> None:
+    def _check_key(self, header: str, other: str) -> None:
         kind, _, given = header.partition(" ")
-        assert self._key is not None
         # headers are read as Latin-1; it takes as long for a wrong key as for the right one
-        is_right = hmac.compare_digest(given.strip().encode("latin-1"), self._key)
-        if kind.lower() != "bearer" or not is_right:
+        keys = [given if kind.lower() == "bearer" else "", other]
+        assert self._key is not None
+        right = [hmac.compare_digest(key.strip().encode("latin-1"), self._key) for key in keys]
+        if not any(right):
             raise RequestError(
-                "[server] the header 'Authorization' must be 'Bearer' and the server's key but is not.",
+                "[server] the header 'Authorization' must be 'Bearer' and the server's key, or "
+                "'x-api-key' the key, but neither is.",
                 401,
                 code="invalid_api_key",
             )
@@ -327,6 +331,11 @@ def make_app(service: Service) -> Starlette:
         Route("/v1/models/{name:path}", models(service), methods=["GET"]),
         Route("/v1/completions", completions(service), methods=["POST"]),
         Route("/v1/chat/completions", chat_completions(service), methods=["POST"]),
+        Route("/v1/messages", messages(service), methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens(service), methods=["POST"]),
+        Route("/v1/responses", responses(service), methods=["POST"]),
+        Route("/v1/responses/{name}", kept_response(service), methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", input_items(service), methods=["GET"]),
         Route("/v1/embeddings", embeddings(service), methods=["POST"]),
     ]
     middleware = [
@@ -337,7 +346,7 @@ def make_app(service: Service) -> Starlette:
         Middleware(
             CORSMiddleware,
             allow_origins=list(settings.origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         ),
         Middleware(Guard, api_key=settings.api_key, hosts=settings.hosts, origins=settings.origins),
@@ -376,7 +385,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         sentence = f"{path!r} takes the method {methods} but got {request.method}."
     else:
         sentence = f"{error.detail}."
-    response = RequestError(f"[server] {sentence}", error.status_code).response()
+    response = RequestError(f"[server] {sentence}", error.status_code).response(path)
     response.headers.update(error.headers or {})
     return response
 
@@ -384,7 +393,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     request.state.error = error.code or "refused"
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:
@@ -393,4 +402,4 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    return failure(error).response()
+    return failure(error).response(request.url.path)

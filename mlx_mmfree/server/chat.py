@@ -3,9 +3,10 @@
 Other interfaces turn their requests into a `ChatRequest`, and write its answer in their own form.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from .grammar import Source, call_source, json_source
 from .schemas import Body, ChatRequest
 from .service import Endpoint, Service
 from .settings import ServedModel
-from .texts import chat_prompt, text_requests
+from .texts import Prompt, chat_prompt, text_requests
 from .tools import CallForm, call_form
 
 
@@ -51,6 +52,9 @@ def chat_endpoint(
     kind: type[B],
     as_chat: Callable[[B], ChatRequest],
     make_answer: Callable[[B, Conversation], Answer],
+    *,
+    names: Mapping[str, str] = MappingProxyType({}),
+    caps_length: bool = False,
 ) -> Endpoint:
     """An endpoint that answers conversations.
 
@@ -59,18 +63,27 @@ def chat_endpoint(
         kind: The form of its requests.
         as_chat: What such a request asks for.
         make_answer: Puts the answer to one into the form of the interface.
+        names: What the interface calls the parameters of a chat, where it calls them otherwise.
+        caps_length: Whether an answer that may be too long for the context is given less room, and not
+            refused.
     """
 
     def prepare(body: B) -> tuple[ChatRequest, Conversation, Answer]:
-        chat = as_chat(body)
-        found = conversation(service, chat)
+        try:
+            chat = as_chat(body)
+            found = conversation(service, chat, caps_length)
+        except RequestError as error:
+            raise error.renamed(names) from error
         return chat, found, make_answer(body, found)
 
     async def endpoint(request: Request) -> Response:
         chat, found, answer = await service.prepared(request, kind, prepare)
         texts = found.texts
         if found.source is not None:
-            grammar = await service.grammar(request, found.served, found.source)
+            try:
+                grammar = await service.grammar(request, found.served, found.source)
+            except RequestError as error:
+                raise error.renamed(names) from error
             texts = [replace(text, processors=[*text.processors, grammar.copy()]) for text in texts]
         return await service.answered(request, found.served, texts, answer, chat.stream)
 
@@ -90,17 +103,19 @@ def chat_completions(service: Service) -> Endpoint:
     return chat_endpoint(service, ChatRequest, itself, make_answer)
 
 
-def conversation(service: Service, body: ChatRequest) -> Conversation:
+def conversation(service: Service, body: ChatRequest, caps_length: bool = False) -> Conversation:
     """What is written for a request.
+
+    Args:
+        service: The service.
+        body: The request.
+        caps_length: As for `chat_endpoint`.
 
     Raises:
         RequestError: It cannot be answered.
     """
     settings = service.settings
-    served = service.catalogue.find_writer(body.model)
-    _check(body)
-    prompt = chat_prompt(served, body, settings)
-    form = _call_form(served) if body.offered else None
+    served, prompt, form = read(service, body)
     names = frozenset(function.name for function in body.offered)
     make_reader = TextReader if form is None else partial(form.reader, names)
     shown = top = None
@@ -116,8 +131,21 @@ def conversation(service: Service, body: ChatRequest) -> Conversation:
         top_logprobs=top,
         stop=_after_one_call(body, form),
         is_answer=True,
+        caps_length=caps_length,
     )
     return Conversation(served, texts, make_reader, shown, _source(body, form))
+
+
+def read(service: Service, body: ChatRequest) -> tuple[ServedModel, Prompt, CallForm | None]:
+    """The model of a request, what that reads, and how it writes calls; `None` if it is to write none.
+
+    Raises:
+        RequestError: The request cannot be answered.
+    """
+    served = service.catalogue.find_writer(body.model)
+    _check(body)
+    prompt = chat_prompt(served, body, service.settings)
+    return served, prompt, _call_form(served) if body.offered else None
 
 
 def _check(body: ChatRequest) -> None:

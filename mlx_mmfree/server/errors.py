@@ -1,6 +1,8 @@
-"""Errors of requests, in the form that OpenAI's clients read."""
+"""Errors of requests, in the form that the clients of each address read."""
 
 import logging
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -11,6 +13,17 @@ _log = logging.getLogger(__name__)
 
 _RATE_LIMIT = 429
 _FIRST_SERVER_ERROR = 500
+ANTHROPIC = "/v1/messages"
+"""The beginning of the addresses whose errors have Anthropic's form; all others have OpenAI's."""
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class RequestError(MMFreeError):
@@ -39,8 +52,24 @@ class RequestError(MMFreeError):
         self.code = code
         self.retry_after_s = retry_after_s
 
-    def body(self) -> dict[str, Any]:
-        """The error as JSON."""
+    def renamed(self, names: Mapping[str, str]) -> "RequestError":
+        """The same error with other names of parameters."""
+
+        def name(found: re.Match[str]) -> str:
+            return f"'{names.get(found[1], found[1])}'"
+
+        message = re.sub(r"'(\w+)'", name, str(self))
+        param = self.param if self.param is None else names.get(self.param, self.param)
+        return RequestError(
+            message, self.status, param=param, code=self.code, retry_after_s=self.retry_after_s
+        )
+
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The error as JSON, in the form of an address."""
+        if path.startswith(ANTHROPIC):
+            usual = "api_error" if self.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
+            kind = _ANTHROPIC_KINDS.get(self.status, usual)
+            return {"type": "error", "error": {"type": kind, "message": str(self)}}
         kind = "invalid_request_error"
         if self.status == _RATE_LIMIT:
             kind = "rate_limit_error"
@@ -49,10 +78,10 @@ class RequestError(MMFreeError):
         content = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": content}
 
-    def response(self) -> JSONResponse:
-        """The error as an answer."""
+    def response(self, path: str = "") -> JSONResponse:
+        """The error as an answer, in the form of an address."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
-        return JSONResponse(self.body(), self.status, headers)
+        return JSONResponse(self.body(path), self.status, headers)
 
 
 def ending_error() -> RequestError:

@@ -27,19 +27,6 @@ _MAX_SHOWN = 60
 _LONGEST_NAME = 100
 
 
-class Body(BaseModel):
-    """A part of a request: every name is known, and every value has its own type.
-
-    Attributes:
-        neutral: Names that other servers know, with the values that ask for nothing. Any other value
-            is refused by name.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
-
-
 HINTS = frozenset(
     {
         "metadata",
@@ -49,7 +36,22 @@ HINTS = frozenset(
         "service_tier",
     }
 )
-"""Names that clients send for a server's own use, and that no answer depends on."""
+"""The hints of every interface."""
+
+
+class Body(BaseModel):
+    """A part of a request: every name is known, and every value has its own type.
+
+    Attributes:
+        neutral: Names that other servers know, with the values that ask for nothing. Any other value
+            is refused by name.
+        hints: Names that clients send for a server's own use, and that no answer depends on.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    hints: ClassVar[frozenset[str]] = HINTS
 
 
 @cache
@@ -85,13 +87,22 @@ def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
         if name in known and not _is_one_of(known.pop(name), allowed):
             raise _unsupported(name, allowed)
     for name in value:
-        if name in HINTS:
+        if name in kind.hints:
             named_once(name)
             known.pop(name, None)
         elif name not in kind.model_fields and name not in kind.neutral:
-            raise _unknown(name, {*kind.model_fields, *HINTS})
+            raise _unknown(name, {*kind.model_fields, *kind.hints})
+    return checked(kind, known)
+
+
+def checked(kind: type[B], values: Mapping[str, Any]) -> B:
+    """A request with these values.
+
+    Raises:
+        RequestError: One is wrong or unknown.
+    """
     try:
-        return kind.model_validate(known)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise _refusal(error) from error
 
@@ -167,7 +178,8 @@ MAX_TOP_LOGPROBS = 20
 _INT64 = 2**63
 
 
-def _stops(value: Any) -> Any:
+def stop_strings(value: Any) -> Any:
+    """One string or several that end a text, as a list."""
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
         raise ValueError("must be a string or a list of strings")
@@ -220,7 +232,7 @@ class TextRequest(Body):
     min_tokens_to_keep: Annotated[int | None, Field(ge=1, le=1000)] = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
     seed: Annotated[int | None, Field(ge=-_INT64, lt=2 * _INT64)] = None
-    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
+    stop: Annotated[list[str], BeforeValidator(stop_strings)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
@@ -283,8 +295,8 @@ class EmbeddingRequest(Body):
     user: User = ""
 
 
-_MAX_MESSAGES = 10_000
-_MAX_TOOLS, _MAX_TOOL_CHARACTERS = 128, 1_000_000
+MAX_MESSAGES = 10_000
+MAX_TOOLS, _MAX_TOOL_CHARACTERS = 128, 1_000_000
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize", "self")
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
@@ -307,7 +319,7 @@ def _content(value: Any) -> Any:
     return "".join(part["text"] for part in value)
 
 
-def _arguments(value: Any) -> Any:
+def call_arguments(value: Any) -> Any:
     """The arguments of an earlier call, which come as the text of a JSON object."""
     try:
         parsed = parse_json(value.encode()) if isinstance(value, str) else value
@@ -334,7 +346,7 @@ class CalledFunction(Body):
     """What an answer asked to call."""
 
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_arguments)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(call_arguments)]
 
 
 class Call(Body):
@@ -436,7 +448,8 @@ class ResponseFormat(Body):
         return self
 
 
-def _tools(value: Any) -> Any:
+def checked_tools(value: Any) -> Any:
+    """The tools, if they are not too large together."""
     # a template reads them whole, however little of them it writes
     if isinstance(value, list) and len(json.dumps(value)) > _MAX_TOOL_CHARACTERS:
         raise ValueError(f"must have at most {_MAX_TOOL_CHARACTERS:,} characters of JSON")
@@ -466,7 +479,7 @@ class ChatRequest(TextRequest):
 
     messages: Annotated[
         list[Annotated[Message, BeforeValidator(_without_nothing)]],
-        Field(min_length=1, max_length=_MAX_MESSAGES),
+        Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_variables)] = Field(
         default_factory=dict
@@ -476,8 +489,8 @@ class ChatRequest(TextRequest):
     parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
     tool_choice: Annotated[str | ChosenTool, BeforeValidator(_tool_choice)] = "auto"
-    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS), BeforeValidator(_tools)] = Field(
-        default_factory=list
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), BeforeValidator(checked_tools)] = (
+        Field(default_factory=list)
     )
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
 

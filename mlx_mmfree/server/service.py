@@ -19,6 +19,7 @@ from .answers import Answer, Sent
 from .engine import Channel, Engine, timeout_error
 from .errors import RequestError, ending_error, failure
 from .grammar import Grammar, Grammars, Lanes, Source
+from .kept import KeptResponses
 from .metrics import Metrics
 from .schemas import Body, checked_body
 from .settings import BODY_SECONDS, HELD_BODIES, LARGE_BODY_BYTES, Catalogue, ServedModel, Settings
@@ -255,6 +256,7 @@ class Service:
 
     Attributes:
         settings, catalogue, engine, metrics, sessions: As above.
+        kept: Responses that conversations may go on from.
         is_ending: Whether it takes no further requests.
     """
 
@@ -271,6 +273,7 @@ class Service:
         self.engine = engine
         self.metrics = metrics
         self.sessions = sessions
+        self.kept = KeptResponses(settings)
         self.is_ending = False
         self._preparing = 0
         self._bodies = Bodies(settings.max_body_bytes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..models import Decoder
@@ -75,6 +76,10 @@ class Settings:
         sampling: How tokens are drawn where a request does not say.
         template_variables: Further names for the chat template.
         extra_end: Further tokens that end a text.
+        response_folder: Where responses are kept; `None` keeps them in memory.
+        kept_responses: How many are kept at most.
+        kept_response_bytes: How many bytes they have at most.
+        kept_response_s: How long one is kept that nobody uses.
     """
 
     api_key: str | None = None
@@ -92,6 +97,10 @@ class Settings:
     sampling: Sampling = field(default_factory=Sampling)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     extra_end: tuple[str, ...] = ()
+    response_folder: Path | None = None
+    kept_responses: int = 1000
+    kept_response_bytes: int = 100_000_000
+    kept_response_s: float = 30 * 86_400.0
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ def text_requests(
     top_logprobs: int | None,
     stop: Sequence[str] = (),
     is_answer: bool = False,
+    caps_length: bool = False,
 ) -> list[Request]:
     """A request of the scheduler for each text, `n` for each prompt in their order.
 
@@ -196,6 +197,7 @@ def text_requests(
         top_logprobs: How many likeliest tokens are shown beside each; `None` shows no probability.
         stop: Strings that end a text, beside those of the request.
         is_answer: Whether the texts answer their prompts, and do not continue them.
+        caps_length: Whether a text for which there is too little room gets what there is.
 
     Raises:
         RequestError: A parameter is beyond what the server or the model allows.
@@ -211,7 +213,7 @@ def text_requests(
     return [
         Request(
             tokens=prompt.tokens,
-            max_tokens=_room(served, settings, prompt, max_tokens),
+            max_tokens=_room(served, settings, prompt, max_tokens, caps_length),
             sampler=sampler,
             processors=processors,
             stop=[*body.stop, *stop],
@@ -226,11 +228,17 @@ def text_requests(
     ]
 
 
-def _room(served: ServedModel, settings: Settings, prompt: Prompt, max_tokens: int | None) -> int:
+def _room(
+    served: ServedModel,
+    settings: Settings,
+    prompt: Prompt,
+    max_tokens: int | None,
+    caps_length: bool,
+) -> int:
     """How many tokens may follow a prompt."""
     most = most_tokens(served, settings)
     room = most - len(prompt.tokens)
-    wanted = 1 if max_tokens is None else max_tokens
+    wanted = 1 if max_tokens is None or caps_length else max_tokens
     if room < wanted:
         raise RequestError(
             f"[request] prompt and answer must have at most {most:,} tokens together "
@@ -240,7 +248,7 @@ def _room(served: ServedModel, settings: Settings, prompt: Prompt, max_tokens: i
             param="max_tokens" if room > 0 else None,
             code="context_length_exceeded",
         )
-    return min(settings.max_tokens, room) if max_tokens is None else max_tokens
+    return min(settings.max_tokens if max_tokens is None else max_tokens, room)
 
 
 def _choice(

@@ -2,6 +2,7 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,67 @@ def stream(client: Any, path: str = "/v1/completions", **body: Any) -> list[dict
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     return events(response.text)
+
+
+# what the model writes is rendered as it was written
+CALLING = """{%- if tools %}{{ tools | tojson }}
+{{ 'Return {"name": <function-name>, "arguments": <args-json-object>} in <tool_call></tool_call>' }}
+{%- endif %}
+{%- for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + m.content }}
+{%- for call in m.tool_calls or [] %}
+{{- '<tool_call>' }}{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+{{- '</tool_call>' }}{% endfor %}{{ '<|eot_id|>' }}{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
+LOOK = '<tool_call>{"name": "look_up", "arguments": {"word": "fox"}}</tool_call><|eot_id|>'
+
+
+class Dictated:
+    """A client of a server whose model `m` writes given texts.
+
+    Args:
+        client: The client.
+
+    Attributes:
+        client: As above.
+        texts: What comes next.
+    """
+
+    def __init__(self, client: Any):
+        self.client = client
+        self.texts: list[str] = []
+
+    def post(self, path: str, *texts: str, **body: Any) -> Any:
+        """The answer to a request for which the model writes these texts."""
+        self.texts += texts
+        return self.client.post(path, json={"model": "m", **body})
+
+    def events(self, path: str, *texts: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of a streamed answer, each named by its type."""
+        response = self.post(path, *texts, stream=True, **body)
+        assert response.status_code == 200, response.text
+        found = []
+        for event in response.text.split("\n\n")[:-1]:
+            name, data = event.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+        return found
+
+
+@pytest.fixture(scope="module")
+def dictated(
+    start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Dictated]:
+    from mlx_mmfree.generation.sessions import Sessions
+    from mlx_mmfree.server.settings import ServedModel
+    from tests.server.stand_in import dictate
+
+    model, tokenizer = with_template(tmp_path_factory.mktemp("dictated") / "m", CALLING)
+    sessions = Sessions(model, memory_bytes=10**8)
+    with start(ServedModel("m", model, tokenizer, sessions)) as client:
+        made = Dictated(client)
+        with dictate(iter(partial(_next, made), None), "m"):
+            yield made
+
+
+def _next(made: Dictated) -> str:
+    return made.texts.pop(0)

@@ -10,19 +10,10 @@ import pytest
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder, llama
 from tests.generation.models import Dictation
-from tests.server.conftest import with_template
+from tests.server.conftest import CALLING, with_template
 
 pytestmark = pytest.mark.serve
 
-# what the model writes is rendered as it was written
-TEMPLATE = """{%- if tools %}{{ tools | tojson }}
-{{ 'Return {"name": <function-name>, "arguments": <args-json-object>} in <tool_call></tool_call>' }}
-{%- endif %}
-{%- for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' + m.content }}
-{%- for call in m.tool_calls or [] %}
-{{- '<tool_call>' }}{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
-{{- '</tool_call>' }}{% endfor %}{{ '<|eot_id|>' }}{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
 SAID = "The fox and the hen went home."
 CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "fox"}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
@@ -32,7 +23,7 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Decoder, Tokenizer]:
-    model, tokenizer = with_template(tmp_path_factory.mktemp("known") / "tokenizer", TEMPLATE)
+    model, tokenizer = with_template(tmp_path_factory.mktemp("known") / "tokenizer", CALLING)
     if request.param == "attention":
         mx.random.seed(5)
         config = llama.Config(

@@ -1,0 +1,215 @@
+"""Responses that are kept, so that a conversation can go on from them by their name alone."""
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, Protocol
+
+from ..files.reading import parse_json
+from ..files.writing import writing
+from .errors import RequestError
+from .settings import Settings
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"resp_[0-9a-f]{48}")
+_SUFFIX, _NEW = ".json", ".new"
+
+Record = dict[str, Any]
+
+
+def new_name() -> str:
+    """A name that nobody can guess."""
+    return f"resp_{secrets.token_hex(24)}"
+
+
+class _Place(Protocol):
+    """Where records lie by name, with the time of their last use."""
+
+    def read(self, name: str) -> bytes | None:
+        """A record, which is used by that."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keeps a record, whole or not at all."""
+
+    def remove(self, name: str) -> bool:
+        """Whether there was one, which is gone now."""
+
+    def entries(self) -> list[tuple[float, str, int]]:
+        """The time, name and size of each."""
+
+
+class _Memory:
+    def __init__(self) -> None:
+        self._records: dict[str, tuple[float, bytes]] = {}
+
+    def read(self, name: str) -> bytes | None:
+        _, data = self._records.get(name, (0.0, None))
+        if data is not None:
+            self._records[name] = (time.time(), data)
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        self._records[name] = (time.time(), data)
+
+    def remove(self, name: str) -> bool:
+        return self._records.pop(name, None) is not None
+
+    def entries(self) -> list[tuple[float, str, int]]:
+        return [(used, name, len(data)) for name, (used, data) in self._records.items()]
+
+
+class _Folder:
+    """Files for the server's user alone. A kill leaves each whole or absent."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        with writing("serve", path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in path.glob(f"*{_NEW}"):
+                left.unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        return self._path / f"{name}{_SUFFIX}"
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            handle = os.open(self._file(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with os.fdopen(handle, "rb") as file:
+            os.utime(handle)
+            return file.read()
+
+    def write(self, name: str, data: bytes) -> None:
+        new = self._path / f"{name}{_NEW}"
+        with writing("serve", self._path):
+            handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            new.replace(self._file(name))
+
+    def remove(self, name: str) -> bool:
+        try:
+            self._file(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def entries(self) -> list[tuple[float, str, int]]:
+        found = []
+        for entry in os.scandir(self._path):
+            name, suffix = os.path.splitext(entry.name)
+            if suffix == _SUFFIX and _NAME.fullmatch(name):
+                # another may have removed it
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    found.append((status.st_mtime, name, status.st_size))
+        return found
+
+
+class KeptResponses:
+    """Responses by name, for those who bring the key under which they were made.
+
+    Args:
+        settings: The key, the folder and the limits. Those used longest ago go first.
+    """
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._key = (settings.api_key or "").encode("utf-8", "surrogateescape")
+        self._lock = Lock()
+        self._place: _Place = _Memory()
+        if settings.response_folder is not None:
+            self._place = _Folder(settings.response_folder)
+        self._forget()
+
+    def keep(self, name: str, record: Record) -> None:
+        """Keeps a record under a new name."""
+        data = json.dumps({"owner": self._owner(name), "record": record}).encode()
+        with self._lock:
+            self._place.write(name, data)
+            self._forget()
+
+    def find(self, name: str) -> Record | None:
+        """The record of a name; `None` if there is none for this key."""
+        if not _NAME.fullmatch(name):
+            return None
+        with self._lock:
+            self._forget()
+            data = self._place.read(name)
+        if data is None:
+            return None
+        try:
+            value = parse_json(data, max_bytes=len(data))
+            owner, record = value["owner"], value["record"]
+            is_own = hmac.compare_digest(owner, self._owner(name))
+        except (ValueError, LookupError, TypeError):
+            _log.warning("A kept response is damaged and not used.")
+            return None
+        return dict(record) if is_own else None
+
+    def remove(self, name: str) -> bool:
+        """Forgets a record; whether there was one for this key."""
+        if self.find(name) is None:
+            return False
+        with self._lock:
+            return self._place.remove(name)
+
+    def chain(self, name: str) -> Iterator[Record]:
+        """A record and those that it goes on from, the last first.
+
+        Raises:
+            RequestError: One of them is not kept, or they are too large together.
+        """
+        size = 0
+        for _ in range(self._settings.kept_responses):
+            record = self.find(name)
+            if record is None:
+                raise not_kept("previous_response_id", name)
+            size += record["size"]
+            if size > self._settings.max_body_bytes:
+                raise RequestError(
+                    "[request] the conversation before must have at most "
+                    f"{self._settings.max_body_bytes:,} bytes but has more.",
+                    413,
+                    param="previous_response_id",
+                )
+            yield record
+            if record["previous"] is None:
+                return
+            name = record["previous"]
+        raise not_kept("previous_response_id", name)
+
+    def _owner(self, name: str) -> str:
+        return hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()
+
+    def _forget(self) -> None:
+        """Removes what is too old, and what is too much."""
+        entries = sorted(self._place.entries(), reverse=True)
+        oldest = time.time() - self._settings.kept_response_s
+        size = 0
+        for number, (used, name, nbytes) in enumerate(entries, 1):
+            size += nbytes
+            is_much = size > self._settings.kept_response_bytes
+            if used < oldest or is_much or number > self._settings.kept_responses:
+                self._place.remove(name)
+
+
+def not_kept(param: str, name: str) -> RequestError:
+    """What a request is told that names a response which is not there, or not for its key."""
+    return RequestError(
+        f"[request] {param!r} must name a response that this server keeps but {name!r:.80} is none. It "
+        "may have been deleted, or be too old.",
+        404,
+        param=param,
+        code="previous_response_not_found" if param == "previous_response_id" else "not_found",
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_mmfree.hub import load
+from tests.fuzz import dialects
 from tests.fuzz.base_model import BASES, link_base, make_base
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.hostile import (
@@ -18,16 +19,13 @@ from tests.fuzz.hostile import (
     random_entry,
     with_raw_json,
 )
+from tests.server.conftest import CALLING
 
 _BODY, _PATH = "body", "path"
 _KINDS = ("values", "values", "texts", "names", "raw", "part", "part", "part", "bytes", "alone")
-_SCHEMA = {
-    "type": "object",
-    "properties": {"a": {"type": "string", "pattern": "[a-z]{2,9}"}, "b": {"enum": [1, "x"]}},
-    "required": ["a"],
-}
-_TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}
-_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+_SOUND = 0.25
+"""The share of conversations that stay as they are, and must be answered or refused in words."""
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": dialects.SCHEMA}}
 _COMMON: dict[str, Any] = {
     "max_tokens": 4,
     "temperature": 0.7,
@@ -47,24 +45,8 @@ _COMMON: dict[str, Any] = {
     "stream_options": {"include_usage": True},
     "user": "me",
 }
-_MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "me"},
-    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
-    {"role": "tool", "content": "7", "tool_call_id": "1"},
-]
 _BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": ["Hello", "you"], "logprobs": 2, "echo": False},
-    "/v1/chat/completions": {
-        "messages": _MESSAGES,
-        "logprobs": True,
-        "top_logprobs": 2,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "x", "schema": _SCHEMA},
-        },
-        "chat_template_kwargs": {"enable_thinking": False},
-    },
     "/v1/embeddings": {"input": ["Hello", "you"], "encoding_format": "base64", "dimensions": 16},
 }
 
@@ -96,14 +78,17 @@ class Refusal(Exception):
 
 
 def make_sources(folder: Path) -> None:
-    """A model of each kind, with a tokenizer that has a chat template."""
+    """A model of each kind, with a tokenizer that has a chat template, of some with calls of tools."""
     for base in BASES:
         make_base(folder / base, base)
+    for base in BASES[:2]:
+        file = folder / base / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": CALLING}))
 
 
 def _some_of(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """A body without some of what may be left out."""
-    kept = ("prompt", "messages", "input")
+    kept = ("prompt", "input")
     return {name: value for name, value in body.items() if name in kept or rng.random() < 0.4}
 
 
@@ -123,7 +108,10 @@ def _odd_names(body: dict[str, Any], rng: random.Random) -> bytes:
 
 def _odd_part(body: dict[str, Any], rng: random.Random) -> bytes:
     """A sound body with damage inside what it holds of messages or schemas."""
-    name = rng.choice([name for name, value in body.items() if isinstance(value, (dict, list))])
+    names = [name for name, value in body.items() if isinstance(value, (dict, list))]
+    if not names:
+        return _odd_names(body, rng)
+    name = rng.choice(names)
     if name == "response_format" and rng.random() < 0.7:
         body[name]["json_schema"]["schema"] = rng.choice(_HOSTILE_SCHEMAS)
     else:
@@ -136,11 +124,17 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     target.mkdir()
     base = rng.choice(BASES)
     link_base(target, sources / base)
-    path = rng.choice(sorted(_BODIES))
-    common = {} if path == "/v1/embeddings" else _COMMON
-    body = json.loads(json.dumps(_some_of(common | _BODIES[path], rng)))
+    path = rng.choice((*_BODIES, *dialects.PATHS, *dialects.PATHS))
     kind = rng.choice(_KINDS)
-    if kind == "values":
+    if path in dialects.PATHS:
+        body = dialects.draw(path, rng, _kept)
+        kind = "sound" if rng.random() < _SOUND else kind
+    else:
+        common = {} if path == "/v1/embeddings" else _COMMON
+        body = json.loads(json.dumps(_some_of(common | _BODIES[path], rng)))
+    if kind == "sound":
+        data = json.dumps(body).encode()
+    elif kind == "values":
         data = damage_json(json.dumps(body).encode(), rng)
     elif kind == "texts":
         data = _odd_texts(body, rng)
@@ -160,39 +154,71 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 
 
 def exercise(folder: Path, rng: random.Random) -> None:
-    """Sends the body. The answer is sound, or one of OpenAI's errors below 500."""
+    """Sends the body. The answer is sound, or an error below 500 in the form of the address."""
     headers = {"Content-Type": "application/json"}
     body = (folder / _BODY).read_bytes()
     path = (folder / _PATH).read_text()
-    asked = client((folder / "base").resolve(), max_body_bytes=10**6, max_context=64)
-    judge(asked.post(path, content=body, headers=headers))
+    asked = client((folder / "base").resolve(), max_body_bytes=10**6, max_context=512)
+    answer = asked.post(path, content=body, headers=headers)
+    judge(answer, path)
+    if path == dialects.RESPONSES:
+        _look_again(asked, answer, rng)
 
 
-def judge(answer: Any) -> None:
+def _look_again(asked: Any, answer: Any, rng: random.Random) -> None:
+    """A response is kept if it was to be, until it is deleted."""
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        *_, last, _ = answer.text.split("\n\n")
+        made = json.loads(last.partition("data: ")[2])["response"]
+    else:
+        made = answer.json()
+    address = f"{dialects.RESPONSES}/{made['id']}"
+    found = asked.get(address)
+    assert (found.status_code == 200) == made["store"], found.text
+    if made["store"]:
+        assert found.json() == made
+        _kept.append(made["id"])
+        del _kept[:-20]
+        if rng.random() < 0.3:
+            assert asked.delete(address).status_code == 200
+            assert asked.get(address).status_code == 404
+
+
+_kept: list[str] = []
+"""Names of responses of this process, some of which are deleted or belong to another model's server."""
+
+
+def judge(answer: Any, path: str = "") -> None:
     """Takes an answer that is sound.
 
     Raises:
-        Refusal: It is one of OpenAI's errors below 500, or ends with one.
+        Refusal: It is an error below 500 in the form of its address, or ends with one.
         AssertionError: It is anything else.
     """
     if answer.status_code >= 500 or "Traceback" in answer.text:
         raise AssertionError(f"status {answer.status_code}: {answer.text:.500}")
     if answer.status_code != 200:
-        error = answer.json()["error"]
-        if error.keys() != {"message", "type", "param", "code"}:
-            raise AssertionError(f"an error of another form: {answer.text:.500}")
-        raise Refusal(error["message"])
+        raise Refusal(_message(answer.json(), path))
     if answer.headers["content-type"].startswith("text/event-stream"):
-        *lines, last = [line for line in answer.text.split("\n\n") if line]
-        pieces = [json.loads(line.removeprefix("data: ")) for line in lines]
         # what ends a text before its time is told in the stream
-        error = json.loads(last.removeprefix("data: ")).get("error") if "error" in last else None
-        if error is not None and error["type"] == "invalid_request_error":
+        error = dialects.check_stream(path, answer.text)
+        if error is not None:
+            kind = error.get("type") or error["code"]
+            if kind in ("api_error", "server_error", "model_error"):
+                raise AssertionError(f"the stream ends with {error}")
             raise Refusal(error["message"])
-        if last != "data: [DONE]" or any("error" in piece for piece in pieces):
-            raise AssertionError(f"the stream ends with {last:.500}")
-    elif "error" in answer.json():
+    elif answer.json().get("error"):
         raise AssertionError(f"an error with status 200: {answer.text:.500}")
+
+
+def _message(body: dict[str, Any], path: str) -> str:
+    """The words of an error, whose form is that of its address."""
+    is_anthropic = path.startswith(dialects.MESSAGES)
+    names = {"type", "message"} | (set() if is_anthropic else {"param", "code"})
+    if body["error"].keys() != names or (body.get("type") == "error") != is_anthropic:
+        raise AssertionError(f"an error of another form: {body!r:.500}")
+    message: str = body["error"]["message"]
+    return message
 
 
 @cache
@@ -223,5 +249,7 @@ CLASS = FuzzClass(
     exercise,
     refusals=(Refusal,),
     count=300,
+    # models take longer to load than a request to be answered
+    batch=400,
     packages=("starlette", "llguidance", "uvicorn", "httpx2"),
 )

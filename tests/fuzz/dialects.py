@@ -1,0 +1,267 @@
+"""Random conversations in the three dialects of the server, each after the grammar of its interface."""
+
+import json
+import random
+from typing import Any
+
+CHAT, MESSAGES, COUNT, RESPONSES = (
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+)
+PATHS = (CHAT, MESSAGES, COUNT, RESPONSES)
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "pattern": "[a-z]{2,9}"}, "b": {"enum": [1, "x"]}},
+    "required": ["a"],
+}
+_WORDS = ("fox", "hen", "wood", "river", "<think>", "</think>", "<tool_call>", "{", "\u00e4", "\n")
+
+
+def _text(rng: random.Random) -> str:
+    return " ".join(rng.choices(_WORDS, k=rng.choice((1, 2, 9))))
+
+
+def _maybe(rng: random.Random, chance: float = 0.3, **values: Any) -> dict[str, Any]:
+    """Some of the values."""
+    return {name: value for name, value in values.items() if rng.random() < chance}
+
+
+def _turns(rng: random.Random) -> list[tuple[str, Any]]:
+    """What was said, thought, called and answered, the user's words first and last."""
+    turns: list[tuple[str, Any]] = [("user", _text(rng))]
+    for number in range(rng.choice((0, 0, 1, 3))):
+        turns += [("thought", _text(rng))] if rng.random() < 0.3 else []
+        turns += [("said", _text(rng))] if rng.random() < 0.7 else []
+        if rng.random() < 0.5:
+            turns.append(("call", (f"call_{number}", {"a": _text(rng)})))
+            turns.append(("result", (f"call_{number}", _text(rng))))
+        turns.append(("user", _text(rng)))
+    return turns
+
+
+def _chat(rng: random.Random) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = []
+    if rng.random() < 0.5:
+        messages.append({"role": rng.choice(("system", "developer")), "content": _text(rng)})
+    for kind, value in _turns(rng):
+        match kind, value:
+            case "user", text:
+                parts = [{"type": "text", "text": text}]
+                messages.append({"role": "user", "content": rng.choice((text, parts))})
+            case "thought", text:
+                messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+            case "said", text:
+                messages.append({"role": "assistant", "content": text})
+            case "call", (name, arguments):
+                function = {"name": "f", "arguments": json.dumps(arguments)}
+                call = {"id": name, "type": "function", "function": function}
+                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+            case "result", (name, text):
+                messages.append({"role": "tool", "tool_call_id": name, "content": text})
+    function = {"name": "f", "description": "does", "parameters": SCHEMA}
+    named = {"type": "function", "function": {"name": "f"}}
+    return {
+        "messages": messages,
+        **_maybe(
+            rng,
+            n=2,
+            seed=3,
+            stop=["a", "\n"],
+            top_k=5,
+            min_p=0.1,
+            logprobs=True,
+            top_logprobs=2,
+            logit_bias={"5": -3.5, "517": 1},
+            frequency_penalty=0.1,
+            presence_penalty=-0.1,
+            repetition_penalty=1.2,
+            xtc_probability=0.5,
+            xtc_threshold=0.1,
+            stream_options={"include_usage": True},
+            user="me",
+            tools=[{"type": "function", "function": function}],
+            tool_choice=rng.choice(("auto", "none", "required", named)),
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": SCHEMA},
+            },
+            chat_template_kwargs={"enable_thinking": False},
+        ),
+    }
+
+
+def _messages(rng: random.Random) -> dict[str, Any]:
+    messages: list[dict[str, Any]] = []
+
+    def add(role: str, block: dict[str, Any]) -> None:
+        block |= _maybe(rng, 0.1, cache_control={"type": "ephemeral"})
+        if messages and messages[-1]["role"] == role and rng.random() < 0.8:
+            messages[-1]["content"].append(block)
+        else:
+            messages.append({"role": role, "content": [block]})
+
+    for kind, value in _turns(rng):
+        match kind, value:
+            case "user", text:
+                add("user", {"type": "text", "text": text})
+            case "thought", text:
+                add("assistant", {"type": "thinking", "thinking": text, "signature": ""})
+            case "said", text:
+                add("assistant", {"type": "text", "text": text})
+            case "call", (name, arguments):
+                add("assistant", {"type": "tool_use", "id": name, "name": "f", "input": arguments})
+            case "result", (name, text):
+                content = rng.choice((text, [{"type": "text", "text": text}]))
+                add("user", {"type": "tool_result", "tool_use_id": name, "content": content})
+    if rng.random() < 0.1:
+        messages.append({"role": "system", "content": _text(rng)})
+    choices = ({"type": "auto"}, {"type": "none"}, {"type": "any"}, {"type": "tool", "name": "f"})
+    return {
+        "messages": messages,
+        **_maybe(
+            rng,
+            system=rng.choice((_text(rng), [{"type": "text", "text": _text(rng)}])),
+            tools=[{"name": "f", "description": "does", "input_schema": SCHEMA}],
+            tool_choice=rng.choice(choices) | _maybe(rng, disable_parallel_tool_use=True),
+            thinking=rng.choice(({"type": "enabled", "budget_tokens": 8}, {"type": "adaptive"})),
+            output_config=_maybe(
+                rng, effort="low", format={"type": "json_schema", "schema": SCHEMA}
+            ),
+            metadata={"user_id": "me"},
+            context_management={"edits": []},
+        ),
+    }
+
+
+def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
+    items: list[dict[str, Any]] = []
+    for kind, value in _turns(rng):
+        match kind, value:
+            case "user", text:
+                parts = [{"type": "input_text", "text": text}]
+                items.append({"role": "user", "content": rng.choice((text, parts))})
+            case "thought", text:
+                content = [{"type": "reasoning_text", "text": text}]
+                items.append({"type": "reasoning", "id": "rs", "summary": [], "content": content})
+            case "said", text:
+                content = [{"type": "output_text", "text": text, "annotations": []}]
+                message = {"type": "message", "role": "assistant", "content": content}
+                items.append(message | _maybe(rng, id="msg", status="completed"))
+            case "call", (name, arguments):
+                call = {"call_id": name, "name": "f", "arguments": json.dumps(arguments)}
+                items.append({"type": "function_call"} | call)
+            case "result", (name, text):
+                items.append({"type": "function_call_output", "call_id": name, "output": text})
+    before = rng.choice([*kept[-20:], "resp_" + 24 * "ab"])
+    forms = (
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "name": "x", "schema": SCHEMA},
+    )
+    return {
+        "input": rng.choice((items, _text(rng))),
+        **_maybe(rng, 0.6 if kept else 0.05, previous_response_id=before),
+        **_maybe(
+            rng,
+            instructions=_text(rng),
+            store=rng.random() < 0.7,
+            tools=[
+                {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False},
+                {"type": "web_search"},
+            ],
+            tool_choice=rng.choice(("auto", "none", "required", {"type": "function", "name": "f"})),
+            parallel_tool_calls=False,
+            reasoning={"effort": "low", "summary": "auto"},
+            include=["reasoning.encrypted_content"],
+            text={"format": rng.choice(forms), "verbosity": "low"},
+            metadata={"a": "b"},
+            prompt_cache_key="k",
+            client_metadata={"a": "b"},
+            truncation="disabled",
+        ),
+    }
+
+
+def _fit(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Leaves out what goes with nothing else in the body, in most cases."""
+    alone = [] if "tools" in body else ["tool_choice"]
+    alone += ["response_format", "output_config", "text"] if "tools" in body else []
+    alone += [] if "logprobs" in body else ["top_logprobs"]
+    return {name: value for name, value in body.items() if name not in alone or rng.random() < 0.1}
+
+
+def draw(path: str, rng: random.Random, kept: list[str]) -> dict[str, Any]:
+    """A sound conversation for an address; `kept` are names of responses that it may go on from."""
+    if path == CHAT:
+        body = _chat(rng)
+    elif path == RESPONSES:
+        body = _responses(rng, kept)
+    else:
+        body = _messages(rng)
+    body = _fit(body, rng)
+    if path == COUNT:
+        return body
+    if path == MESSAGES:
+        body |= _maybe(rng, stop_sequences=["a"], top_k=5)
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    body[limit] = rng.choice((1, 4))
+    return body | _maybe(rng, 0.5, stream=True, temperature=0.7, top_p=0.9)
+
+
+def check_stream(path: str, text: str) -> dict[str, Any] | None:
+    """Checks the order of the events of a stream, and returns the error that it ends with, if any.
+
+    Raises:
+        AssertionError: It does not follow the grammar of its address.
+    """
+    *pieces, rest = text.split("\n\n")
+    assert not rest, f"a cut event: {rest:.300}"
+    if path not in (MESSAGES, RESPONSES):
+        return _check_chunks(pieces)
+    events = []
+    for piece in pieces:
+        name, data = piece.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}", piece
+    kinds = [event["type"] for event in events]
+    if path == MESSAGES:
+        return _check_messages(kinds, events)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert kinds[:2] == ["response.created", "response.in_progress"], kinds
+    end = events[-1]
+    assert kinds[-1].removeprefix("response.") == end["response"]["status"], kinds
+    added = kinds.count("response.output_item.added")
+    if end["response"]["status"] == "failed":
+        error: dict[str, Any] = end["response"]["error"]
+        return error
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert added == len(done) and done == end["response"]["output"], (done, end)
+    return None
+
+
+def _check_messages(kinds: list[str], events: list[dict[str, Any]]) -> dict[str, Any] | None:
+    assert kinds[:2] == ["message_start", "ping"], kinds
+    if kinds[-1] == "error":
+        error: dict[str, Any] = events[-1]["error"]
+        return error
+    assert kinds[-2:] == ["message_delta", "message_stop"], kinds
+    is_open, index = False, -1
+    for event in events[2:-2]:
+        kind = event["type"].removeprefix("content_block_")
+        index += kind == "start"
+        assert event["index"] == index and is_open == (kind != "start"), kinds
+        is_open = kind != "stop"
+    assert not is_open
+    return None
+
+
+def _check_chunks(pieces: list[str]) -> dict[str, Any] | None:
+    *lines, last = pieces
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert not any("error" in chunk for chunk in chunks), f"an error amid the stream: {last:.300}"
+    if last == "data: [DONE]":
+        return None
+    error: dict[str, Any] = json.loads(last.removeprefix("data: "))["error"]
+    return error

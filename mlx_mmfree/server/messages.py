@@ -28,8 +28,8 @@ from .schemas import (
 from .service import Endpoint, Service
 from .turns import Tagged, Turns
 
-VERSION = "2023-06-01"
-"""The value of the header `anthropic-version` whose form this is."""
+VERSIONS = ("2026-10-21", "2023-06-01")
+"""The values of the header `anthropic-version` whose form this is; the later one has no sampling."""
 
 
 def _blocks(value: Any) -> Any:
@@ -408,9 +408,9 @@ def count_tokens(service: Service) -> Endpoint:
 
 
 def _check_version(request: Request) -> None:
-    version = request.headers.get("anthropic-version", VERSION)
-    if version != VERSION:
+    version = request.headers.get("anthropic-version", VERSIONS[0])
+    if version not in VERSIONS:
         raise RequestError(
-            f"[request] the header 'anthropic-version' must be {VERSION} or left out but is "
+            f"[request] the header 'anthropic-version' must be {' or '.join(VERSIONS)} but is "
             f"{version!r:.60}."
         )

@@ -2,7 +2,6 @@ import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +136,10 @@ class Dictated:
         self.client = client
         self.texts: list[str] = []
 
+    def next(self, conversation: str) -> str:
+        """The next text, whatever was said."""
+        return self.texts.pop(0)
+
     def post(self, path: str, *texts: str, **body: Any) -> Any:
         """The answer to a request for which the model writes these texts."""
         self.texts += texts
@@ -166,9 +169,5 @@ def dictated(
     sessions = Sessions(model, memory_bytes=10**8)
     with start(ServedModel("m", model, tokenizer, sessions)) as client:
         made = Dictated(client)
-        with dictate(iter(partial(_next, made), None), "m"):
+        with dictate(made.next, "m"):
             yield made
-
-
-def _next(made: Dictated) -> str:
-    return made.texts.pop(0)

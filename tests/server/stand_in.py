@@ -1,15 +1,14 @@
 """An engine that writes given texts, behind the server as it is: no model here could call a tool.
 
 `python -m tests.server.stand_in SCRIPT serve --model FOLDER …` runs `mmfree serve`. The script is a JSON
-list of texts with their special tokens. Each answer is the next one; after the last, the first again.
+list of pairs: an answer is the second text of the pair whose first text stands last in the conversation.
 """
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,23 @@ from tests.generation.models import Dictation
 
 
 @contextmanager
-def dictate(texts: Iterator[str], model: str | None = None) -> Iterator[None]:
-    """Inside the block, the model of a name, or each, writes these texts as its answers in chats."""
+def dictate(answer: Callable[[str], str], model: str | None = None) -> Iterator[None]:
+    """Inside the block, the model of a name, or each, answers conversations as it is told.
+
+    Args:
+        answer: Takes a conversation as the model reads it, and returns a text with special tokens.
+        model: The name.
+    """
     make = chat.text_requests
 
     def requests(served: Any, *args: Any, **options: Any) -> list[Request]:
         written = make(served, *args, **options)
         if model not in (None, served.name):
             return written
-        ids = served.tokenizer.encode(next(texts), add_special_tokens=False, parse_special=True)
-        said = Dictation((*ids,))
-        return [replace(text, processors=[*text.processors, said]) for text in written]
+        said = answer(served.tokenizer.decode(written[0].tokens))
+        ids = served.tokenizer.encode(said, add_special_tokens=False, parse_special=True)
+        told = Dictation((*ids,))
+        return [replace(text, processors=[*text.processors, told]) for text in written]
 
     chat.text_requests = requests
     try:
@@ -38,10 +43,20 @@ def dictate(texts: Iterator[str], model: str | None = None) -> Iterator[None]:
         chat.text_requests = make
 
 
+def scripted(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
+    """Answers with the second text of the pair whose first text stands last."""
+
+    def answer(conversation: str) -> str:
+        _, number = max((conversation.rfind(cue), number) for number, (cue, _) in enumerate(pairs))
+        return pairs[number][1]
+
+    return answer
+
+
 def main(argv: list[str]) -> int:
     from mlx_mmfree.cli import main as mmfree
 
-    with dictate(cycle(json.loads(Path(argv[0]).read_text()))):
+    with dictate(scripted(json.loads(Path(argv[0]).read_text()))):
         return mmfree(argv[1:])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.server.messages import MessagesRequest
+from mlx_mmfree.server.messages import VERSIONS, MessagesRequest
 from mlx_mmfree.server.schemas import HINTS
 from tests.server.conftest import LOOK, Dictated, with_template
 
@@ -264,7 +264,8 @@ def test_headers_and_errors_have_the_form(start: Callable[..., Any]) -> None:
         error_of(post(), 401, "authentication_error")
         assert post("/v1/chat/completions").json()["error"]["code"] == "invalid_api_key"
         good = {"x-api-key": "k"}
-        assert post(**good, **{"anthropic-version": "2023-06-01"}).status_code == 200
+        for version in VERSIONS:
+            assert post(**good, **{"anthropic-version": version}).status_code == 200
         old = post(**good, **{"anthropic-version": "2023-01-01"})
         assert "2023-06-01" in error_of(old, 400, "invalid_request_error")
         foreign = post(**good, Origin="https://evil.example")

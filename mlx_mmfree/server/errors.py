@@ -69,7 +69,11 @@ class RequestError(MMFreeError):
         if path.startswith(ANTHROPIC):
             usual = "api_error" if self.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
             kind = _ANTHROPIC_KINDS.get(self.status, usual)
-            return {"type": "error", "error": {"type": kind, "message": str(self)}}
+            told: dict[str, Any] = {"type": kind, "message": str(self)}
+            if self.param == "thread":
+                # by this clients know to send the conversation itself
+                told["details"] = {"error_code": "thread_unsupported_request"}
+            return {"type": "error", "error": told}
         kind = "invalid_request_error"
         if self.status == _RATE_LIMIT:
             kind = "rate_limit_error"

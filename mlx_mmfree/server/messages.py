@@ -185,7 +185,7 @@ def _is_text(value: list[ContentBlock]) -> list[ContentBlock]:
 class CountRequest(Body):
     """A conversation whose tokens are counted."""
 
-    neutral: ClassVar[Mapping[str, Any]] = {"container": (), "mcp_servers": ([],)}
+    neutral: ClassVar[Mapping[str, Any]] = {"container": (), "mcp_servers": ([],), "thread": ()}
     hints: ClassVar[frozenset[str]] = HINTS | {
         "cache_control",
         "context_management",

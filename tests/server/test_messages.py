@@ -244,6 +244,13 @@ def test_what_is_refused(dictated: Dictated, changes: dict[str, Any], words: str
     assert words in error
 
 
+def test_conversations_on_the_server_are_refused_as_clients_know_it(dictated: Dictated) -> None:
+    body = {"messages": USER, "max_tokens": 5, "thread": {"type": "create"}}
+    error = dictated.post(PATH, **body).json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert "does not support 'thread'" in error["message"]
+
+
 def test_hints_of_agents_are_taken(dictated: Dictated) -> None:
     names = ("context_management", "metadata", "service_tier", "cache_control", "speed")
     assert set(names) < MessagesRequest.hints and MessagesRequest.hints > HINTS

@@ -7,15 +7,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import gated_delta_rule, gated_rms_norm, rms_norm
-from ..ops.activations import silu
+from ..ops.gated_delta_net import HeadSizes, convolved_heads
 from .arguments import check_sequences, check_sizes
 from .context import Context
 from .linear import project, split_heads
 from .mixer import Linears, TokenMixer, factory_of
 from .short_convolution import ShortConvolution, convolve
-
-UNIT_EPS = 1e-6
-"""Added to the sum of squares of what is brought to length 1."""
 
 
 class DeltaRuleState(NamedTuple):
@@ -35,17 +32,6 @@ class DeltaRuleState(NamedTuple):
 
     convolution: mx.array
     memory: mx.array
-
-
-def unit_length(x: mx.array) -> mx.array:
-    r"""Rows of length 1, :math:`x / \sqrt{\sum x^2 + 10^{-6}}`, in float32."""
-    x = x.astype(mx.float32)
-    return x * mx.rsqrt(x.square().sum(axis=-1, keepdims=True) + UNIT_EPS)
-
-
-def softplus(x: mx.array) -> mx.array:
-    """`log(1 + exp(x))`."""
-    return mx.logaddexp(x, mx.zeros((), x.dtype))
 
 
 def fresh_decay_log(count: int) -> mx.array:
@@ -92,7 +78,7 @@ class DeltaRuleMixer(TokenMixer):
         key_dim: int,
         value_dim: int,
         conv_size: int,
-        max_beta: float,
+        max_beta: int,
         linear: Linears,
         bias: bool,
         norm_eps: float,
@@ -116,11 +102,9 @@ class DeltaRuleMixer(TokenMixer):
             )
         self._dims = dims
         self.num_heads = num_value_heads
-        self._key_heads = num_heads
-        self._key_dim, self._value_dim = key_dim, value_dim
-        self._max_beta = max_beta
-        self._key_width, self._value_width = num_heads * key_dim, num_value_heads * value_dim
-        widths = {"query": self._key_width, "key": self._key_width, "value": self._value_width}
+        self._sizes = HeadSizes(num_heads, num_value_heads, key_dim, value_dim, max_beta)
+        keys, values = num_heads * key_dim, num_value_heads * value_dim
+        widths = {"query": keys, "key": keys, "value": values}
         if is_stacked:
             widths = {"qkv": sum(widths.values())}
         self._inner = tuple(widths)
@@ -130,13 +114,14 @@ class DeltaRuleMixer(TokenMixer):
         self.beta_proj = factory_of(linear, "beta_proj")(dims, num_value_heads, bias=bias)
         self.output_norm = nn.RMSNorm(value_dim, eps=norm_eps)
         self._output = "out_proj" if is_stacked else "output_proj"
-        self[self._output] = factory_of(linear, self._output)(self._value_width, dims, bias=bias)
+        self[self._output] = factory_of(linear, self._output)(values, dims, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> DeltaRuleState:
         taps = self[f"{self._inner[0]}_conv"].weight.shape[-1]
-        channels = 2 * self._key_width + self._value_width
-        shape = (batch_size, self.num_heads, self._key_dim, self._value_dim)
-        return DeltaRuleState(mx.zeros((batch_size, taps - 1, channels), dtype), mx.zeros(shape))
+        sizes = self._sizes
+        shape = (batch_size, sizes.heads, sizes.key_dim, sizes.value_dim)
+        inputs = mx.zeros((batch_size, taps - 1, sizes.channels), dtype)
+        return DeltaRuleState(inputs, mx.zeros(shape))
 
     def gates(self, x: mx.array) -> mx.array | None:
         """The gates of the state, float32 `(B, H, L, K)` or `(B, H, L, 1)`; `None`: there are none."""
@@ -157,24 +142,20 @@ class DeltaRuleMixer(TokenMixer):
         y = mx.flatten(self.finish(o.swapaxes(1, 2), x), 2).astype(x.dtype)
         return project(y, (self[self._output],)), DeltaRuleState(last, memory)
 
+    def taps(self) -> mx.array:
+        """Those of the convolutions of queries, keys and values, `(C, 1, T)`."""
+        taps = [self[f"{name}_conv"]["weight"] for name in self._inner]
+        return taps[0] if len(taps) == 1 else mx.concatenate(taps)
+
     def inner(
         self, x: mx.array, state: DeltaRuleState, context: Context
     ) -> tuple[tuple[Any, ...], mx.array]:
         """The arguments of the rule before its state, in heads, and the convolutions' last inputs."""
         parts = project(x, tuple(self[f"{name}_proj"] for name in self._inner))
-        taps = [self[f"{name}_conv"]["weight"] for name in self._inner]
-        joined = taps[0] if len(taps) == 1 else mx.concatenate(taps)
-        parts, last = convolve(parts, joined, state.convolution, context)
-        width = self._key_width
-        q, k, v = mx.split(silu(parts.astype(mx.float32)), [width, 2 * width], axis=-1)
-        q, k = (unit_length(split_heads(part, self._key_heads)) for part in (q, k))
-        q = q * self._key_dim**-0.5
-        shared = self.num_heads // self._key_heads
-        if shared > 1:
-            q, k = (mx.repeat(part, shared, axis=1) for part in (q, k))
-        beta = mx.sigmoid(self["beta_proj"](x).astype(mx.float32)) * self._max_beta
-        beta = split_heads(beta, self.num_heads)
-        return (q, k, split_heads(v, self.num_heads), beta, self.gates(x)), last
+        parts, last = convolve(parts, self.taps(), state.convolution, context)
+        q, k, v = convolved_heads(parts, self._sizes)
+        beta = mx.sigmoid(self["beta_proj"](x).astype(mx.float32)) * self._sizes.max_beta
+        return (q, k, v, split_heads(beta, self.num_heads), self.gates(x)), last
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(type(self).__name__, x, self._dims)
@@ -182,7 +163,7 @@ class DeltaRuleMixer(TokenMixer):
         (q, k, _, beta, f), _ = self.inner(x, state, Context())
         batch, length = x.shape[:2]
         values = mx.broadcast_to(mx.eye(length), (batch, self.num_heads, length, length))
-        memory = mx.zeros((batch, self.num_heads, self._key_dim, length))
+        memory = mx.zeros((batch, self.num_heads, self._sizes.key_dim, length))
         return gated_delta_rule(q, k, values, beta, f, memory)[0]
 
 

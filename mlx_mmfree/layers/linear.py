@@ -6,6 +6,7 @@ Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -678,6 +679,21 @@ def project_apart(
     if norm is not None:
         x = apply_norm(norm, x)
     return tuple(apply_linear(linear, x).astype(dtype) for linear in linears)
+
+
+def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array, int]:
+    """Where some columns stand among those of arrays that lie side by side.
+
+    Returns:
+        The array that holds them, several of them copied together if there must be, and the first of
+        the columns in it.
+    """
+    ends = list(accumulate(part.shape[-1] for part in parts))
+    begins = [end - part.shape[-1] for end, part in zip(ends, parts, strict=True)]
+    held = [n for n, end in enumerate(ends) if end > first and begins[n] < first + width]
+    arrays = [parts[n] for n in held]
+    whole = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=-1)
+    return whole, first - begins[held[0]]
 
 
 def project_gated(

@@ -6,6 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops.activations import silu
+from ..ops.gated_delta_net import causal_taps, weighted_taps
 from .arguments import check_sizes
 from .context import Context, RealTokens, read_without_padding, sample_begins
 
@@ -90,7 +91,7 @@ def convolve(
     def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, mx.array]:
         length, kernel_size = x.shape[1], weight.shape[-1]
         window = mx.concatenate([state, x], axis=1)
-        taps = [window[:, tap : tap + length] for tap in range(kernel_size)]
+        taps = causal_taps(window, weight, length)
 
         def places() -> mx.array:
             key = ("last inputs", length, kernel_size)
@@ -108,9 +109,7 @@ def convolve(
             zero = mx.zeros((), x.dtype)
             taps = [mx.where(mask, seen, zero) for mask, seen in zip(masks, taps, strict=True)]
             last = mx.where(is_last, last, zero)
-        y = weight[:, 0, 0] * taps[0]
-        for tap in range(1, kernel_size):
-            y = y + weight[:, 0, tap] * taps[tap]
+        y = weighted_taps(taps, weight)
         return y if bias is None else y + bias, last
 
     return read_without_padding(x, context, read)

@@ -86,7 +86,7 @@ class DeltaNet(DeltaRuleMixer):
             key_dim=dims_of_a_head("DeltaNet", key_dims, num_heads),
             value_dim=dims_of_a_head("DeltaNet", value_dims, num_heads),
             conv_size=conv_size,
-            max_beta=2.0 if allow_negative else 1.0,
+            max_beta=2 if allow_negative else 1,
             linear=linear,
             bias=bias,
             norm_eps=norm_eps,

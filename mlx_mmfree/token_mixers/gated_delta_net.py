@@ -6,15 +6,18 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, dims_of_a_head
+from ..layers.context import Context
 from ..layers.delta_rule import (
     DeltaRuleMixer,
+    DeltaRuleState,
     fresh_decay_log,
     fresh_step_bias,
     gated_output,
-    softplus,
 )
-from ..layers.linear import split_heads
+from ..layers.linear import columns, project, project_apart
 from ..layers.mixer import Linears, factory_of
+from ..ops.gated_delta_net import delta_rule_inputs, delta_rule_output, head_gates
+from ..ops.gated_delta_rule import led_by_delta_rule
 
 
 class GatedDeltaNet(DeltaRuleMixer):
@@ -95,7 +98,7 @@ class GatedDeltaNet(DeltaRuleMixer):
             key_dim=head_dim,
             value_dim=value_dim,
             conv_size=conv_size,
-            max_beta=2.0 if allow_negative else 1.0,
+            max_beta=2 if allow_negative else 1,
             linear=linear,
             bias=bias,
             norm_eps=norm_eps,
@@ -106,10 +109,37 @@ class GatedDeltaNet(DeltaRuleMixer):
         self.step_bias = fresh_step_bias(heads)
         self.gate_proj = factory_of(linear, "gate_proj")(dims, heads * value_dim, bias=bias)
 
+    @property
+    def shared_inputs(self) -> tuple[str, ...]:
+        """The projections of the mixer's input; those of gates come last."""
+        return (*(f"{name}_proj" for name in self._inner), "gate_proj", "beta_proj", "decay_proj")
+
+    def mix(
+        self, x: mx.array, state: DeltaRuleState, context: Context
+    ) -> tuple[mx.array, DeltaRuleState]:
+        if context.valid is not None or context.starts is not None:
+            return super().mix(x, state, context)
+        sizes, norm = self._sizes, self["output_norm"]
+        parts = project_apart(x, [self[name] for name in self.shared_inputs])
+        width = sizes.channels + sizes.heads * sizes.value_dim
+        qkv, _ = columns(parts, 0, sizes.channels)
+        gate, first = columns(parts, sizes.channels, width - sizes.channels)
+        steps, _ = columns(parts, width, 2 * sizes.heads)
+        q, written, v, read, f, last = delta_rule_inputs(
+            qkv,
+            steps,
+            self.taps(),
+            state.convolution,
+            self["decay_log"],
+            self["step_bias"],
+            sizes,
+        )
+        o, memory = led_by_delta_rule(q, written, v, read, f, state.memory)
+        y = delta_rule_output(o, gate, norm["weight"], eps=norm.eps, first=first)
+        return project(y.astype(x.dtype), (self[self._output],)), DeltaRuleState(last, memory)
+
     def gates(self, x: mx.array) -> mx.array:
-        steps = self["decay_proj"](x).astype(mx.float32) + self["step_bias"].astype(mx.float32)
-        rates = mx.exp(self["decay_log"].astype(mx.float32))
-        return split_heads(mx.exp(-rates * softplus(steps)), self.num_heads)
+        return head_gates(self["decay_proj"](x), self["decay_log"], self["step_bias"])
 
     def finish(self, o: mx.array, x: mx.array) -> mx.array:
         return gated_output(self["output_norm"], o, self["gate_proj"](x))

@@ -6,9 +6,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, dims_of_a_head
-from ..layers.delta_rule import DeltaRuleMixer, fresh_decay_log, fresh_step_bias, softplus
+from ..layers.delta_rule import DeltaRuleMixer, fresh_decay_log, fresh_step_bias
 from ..layers.linear import split_heads
 from ..layers.mixer import Linears, factory_of
+from ..ops.gated_delta_net import softplus
 
 
 class KDA(DeltaRuleMixer):
@@ -97,7 +98,7 @@ class KDA(DeltaRuleMixer):
             key_dim=head_dim,
             value_dim=value_dim,
             conv_size=conv_size,
-            max_beta=2.0 if allow_negative else 1.0,
+            max_beta=2 if allow_negative else 1,
             linear=linear,
             bias=bias,
             norm_eps=norm_eps,

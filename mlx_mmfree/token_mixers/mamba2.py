@@ -9,13 +9,14 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
-from ..layers.delta_rule import fresh_decay_log, fresh_step_bias, softplus
+from ..layers.delta_rule import fresh_decay_log, fresh_step_bias
 from ..layers.linear import split_heads
 from ..layers.mixer import Linears, TokenMixer, factory_of
 from ..layers.recurrence import weights_of_recurrence
 from ..layers.short_convolution import ShortConvolution
 from ..ops import gated_linear_attention, rms_norm
 from ..ops.activations import silu
+from ..ops.gated_delta_net import softplus
 
 
 class Mamba2State(NamedTuple):

@@ -9,12 +9,12 @@ import mlx.nn as nn
 from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
-from ..layers.delta_rule import unit_length
 from ..layers.linear import split_heads
 from ..layers.mixer import Linears, TokenMixer, factory_of
 from ..layers.short_convolution import shift_state, shifted
 from ..ops import gated_delta_rule, layer_norm
 from ..ops.activations import squared_relu
+from ..ops.gated_delta_net import unit_length
 
 _SHIFTS = ("query", "decay", "key", "value", "removal", "gate")
 

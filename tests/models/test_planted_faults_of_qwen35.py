@@ -9,13 +9,12 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.layers import delta_rule, rotated
+from mlx_mmfree.layers import rotated
 from mlx_mmfree.layers.attention.mixer import SelfAttention
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
 from mlx_mmfree.models import Decoder, qwen3_5_text
-from mlx_mmfree.ops import hadamard
-from mlx_mmfree.token_mixers import GatedDeltaNet, gated_delta_net
+from mlx_mmfree.ops import gated_delta_net, hadamard
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 PLAIN, ROTATED, TILED = "qwen35_hub", "prism_schema1", "gguf_qwen35_q2_0"
@@ -117,7 +116,7 @@ def tile_the_keys(patch: Patch) -> None:
     def tiled(x: mx.array, count: int, axis: int) -> mx.array:
         return mx.concatenate([x] * count, axis=axis)
 
-    patch.setattr(delta_rule.mx, "repeat", tiled)
+    patch.setattr(gated_delta_net.mx, "repeat", tiled)
 
 
 def leave_out_the_gate(patch: Patch) -> None:
@@ -139,20 +138,22 @@ def split_queries_from_gates(patch: Patch) -> None:
 
 
 def gate_before_the_norm(patch: Patch) -> None:
-    def gated(norm: Any, o: mx.array, gate: mx.array) -> mx.array:
-        gate = mx.unflatten(gate, -1, o.shape[2:]).astype(mx.float32)
-        x = o * gate * mx.sigmoid(gate)
-        return mx.fast.rms_norm(x, norm["weight"], norm.eps)
+    def gated(o: mx.array, gate: mx.array, weight: mx.array, *, eps: float) -> mx.array:
+        gate = gate.astype(mx.float32)
+        return mx.fast.rms_norm(o * gate * mx.sigmoid(gate), weight, eps)
 
-    patch.setattr(gated_delta_net, "gated_output", gated)
+    patch.setattr(gated_delta_net, "gated_rms_norm", gated)
 
 
 def leave_out_the_decay(patch: Patch) -> None:
-    patch.setattr(GatedDeltaNet, "gates", lambda self, x: None)
+    def ones(steps: mx.array, *of_heads: mx.array) -> mx.array:
+        return mx.ones((*steps.swapaxes(1, 2).shape, 1))
+
+    patch.setattr(gated_delta_net, "head_gates", ones)
 
 
 def leave_out_the_length(patch: Patch) -> None:
-    patch.setattr(delta_rule, "unit_length", lambda x: x)
+    patch.setattr(gated_delta_net, "unit_length", lambda x: x)
 
 
 def leave_out_the_one(patch: Patch) -> None:

@@ -40,7 +40,7 @@ LAUNCHES = {
     "ternary llama": (8, 12),
     "dense llama": (19, 17),
     "qwen3": (22, 20),
-    "linear layer of qwen3.5": (48, 243),
+    "linear layer of qwen3.5": (19, 211),
     "full layer of qwen3.5": (25, 23),
 }
 

@@ -92,6 +92,16 @@ def gated_delta_rule(
     return o.astype(dtype), last
 
 
+def led_by_delta_rule(
+    q: mx.array, written: mx.array, v: mx.array, read: mx.array, f: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """`gated_delta_rule` of what `delta_rule_inputs` returns: keys times what they are multiplied by."""
+    if q.size == 0 or v.size == 0:
+        return mx.zeros(v.shape), state
+    o, last = _operation(q, written, v, read, f, state, None)
+    return o, last
+
+
 def _check_given(
     q: mx.array,
     k: mx.array,

@@ -74,6 +74,7 @@ class GatedLinearUnit(ChannelMixer):
         if not is_stacked:
             widths = {"gate_proj": hidden_dims, "up_proj": hidden_dims}
         makes = {name: factory_of(linear, name) for name in (*widths, "down_proj")}
+        self.shared_inputs = tuple(widths)
         for name, width in widths.items():
             self[name] = makes[name](dims, width, bias=bias)
         if norm_eps is not None:
@@ -86,10 +87,7 @@ class GatedLinearUnit(ChannelMixer):
         if x.shape[-1:] != (self._dims,) or x.dtype not in FLOATS:
             check_features(type(self).__name__, x, self._dims)
         # items, since attributes of a module are slow to find
-        if "gate_up_proj" in self:
-            inner: tuple[nn.Module, ...] = (self["gate_up_proj"],)
-        else:
-            inner = (self["gate_proj"], self["up_proj"])
+        inner = [self[name] for name in self["shared_inputs"]]
         return project_gated(
             project_apart(x, inner, norm=norm),
             self["down_proj"],

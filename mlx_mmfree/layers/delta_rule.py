@@ -11,7 +11,7 @@ from ..ops.gated_delta_net import HeadSizes, convolved_heads
 from .arguments import check_sequences, check_sizes
 from .context import Context
 from .linear import project, split_heads
-from .mixer import Linears, TokenMixer, factory_of
+from .mixer import Linears, StatesByPosition, TokenMixer, factory_of
 from .short_convolution import ShortConvolution, convolve
 
 
@@ -108,6 +108,7 @@ class DeltaRuleMixer(TokenMixer):
         if is_stacked:
             widths = {"qkv": sum(widths.values())}
         self._inner = tuple(widths)
+        self.shared_inputs = tuple(f"{name}_proj" for name in widths)
         for name, width in widths.items():
             self[f"{name}_proj"] = factory_of(linear, f"{name}_proj")(dims, width, bias=bias)
             self[f"{name}_conv"] = ShortConvolution(width, conv_size)
@@ -134,7 +135,7 @@ class DeltaRuleMixer(TokenMixer):
 
     def mix(
         self, x: mx.array, state: DeltaRuleState, context: Context
-    ) -> tuple[mx.array, DeltaRuleState]:
+    ) -> tuple[mx.array, DeltaRuleState | StatesByPosition]:
         (q, k, v, beta, f), last = self.inner(x, state, context)
         o, memory = gated_delta_rule(
             q, k, v, beta, f, state.memory, valid=context.valid, starts=context.starts

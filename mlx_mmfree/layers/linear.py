@@ -30,11 +30,15 @@ from ..ops import (
     unpack_ternary,
 )
 from ..ops.activations import Activation
+from ..ops.backend import dispatch
 from ..ops.bit_linear import Options, operation
 from ..ops.float_dtypes import FLOATS
+from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
+from .joined import joined_parts
 from .matrix import Matrix, affine_form, affine_product, are_same, matrices, matrix_of
+from .rotated import RotatedLinear
 
 LinearFactory = Callable[..., nn.Module]
 """Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
@@ -642,16 +646,15 @@ def project(
     dtype = x.dtype
     if len(linears) == 1 and getattr(first, "projects", False):
         return first.project(x, gate=gate, norm=norm, residual=residual)
-    if gate is not None:
-        x = gated(x, gate)
-    if norm is not None:
-        x = apply_norm(norm, x)
-    if len(linears) == 1:
-        y = apply_linear(first, x)
-    elif _are_one_product(linears, x):
-        y = linear_product(x, mx.concatenate([linear["weight"] for linear in linears]))
+    if gate == "silu" and norm is None and type(first) is RotatedLinear and len(linears) == 1:
+        parts = [first.of_rotated(hadamard_of_gate(x, first.block, first["signs"]))]
     else:
-        y = mx.concatenate([apply_linear(linear, x) for linear in linears], axis=-1)
+        x = x if gate is None else gated(x, gate)
+        if residual is not None and len(linears) == 1 and _adds(first, x, residual):
+            x = x if norm is None else apply_norm(norm, x)
+            return mx.addmm(residual, x, first["weight"].T)
+        parts = products(x, linears, norm=norm)
+    y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
     return (y if residual is None else residual + y).astype(dtype)
 
 
@@ -666,19 +669,47 @@ def project_apart(
         norm: Applied before the linears.
 
     Returns:
-        The result of each linear, or where one operation computes them, the one that holds them all.
+        The results in their order, those that one operation computes side by side in one array.
 
     Example:
         >>> gate, up = nn.Linear(8, 4), nn.Linear(8, 4)
         >>> [part.shape for part in project_apart(mx.ones((1, 3, 8)), [gate, up])]
         [(1, 3, 4), (1, 3, 4)]
     """
-    if len(linears) == 1 or _is_fused(linears, norm) or _are_one_product(linears, x):
+    if len(linears) == 1 or _is_fused(linears, norm):
         return (project(x, linears, norm=norm),)
     dtype = x.dtype
+    return tuple(part.astype(dtype) for part in products(x, linears, norm=norm))
+
+
+def products(
+    x: mx.array, linears: Sequence[nn.Module], *, norm: nn.Module | None = None
+) -> list[mx.array]:
+    """As `project_apart`, but linears in float32 give float32."""
+    if _is_fused(linears, norm):
+        return [project(x, linears, norm=norm)]
+    found = [linear for linear, _ in joined_parts(linears)]
+    rotating = [linear for linear in found if type(linear) is RotatedLinear]
+    if len(rotating) == 1 and type(norm) is nn.RMSNorm:
+        (one,) = rotating
+        weight = norm["weight"]
+        rotated, x = hadamard_of_norm(x, weight, one.block, one["signs"], eps=norm.eps)
+        return [
+            linear.of_rotated(rotated) if linear is one else apply_linear(linear, x)
+            for linear in found
+        ]
     if norm is not None:
         x = apply_norm(norm, x)
-    return tuple(apply_linear(linear, x).astype(dtype) for linear in linears)
+    if len(found) > 1 and _are_one_product(linears, x):
+        return [linear_product(x, mx.concatenate([linear["weight"] for linear in linears]))]
+    return [apply_linear(linear, x) for linear in found]
+
+
+def _adds(linear: nn.Module, x: mx.array, residual: mx.array) -> bool:
+    """Whether a GPU adds to the product in the same launch."""
+    is_plain = type(linear) is nn.Linear and "bias" not in linear
+    dtypes = {x.dtype, residual.dtype, linear["weight"].dtype} if is_plain else ()
+    return len(dtypes) == 1 and dispatch.metal_unavailable() is None
 
 
 def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array, int]:

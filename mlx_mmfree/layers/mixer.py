@@ -195,6 +195,8 @@ class TokenMixer(nn.Module):
         weighs_channels: `mixing_weights` has weights of each channel instead of each head.
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
         partition: How it is divided between processes; `None`: it cannot be, or has no weights.
+        shared_inputs: Names of its linears that read the same input, in the order in which it asks for
+            them, where it says so.
     """
 
     name: ClassVar[str] = ""
@@ -373,6 +375,7 @@ class ChannelMixer(nn.Module):
     Attributes:
         name: What a description of a model calls it; `""`: the name of its file.
         partition: How it is divided between processes; `None`: it cannot be.
+        shared_inputs: As of a `TokenMixer`.
 
     Shape:
         `x` and `y`: `(..., D)`.

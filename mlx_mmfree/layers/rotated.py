@@ -68,7 +68,13 @@ class RotatedLinear(Matrix, nn.Module):
         return self.block
 
     def _product(self, x: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-        rotated = hadamard(x, self.block, self.signs)
+        return self._of_rotated(hadamard(x, self.block, self.signs), scales, biases)
+
+    def of_rotated(self, x: mx.array) -> mx.array:
+        """The result for an input that is rotated already."""
+        return self._of_rotated(x, self["scales"], self["biases"])
+
+    def _of_rotated(self, rotated: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
         form = AffineForm(scales, biases, self.codes_group, self.bits)
         return affine_product(rotated, self["weight"], form)
 

@@ -5,14 +5,20 @@ latest token `S + p` with `p % W == j`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .attention import attention
+from .attention.metal_step import MAX_DIMS, MAX_SLOTS, one_token
+from .backend import self_check
 from .backend.cost import Call, Cost, meeting, norm_work, softmax_work, work
 from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from .backend.gradient import with_reference_gradient
+from .backend.launch import SIMD_GROUP
 from .float_dtypes import FLOATS
+from .rotated_heads import Rotation
 
 
 class Place(NamedTuple):
@@ -107,6 +113,8 @@ class Options(NamedTuple):
     window: int | None = None
     sinks: int = 0
     place: Callable[[], Place] | None = None
+    angles: Callable[[], Rotation] | None = None
+    is_gated: bool = False
 
 
 def attention_step(
@@ -124,6 +132,8 @@ def attention_step(
     window: int | None = None,
     sinks: int = 0,
     place: Callable[[], Place] | None = None,
+    angles: Callable[[], Rotation] | None = None,
+    is_gated: bool = False,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     r"""Attention of one token to those before it and itself, and the state that holds it.
 
@@ -157,6 +167,9 @@ def attention_step(
         sinks: The number of first tokens that stay.
         place: Gives what `next_place` returns for the positions, where layers share it. A kernel that
             finds the place itself does not ask.
+        angles: Gives the rotation of the token, where layers share it. It is asked for likewise.
+        is_gated: Each head of queries has a gate :math:`g_h` as wide behind it, and :math:`y_h` is
+            multiplied by :math:`\sigma(g_h)`; `projected` is `(B, 1, (2H + 2G) K)` then.
 
     Returns:
         `y`, `(B, 1, H K)` in the dtype of `projected`, the new keys and values with the shapes and
@@ -177,7 +190,17 @@ def attention_step(
         ((1, 1, 8), [[0, 1, 2, 3]])
     """
     options = Options(
-        num_heads, wavelengths, is_interleaved, query_norm, key_norm, norm_eps, window, sinks, place
+        num_heads,
+        wavelengths,
+        is_interleaved,
+        query_norm,
+        key_norm,
+        norm_eps,
+        window,
+        sinks,
+        place,
+        angles,
+        is_gated,
     )
     if keys.size == 0:
         check(projected, keys, values, positions, options)
@@ -204,9 +227,11 @@ def check(
             "[attention_step] 'window' must be positive, 'sinks' not negative, and both together "
             f"below 2**31, but got {window} and {sinks}."
         )
-    if num_heads % groups or projected.shape != (batch, 1, (num_heads + 2 * groups) * dims):
+    queries = 2 * num_heads if options.is_gated else num_heads
+    if num_heads % groups or projected.shape != (batch, 1, (queries + 2 * groups) * dims):
+        width = "2H + 2G" if options.is_gated else "H + 2G"
         raise ValueError(
-            f"[attention_step] 'projected' and 'keys' must have shapes (B, 1, (H + 2G) K) and "
+            f"[attention_step] 'projected' and 'keys' must have shapes (B, 1, ({width}) K) and "
             f"(B, G, C, K) but got {projected.shape} and {keys.shape} for {num_heads} heads."
         )
     if values.shape != keys.shape or not positions.shape[1] <= room > 0:
@@ -236,12 +261,25 @@ def reference(
     options: Options,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """The definition, in terms of `attention`."""
-    batch, groups, room, dims = keys.shape
-    num_heads = options.num_heads
-    if options.place is None:
-        place = next_place(positions, room, options.window, options.sinks)
-    else:
-        place = options.place()
+    place = _place(positions, keys.shape[2], options)
+    y, _, _, keys, values = _by_definition(projected, keys, values, place, options)
+    return y, keys, values, place.positions
+
+
+def _place(positions: mx.array, room: int, options: Options) -> Place:
+    if options.place is not None:
+        return options.place()
+    return next_place(positions, room, options.window, options.sinks)
+
+
+def _by_definition(
+    projected: mx.array, keys: mx.array, values: mx.array, place: Place, options: Options
+) -> tuple[mx.array, ...]:
+    """The result of a token, its key and value as the cache holds them, and the cache."""
+    batch, groups, _, dims = keys.shape
+    num_heads, gates = options.num_heads, None
+    if options.is_gated:
+        projected, gates = without_gates(projected, num_heads, dims)
     heads = projected.reshape(batch, -1, 1, dims)
     if options.query_norm is not None:
         q, k, v = mx.split(heads, [num_heads, num_heads + groups], axis=1)
@@ -261,12 +299,145 @@ def reference(
             freqs=options.wavelengths,
         )
     q, k = mx.split(turned, [num_heads], axis=1)
-    v = heads[:, num_heads + groups :]
-    keys = write_slots(keys, k.astype(keys.dtype), place.slots)
-    values = write_slots(values, v.astype(values.dtype), place.slots)
+    k, v = k.astype(keys.dtype), heads[:, num_heads + groups :].astype(values.dtype)
+    keys, values = write_slots(keys, k, place.slots), write_slots(values, v, place.slots)
     count = place.positions.shape[1]
-    y = attention(q, keys[:, :, :count], values[:, :, :count], place.mask)
-    return y.reshape(batch, 1, -1).astype(projected.dtype), keys, values, place.positions
+    y = attention(q, keys[:, :, :count], values[:, :, :count], place.mask).reshape(batch, 1, -1)
+    y = y if gates is None else y * mx.sigmoid(gates)
+    return y.astype(projected.dtype), k, v, keys, values
+
+
+def without_gates(projected: mx.array, num_heads: int, dims: int) -> tuple[mx.array, mx.array]:
+    """Queries, keys and values `(B, L, (H + 2G) K)`, and the gates of the heads, `(B, L, H K)`."""
+    both, others = mx.split(projected, [2 * num_heads * dims], axis=-1)
+    heads = mx.unflatten(both, -1, (num_heads, 2, dims))
+    queries, gates = (mx.flatten(part, 2) for part in mx.split(heads, 2, axis=3))
+    return mx.concatenate([queries, others], axis=-1), gates
+
+
+def _metal(
+    projected: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    positions: mx.array,
+    options: Options,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """One launch, and an update for each buffer.
+
+    What the updates write comes from the launch that reads the buffers, so that these are free to be
+    written in place by then.
+    """
+    place = _place(positions, keys.shape[2], options)
+    rotation = _rotation(place, options)
+    y, k, v = _attended(projected, keys, values, place, rotation, options)
+    keys, values = write_slots(keys, k, place.slots), write_slots(values, v, place.slots)
+    return y, keys, values, place.positions
+
+
+def _rotation(place: Place, options: Options) -> Rotation | None:
+    if options.wavelengths is None:
+        return None
+    if options.angles is not None:
+        return options.angles()
+    return Rotation.of(place.lengths, 1, options.wavelengths)
+
+
+def _attended(
+    projected: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    place: Place,
+    rotation: Rotation | None,
+    options: Options,
+) -> Any:
+    """What `metal_step.one_token` returns, with the gradient of the definition."""
+    given = (options.query_norm, options.key_norm)
+    norms = [norm for norm in given if norm is not None]
+    angles = () if rotation is None else (rotation.cosines, rotation.sines)
+
+    def run(projected: mx.array, keys: mx.array, values: mx.array, *norms: mx.array) -> Any:
+        return one_token(
+            projected,
+            keys,
+            values,
+            (place.slots, place.positions),
+            angles,
+            norms,
+            num_heads=options.num_heads,
+            eps=options.norm_eps,
+            is_interleaved=options.is_interleaved,
+            is_gated=options.is_gated,
+        )
+
+    def definition(projected: mx.array, keys: mx.array, values: mx.array, *norms: mx.array) -> Any:
+        given = options
+        if norms:
+            given = options._replace(query_norm=norms[0], key_norm=norms[1])
+        return list(_by_definition(projected, keys, values, place, given)[:3])
+
+    return with_reference_gradient(run, definition)(projected, keys, values, *norms)
+
+
+def _metal_unsupported(
+    projected: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    positions: mx.array,
+    options: Options,
+) -> str | None:
+    if reason := _unsupported(projected, keys, values, positions, options):
+        return reason
+    dims, room = keys.shape[3], keys.shape[2]
+    if dims % SIMD_GROUP or dims > MAX_DIMS:
+        return f"heads have {dims} dims, not a multiple of {SIMD_GROUP} up to {MAX_DIMS}"
+    used = min(slots_after(positions.shape[1], 1, options.window, options.sinks), room)
+    if used > MAX_SLOTS:
+        return f"there are {used} slots, more than {MAX_SLOTS}"
+    norm, waves = options.query_norm, options.wavelengths
+    variant: dict[str, Any] = {
+        "projected": projected.dtype,
+        "keys": keys.dtype,
+        "values": values.dtype,
+        "norm": None if norm is None else norm.dtype,
+        "dims": dims,
+        "pairs": 0 if waves is None else waves.size,
+        "is_interleaved": options.is_interleaved,
+        "is_gated": options.is_gated,
+    }
+    return self_check.kernel_fault(
+        "attention_step",
+        partial(_without_positions, _metal),
+        partial(_without_positions, reference),
+        partial(_step_to_check, **variant),
+        **variant,
+    )
+
+
+def _without_positions(run: Callable[..., Sequence[mx.array]], *arguments: Any) -> list[mx.array]:
+    return list(run(*arguments)[:3])
+
+
+def _step_to_check(
+    projected: mx.Dtype,
+    keys: mx.Dtype,
+    values: mx.Dtype,
+    norm: mx.Dtype | None,
+    dims: int,
+    pairs: int,
+    is_interleaved: bool,
+    is_gated: bool,
+) -> tuple[Any, ...]:
+    # a key head of two query heads, and more slots than SIMD groups, of which the last is free
+    batch, used, width = 2, 20, (6 if is_gated else 4) * dims
+    numbers = mx.arange(batch * (used + 1) * dims)
+    cache = ((numbers * 37 % 101) / 50.0 - 1.0).reshape(batch, 1, used + 1, dims)
+    token = ((mx.arange(batch * width) * 53 % 97) / 48.0 - 1.0).reshape(batch, 1, width)
+    positions = mx.broadcast_to(mx.arange(used), (batch, used))
+    scale = None if norm is None else (mx.arange(dims) % 3 + 1.0).astype(norm)
+    waves = mx.arange(pairs) + 2.0 if pairs else None
+    options = Options(2, waves, is_interleaved, scale, scale, is_gated=is_gated)
+    held = cache.astype(keys), (0.5 * cache).astype(values)
+    return token.astype(projected), *held, positions, options
 
 
 def native(
@@ -277,11 +448,14 @@ def native(
     options: Options,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """C++, in which each key and value is read once for all heads that share it."""
-    *others, window, sinks, _ = options
+    *others, window, sinks, _, _, is_gated = options
+    gates = None
+    if is_gated:
+        projected, gates = without_gates(projected, options.num_heads, keys.shape[3])
     y, keys, values, positions = _kernel()(
         projected, keys, values, positions, *others, window, sinks
     )
-    return y, keys, values, positions
+    return y if gates is None else y * mx.sigmoid(gates), keys, values, positions
 
 
 def _unsupported(
@@ -352,7 +526,7 @@ operation = Operation(
     check=check,
     costs={"AttentionStep": _cost},
     native=Backend(native, _unsupported, refuses=True),
-    metal=reference,
+    metal=Backend(_metal, _metal_unsupported),
     chunked=reference,
     reference=reference,
 )

@@ -1,15 +1,20 @@
 """The signed Walsh-Hadamard transform of blocks, by which weights are rotated."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
+from .activations import gated
 from .backend import launch, self_check
 from .backend.cost import Call, Cost, work
 from .backend.dispatch import Backend, Example, Operation, native_kernel
 from .backend.gradient import with_reference_gradient
+from .backend.metal_functions import SIGMOID, SUM_OF_THREADGROUP
 from .float_dtypes import FLOATS
+from .norms import rms_norm
 
 MAX_BLOCK = 2**13
 
@@ -82,28 +87,25 @@ def _reference(x: mx.array, signs: mx.array | None, block: int, inverse: bool) -
     return y.astype(x.dtype)
 
 
-_kernel = mx.fast.metal_kernel(
-    name="hadamard",
-    # (blocks, BLOCK), (D,), ()
-    input_names=["x", "signs", "scale"],
-    output_names=["out"],  # (blocks, BLOCK)
-    source="""
+_SOURCE = """
     constexpr uint THREADS = BLOCK / EACH;
     constexpr uint GROUPS = THREADS / 32;
     const uint thread = thread_index_in_threadgroup;
     const uint lane = thread_index_in_simdgroup;
     const uint group = simdgroup_index_in_threadgroup;
     const uint block = threadgroup_position_in_grid.x;
-    const auto values = x + static_cast<size_t>(block) * BLOCK;
+    const uint dims = signs_shape[0];
+    const uint column = block % (dims / BLOCK) * BLOCK;
+    const size_t row = block / (dims / BLOCK);
     const auto outs = out + static_cast<size_t>(block) * BLOCK;
-    const auto own_signs = signs + (block % (signs_shape[0] / BLOCK)) * BLOCK;
+    <begin>
 
     float v[EACH];
     #pragma clang loop unroll(full)
     for (uint k = 0; k < EACH; k++) {
         const uint place = thread + THREADS * k;
-        v[k] = static_cast<float>(values[place]);
-        if (HAS_SIGNS && !INVERSE) v[k] *= own_signs[place];
+        <value>
+        if (HAS_SIGNS && !INVERSE) v[k] *= signs[column + place];
     }
     #pragma clang loop unroll(full)
     for (uint step = 1; step < EACH; step *= 2) {
@@ -153,20 +155,71 @@ _kernel = mx.fast.metal_kernel(
             ? lane + 32 * (k % GROUPS) + THREADS * (k / GROUPS + EACH / GROUPS * group)
             : thread + THREADS * k;
         float y = v[k] * scale;
-        if (HAS_SIGNS && INVERSE) y *= own_signs[place];
+        if (HAS_SIGNS && INVERSE) y *= signs[column + place];
         outs[place] = static_cast<T>(y);
     }
+"""
+
+_SQUARES = """
+    const auto numbers = x + row * dims;
+    threadgroup float group_squares[32];
+    float squares = 0;
+    for (uint place = thread; place < dims; place += THREADS) {
+        const float number = static_cast<float>(numbers[place]);
+        squares += number * number;
+    }
+    squares = sum_of_threadgroup(squares, group_squares, lane, group, GROUPS);
+    const float factor = precise::rsqrt(squares / static_cast<float>(dims) + eps);
+"""
+
+_NORMED = """
+        const float number = static_cast<float>(numbers[column + place]) * factor
+            * static_cast<float>(weight[column + place]);
+        normed[row * dims + column + place] = static_cast<T>(number);
+        v[k] = number;
+"""
+
+
+def _kernel_of(name: str, given: Sequence[str], begin: str, value: str) -> Any:
+    """The transform of values that the text `value` computes, as `v[k]` for a `place` of the block."""
+    return mx.fast.metal_kernel(
+        name=name,
+        # (rows, D), (D,), (), then those of `given`
+        input_names=["x", "signs", "scale", *given],
+        output_names=["out", "normed"] if "weight" in given else ["out"],  # (rows, D)
+        header=SIGMOID + SUM_OF_THREADGROUP,
+        source=_SOURCE.replace("<begin>", begin).replace("<value>", value),
+    )
+
+
+_kernel = _kernel_of(
+    "hadamard", (), "", "v[k] = static_cast<float>(x[row * dims + column + place]);"
+)
+_norm_kernel = _kernel_of("hadamard_of_norm", ("weight", "eps"), _SQUARES, _NORMED)
+_gate_kernel = _kernel_of(
+    "hadamard_of_gate",
+    (),
+    "const auto gates = x + 2 * row * dims + column;",
+    """
+        const float gate = static_cast<float>(gates[place]);
+        v[k] = gate * sigmoid(gate) * static_cast<float>(gates[dims + place]);
     """,
 )
 
 _MIN_METAL_BLOCK = 64
 
 
+def _too_small(block: int) -> str | None:
+    return (
+        None if block >= _MIN_METAL_BLOCK else f"blocks have fewer than {_MIN_METAL_BLOCK} numbers"
+    )
+
+
 def _metal_unsupported(
     x: mx.array, signs: mx.array | None, block: int, inverse: bool
 ) -> str | None:
-    if block < _MIN_METAL_BLOCK:
-        return f"blocks have fewer than {_MIN_METAL_BLOCK} numbers"
+    if reason := _too_small(block):
+        return reason
     return self_check.kernel_fault(
         "hadamard",
         partial(_in_one_launch, block=block, inverse=inverse),
@@ -188,26 +241,40 @@ def _check_inputs(dtype: mx.Dtype, has_signs: bool, block: int) -> tuple[mx.arra
 
 def _in_one_launch(x: mx.array, signs: mx.array | None, *, block: int, inverse: bool) -> mx.array:
     """One launch with a threadgroup for each block."""
-    each = min(16, block // launch.SIMD_GROUP)
-    blocks, threads = x.size // block, block // each
     # without signs, something of the right size that is not read
     held = mx.ones((x.shape[-1],)) if signs is None else signs
-    (y,) = launch.launch(
-        _kernel,
-        inputs=[x.reshape(blocks, block), held, mx.array(block**-0.5, mx.float32)],
+    (y,) = _launch(_kernel, x, held, block, signs is not None, inverse)
+    return y
+
+
+def _launch(
+    kernel: Any,
+    x: mx.array,
+    signs: mx.array,
+    block: int,
+    has_signs: bool = True,
+    inverse: bool = False,
+    others: Sequence[mx.array] = (),
+) -> list[mx.array]:
+    each, dims = min(16, block // launch.SIMD_GROUP), signs.shape[0]
+    shape = (*x.shape[:-1], dims)
+    blocks, threads = math.prod(shape) // block, block // each
+    count = 2 if others else 1
+    return launch.launch(
+        kernel,
+        inputs=[x, signs, mx.array(block**-0.5, mx.float32), *others],
         template=[
             ("T", x.dtype),
             ("BLOCK", block),
             ("EACH", each),
-            ("HAS_SIGNS", signs is not None),
+            ("HAS_SIGNS", has_signs),
             ("INVERSE", inverse),
         ],
         grid=(threads * blocks, 1, 1),
         threadgroup=(threads, 1, 1),
-        output_shapes=[(blocks, block)],
-        output_dtypes=[x.dtype],
+        output_shapes=[shape] * count,
+        output_dtypes=[x.dtype] * count,
     )
-    return y.reshape(x.shape)
 
 
 def _metal(x: mx.array, signs: mx.array | None, block: int, inverse: bool) -> mx.array:
@@ -250,4 +317,198 @@ _operation = Operation(
     metal=Backend(_metal, _metal_unsupported),
     native=Backend(_native, refuses=True),
     reference=_reference,
+)
+
+
+def hadamard_of_norm(
+    x: mx.array, weight: mx.array, block: int, signs: mx.array, *, eps: float
+) -> tuple[mx.array, mx.array]:
+    r"""`hadamard` of an RMSNorm, and the norm itself.
+
+    .. math::
+        z = \frac{x}{\sqrt{\mathrm{mean}(x^2) + \epsilon}}\,w, \qquad
+        y = \frac{1}{\sqrt{n}} H_n (s \odot z)
+
+    Args:
+        x: `(..., D)`, any float dtype.
+        weight: `w`, `(D,)`.
+        block: `n`, as of `hadamard`.
+        signs: `s`, float32 `(D,)`.
+        eps: Epsilon of the norm.
+
+    Returns:
+        `y` and `z`, `(..., D)` in the dtype of `x`.
+
+    Raises:
+        ValueError: A shape does not fit.
+
+    Example:
+        >>> y, z = hadamard_of_norm(mx.array([3.0, 3.0]), mx.ones(2), 2, mx.ones(2), eps=0.0)
+        >>> [round(n, 4) for n in (y + z).tolist()]
+        [2.4142, 1.0]
+    """
+    if weight.shape != x.shape[-1:] or signs.shape != x.shape[-1:]:
+        raise ValueError(
+            f"[hadamard_of_norm] 'weight' and 'signs' must have shape {x.shape[-1:]} but got "
+            f"{weight.shape} and {signs.shape}."
+        )
+    if x.size == 0:
+        return x, x
+    y, z = _of_norm(x, weight, signs, block, eps)
+    return y, z
+
+
+def _norm_reference(
+    x: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
+) -> tuple[mx.array, mx.array]:
+    """The definition, in terms of the other operations."""
+    normed = rms_norm(x, weight, eps=eps)
+    return hadamard(normed, block, signs), normed
+
+
+def hadamard_of_gate(x: mx.array, block: int, signs: mx.array) -> mx.array:
+    r"""`hadamard` of what a swish gates, :math:`\mathrm{silu}(x_{..D}) \odot x_{D..}`.
+
+    .. math::
+        y = \frac{1}{\sqrt{n}} H_n (s \odot \mathrm{silu}(x_{..D}) \odot x_{D..})
+
+    Args:
+        x: `(..., 2D)`, any float dtype.
+        block: `n`, as of `hadamard`.
+        signs: `s`, float32 `(D,)`.
+
+    Returns:
+        `(..., D)` in the dtype of `x`.
+
+    Raises:
+        ValueError: A shape does not fit.
+
+    Example:
+        >>> y = hadamard_of_gate(mx.array([2.0, 2.0, 1.0, 1.0]), 2, mx.ones(2))
+        >>> [round(n, 4) for n in y.tolist()]
+        [2.4913, 0.0]
+    """
+    if x.shape[-1] != 2 * signs.shape[0]:
+        raise ValueError(
+            f"[hadamard_of_gate] 'x' must have {2 * signs.shape[0]} numbers in its last axis but got "
+            f"shape {x.shape}."
+        )
+    if x.size == 0:
+        return x[..., : signs.shape[0]]
+    y: mx.array = _of_gate(x, signs, block)
+    return y
+
+
+def _gate_reference(x: mx.array, signs: mx.array, block: int) -> mx.array:
+    """The definition, in terms of the other operations."""
+    return hadamard(gated(x, "silu"), block, signs)
+
+
+def _norm_in_one_launch(
+    block: int, eps: float, x: mx.array, weight: mx.array, signs: mx.array
+) -> list[mx.array]:
+    others = [weight, mx.array(eps, mx.float32)]
+    return _launch(_norm_kernel, x, signs, block, others=others)
+
+
+def _norm_definition(
+    block: int, eps: float, x: mx.array, weight: mx.array, signs: mx.array
+) -> list[mx.array]:
+    return list(_norm_reference(x, weight, signs, block, eps))
+
+
+def _norm_metal(
+    x: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
+) -> tuple[mx.array, mx.array]:
+    """One launch, in which each block's threadgroup finds the mean square of its row."""
+    run = with_reference_gradient(
+        partial(_norm_in_one_launch, block, eps), partial(_norm_definition, block, eps)
+    )
+    y, normed = run(x, weight, signs)
+    return y, normed
+
+
+def _norm_unsupported(
+    x: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
+) -> str | None:
+    if reason := launch.not_floats(x, weight) or _too_small(block):
+        return reason
+    return self_check.kernel_fault(
+        "hadamard_of_norm",
+        partial(_norm_in_one_launch, block, eps),
+        partial(_norm_definition, block, eps),
+        partial(_norm_to_check, x.dtype, weight.dtype, block),
+        dtype=x.dtype,
+        weight=weight.dtype,
+        block=block,
+    )
+
+
+def _norm_to_check(dtype: mx.Dtype, weight: mx.Dtype, block: int) -> list[mx.array]:
+    x, signs = _check_inputs(dtype, True, block)
+    assert signs is not None
+    return [x, (mx.arange(2 * block) % 3 + 1.0).astype(weight), signs]
+
+
+def _gate_in_one_launch(block: int, x: mx.array, signs: mx.array) -> mx.array:
+    (y,) = _launch(_gate_kernel, x, signs, block)
+    return y
+
+
+def _gate_definition(block: int, x: mx.array, signs: mx.array) -> mx.array:
+    return _gate_reference(x, signs, block)
+
+
+def _gate_metal(x: mx.array, signs: mx.array, block: int) -> mx.array:
+    """One launch."""
+    run = with_reference_gradient(
+        partial(_gate_in_one_launch, block), partial(_gate_definition, block)
+    )
+    y: mx.array = run(x, signs)
+    return y
+
+
+def _gate_unsupported(x: mx.array, signs: mx.array, block: int) -> str | None:
+    if reason := launch.not_floats(x) or _too_small(block):
+        return reason
+    return self_check.kernel_fault(
+        "hadamard_of_gate",
+        partial(_gate_in_one_launch, block),
+        partial(_gate_definition, block),
+        partial(_gate_to_check, x.dtype, block),
+        dtype=x.dtype,
+        block=block,
+    )
+
+
+def _gate_to_check(dtype: mx.Dtype, block: int) -> list[mx.array]:
+    x, signs = _check_inputs(dtype, True, block)
+    assert signs is not None
+    return [mx.concatenate([x, x[..., ::-1]], axis=-1), signs]
+
+
+def _norm_examples() -> Iterator[Example]:
+    for dtype in FLOATS:
+        for block in (512, 1024):
+            x, ones = mx.zeros((1, block), dtype), mx.ones((block,))
+            yield Example((x, ones, ones, block, 1e-6))
+
+
+def _gate_examples() -> Iterator[Example]:
+    for dtype in FLOATS:
+        for block in (512, 1024):
+            yield Example((mx.zeros((1, 2 * block), dtype), mx.ones((block,)), block))
+
+
+_of_norm = Operation(
+    "hadamard_of_norm",
+    _norm_examples,
+    metal=Backend(_norm_metal, _norm_unsupported),
+    reference=_norm_reference,
+)
+_of_gate = Operation(
+    "hadamard_of_gate",
+    _gate_examples,
+    metal=Backend(_gate_metal, _gate_unsupported),
+    reference=_gate_reference,
 )

@@ -14,8 +14,8 @@ from ..layers.delta_rule import (
     fresh_step_bias,
     gated_output,
 )
-from ..layers.linear import columns, project, project_apart
-from ..layers.mixer import Linears, factory_of
+from ..layers.linear import apply_norm, columns, products, project
+from ..layers.mixer import Linears, StatesByPosition, factory_of, one_by_one
 from ..ops.gated_delta_net import delta_rule_inputs, delta_rule_output, head_gates
 from ..ops.gated_delta_rule import led_by_delta_rule
 
@@ -69,6 +69,7 @@ class GatedDeltaNet(DeltaRuleMixer):
     )
     complexity: ClassVar[str] = "T D^2 / H"
     paper: ClassVar[str] = "arXiv 2412.06464"
+    fuses: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -108,19 +109,38 @@ class GatedDeltaNet(DeltaRuleMixer):
         self.decay_log = fresh_decay_log(heads)
         self.step_bias = fresh_step_bias(heads)
         self.gate_proj = factory_of(linear, "gate_proj")(dims, heads * value_dim, bias=bias)
-
-    @property
-    def shared_inputs(self) -> tuple[str, ...]:
-        """The projections of the mixer's input; those of gates come last."""
-        return (*(f"{name}_proj" for name in self._inner), "gate_proj", "beta_proj", "decay_proj")
+        # those of gates last
+        self.shared_inputs += ("gate_proj", "beta_proj", "decay_proj")
 
     def mix(
-        self, x: mx.array, state: DeltaRuleState, context: Context
+        self,
+        x: mx.array,
+        state: DeltaRuleState,
+        context: Context,
+        *,
+        norm: nn.Module | None = None,
+        residual: mx.array | None = None,
+    ) -> tuple[mx.array, DeltaRuleState | StatesByPosition]:
+        if context.valid is None and context.starts is None and not context.by_position:
+            return self._mix(x, state, norm, residual)
+        after: DeltaRuleState | StatesByPosition
+        x = x if norm is None else apply_norm(norm, x)
+        if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
+            y, after = one_by_one(self.mix, x, state, context)
+        else:
+            y, after = super().mix(x, state, context)
+        return y if residual is None else residual + y, after
+
+    def _mix(
+        self,
+        x: mx.array,
+        state: DeltaRuleState,
+        norm: nn.Module | None,
+        residual: mx.array | None,
     ) -> tuple[mx.array, DeltaRuleState]:
-        if context.valid is not None or context.starts is not None:
-            return super().mix(x, state, context)
-        sizes, norm = self._sizes, self["output_norm"]
-        parts = project_apart(x, [self[name] for name in self.shared_inputs])
+        """Without padding and other samples, in few launches of a GPU."""
+        sizes, output_norm = self._sizes, self["output_norm"]
+        parts = products(x, [self[name] for name in self["shared_inputs"]], norm=norm)
         width = sizes.channels + sizes.heads * sizes.value_dim
         qkv, _ = columns(parts, 0, sizes.channels)
         gate, first = columns(parts, sizes.channels, width - sizes.channels)
@@ -135,8 +155,9 @@ class GatedDeltaNet(DeltaRuleMixer):
             sizes,
         )
         o, memory = led_by_delta_rule(q, written, v, read, f, state.memory)
-        y = delta_rule_output(o, gate, norm["weight"], eps=norm.eps, first=first)
-        return project(y.astype(x.dtype), (self[self._output],)), DeltaRuleState(last, memory)
+        weight, eps = output_norm["weight"], output_norm.eps
+        y = delta_rule_output(o, gate, weight, eps=eps, first=first).astype(x.dtype)
+        return project(y, (self[self._output],), residual=residual), DeltaRuleState(last, memory)
 
     def gates(self, x: mx.array) -> mx.array:
         return head_gates(self["decay_proj"](x), self["decay_log"], self["step_bias"])

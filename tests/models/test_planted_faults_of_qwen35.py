@@ -10,6 +10,7 @@ import pytest
 
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.layers import rotated
+from mlx_mmfree.layers.attention import mixer
 from mlx_mmfree.layers.attention.mixer import SelfAttention
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
@@ -74,8 +75,8 @@ def reverse_the_taps(model: Decoder) -> None:
 def rotate_whole_heads(model: Decoder) -> None:
     for block in model.blocks:
         if isinstance(block.token_mixer, SelfAttention):
-            mixer = block.token_mixer
-            mixer.rope = model.config.rotation.build(mixer.head_dim)
+            attention = block.token_mixer
+            attention.rope = model.config.rotation.build(attention.head_dim)
 
 
 @pytest.mark.parametrize(
@@ -120,21 +121,21 @@ def tile_the_keys(patch: Patch) -> None:
 
 
 def leave_out_the_gate(patch: Patch) -> None:
-    plain = SelfAttention._without_gates
+    plain = mixer.without_gates
 
-    def without(self: SelfAttention, projected: mx.array) -> Any:
-        return plain(self, projected)[0], None
+    def without(projected: mx.array, num_heads: int, dims: int) -> Any:
+        return plain(projected, num_heads, dims)[0], None
 
-    patch.setattr(SelfAttention, "_without_gates", without)
+    patch.setattr(mixer, "without_gates", without)
 
 
 def split_queries_from_gates(patch: Patch) -> None:
-    def split(self: SelfAttention, projected: mx.array) -> Any:
-        width = self.num_heads * self.head_dim
+    def split(projected: mx.array, num_heads: int, dims: int) -> Any:
+        width = num_heads * dims
         queries, gates, others = mx.split(projected, [width, 2 * width], axis=-1)
         return mx.concatenate([queries, others], axis=-1), gates
 
-    patch.setattr(SelfAttention, "_without_gates", split)
+    patch.setattr(mixer, "without_gates", split)
 
 
 def gate_before_the_norm(patch: Patch) -> None:

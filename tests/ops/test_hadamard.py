@@ -8,6 +8,9 @@ import pytest
 
 from mlx_mmfree.ops import hadamard, use_backend
 from mlx_mmfree.ops.float_dtypes import FLOATS
+from mlx_mmfree.ops.hadamard import hadamard_of_gate, hadamard_of_norm
+from tests.emulator.emulator import Emulator
+from tests.ops.planting import BARRIER, Fault, assert_seen
 from tests.tolerances import TOLERANCE, relative_error
 
 
@@ -108,3 +111,109 @@ def test_metal_kernel(block: int, dtype: mx.Dtype) -> None:
                 got = hadamard(x, block, given, inverse=inverse)
             assert got.dtype == dtype
             assert relative_error(got, want) <= TOLERANCE[dtype]
+
+
+def drawn(dims: int, block: int, dtype: mx.Dtype) -> tuple[mx.array, np.ndarray]:
+    random = np.random.default_rng(dims + block)
+    x = mx.array(random.normal(size=(2, dims)).astype(np.float32)).astype(dtype)
+    return x, random.choice([-1.0, 1.0], dims)
+
+
+def float64(x: mx.array) -> np.ndarray:
+    return np.array(x.astype(mx.float32), np.float64)
+
+
+def check_norm(dims: int, block: int, dtype: mx.Dtype, weight: mx.Dtype = mx.float32) -> None:
+    x, signs = drawn(dims, block, dtype)
+    gain = (1 + mx.arange(dims) % 7 / 8).astype(weight)
+    y, z = hadamard_of_norm(x, gain, block, mx.array(signs.astype(np.float32)), eps=1e-2)
+    numbers = float64(x)
+    normed = numbers / np.sqrt((numbers**2).mean(axis=-1, keepdims=True) + 1e-2) * float64(gain)
+    want = transformed(normed, block, signs, inverse=False)
+    assert y.dtype == z.dtype == dtype
+    assert relative_error(z, mx.array(normed)) <= TOLERANCE[dtype]
+    assert relative_error(y, mx.array(want)) <= TOLERANCE[dtype]
+
+
+def check_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
+    x, _ = drawn(2 * dims, block, dtype)
+    signs = np.where(np.arange(dims) % 3, 1.0, -1.0)
+    y = hadamard_of_gate(4 * x, block, mx.array(signs.astype(np.float32)))
+    gate, up = np.split(float64(4 * x), 2, axis=-1)
+    want = transformed(gate / (1 + np.exp(-gate)) * up, block, signs, inverse=False)
+    assert y.dtype == dtype
+    assert relative_error(y, mx.array(want)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("dims", "block"), [(5120, 1024), (96, 32)])
+def test_of_a_norm_and_of_a_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
+    check_norm(dims, block, dtype)
+    check_gate(dims, block, dtype)
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("dims", "block"), [(5120, 1024), (192, 64), (512, 512), (6144, 2048)])
+def test_of_a_norm_and_of_a_gate_on_metal(
+    metal: None, dims: int, block: int, dtype: mx.Dtype
+) -> None:
+    with use_backend("metal"):
+        check_norm(dims, block, dtype)
+        check_norm(dims, block, dtype, dtype)
+        check_gate(dims, block, dtype)
+
+
+@pytest.mark.metal
+def test_gradients_of_both_on_metal(metal: None) -> None:
+    x, signs = mx.random.normal((2, 256)), mx.ones((128,))
+
+    def loss(x: mx.array) -> mx.array:
+        gated = hadamard_of_gate(x, 64, signs)
+        y, z = hadamard_of_norm(gated, 2 * signs, 64, signs, eps=1e-3)
+        return (y * mx.cos(mx.arange(256).reshape(2, 128)) + z * z * z).sum()
+
+    with use_backend("metal"):
+        got = mx.grad(loss)(x)
+    with use_backend("reference"):
+        assert relative_error(got, mx.grad(loss)(x)) <= 1e-5
+
+
+def test_shapes_of_both_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"\[hadamard_of_norm\] 'weight' and 'signs' must have"):
+        hadamard_of_norm(mx.ones((1, 64)), mx.ones(32), 32, mx.ones(64), eps=1e-6)
+    with pytest.raises(ValueError, match=r"\[hadamard_of_gate\] 'x' must have 128 numbers"):
+        hadamard_of_gate(mx.ones((1, 64)), 32, mx.ones(64))
+
+
+def of_norm() -> None:
+    with use_backend("metal"):
+        check_norm(4096, 1024, mx.float32)
+
+
+def of_gate() -> None:
+    with use_backend("metal"):
+        check_gate(1024, 512, mx.float32)
+
+
+KERNELS = {of_norm: "hadamard_of_norm", of_gate: "hadamard_of_gate"}
+FAULTS = {
+    "norm: of the block": Fault(of_norm, "place < dims", "place < BLOCK", 0),
+    "norm: of the first row": Fault(of_norm, "x + row * dims", "x", 0),
+    "norm: gain of the first block": Fault(of_norm, "weight[column + place]", "weight[place]", 0),
+    "norm: epsilon": Fault(of_norm, "+ eps)", ")", 0),
+    "norm: signs of the first block": Fault(of_norm, "signs[column + place]", "signs[place]", 0),
+    "norm: barrier before the exchange": Fault(of_norm, BARRIER, "", 1),
+    "gate: halves exchanged": Fault(of_gate, "gates[place]", "gates[dims + place]", 0),
+    "gate: no sigmoid": Fault(of_gate, "gate * sigmoid(gate)", "gate", 0),
+    "gate: rows of half the width": Fault(of_gate, "2 * row * dims", "row * dims", 0),
+}
+
+
+@pytest.mark.metal
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_metal_are_seen(
+    name: str, emulated: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = FAULTS[name]
+    assert_seen(fault, KERNELS[fault.check], emulated, monkeypatch)

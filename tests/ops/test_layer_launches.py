@@ -1,27 +1,34 @@
 """How many operations a layer launches on Metal, counted in the graph of the uncompiled step.
 
-MLX's fast operations and the library's kernels are stand-ins that count as one each; views count as
-none. A layer's own are what a model of three layers has beyond one of two.
+MLX's fast operations and the library's kernels are stand-ins that count as one each, as does what the
+library lets MLX fuse; views count as none. A layer's own are what a model of three layers has beyond one
+of two. Weights are joined as they are when a model is loaded.
 """
 
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx.utils import tree_unflatten
 
 from mlx_mmfree.generation.decode import fixed_state
 from mlx_mmfree.layers import pack_linears
+from mlx_mmfree.layers.joined import join_projections
+from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.ops import activations
 from mlx_mmfree.ops.backend import choice
 from tests import graph
 
 TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
+HEADS = {"head_dim": 64}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hgrn_bit": ("hgrn_bit", {}),
-    "bitnet": ("bitnet", {}),
-    "ternary llama": ("llama", TERNARY),
-    "dense llama": ("llama", {}),
-    "qwen3": ("qwen3", {}),
+    "bitnet": ("bitnet", HEADS),
+    "ternary llama": ("llama", {**TERNARY, **HEADS}),
+    "dense llama": ("llama", HEADS),
+    "qwen3": ("qwen3", HEADS),
     "linear layer of qwen3.5": (
         "qwen3_5_text",
         {
@@ -31,28 +38,58 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_value_head_dim": 128,
         },
     ),
-    "full layer of qwen3.5": ("qwen3_5_text", {"layer_types": None, "full_attention_interval": 1}),
+    "full layer of qwen3.5": (
+        "qwen3_5_text",
+        {"layer_types": None, "full_attention_interval": 1, "head_dim": 128},
+    ),
+}
+CODES = "codes of 2 bits"
+ROTATED = "rotated codes"
+# what linears hold, where that is not what the architecture says
+FORMS = {
+    f"{layer} layer of qwen3.5, {form}": (f"{layer} layer of qwen3.5", form)
+    for layer in ("linear", "full")
+    for form in (CODES, ROTATED)
 }
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
     "hgrn_bit": (5, 10),
-    "bitnet": (8, 12),
-    "ternary llama": (8, 12),
-    "dense llama": (19, 17),
-    "qwen3": (22, 20),
-    "linear layer of qwen3.5": (19, 211),
-    "full layer of qwen3.5": (25, 23),
+    "bitnet": (7, 12),
+    "ternary llama": (7, 12),
+    "dense llama": (10, 11),
+    "qwen3": (10, 14),
+    "linear layer of qwen3.5": (10, 205),
+    "full layer of qwen3.5": (10, 17),
+    f"linear layer of qwen3.5, {CODES}": (12, 207),
+    f"full layer of qwen3.5, {CODES}": (12, 19),
+    f"linear layer of qwen3.5, {ROTATED}": (14, 209),
+    f"full layer of qwen3.5, {ROTATED}": (13, 20),
 }
 
 
 def _model(name: str, layers: int) -> Decoder:
-    model_type, options = MODELS[name]
+    of_model, form = FORMS.get(name, (name, ""))
+    model_type, options = MODELS[of_model]
     architecture = find(model_type)
-    config = {**architecture.tiny, **options, "num_hidden_layers": layers}
+    widths = {"hidden_size": 64, "intermediate_size": 128} if form else {}
+    config = {**architecture.tiny, **options, **widths, "num_hidden_layers": layers}
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     pack_linears(model)
+    if form == CODES:
+        nn.quantize(model, 32, 2, class_predicate=lambda _, module: type(module) is nn.Linear)
+    if form == ROTATED:
+        _rotate(model)
     mx.eval(model.parameters())
-    return model
+    return join_projections(model)
+
+
+def _rotate(model: Decoder) -> None:
+    """Gives all linears of blocks the form that those of Bonsai 2 have, but for the gates of heads."""
+    for path, module in model.named_modules():
+        if type(module) is nn.Linear and not path.endswith(("beta_proj", "decay_proj", "head")):
+            outputs, inputs = module.weight.shape
+            rotated = RotatedLinear(inputs, outputs, group_size=64, bits=2, block=64)
+            model.update_modules(tree_unflatten([(path, rotated)]))
 
 
 def _decoded(model: Decoder, batch: int) -> Any:
@@ -79,13 +116,24 @@ def _read_split(model: Decoder, batch: int) -> Any:
         return _read(model, batch)
 
 
-@pytest.mark.usefixtures("recorded")
+@pytest.fixture
+def fused_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What MLX fuses on a GPU is one operation; a CPU would compile it when states are computed."""
+    monkeypatch.setattr(activations, "on_cpu", lambda: False)
+    monkeypatch.setattr(activations, "_fused_gate", lambda activation: _gated)
+
+
+def _gated(gate: mx.array, up: mx.array) -> mx.array:
+    return graph.stand_in([gate.shape], [gate.dtype], gate, up)[0]
+
+
+@pytest.mark.usefixtures("recorded", "fused_gates")
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *FORMS])
 def test_launches_of_a_layer(name: str, batch: int) -> None:
     models = [_model(name, layers) for layers in (2, 3)]
     decoded, read = LAUNCHES[name]
     for call, count in ((_decoded, decoded), (_read, read), (_read_split, read)):
-        small, large = (graph.operations(call(model, batch)) for model in models)
+        small, large = (graph.launches(call(model, batch)) for model in models)
         added = large - small
         assert added.total() == count, added

@@ -51,7 +51,8 @@ LAUNCHES = {
 def _model(name: str, layers: int, is_packed: bool) -> Decoder:
     model_type, options = MODELS[name]
     architecture = find(model_type)
-    sizes = {"num_hidden_layers": layers, "max_position_embeddings": 2048}
+    head_dim = architecture.tiny.get("head_dim")
+    sizes = {"num_hidden_layers": layers, "max_position_embeddings": 2048, "head_dim": head_dim}
     config = architecture.config.from_hub({**architecture.tiny, **options, **sizes})
     model: Decoder = architecture.build(config)
     if is_packed:

@@ -26,6 +26,7 @@ from ...files.checkpoint_files import (
 from ...files.reading import read_json_object
 from ...images import ImageProcessor
 from ...layers.arguments import with_arguments_of
+from ...layers.joined import join_projections
 from ...layers.matrix import converted, kept_names, matrices, parameters
 from ...models import (
     Decoder,
@@ -237,6 +238,7 @@ class OpenedModel:
         # what was cast after it was read is lazy, and other threads cannot compute it
         mx.eval(model.parameters())
         model.eval()
+        join_projections(model)
         return self.model
 
     def _search_files(self) -> SearchFiles:

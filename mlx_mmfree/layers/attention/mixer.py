@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from ...ops import Rotation, attention, rotated_heads
 from ...ops.attention import Mask
-from ...ops.attention_step import Options, next_place, operation
+from ...ops.attention_step import Options, Place, next_place, operation, without_gates
 from ...ops.splitting import split_many
 from ..arguments import check_sequences, check_sizes
 from ..context import Context, RealTokens, read_without_padding
@@ -134,7 +134,7 @@ class SelfAttention(TokenMixer):
         if is_stacked:
             widths = {"qkv_proj": sum(widths.values())}
             self.partition = None
-        self._inner = tuple(widths)
+        self.shared_inputs = tuple(widths)
         makes = {name: factory_of(linear, name) for name in (*widths, "output_proj")}
         for name, heads in widths.items():
             self[name] = makes[name](dims, heads * head_dim, bias=bias)
@@ -184,7 +184,7 @@ class SelfAttention(TokenMixer):
     def project_inner(self, x: mx.array, norm: nn.Module | None) -> mx.array:
         """Queries, with their gates if there are some, keys and values of `x`, one behind the other."""
         # items, since attributes of a module are slow to find
-        return project(x, [self[name] for name in self._inner], norm=norm)
+        return project(x, [self[name] for name in self["shared_inputs"]], norm=norm)
 
     def with_state(
         self,
@@ -234,6 +234,8 @@ class SelfAttention(TokenMixer):
         cache, rope = self._cache, self.get("rope")
         if not self.has_plain_weights or "position_bias" in self or cache.step > 1:
             return False
+        if self._is_gated and "query_norm" not in self and self._query_scale != 1.0:
+            return False
         return rope is None or (rope.wavelengths is not None and not cache.sinks)
 
     @property
@@ -266,25 +268,13 @@ class SelfAttention(TokenMixer):
             )
             return y if residual is None else residual + y, after
         tokens = RealTokens(None, context.starts) if tokens is None else tokens
-        projected, gate = self.project_inner(x, norm), None
-        if self._is_gated:
-            projected, gate = self._without_gates(projected)
+        projected = self.project_inner(x, norm)
         if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
             y, after = one_by_one(self._attend_one, projected, state, context)
         else:
             y, after = self._attend(projected, state, context, tokens)
-        if gate is not None:
-            y = y * mx.sigmoid(gate)
         output_norm = self.get("output_norm")
         return project(y, (self["output_proj"],), norm=output_norm, residual=residual), after
-
-    def _without_gates(self, projected: mx.array) -> tuple[mx.array, mx.array]:
-        """Queries, keys and values `(B, L, (H + 2G) K)`, and the gates of the heads, `(B, L, H K)`."""
-        width = self.num_heads * self.head_dim
-        both, others = mx.split(projected, [2 * width], axis=-1)
-        heads = mx.unflatten(both, -1, (self.num_heads, 2, self.head_dim))
-        queries, gates = (mx.flatten(part, 2) for part in mx.split(heads, 2, axis=3))
-        return mx.concatenate([queries, others], axis=-1), gates
 
     def _attend_one(
         self, projected: mx.array, state: SelfAttentionState, context: Context
@@ -294,10 +284,11 @@ class SelfAttention(TokenMixer):
     def _attend(
         self, projected: mx.array, state: SelfAttentionState, context: Context, tokens: RealTokens
     ) -> tuple[mx.array, SelfAttentionState]:
-        """Attention of the tokens of a call to each other and to those of a state.
+        """Attention of the tokens of a call to each other and to those of a state, times their gates.
 
         Args:
-            projected: Heads of queries, keys and values, one behind the other, `(B, L, (H + 2G) K)`.
+            projected: Heads of queries, each with its gate behind it if there are some, keys and values,
+                one behind the other, `(B, L, (H + 2G) K)` or `(B, L, (2H + 2G) K)`.
             state: The tokens before; `()` where attention is not causal.
             context: The call.
             tokens: Those of the call that are no padding.
@@ -341,11 +332,15 @@ class SelfAttention(TokenMixer):
                 y, state = self._attend(piece, state, one, own)
                 parts.append(y)
             return mx.concatenate(parts, axis=1), state
+        gate = None
+        if self._is_gated:
+            projected, gate = without_gates(projected, self.num_heads, self.head_dim)
         if isinstance(state, KeyValueState):
             y, state = self._attend_before(projected, state, context, tokens)
         else:
             y = self._attend_around(projected, context, tokens)
-        return mx.flatten(y.swapaxes(1, 2), 2).astype(projected.dtype), state
+        y = mx.flatten(y.swapaxes(1, 2), 2).astype(projected.dtype)
+        return y if gate is None else y * mx.sigmoid(gate), state
 
     def _cuts(self, state: SelfAttentionState, length: int, first: int | None) -> list[int]:
         """Where a call is cut to be read in pieces; the state is quantised after `first` tokens.
@@ -368,7 +363,7 @@ class SelfAttention(TokenMixer):
     def _step(
         self, projected: mx.array, state: SelfAttentionState, context: Context
     ) -> tuple[mx.array, SelfAttentionState]:
-        """Attention of one token, `(B, 1, (H + 2G) K)`, to itself and those of an exact state."""
+        """As `_attend`, of one token to itself and those of an exact state."""
         window, sinks = self._cache.window, self._cache.sinks
         keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state)
         if positions.shape[1] == keys.shape[2] and isinstance(state, KeyValueState):
@@ -386,13 +381,28 @@ class SelfAttention(TokenMixer):
             dims = self.num_heads * self.head_dim
             queries, others = mx.split(projected, [dims], axis=-1)
             projected = mx.concatenate([queries * scale, others], axis=-1)
-        # layers share the place of the token, where a backend asks for it
+        # layers share the place of the token and its rotation, where a backend asks for them
         room, used = keys.shape[2], positions.shape[1]
+        which = (used, room, window, sinks)
         found = partial(next_place, positions, room, window, sinks)
-        place = partial(context.once, ("place", used, room, window, sinks), found)
+        place = partial(context.once, ("place", *which), found)
+        angles = None
+        if waves is not None:
+            turned = partial(_angles, place, waves)
+            angles = partial(context.once, ("step", id(rope), *which), turned)
         # the operation itself, because each decoded token comes here in each layer
         options = Options(
-            self.num_heads, waves, is_interleaved, of_queries, of_keys, eps, window, sinks, place
+            self.num_heads,
+            waves,
+            is_interleaved,
+            of_queries,
+            of_keys,
+            eps,
+            window,
+            sinks,
+            place,
+            angles,
+            self._is_gated,
         )
         y, *new = operation(projected, keys, values, positions, options)
         return y, cast(Any, type(state))(*new)
@@ -552,15 +562,16 @@ class SelfAttention(TokenMixer):
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(self._name, x, self._dims)
         (batch, length, _), dims = x.shape, self.head_dim
-        projected = self.project_inner(x, None).astype(mx.float32)
+        projected, plain = self.project_inner(x, None).astype(mx.float32), copy(self)
         if self._is_gated:
-            projected, _ = self._without_gates(projected)
+            projected, _ = without_gates(projected, self.num_heads, dims)
+        plain._is_gated = False
         known = projected[..., : -self.num_kv_heads * dims]
         parts = []
         for start in range(0, length, dims):
             # one-hot values of so many tokens as a value has dims
             values = mx.tile(mx.eye(length, dims, -start), (batch, 1, self.num_kv_heads))
-            y, _ = self._attend(
+            y, _ = plain._attend(
                 mx.concatenate([known, values], axis=-1),
                 self.init_state(batch, mx.float32),
                 Context(),
@@ -587,6 +598,11 @@ def _check_heads(
             f"[{place}] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for "
             f"{num_heads}."
         )
+
+
+def _angles(place: Callable[[], Place], wavelengths: mx.array) -> Rotation:
+    """The rotation of one token."""
+    return Rotation.of(place().lengths, 1, wavelengths)
 
 
 def _relative(reading: Reading, cache: KeyValueCache) -> mx.array:

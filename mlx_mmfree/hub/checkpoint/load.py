@@ -238,7 +238,8 @@ class OpenedModel:
         # what was cast after it was read is lazy, and other threads cannot compute it
         mx.eval(model.parameters())
         model.eval()
-        join_projections(model)
+        if not on_cpu():
+            join_projections(model)
         return self.model
 
     def _search_files(self) -> SearchFiles:

@@ -167,13 +167,12 @@ def make_processors(
         >>> make_processors(repetition_penalty=1.1)
         [RepetitionPenalty(penalty=1.1, context_size=20)]
     """
-    repetition = RepetitionPenalty(repetition_penalty, repetition_context_size)
-    counts = CountPenalty(presence_penalty, frequency_penalty)
     processors: list[LogitsProcessor] = []
-    if repetition_penalty != 1:
-        processors.append(repetition)
+    # a size that is out of bounds is refused in any case
+    if repetition_penalty != 1 or repetition_context_size < 1:
+        processors.append(RepetitionPenalty(repetition_penalty, repetition_context_size))
     if presence_penalty or frequency_penalty:
-        processors.append(counts)
+        processors.append(CountPenalty(presence_penalty, frequency_penalty))
     return processors
 
 
@@ -465,12 +464,11 @@ def make_sampler(
     used: list[Filter] = []
     if top_p != 1:
         used.append(TopP(top_p))
-    likely_enough = MinP(min_p, min_tokens_to_keep)
-    if min_p:
-        used.append(likely_enough)
-    surprise = XTC(xtc_probability, xtc_threshold, tuple(xtc_special_tokens))
-    if xtc_probability:
-        used.append(surprise)
+    # numbers that are out of bounds are refused in any case
+    if min_p or min_tokens_to_keep < 1:
+        used.append(MinP(min_p, min_tokens_to_keep))
+    if xtc_probability or not 0 <= xtc_threshold <= 0.5:
+        used.append(XTC(xtc_probability, xtc_threshold, tuple(xtc_special_tokens)))
     if top_k:
         used.append(TopK(top_k))
     return chain(used, temperature(temp)) if temp else greedy

@@ -165,7 +165,8 @@ def test_without_the_last_tokens(options: dict[str, int]) -> None:
 def test_a_blank_state_has_the_shapes_of_a_read_one(
     window: dict[str, int], options: dict[str, int], length: int
 ) -> None:
-    blank = _empty(2, **options).blank(length, **window)
+    cache = KeyValueCache(**window, quantization=Quantization(**options) if options else None)
+    blank = KeyValueKind(HEADS, DIMS, cache, takes_steps=True).blank(2, length, mx.float32)
     state = _empty(2, **options)
     if length:
         _, state = _extended(state, *_vectors(2, length), None, **window)

@@ -380,27 +380,6 @@ class Writing:
             # started together is held until all of it is there
             mx.async_eval(state)
             state = []
-        failures = self._choose(logits)
-        counts = {
-            place: row.request.top_logprobs
-            for place, row in enumerate(self.rows)
-            if row.request.top_logprobs is not None
-        }
-        logprobs = Logprobs(logits, self._tokens, counts) if counts else None
-        shown = [] if logprobs is None else logprobs.arrays
-        drawn = [(group.seen, group.keys) for group in self._groups]
-        mx.async_eval([self._tokens, finite, *shown], drawn, state)
-        self._steps += 1
-        if self._steps % STEPS_PER_CACHE_CLEARING == 0:
-            mx.clear_cache()
-        return Choice(list(self.rows), self._tokens, finite, failures, logprobs)
-
-    def _choose(self, logits: mx.array) -> dict[int, Exception]:
-        """Chooses the tokens that follow, uint32 `(B,)`, and tells which rows failed.
-
-        Args:
-            logits: Those of all rows, float32 `(B, V)`.
-        """
         self._look_at_chosen()
         failures: dict[int, Exception] = {}
         chosen = []
@@ -416,7 +395,19 @@ class Writing:
             back = mx.argsort(mx.array(order))
             self._tokens = mx.concatenate(chosen)[back]
         self._are_new = True
-        return failures
+        counts = {
+            place: row.request.top_logprobs
+            for place, row in enumerate(self.rows)
+            if row.request.top_logprobs is not None
+        }
+        logprobs = Logprobs(logits, self._tokens, counts) if counts else None
+        shown = [] if logprobs is None else logprobs.arrays
+        drawn = [(group.seen, group.keys) for group in self._groups]
+        mx.async_eval([self._tokens, finite, *shown], drawn, state)
+        self._steps += 1
+        if self._steps % STEPS_PER_CACHE_CLEARING == 0:
+            mx.clear_cache()
+        return Choice(list(self.rows), self._tokens, finite, failures, logprobs)
 
     def _look_at_chosen(self) -> None:
         """Lets the processors see the tokens chosen last.

@@ -89,13 +89,6 @@ class KeyValueState(NamedTuple):
         missing = [(0, 0), (0, used - self.used)]
         return KeyValueState(keys, values, mx.pad(self.positions, missing, constant_values=-1))
 
-    def blank(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
-        """What this empty state becomes after `length` tokens, without room, keys and values zero."""
-        slots = slots_after(0, length, window, sinks)
-        keys, values = padded((self.keys, self.values), slots)
-        ends = mx.full((self.positions.shape[0],), length, mx.int32)
-        return KeyValueState(keys, values, held_positions(ends, slots, window, sinks))
-
 
 class FixedKeyValueState(NamedTuple):
     """A `KeyValueState` whose shapes stay while it has free slots.
@@ -506,7 +499,11 @@ class KeyValueKind(StateKind):
         state = self.empty(batch_size, dtype)
         if self._quantizes(length):
             state = self.quantized(state)
-        return state.blank(length, self.cache.window, self.cache.sinks)
+        window, sinks = self.cache.window, self.cache.sinks
+        slots = slots_after(0, length, window, sinks)
+        keys, values = padded((state.keys, state.values), slots)
+        ends = mx.full((batch_size,), length, mx.int32)
+        return KeyValueState(keys, values, held_positions(ends, slots, window, sinks))
 
     @property
     def exact_length(self) -> int | None:
@@ -548,10 +545,11 @@ class KeyValueKind(StateKind):
             return None
         if cache.quantization is not None or not self.takes_steps:
             return None
-        state = state.with_room(count, cache.window, cache.sinks)
+        positions, used = state.positions, state.positions.shape[1]
+        if used + count > state.keys.shape[2]:
+            state = state.with_room(count, cache.window, cache.sinks)
         keys, values = cast(tuple[mx.array, mx.array], state[:2])
-        positions = state.positions
-        room, used = keys.shape[2], positions.shape[1]
+        room = keys.shape[2]
         positions = mx.pad(positions, [(0, 0), (0, room - used)], constant_values=-1)
         fixed = FixedKeyValueState(keys, values, positions)
         is_full = cache.window is not None and room == cache.sinks + cache.window

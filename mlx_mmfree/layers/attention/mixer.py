@@ -324,7 +324,11 @@ class SelfAttention(TokenMixer):
             )
         if first == 0:
             state = cast(KeyValueState, state).quantized(cast(Quantization, quantization))
-        if length > 1 and (cuts := self._cuts(state, length, first)):
+        is_bounded = self._cache.window is not None or "position_bias" in self
+        cuts: list[int] = []
+        if length > 1 and (is_fixed or is_bounded or first is not None):
+            cuts = self._cuts(state, length, first)
+        if cuts:
             parts = []
             pieces = pairwise((0, *cuts, length))
             for piece, (start, stop) in zip(split_many(projected, cuts, 1), pieces, strict=True):
@@ -353,8 +357,7 @@ class SelfAttention(TokenMixer):
         if isinstance(state, FixedKeyValueState):
             return list(range(1, length))
         cuts = set() if first is None or not 0 < first < length else {first}
-        is_bounded = self._cache.window is not None or "position_bias" in self
-        if is_bounded and isinstance(state, KeyValueState):
+        if isinstance(state, KeyValueState) and (self._cache.window or "position_bias" in self):
             size = max(self._cache.capacity or 0, PIECE)
             if length > 2 * size:
                 cuts |= set(range(size, length, size))

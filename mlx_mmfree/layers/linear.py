@@ -635,10 +635,13 @@ def project(
         eps, rounding, quantize = first.activations
         weight, norm_eps = (None, None) if norm is None else (norm["weight"], norm.eps)
         # items and the operation itself, which take least time: each token comes here often
-        norms = [None if eps is None else linear["norm"]["weight"] for linear in linears]
         projections = [
-            Projection(linear["weight"], linear["scale"], own)
-            for linear, own in zip(linears, norms, strict=True)
+            Projection(
+                linear["weight"],
+                linear["scale"],
+                None if eps is None else linear["norm"]["weight"],
+            )
+            for linear in linears
         ]
         options = Options(eps, rounding, quantize, gate, weight, norm_eps, residual)
         result: mx.array = operation(x, tuple(projections), options)

@@ -579,9 +579,9 @@ class Stack(nn.Module):
             x, state, added = self._placed(x, state, context)
         is_reversible, run = self._is_reversible, self.run_block
         x = two_streams(x) if is_reversible else x
-        counts = [len(block.carriers) for block in self.blocks]
-        is_flat = sum(counts) == len(counts)
-        states: Sequence[State] = [None] * len(counts)
+        # items, since attributes of a module are slow to find
+        is_flat = all(len(block["carriers"]) == 1 for block in self.blocks)
+        states: Sequence[State] = [None] * len(self.blocks)
         if state is not None:
             states = state if is_flat else self._of_blocks(state)
         for block, arguments, old in zip(self.blocks, each, states, strict=True):
@@ -589,7 +589,7 @@ class Stack(nn.Module):
                 x, new = block(x, old, context, **arguments)
             else:
                 x, new = run(block, x, old, context, **arguments)
-            new_state += (new,) if len(block.carriers) == 1 else new
+            new_state += (new,) if is_flat or len(block.carriers) == 1 else new
         x = self.joined(x) if is_reversible else x
         return apply_norm(self.norm, x), (*new_state, *added)
 

@@ -15,42 +15,58 @@ PAIRS = 4
 _AT_A_TIME = 50
 
 
-def recall_line(random: Random, pairs: int = PAIRS) -> tuple[str, list[tuple[str, str]]]:
-    """What some animals have, and then the same again in another order (arXiv 2312.04927).
+def recall_line(random: Random, questions: int = 0) -> tuple[str, list[tuple[str, str]]]:
+    """What four animals have, and questions after it (arXiv 2312.04927).
+
+    Args:
+        random: The source of the line.
+        questions: How many questions, whose animals may repeat; 0 asks for each animal once.
 
     Returns:
         The line up to its questions, and each question with its answer.
     """
-    keys = random.sample(KEYS, pairs)
+    keys = random.sample(KEYS, PAIRS)
     has = {key: random.choice(VALUES) for key in keys}
+    if questions:
+        told = ", ".join(f"{key} {has[key]}" for key in keys)
+        asked = random.choices(keys, k=questions)
+        return f"Who has what: {told},", [(f" {key}", f" {has[key]},") for key in asked]
     told = ", ".join(f"{key} has {has[key]}" for key in keys)
-    asked = [(f" The {key} has", f" {has[key]}.") for key in random.sample(keys, pairs)]
-    return f"Who has what: {told}.", asked
+    asked = random.sample(keys, PAIRS)
+    return f"Who has what: {told}.", [(f" The {key} has", f" {has[key]}.") for key in asked]
 
 
-def with_recall(documents: Sequence[str], seed: int, every: int, lines: int) -> list[str]:
+def with_recall(
+    documents: Sequence[str], seed: int, every: int, lines: int, questions: int = 0
+) -> list[str]:
     """Documents, and after so many of them so many lines of recall, each a document."""
     random = Random(seed)
     mixed = []
     for number, document in enumerate(documents):
         mixed.append(document)
         for _ in range(lines if number % every == every - 1 else 0):
-            told, asked = recall_line(random)
+            told, asked = recall_line(random, questions)
             mixed.append(told + "".join(question + answer for question, answer in asked))
     return mixed
 
 
 def recall_accuracy(
-    model: Decoder, tokenizer: Tokenizer, lines: int = 200, seed: int = 2**20
+    model: Decoder, tokenizer: Tokenizer, questions: int = 0, seed: int = 2**20
 ) -> float:
-    """The share of answers of which the model finds every token the likeliest."""
-    random = Random(seed)
-    texts = [_with_answers(tokenizer, *recall_line(random)) for _ in range(lines)]
+    """The share of answers of which the model finds every token the likeliest.
+
+    Of a model whose lines have `questions` whose animals may repeat, only a first question counts: to a
+    later one, an answer before it may be the same.
+    """
+    random, lines = Random(seed), 800 if questions else 200
+    texts = [
+        _with_answers(tokenizer, *recall_line(random, min(questions, 1))) for _ in range(lines)
+    ]
     right = []
     for first in range(0, lines, _AT_A_TIME):
         part = texts[first : first + _AT_A_TIME]
         length = max(len(ids) for ids, _ in part)
-        # what comes behind a text changes nothing in it
+        # what comes after a text changes nothing in it
         rows = np.array([ids + [0] * (length - len(ids)) for ids, _ in part], np.int32)
         found = np.array(mx.argmax(model(mx.array(rows))[0], axis=-1))
         for row, (ids, places) in zip(found, part, strict=True):

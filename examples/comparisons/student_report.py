@@ -98,16 +98,15 @@ def _students(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
 
 def _memories(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
     """What students recall, and the share of what the teacher recalls beyond chance."""
-    header = ["student", "bits per byte", "recall before, %", "recall, %", "kept, %"]
+    header = ["student", "way", "bits per byte", "recall, %", "kept, %", "seconds"]
     rows = []
     for kind in plan.kinds:
-        runs = chosen.get((kind, DISTILLED), [])
-        if not runs:
-            continue
-        kept = [(each["recall"] - CHANCE) / (teacher["recall"] - CHANCE) for each in runs]
-        cells = [_cell(runs), _cell(runs, "recall_before", 100, 1), _cell(runs, "recall", 100, 1)]
-        share = mean_and_spread([100 * each for each in kept], 0)
-        rows.append([kind, *cells, share])
+        for way in (DISTILLED, *left_out(plan, kind)):
+            runs = chosen.get((kind, way), [])
+            kept = [(each["recall"] - CHANCE) / (teacher["recall"] - CHANCE) for each in runs]
+            share = mean_and_spread([100 * each for each in kept], 0) if kept else "-"
+            cells = [_cell(runs), _cell(runs, "recall", 100, 1), share]
+            rows.append([kind, way, *cells, _cell(runs, "seconds", 1, 0)])
     return markdown(header, rows)
 
 

@@ -33,7 +33,7 @@ class Kind:
 
 
 MAIN = "MLGRU"
-"""The kind whose stages are left out one by one."""
+"""The kind whose stages are left out one by one, unless the plan names another."""
 HYBRID = "MLGRU 3 : attention 1"
 """The kind that keeps some attention."""
 
@@ -63,13 +63,18 @@ class Plan:
         documents: The most documents of each.
         every: Lines of recall follow so many stories.
         lines: So many of them.
+        questions: Questions of each, whose words may repeat; 0 asks for each word once.
+        model_type: The teacher's architecture.
+        initializer_range: Deviation of its first weights.
         dims: Model dims.
         teacher_steps: Steps of the teacher.
+        teacher_rate: Its learning rate.
         steps: Steps of a student in each of its stages, and those of a twin together.
         rates: Learning rates of the last stage of a student, and of its twin.
         seeds: Students of each kind.
         kinds: The kinds.
-        ways: What is left out of the first kind.
+        main: The kind whose stages are left out one by one.
+        ways: What is left out of it.
         rows: Sequences in a batch.
         length: Tokens of a sequence.
         valid_tokens: Tokens by which the best weights are picked.
@@ -81,12 +86,17 @@ class Plan:
     documents: int = 2**20
     every: int = 1
     lines: int = 1
+    questions: int = 0
+    model_type: str = "llama"
+    initializer_range: float = 0.02
     dims: int = 96
     teacher_steps: int = 4000
+    teacher_rate: float = 2e-3
     steps: tuple[int, int, int] = (30, 30, 140)
     rates: tuple[float, ...] = (1e-3, 4e-3, 1.6e-2)
     seeds: int = 3
     kinds: tuple[str, ...] = _WITH_TWINS
+    main: str = MAIN
     ways: tuple[str, ...] = (TEXT_ALONE, *ABLATIONS)
     rows: int = 16
     length: int = 96
@@ -95,16 +105,18 @@ class Plan:
 
 
 MEMORY = Plan(
-    lines=8,
-    teacher_steps=2500,
+    lines=4,
+    questions=24,
+    model_type="qwen3",
+    initializer_range=0.1,
+    dims=128,
+    teacher_rate=4e-3,
     rates=(1e-3, 4e-3),
     kinds=(
         *("Gated DeltaNet", "GLA", "Gated DeltaNet, ternary", "MLGRU 3 : Gated DeltaNet 1"),
         *("KDA", "HGRN2"),
     ),
-    ways=(),
-    rows=8,
-    length=192,
+    main="Gated DeltaNet",
     has_twins=False,
 )
 """Students of a teacher that recalls, since most of its texts ask for it."""
@@ -126,8 +138,18 @@ QUICK = Plan(
 )
 
 OF_TEACHER = (
-    *("train", "valid", "documents", "every", "lines", "dims", "teacher_steps", "rows", "length"),
-    "valid_tokens",
+    *(
+        "train",
+        "valid",
+        "documents",
+        "every",
+        "lines",
+        "questions",
+        "dims",
+        "teacher_steps",
+        "teacher_rate",
+    ),
+    *("rows", "length", "valid_tokens"),
 )
 """What the teacher depends on."""
 
@@ -147,7 +169,7 @@ class Run:
         return "-".join("".join(c if c.isalnum() else "_" for c in word) for word in words).lower()
 
 
-def known_teacher(plan: Plan, folder: Path) -> Figures | None:
+def known_teacher(plan: Any, folder: Path) -> Figures | None:
     """The figures of a teacher that is trained, unless it was another plan's."""
     file = folder / f"{TEACHER}.json"
     if not file.exists():
@@ -218,7 +240,7 @@ def final_runs(plan: Plan, rates: Mapping[tuple[str, str], float]) -> list[Run]:
 
 def left_out(plan: Plan, kind: str) -> tuple[str, ...]:
     """The ways in which a kind learns with something left out."""
-    return plan.ways if kind == MAIN else ()
+    return plan.ways if kind == plan.main else ()
 
 
 def longer_twins(plan: Plan, results: Mapping[Run, Figures]) -> dict[Run, int]:
@@ -238,7 +260,7 @@ def longer_twins(plan: Plan, results: Mapping[Run, Figures]) -> dict[Run, int]:
     return found
 
 
-def described(plan: Plan, names: tuple[str, ...]) -> dict[str, Any]:
+def described(plan: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """The values of a plan by these names, as JSON gives them back."""
     values = {name: getattr(plan, name) for name in names}
     plain = {name: v.name if isinstance(v, Path) else v for name, v in values.items()}

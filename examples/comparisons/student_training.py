@@ -15,6 +15,7 @@ from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.mixers import MixerChoice
+from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.mixture import Stage
@@ -54,21 +55,23 @@ PROMPTS = (
 _SAMPLE_TOKENS, _TEMPERATURE = 80, 0.7
 
 
-def prepare(plan: Plan, folder: Path) -> Figures:
+def prepare(plan: Any, folder: Path) -> Figures:
     """Writes the texts and trains the teacher. Returns its figures."""
-    _write_texts(plan, folder)
-    output = folder / TEACHER
+    write_texts(plan, folder)
     model = {
-        "model_type": "llama",
+        "model_type": plan.model_type,
         "vocab_size": 512,
         "hidden_size": plan.dims,
         "num_hidden_layers": 4,
         "intermediate_size": 3 * plan.dims,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
+        "head_dim": plan.dims // 4,
         "tie_word_embeddings": False,
+        "initializer_range": plan.initializer_range,
     }
-    figures = _trained(plan, folder, output, plan.teacher_steps, 2e-3, 0, {"model": model})
+    steps, rate = plan.teacher_steps, plan.teacher_rate
+    figures = trained(plan, folder, folder / TEACHER, steps, rate, 0, {"model": model})
     settings = described(plan, OF_TEACHER)
     write_json(folder / f"{TEACHER}.json", {"settings": settings, **figures})
     return figures
@@ -110,7 +113,7 @@ def recall_before(kind: str, seed: int, folder: Path) -> float:
 def _config(name: str, teacher: Decoder, *, is_ternary: bool) -> Any:
     kind, base = KINDS[name], base_config(teacher)
     mixers = mixers_of(base, [MixerChoice(each) for each in kind.to], kind.keep_layers)
-    return student_config(base, mixers, is_ternary=is_ternary)
+    return student_config(base, mixers, TernaryLinears() if is_ternary else None)
 
 
 def _twin(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
@@ -118,11 +121,11 @@ def _twin(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figur
     teacher = load(folder / TEACHER / "model")[0]
     config = _config(run.kind, teacher, is_ternary=KINDS[run.kind].ternary)
     model = {"model": config.to_hub()}
-    return _trained(plan, folder, output, steps, run.rate, run.seed, model)
+    return trained(plan, folder, output, steps, run.rate, run.seed, model)
 
 
-def _trained(
-    plan: Plan,
+def trained(
+    plan: Any,
     folder: Path,
     output: Path,
     steps: int,
@@ -130,6 +133,7 @@ def _trained(
     seed: int,
     model: Mapping[str, Any],
 ) -> Figures:
+    """Trains a model from random weights, and measures it."""
     own = folder / TEACHER / "tokenizer"
     settings = Settings(
         output=str(output.resolve()),
@@ -147,9 +151,9 @@ def _trained(
         root=folder.resolve(),
         **model,
     )
-    timer = _Timer()
+    timer = Timer()
     train_model(settings, callbacks=[timer])
-    return _measured(output, folder, plan.length, timer.seconds)
+    return measured(plan, output, folder, timer.seconds)
 
 
 def _student(run: Run, plan: Plan, folder: Path, output: Path) -> Figures:
@@ -178,12 +182,12 @@ def _student(run: Run, plan: Plan, folder: Path, output: Path) -> Figures:
         seed=run.seed,
         **given,
     )
-    timer = _Timer()
+    timer = Timer()
     report = Distillation(settings).run([timer])
-    return {**_measured(output, folder, plan.length, timer.seconds), "stages": report["figures"]}
+    return {**measured(plan, output, folder, timer.seconds), "stages": report["figures"]}
 
 
-class _Timer(Callback):
+class Timer(Callback):
     """Adds up the processor time of training."""
 
     def __init__(self) -> None:
@@ -196,15 +200,15 @@ class _Timer(Callback):
         self.seconds += time.process_time() - self._start
 
 
-def _measured(output: Path, folder: Path, length: int, seconds: float) -> Figures:
+def measured(plan: Any, output: Path, folder: Path, seconds: float) -> Figures:
     """Bits per byte of held-out stories in pieces of a length, recalled answers, and samples."""
     model, tokenizer = load(output / "model")
     text = "\n".join(read_documents(folder / VALID))
     ids = tokenizer.encode(text)
-    measured = measure_perplexity(model, ids, len(text.encode()), length=length)
+    measured = measure_perplexity(model, ids, len(text.encode()), length=plan.length)
     return {
         "value": measured.bits_per_byte,
-        "recall": recall_accuracy(model, tokenizer),
+        "recall": recall_accuracy(model, tokenizer, plan.questions),
         "seconds": seconds,
         "samples": [_sample(model, tokenizer, seed) for seed in range(len(PROMPTS))],
     }
@@ -217,9 +221,12 @@ def _sample(model: Decoder, tokenizer: Any, seed: int) -> str:
     return PROMPTS[seed] + new
 
 
-def _write_texts(plan: Plan, folder: Path) -> None:
+def write_texts(plan: Any, folder: Path) -> None:
+    """Writes the documents of a plan with their lines of recall, and held-out stories."""
     mark = "\n<|endoftext|>\n"
-    documents = with_recall(_documents(plan.train, plan.documents), 0, plan.every, plan.lines)
+    documents = with_recall(
+        _documents(plan.train, plan.documents), 0, plan.every, plan.lines, plan.questions
+    )
     (folder / TRAIN).write_text(mark.join(documents), encoding="utf-8")
     stories = _documents(plan.valid, plan.documents)
     (folder / VALID).write_text(mark.join(stories), encoding="utf-8")

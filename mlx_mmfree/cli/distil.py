@@ -74,30 +74,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
     names = {field.name for field in fields(DistilSettings)}
-    settings = read_settings(
-        args.config, {name: value for name, value in vars(args).items() if name in names}
-    )
+    given = {name: value for name, value in vars(args).items() if name in names}
+    run("distil", arguments, read_settings(args.config, given), dry_run=args.dry_run)
+    return 0
+
+
+def run(
+    name: str, arguments: Sequence[str], settings: DistilSettings, *, dry_run: bool = False
+) -> None:
+    """Plans a distillation, runs it unless it is a dry run, and prints what came of it.
+
+    Args:
+        name: The command, and `arguments` its own, for the model card.
+        arguments: The command's arguments.
+        settings: The run.
+        dry_run: Whether it is planned alone.
+    """
     from ..training.distil.distil import Distillation
     from ..training.results import kept_models
 
     keep_freed_memory()
     if note := precision_note(settings.dtype):
         print(note)
-    distillation = Distillation(settings, only_plans=args.dry_run)
+    distillation = Distillation(settings, only_plans=dry_run)
     try:
         distillation.check_files()
     except TrainingError as error:
         # the plan follows from the shapes, so that it needs no texts
-        if not args.dry_run:
+        if not dry_run:
             raise
         print(f"note: {error}", file=sys.stderr)
     stage, plan = max(distillation.plans().items(), key=lambda item: item[1].total)
     print(f"The stage '{stage}' takes the most memory.")
     show_plan(plan)
-    if args.dry_run:
+    if dry_run:
         print(*efforts_shown(distillation), sep="\n")
-        return 0
-    card = model_card("distil", arguments, settings.model, None, distillation.folder)
+        return
+    card = model_card(name, arguments, settings.model, None, distillation.folder)
     report = distillation.run(card=card)
     rows = [("", *next(iter(report["figures"].values())))]
     for name, figures in report["figures"].items():
@@ -105,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(rows[0]) > 1:
         print(*aligned(rows, left=1), sep="\n")
     print(kept_models(Path(settings.path)))
-    return 0
 
 
 def _layers(text: str) -> list[int]:

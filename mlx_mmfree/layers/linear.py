@@ -25,6 +25,7 @@ from ..ops import (
     packed_width,
     rms_norm,
     ternarize,
+    ternarize_packed,
     ternary_linear,
     ternary_matmul,
     unpack_ternary,
@@ -167,6 +168,9 @@ class _FromMaster(_TernaryLinear):
         activations are not quantised.
         """
         return self.packed_from(self.master)
+
+    def packed_trits(self) -> mx.array:
+        return ternarize_packed(self.master)[0]
 
     def multiply(self, x: mx.array) -> mx.array:
         trits, scale = ternarize(self.master)

@@ -86,6 +86,10 @@ class Matrix:
         """The packed form of the layer, where it `is_ternary`, with room for trits and their scale."""
         raise NotImplementedError
 
+    def packed_trits(self) -> mx.array:
+        """The words of the trits (`ops.pack_ternary`) of a layer in its training form."""
+        raise NotImplementedError
+
     def packed_from(self, weight: mx.array) -> nn.Module:
         """The packed form of the layer, where it `is_ternary`, with the trits of another matrix."""
         raise NotImplementedError

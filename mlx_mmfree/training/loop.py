@@ -21,7 +21,6 @@ from ..errors import TrainingError, TrainingStopped, install_extra
 from ..layers import set_quantization_strength
 from ..layers.matrix import matrices
 from ..models import TokenModel
-from ..ops.ternary import ternarize_packed
 from ..platform.resident_memory import resident_memory
 from .curve import plot_run
 from .data_parallel import DataParallel
@@ -107,7 +106,7 @@ class TernaryWeights:
             if matrix.is_ternary and matrix.holds_floats
         ]
         self.names = [name for name, _ in self._matrices]
-        self._first = [self._packed(matrix.layer) for _, matrix in self._matrices]
+        self._first = [np.array(matrix.packed_trits()) for _, matrix in self._matrices]
 
     def figures(self) -> dict[str, list[float]]:
         """Shares of the trits of each layer, from 0 to 1.
@@ -120,7 +119,7 @@ class TernaryWeights:
             return {}
         zeros, flips = [], []
         for (_, matrix), first in zip(self._matrices, self._first, strict=True):
-            now = self._packed(matrix.layer)
+            now = np.array(matrix.packed_trits())
             count = matrix.output_dims * matrix.input_dims
             padding = now.size * 16 - count
             # a zero has the code 1, and so has the padding
@@ -128,10 +127,6 @@ class TernaryWeights:
             changed = now ^ first
             flips.append(_count(changed | (changed >> 1)) / count)
         return {"zero_trits": zeros, "flipped_trits": flips}
-
-    @staticmethod
-    def _packed(layer: nn.Module) -> np.ndarray:
-        return np.array(ternarize_packed(layer.master)[0])
 
 
 def _count(words: np.ndarray) -> int:

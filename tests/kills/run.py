@@ -31,6 +31,8 @@ TOKENIZER = ROOT / "tests/data/goldens/tokenizer_bpe"
 _SIZES = {"vocab_size": 518, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}
 _MODELS: dict[str, dict[str, Any]] = {
     "teacher": {"model_type": "llama", "num_attention_heads": 2},
+    "wide": {"model_type": "llama", "num_attention_heads": 2}
+    | {"hidden_size": 64, "intermediate_size": 64},
     "masters": {"model_type": "hgrn_bit"},
     "latent": {
         "model_type": "llama",

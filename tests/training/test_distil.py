@@ -57,7 +57,7 @@ def teacher_of(kind: str = "llama", **changes: Any) -> Decoder:
 def student_of(teacher: Decoder, to: list[MixerChoice], **options: Any) -> Decoder:
     base = base_config(teacher)
     mixers = mixers_of(base, to, options.pop("keep_layers", ()))
-    return build_student(teacher, student_config(base, mixers, is_ternary=False, **options), 0)
+    return build_student(teacher, student_config(base, mixers, None), 0, **options)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "bitnet"])

@@ -3,7 +3,7 @@
 import argparse
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,15 +189,18 @@ def add_report_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--project-name", help="name of the project at Weights & Biases")
 
 
-def add_settings_flags(parser: ArgumentParser, settings: "type[RunSettings]") -> None:
+def add_settings_flags(
+    parser: ArgumentParser, settings: "type[RunSettings]", without: Collection[str] = ()
+) -> None:
     """Adds a flag for each field of a settings class that is one, with its words as the help text.
 
     Args:
         parser: Gets the flags. A flag that is not given has the value `None`.
         settings: The class.
+        without: Names of fields that get none.
     """
     for field in settings.declared():
-        if not field.metadata["has_flag"]:
+        if not field.metadata["has_flag"] or field.name in without:
             continue
         rule = field.metadata["rule"]
         options: dict[str, Any] = {"help": _help(field.metadata["words"])}

@@ -19,9 +19,11 @@ from ...hub.checkpoint.parameter_reader import ParameterReader
 from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard, table, write_model_card
 from ...hub.publish.runtimes import openings
-from ...layers.matrix import kept_names
+from ...layers.matrix import kept_names, matrices
+from ...layers.ternary_groups import make_ternary
 from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice
+from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import long_sum
 from ..batches import Batch
 from ..data_parallel import DataParallel
@@ -196,7 +198,7 @@ def write_cards(
         if not (path / name).exists():
             continue
         reader = ParameterReader(open_checkpoint(path / name))
-        is_ternary = reader.model.config.linears is not None
+        is_ternary = bool(reader.quantized) or reader.model.config.linears is not None
         of_student = replace(
             card,
             name=path.name if name == RUN_MODEL else f"{path.name}-{name}",
@@ -254,7 +256,16 @@ def _counted(mixers: Sequence[MixerChoice]) -> str:
     return ", ".join(f"`{name}`" if count == 1 else f"`{name}` x {count}" for name, count in runs)
 
 
+def _linears(settings: DistilSettings) -> TernaryLinears | None:
+    """What a student's description says of its linears, if they are BitNet's."""
+    if not settings.ternary or settings.scheme is not None:
+        return None
+    return TernaryLinears(NORM_EPS if settings.inner_norms else None)
+
+
 REPORT_FILE = "distil.json"
+NORM_EPS = 1e-6
+"""Of the norms in front of linears."""
 _WHOLE: tuple[StageName, ...] = ("logits", "text")
 """The stages that train all weights. A ternary student is quantised in these, and dense before."""
 
@@ -294,9 +305,21 @@ class Distillation:
         check_top_k(settings.teacher_top_k, base.vocab_size)
         choices = [MixerChoice.read("to", choice) for choice in settings.to]
         self.mixers = mixers_of(base, choices, settings.keep_layers)
-        self._config = student_config(base, self.mixers, is_ternary=settings.ternary)
-        self._float_config = student_config(base, self.mixers, is_ternary=False)
+        self._check_groups()
+        self._config = student_config(base, self.mixers, _linears(settings))
+        self._float_config = student_config(base, self.mixers, None)
         self.folder = folder
+
+    def _check_groups(self) -> None:
+        scheme = self.settings.scheme
+        for block in self.teacher.blocks if scheme is not None else ():
+            for matrix in matrices(block).values():
+                if scheme is not None and matrix.input_dims % scheme.group_size:
+                    raise TrainingError(
+                        f"[{self.settings.command}] 'scales' must be bitnet for this model but got "
+                        f"{scheme.scales!r}: groups of {scheme.group_size} do not divide the "
+                        f"{matrix.input_dims} inputs of its linears."
+                    )
 
     def check_files(self) -> None:
         """Refuses a run whose texts are not there. `run` does so before anything else.
@@ -319,8 +342,7 @@ class Distillation:
         for name in self._stages(student):
             if name in _WHOLE:
                 student.unfreeze()
-                if student.config != self._config:
-                    student = self._ternary_student(student)
+                student = self._ternary_student(student)
             loss = self._loss(name, student, teacher)
             settings = self.settings.stage(name)
             # writing its logits takes less than the step of a stage that trains all weights
@@ -380,7 +402,7 @@ class Distillation:
         figures = {"teacher": self._measure(task, self.teacher)}
         figures["begin"] = self._measure(task, student)
         for name, of_stage in tasks.items():
-            if name in _WHOLE and student.config != self._config:
+            if name in _WHOLE:
                 student = self._ternary_student(student)
             if self._is_cached(name):
                 self._write_logits(of_stage)
@@ -409,7 +431,12 @@ class Distillation:
         return self._checkpointed(student)
 
     def _ternary_student(self, before: Decoder) -> Decoder:
-        """A student whose master weights are the weights of a dense one."""
+        """A student in its last form, whose master weights are the weights of a dense one."""
+        if self.settings.scheme is not None:
+            for block in before.blocks:
+                make_ternary(block, self.settings.scheme)
+        if before.config == self._config:
+            return before
         student: Decoder = architecture_of(self._config).build(self._config)
         student.update(before.parameters())
         return self._checkpointed(student)

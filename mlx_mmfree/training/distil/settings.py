@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from ...errors import TrainingError
+from ...layers.ternary_groups import Scales, TernaryScheme
 from ..corpus.mixture import Stage as Mixture
 from ..run_settings import CorpusSettings, Rule, TeacherSettings, load_named, read_mapping, setting
 from ..settings import Settings
@@ -77,6 +78,29 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         has_flag=False,
     )
     ternary: bool = setting("Whether the student's linears are ternary.", False, has_flag=False)
+    scales: str = setting(
+        "What shares a scale in ternary linears: group (64 inputs), row or tensor, with float "
+        "activations and nothing added to the model, where all layers keep their attention; bitnet has "
+        "one scale a matrix and 8-bit activations, and opens in fewer programs.",
+        "bitnet",
+        Rule.one_of(*get_args(Scales), "bitnet"),
+    )
+    threshold: float = setting(
+        "With other scales than bitnet: the smallest weight that is kept, as a multiple of the mean "
+        "magnitude of what shares its scale.",
+        0.5,
+        Rule("from 0 to 4", lambda value: 0 <= value <= 4),
+    )
+    scale_of_kept: bool = setting(
+        "With other scales than bitnet: a scale is the mean magnitude of the weights that are kept, "
+        "not of all.",
+        False,
+    )
+    inner_norms: bool = setting(
+        "With the scales of bitnet: an RMSNorm in front of each linear, as MatMul-free "
+        "models have it. It adds tensors.",
+        False,
+    )
     keep_layers: tuple[int, ...] = setting(
         "Numbers of layers, from 0, that keep their attention.", (), reader=_layers, has_flag=False
     )
@@ -146,6 +170,15 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         rule = "left out without 'teacher_top_k' and 'logits_steps'"
         has_logits = self.teacher_top_k is not None and self.logits_steps > 0
         self.check("cache_logits", has_logits or not self.cache_logits, rule)
+        is_bitnet = self.scales == "bitnet"
+        rule = "bitnet unless the student is ternary and 'to' is `same` alone"
+        self.check("scales", is_bitnet or (self.ternary and self.to == ("same",)), rule)
+        rule = "left out where 'scales' is bitnet"
+        for name in ("threshold", "scale_of_kept"):
+            is_usual = getattr(self, name) == getattr(type(self), name)
+            self.check(name, is_usual or not is_bitnet, rule)
+        rule = "left out unless the student is ternary and 'scales' is bitnet"
+        self.check("inner_norms", (self.ternary and is_bitnet) or not self.inner_norms, rule)
         warmup = self.quantization_warmup
         if warmup is not None:
             rule = "left out for a student without --ternary"
@@ -157,6 +190,14 @@ class DistilSettings(CorpusSettings, TeacherSettings):
     def active(self) -> tuple[StageName, ...]:
         """The stages that have steps."""
         return tuple(stage for stage in STAGES if getattr(self, f"{stage}_steps"))
+
+    @property
+    def scheme(self) -> TernaryScheme | None:
+        """How linears with float activations are made ternary; `None` for dense ones and BitNet's."""
+        if self.scales == "bitnet":
+            return None
+        scales: Any = self.scales
+        return TernaryScheme(scales, self.threshold, keeps_mean=not self.scale_of_kept)
 
     @property
     def rows(self) -> int:
@@ -195,19 +236,33 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         return {key: value for key, value in asdict(self).items() if key != "path"}
 
 
-def read_settings(path: Path | None, given: Mapping[str, Any]) -> DistilSettings:
+@dataclass(frozen=True, kw_only=True)
+class TernarizeSettings(DistilSettings):
+    """One run from a dense model to the same one with ternary linears."""
+
+    command: ClassVar[str] = "ternarize"
+
+    to: tuple[str | Mapping[str, Any], ...] = ("same",)
+    ternary: bool = True
+    scales: str = "group"
+
+
+def read_settings(
+    path: Path | None, given: Mapping[str, Any], kind: type[DistilSettings] = DistilSettings
+) -> DistilSettings:
     """The settings of a run from a YAML file, or without one.
 
     Args:
         path: The file; its paths are relative to it.
         given: Values that win over those of the file, unless they are `None`.
+        kind: The class of the settings.
 
     Raises:
         TrainingError: The file cannot be read, or a value is unknown, missing or wrong.
     """
-    values = {} if path is None else read_mapping(path, "distil")
+    values = {} if path is None else read_mapping(path, kind.command)
     if path is not None:
         load_named(values, path)
-        values = DistilSettings.beside(values, path)
+        values = kind.beside(values, path)
     values |= {name: value for name, value in given.items() if value is not None}
-    return DistilSettings.made(values, "the settings" if path is None else f"'{path}'")
+    return kind.made(values, "the settings" if path is None else f"'{path}'")

@@ -86,17 +86,17 @@ def _with_heads(base: TransformerConfig, choice: MixerChoice) -> MixerChoice:
 
 
 def student_config(
-    base: TransformerConfig, mixers: Sequence[MixerChoice], *, is_ternary: bool
+    base: TransformerConfig, mixers: Sequence[MixerChoice], linears: TernaryLinears | None
 ) -> Any:
     """The description of the student: of the base's own kind if all layers keep their attention.
 
     Args:
         base: The teacher.
         mixers: The mixer of each layer.
-        is_ternary: Whether the linears of the blocks are ternary; those of a ternary base always are.
+        linears: The ternary linears of the blocks; `None` keeps those of the base.
     """
-    if is_ternary and base.linears is None:
-        base = replace(base, linears=TernaryLinears())
+    if linears is not None and base.linears is None:
+        base = replace(base, linears=linears)
     if all(choice.name == ATTENTION for choice in mixers):
         return base
     return HybridConfig.of(base, tuple(mixers))

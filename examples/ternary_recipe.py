@@ -1,0 +1,288 @@
+"""Makes a dense model ternary in several ways, and says what each costs in bits per byte and in recall.
+
+python examples/ternary_recipe.py [--quick] [--output DIR] [--rows NAME ...] [--rates R ...] [--seeds N]
+    [--jobs N] [--table-only]
+
+A dense Qwen3 of 4 layers and 128 dims learns from stories and from lines that ask for words they have
+named. `mmfree ternarize` then makes it ternary with a tenth of the tokens that it learned from. Each row
+changes one choice of the first row, with the first seed; the rows in `BEST` have more seeds, and fewer
+tokens too. One row learns from random weights and the text alone.
+
+The folder gets a file for each run, `table.md` and `table.json`. Repeat the command to go on after a
+stop: finished runs are not repeated. `--table-only` writes the table of what is there.
+"""
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from comparisons.command import parser_of, plan_with, run_comparison
+from comparisons.runs import Figures, found_or_trained, markdown, mean_and_spread
+from comparisons.student_runs import CORPUS, OF_TEACHER, TEACHER, described, known_teacher
+from comparisons.student_training import TRAIN, VALID, Timer, measured, prepare, trained
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.files.reading import write_json
+from mlx_mmfree.files.writing import new_file
+from mlx_mmfree.training.distil.distil import Distillation
+from mlx_mmfree.training.distil.settings import TernarizeSettings
+
+FIRST, SCRATCH = "groups of 64", "from random weights"
+EVERYWHERE = "mlx-lm, llama.cpp"
+BITNET = "transformers, mlx-lm"
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    FIRST: (EVERYWHERE, {}),
+    "a scale for each row": (EVERYWHERE, {"scales": "row"}),
+    "a scale for each matrix": (EVERYWHERE, {"scales": "tensor"}),
+    "8-bit activations": (BITNET, {"scales": "bitnet"}),
+    "8-bit activations, inner norms": ("this library", {"scales": "bitnet", "inner_norms": True}),
+    "scale of what is kept": (EVERYWHERE, {"scale_of_kept": True}),
+    "threshold 0.7, scale of what is kept": (EVERYWHERE, {"threshold": 0.7, "scale_of_kept": True}),
+    "quantised from the first step": (EVERYWHERE, {"quantization_warmup": 0}),
+    "quantised bit by bit to the end": (EVERYWHERE, {"quantization_warmup": 1.0}),
+    "divergence of weight 4": (EVERYWHERE, {"teacher_weight": 4.0}),
+    "temperature 2": (EVERYWHERE, {"teacher_temperature": 2.0}),
+    "text alone": (EVERYWHERE, {"logits_steps": 0}),
+    "embedding and head stay": (EVERYWHERE, {"keep_embedding": True}),
+    SCRATCH: (BITNET, {}),
+}
+"""Each choice: where its model opens, and the settings that differ."""
+BEST = (FIRST, "8-bit activations")
+"""The rows that have several seeds and shares of the tokens."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of the comparison.
+
+    Attributes:
+        train: Documents to learn from.
+        valid: Held-out documents.
+        documents: The most documents of each.
+        every: Lines of recall follow so many stories.
+        lines: So many of them.
+        questions: Questions of each.
+        model_type: The teacher's architecture.
+        initializer_range: Deviation of its first weights.
+        dims: Model dims.
+        teacher_steps: Steps of the teacher.
+        teacher_rate: Its learning rate.
+        rates: Learning rates of each row.
+        seeds: Seeds of the best rows.
+        shares: Tokens of a run as shares of the teacher's; only the best rows have all but the last.
+        names: The rows.
+        rows: Sequences in a batch.
+        length: Tokens of a sequence.
+        valid_tokens: Tokens by which the best weights are picked.
+    """
+
+    train: Path = CORPUS / "train-tinystories.txt.xz"
+    valid: Path = CORPUS / "valid-tinystories.txt.xz"
+    documents: int = 2**20
+    every: int = 1
+    lines: int = 4
+    questions: int = 24
+    model_type: str = "qwen3"
+    initializer_range: float = 0.1
+    dims: int = 128
+    teacher_steps: int = 4000
+    teacher_rate: float = 4e-3
+    rates: tuple[float, ...] = (1e-3, 4e-3)
+    seeds: int = 3
+    shares: tuple[float, ...] = (0.01, 0.03, 0.1)
+    names: tuple[str, ...] = tuple(ROWS)
+    rows: int = 16
+    length: int = 96
+    valid_tokens: int = 16384
+
+
+QUICK = Plan(
+    train=CORPUS / "valid-storybooks.txt",
+    valid=CORPUS / "valid-storybooks.txt",
+    documents=4,
+    dims=64,
+    teacher_steps=20,
+    rates=(1e-3,),
+    seeds=1,
+    shares=(0.1,),
+    names=(FIRST, "8-bit activations"),
+    rows=2,
+    length=32,
+    valid_tokens=128,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row at a share of the tokens, with its learning rate and its seed."""
+
+    row: str
+    share: float
+    rate: float
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        words = (self.row, f"{self.share:g}", f"{self.rate:g}", str(self.seed))
+        return "-".join("".join(c if c.isalnum() else "_" for c in word) for word in words)
+
+
+def first_runs(plan: Plan) -> list[Run]:
+    """All rows at the largest share, and the best ones at all, at each rate with the first seed."""
+    shares = [(row, share) for row in plan.names for share in plan.shares if _has(plan, row, share)]
+    return [Run(row, share, rate) for rate in plan.rates for row, share in shares]
+
+
+def _has(plan: Plan, row: str, share: float) -> bool:
+    return row in BEST or share == plan.shares[-1]
+
+
+def best_rates(found: dict[Run, Figures]) -> dict[tuple[str, float], float]:
+    """The rate with the fewest bits per byte of each row and share."""
+    known = {
+        run: figures["value"] for run, figures in found.items() if figures["value"] is not None
+    }
+    best: dict[tuple[str, float], Run] = {}
+    for run, value in known.items():
+        other = best.setdefault((run.row, run.share), run)
+        if value < known[other]:
+            best[run.row, run.share] = run
+    return {place: run.rate for place, run in best.items()}
+
+
+def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
+    """Runs the comparison, or only gathers the runs that are finished. Returns its table."""
+    home = folder / "runs"
+    home.mkdir(parents=True, exist_ok=True)
+    teacher = known_teacher(plan, home)
+    if teacher is None:
+        if not trains:
+            return "The teacher has not been trained yet, so that there is no table."
+        teacher = prepare(plan, home)
+
+    def results(runs: Sequence[Run]) -> dict[Run, Figures]:
+        return found_or_trained(
+            runs,
+            lambda run: _known(plan, home, run.name),
+            partial(learn, plan=plan, folder=home),
+            _line,
+            jobs=jobs,
+            trains=trains,
+        )
+
+    found = results(first_runs(plan))
+    rates = best_rates(found)
+    others = [Run(*place, rate, n) for place, rate in rates.items() for n in range(1, plan.seeds)]
+    found |= results([run for run in others if run.row in BEST])
+    text = _table(plan, teacher, found, rates)
+    with new_file(folder / "table.md") as new:
+        new.write_text(text + "\n")
+    runs = [{**asdict(run), **figures} for run, figures in found.items()]
+    write_json(folder / "table.json", {"teacher": teacher, "runs": runs})
+    return text
+
+
+def _known(plan: Plan, folder: Path, name: str) -> Figures | None:
+    """What the teacher or a run came to, unless it was another plan's."""
+    file = folder / f"{name}.json"
+    if not file.exists():
+        return None
+    figures: Figures = json.loads(file.read_text())
+    return figures if figures.pop("settings") == described(plan, OF_TEACHER) else None
+
+
+def learn(run: Run, plan: Plan, folder: Path) -> Figures:
+    """Trains a run, measures it and writes down what it came to."""
+    output = folder / f"{run.name}.run"
+    steps = max(2, round(plan.teacher_steps * run.share))
+    try:
+        if run.row == SCRATCH:
+            figures = _from_scratch(run, plan, folder, output, steps)
+        else:
+            figures = _ternarized(run, plan, folder, output, steps)
+    except TrainingError as error:
+        figures = {"value": None, "failure": str(error)}
+    shutil.rmtree(output, ignore_errors=True)
+    settings = {"settings": described(plan, OF_TEACHER)}
+    write_json(folder / f"{run.name}.json", {**settings, **figures})
+    return figures
+
+
+def _from_scratch(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
+    model = json.loads((folder / TEACHER / "model" / "config.json").read_text())
+    model["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
+    model["quantization_config"] |= {"quantization_mode": "online"}
+    known = {key: value for key, value in model.items() if key != "mlx_mmfree"}
+    return trained(plan, folder, output, steps, run.rate, run.seed, {"model": known})
+
+
+def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
+    options = dict(ROWS[run.row][1])
+    stage = "text" if options.get("logits_steps") == 0 else "logits"
+    if "quantization_warmup" in options:
+        options["quantization_warmup"] = round(steps * options["quantization_warmup"])
+    settings = TernarizeSettings(
+        model=str((folder / TEACHER / "model").resolve()),
+        path=str(output.resolve()),
+        data=(str((folder / TRAIN).resolve()),),
+        valid=(str((folder / VALID).resolve()),),
+        batch_size=plan.rows,
+        sequence_length=plan.length,
+        valid_tokens=plan.valid_tokens,
+        seed=run.seed,
+        **{"logits_rate": run.rate, "text_rate": run.rate, **options, f"{stage}_steps": steps},
+    )
+    timer = Timer()
+    report = Distillation(settings).run([timer])
+    return {**measured(plan, output, folder, timer.seconds), "stages": report["figures"]}
+
+
+def _line(run: Run, figures: Figures) -> str:
+    value = figures["value"]
+    return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
+
+
+def _table(
+    plan: Plan, teacher: Figures, found: dict[Run, Figures], rates: dict[tuple[str, float], float]
+) -> str:
+    lines = []
+    for row in plan.names:
+        for share in plan.shares if row in BEST else plan.shares[-1:]:
+            rate = rates.get((row, share))
+            runs = [
+                figures
+                for run, figures in found.items()
+                if (run.row, run.share, run.rate) == (row, share, rate)
+                and figures["value"] is not None
+            ]
+            if rate is None or not runs:
+                continue
+            values = [figures["value"] for figures in runs]
+            above = [100 * (value / teacher["value"] - 1) for value in values]
+            recall = [100 * figures["recall"] for figures in runs]
+            cells = [mean_and_spread(values), mean_and_spread(above, 1), mean_and_spread(recall, 1)]
+            lines.append([row, f"{share:.0%}", f"{rate:g}", *cells, ROWS[row][0]])
+    header = ["way", "tokens of the teacher's", "rate", "bits per byte", "above the teacher, %"]
+    table = markdown([*header, "recall, %", "opens in"], lines)
+    return (
+        f"The teacher has {teacher['value']:.3f} bits per byte and recalls {teacher['recall']:.1%} of "
+        f"the answers.\n\n{table}"
+    )
+
+
+def _plan_of(arguments: Namespace) -> Plan:
+    plan = plan_with(Plan(), arguments, ("rates", "seeds"))
+    return replace(plan, names=tuple(arguments.rows)) if arguments.rows else plan
+
+
+if __name__ == "__main__":
+    parser = parser_of(
+        __doc__, "runs/ternary_recipe", "train a tiny teacher and two ternary models"
+    )
+    parser.add_argument("--rows", nargs="+", choices=tuple(ROWS), help="names of rows")
+    run_comparison(parser, compare, _plan_of, lambda folder: QUICK)

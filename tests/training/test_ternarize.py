@@ -1,0 +1,114 @@
+"""Dense models that become ternary, with themselves as teachers: the run, the command, what opens it."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlx_mmfree import generate, load
+from mlx_mmfree.cli import main
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.layers.matrix import matrices
+from mlx_mmfree.layers.ternary_groups import TernaryScheme, make_ternary
+from mlx_mmfree.models import Decoder, find
+from tests.hub.checkpoints import GOLDENS
+
+TEXT = "The dog sees the cat. A number is a number. "
+
+
+def dense_model(**sizes: int) -> Decoder:
+    record = find("qwen3")
+    given = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "head_dim": 32,
+        "vocab_size": 520,
+        **sizes,
+    }
+    mx.random.seed(1)
+    config = record.config.from_hub({**record.tiny, **given, "initializer_range": 0.1})
+    model: Decoder = record.build(config)
+    return model
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    save_model(tmp_path / "dense", dense_model(), GOLDENS / "tokenizer_bpe")
+    (tmp_path / "train.txt").write_text(TEXT * 60)
+    (tmp_path / "valid.txt").write_text(TEXT * 20)
+    return tmp_path / "dense"
+
+
+def flags_of(dense: Path, *more: str) -> list[str]:
+    folder = dense.parent
+    flags = ["ternarize", "--model", str(dense), "--path", str(folder / "run")]
+    flags += ["--data", str(folder / "train.txt"), "--valid", str(folder / "valid.txt")]
+    flags += ["--logits-steps", "6", "--sequence-length", "16", "--batch-size", "2"]
+    return [*flags, *more]
+
+
+def test_the_command(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags_of(dense)) == 0
+    assert "all weights, by the teacher" in capsys.readouterr().out
+    run = dense.parent / "run"
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert config["model_type"] == "qwen3"
+    assert config["quantization"] == {"group_size": 64, "bits": 2, "mode": "affine"}
+    model, masters = load_model(run / "model"), load_model(run / "masters")
+    blocks = [matrix for block in model.blocks for matrix in matrices(block).values()]
+    assert len(blocks) == 14 and all(matrix.is_packed for matrix in blocks)
+    # the model is what its masters become, and adds no tensor to what the dense one has
+    for block in masters.blocks:
+        make_ternary(block, TernaryScheme())
+    tokens = mx.array([[1, 5, 9, 2]])
+    assert mx.allclose(model(tokens)[0], masters(tokens)[0], atol=1e-4)
+    assert isinstance(masters.embed, nn.Embedding)
+    assert not any(
+        "norm" in name
+        for name in set(config) - set(json.loads((dense / "config.json").read_text()))
+    )
+    card = (run / "model" / "README.md").read_text()
+    assert "mmfree ternarize" in card and "ternary" in card
+
+
+def test_its_gguf_has_the_same_text(dense: Path) -> None:
+    assert main(flags_of(dense)) == 0
+    folder = dense.parent
+    flags = ["--model", str(folder / "run/model"), "--to", "gguf", "--gguf-type", "q2_0"]
+    assert main(["convert", *flags, "--output", str(folder / "gguf")]) == 0
+    (file,) = (folder / "gguf").glob("*.gguf")
+    texts = [
+        generate(*load(source, dtype=mx.float32), "The dog", max_tokens=12)
+        for source in (folder / "run/model", file)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--scales", "bitnet", "--threshold", "0.7"], "--threshold must be left out where"),
+        (["--inner-norms"], "--inner-norms must be left out unless"),
+        (["--threshold", "9"], "--threshold must be from 0 to 4 but got 9.0"),
+    ],
+)
+def test_choices_that_do_not_fit(
+    dense: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags_of(dense, *flags)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_groups_that_do_not_divide_the_inputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "dense", dense_model(hidden_size=48), GOLDENS / "tokenizer_bpe")
+    (tmp_path / "train.txt").write_text(TEXT)
+    (tmp_path / "valid.txt").write_text(TEXT)
+    assert main(flags_of(tmp_path / "dense")) == 2
+    message = (
+        "must be bitnet for this model but got 'group': groups of 64 do not divide the 48 inputs"
+    )
+    assert message in capsys.readouterr().err

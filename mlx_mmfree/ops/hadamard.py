@@ -90,7 +90,7 @@ def _reference(x: mx.array, signs: mx.array | None, block: int, inverse: bool) -
 _SOURCE = """
     constexpr uint THREADS = BLOCK / EACH;
     constexpr uint GROUPS = THREADS / 32;
-    const uint thread = thread_index_in_threadgroup;
+    const uint index = thread_index_in_threadgroup;
     const uint lane = thread_index_in_simdgroup;
     const uint group = simdgroup_index_in_threadgroup;
     const uint block = threadgroup_position_in_grid.x;
@@ -103,7 +103,7 @@ _SOURCE = """
     float v[EACH];
     #pragma clang loop unroll(full)
     for (uint k = 0; k < EACH; k++) {
-        const uint place = thread + THREADS * k;
+        const uint place = index + THREADS * k;
         <value>
         if (HAS_SIGNS && !INVERSE) v[k] *= signs[column + place];
     }
@@ -131,7 +131,7 @@ _SOURCE = """
         // other threads take over, so that numbers of different SIMD groups meet in one
         threadgroup float shared[GROUPS > 1 ? BLOCK : 1];
         #pragma clang loop unroll(full)
-        for (uint k = 0; k < EACH; k++) shared[thread + THREADS * k] = v[k];
+        for (uint k = 0; k < EACH; k++) shared[index + THREADS * k] = v[k];
         threadgroup_barrier(mem_flags::mem_threadgroup);
         #pragma clang loop unroll(full)
         for (uint k = 0; k < EACH; k++) {
@@ -153,7 +153,7 @@ _SOURCE = """
     for (uint k = 0; k < EACH; k++) {
         const uint place = GROUPS > 1
             ? lane + 32 * (k % GROUPS) + THREADS * (k / GROUPS + EACH / GROUPS * group)
-            : thread + THREADS * k;
+            : index + THREADS * k;
         float y = v[k] * scale;
         if (HAS_SIGNS && INVERSE) y *= signs[column + place];
         outs[place] = static_cast<T>(y);
@@ -164,7 +164,7 @@ _SQUARES = """
     const auto numbers = x + row * dims;
     threadgroup float group_squares[32];
     float squares = 0;
-    for (uint place = thread; place < dims; place += THREADS) {
+    for (uint place = index; place < dims; place += THREADS) {
         const float number = static_cast<float>(numbers[place]);
         squares += number * number;
     }

@@ -36,6 +36,8 @@ template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
 #define device __attribute__((opencl_global))
 #define constant __attribute__((opencl_constant))
 #define threadgroup __attribute__((opencl_local))
+// a word of Metal that no variable can have for its name
+#define thread
 
 template <class To, class From> inline To as_type(From value) {
   return __builtin_bit_cast(To, value);

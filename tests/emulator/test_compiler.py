@@ -43,6 +43,7 @@ FAULTS = {
     "double": "out[n] = static_cast<float>(double(x[n]));",
     "as_type of another size": "out[n] = as_type<float>(static_cast<ushort>(n));",
     "if constexpr": "if constexpr (true) out[n] = 0.0f;",
+    "a variable named thread": "const uint thread = n; out[thread] = 0.0f;",
 }
 
 

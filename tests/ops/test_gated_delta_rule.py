@@ -288,8 +288,8 @@ def test_a_step_on_metal_reads_and_writes_the_state_once(
         assert_close(computed(**given), by_formula(given))
     record, state = emulated.records[-1], given["state"].nbytes
     assert record.loaded["state"] == record.stored["last"] == state
-    # all lanes of a group of columns read the same keys and queries
-    groups = 1 if values % 4 == 0 else 2
+    # all lanes of a group of columns, of which a thread has four, two or one, read the same keys
+    groups = 1 if values % 4 == 0 and not use.startswith("removal") else 2
     assert record.loaded["q"] == record.loaded["k"] == groups * 32 * given["q"].nbytes
 
 

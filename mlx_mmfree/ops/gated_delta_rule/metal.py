@@ -28,6 +28,9 @@ MAX_KEYS = 32 * PIECE
 COLUMNS = 4
 """Columns of a thread in decoding, where there are enough: they share what is read for a row."""
 
+COLUMNS_OF_REMOVAL = 2
+"""As many where something else than the key is removed, for which a thread keeps more numbers."""
+
 STEPS = 8
 """Positions of a chunk whose reads are added up together."""
 
@@ -205,7 +208,7 @@ def unsupported(
     is_long = q.shape[2] > MAX_LENGTH
     variant: dict[str, Any] = {
         "gate": _gate(f, keys),
-        "columns": 1 if is_long else _columns(keys, values),
+        "columns": 1 if is_long else _columns(keys, values, b is not None),
         "is_full": keys % PIECE == 0,
         "has_removal": b is not None,
     }
@@ -235,10 +238,11 @@ def _gate(f: mx.array, keys: int) -> str:
     return "channel" if f.shape[3] == keys else "head"
 
 
-def _columns(keys: int, values: int) -> int:
+def _columns(keys: int, values: int, has_removal: bool) -> int:
     """Those of a thread; the registers of threads with several do not suffice for larger groups."""
-    is_filled = values % COLUMNS == 0 and values >= launch.SIMD_GROUP * COLUMNS
-    return COLUMNS if is_filled and keys <= 8 * PIECE else 1
+    columns = COLUMNS_OF_REMOVAL if has_removal else COLUMNS
+    is_filled = values % columns == 0 and values >= launch.SIMD_GROUP * columns
+    return columns if is_filled and keys <= 8 * PIECE else 1
 
 
 def _check_inputs(
@@ -300,7 +304,9 @@ def _computed(
         return _in_chunks(q, k, v, a, f, state, b)
     kernel = _step_kernels[_gate(f, q.shape[3]), b is not None]
     inputs = [q, k, v, a, f, state, *([] if b is None else [b])]
-    o, last = _launch(kernel, inputs, [v.shape, state.shape], _columns(q.shape[3], v.shape[3]))
+    o, last = _launch(
+        kernel, inputs, [v.shape, state.shape], _columns(q.shape[3], v.shape[3], b is not None)
+    )
     return o, last
 
 

@@ -138,18 +138,9 @@ QUICK = Plan(
 )
 
 OF_TEACHER = (
-    *(
-        "train",
-        "valid",
-        "documents",
-        "every",
-        "lines",
-        "questions",
-        "dims",
-        "teacher_steps",
-        "teacher_rate",
-    ),
-    *("rows", "length", "valid_tokens"),
+    *("train", "valid", "documents", "every", "lines", "questions", "model_type"),
+    *("initializer_range", "dims", "teacher_steps", "teacher_rate", "rows", "length"),
+    "valid_tokens",
 )
 """What the teacher depends on."""
 

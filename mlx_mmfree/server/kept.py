@@ -34,8 +34,8 @@ def new_name() -> str:
 class _Place(Protocol):
     """Where records lie by name, with the time of their last use."""
 
-    def read(self, name: str) -> bytes | None:
-        """A record, which is used by that."""
+    def read(self, name: str) -> tuple[float, bytes] | None:
+        """A record, which is used by that, and the time of its last use."""
 
     def write(self, name: str, data: bytes) -> None:
         """Keeps a record, whole or not at all."""
@@ -51,11 +51,11 @@ class _Memory:
     def __init__(self) -> None:
         self._records: dict[str, tuple[float, bytes]] = {}
 
-    def read(self, name: str) -> bytes | None:
-        _, data = self._records.get(name, (0.0, None))
-        if data is not None:
-            self._records[name] = (time.time(), data)
-        return data
+    def read(self, name: str) -> tuple[float, bytes] | None:
+        found = self._records.get(name)
+        if found is not None:
+            self._records[name] = (time.time(), found[1])
+        return found
 
     def write(self, name: str, data: bytes) -> None:
         self._records[name] = (time.time(), data)
@@ -80,14 +80,15 @@ class _Folder:
     def _file(self, name: str) -> Path:
         return self._path / f"{name}{_SUFFIX}"
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> tuple[float, bytes] | None:
         try:
             handle = os.open(self._file(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
         with os.fdopen(handle, "rb") as file:
+            used = os.fstat(handle).st_mtime
             os.utime(handle)
-            return file.read()
+            return used, file.read()
 
     def write(self, name: str, data: bytes) -> None:
         new = self._path / f"{name}{_NEW}"
@@ -144,9 +145,12 @@ class KeptResponses:
         if not _NAME.fullmatch(name):
             return None
         with self._lock:
-            self._forget()
-            data = self._place.read(name)
-        if data is None:
+            found = self._place.read(name)
+        if found is None:
+            return None
+        used, data = found
+        if used < self._oldest():
+            self._place.remove(name)
             return None
         try:
             value = parse_json(data, max_bytes=len(data))
@@ -192,11 +196,14 @@ class KeptResponses:
     def _owner(self, name: str) -> str:
         return hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()
 
+    def _oldest(self) -> float:
+        """The time of the last use before which one is too old."""
+        return time.time() - self._settings.kept_response_s
+
     def _forget(self) -> None:
         """Removes what is too old, and what is too much."""
         entries = sorted(self._place.entries(), reverse=True)
-        oldest = time.time() - self._settings.kept_response_s
-        size = 0
+        oldest, size = self._oldest(), 0
         for number, (used, name, nbytes) in enumerate(entries, 1):
             size += nbytes
             is_much = size > self._settings.kept_response_bytes

@@ -180,17 +180,15 @@ def test_limits_of_kept_responses(
 ) -> None:
     now = [1_000_000_000.0]
     monkeypatch.setattr(kept.time, "time", lambda: now[0])
+    write, utime = kept._Folder.write, kept.os.utime
+
+    def stamped(place: Any, name: str, data: bytes) -> None:
+        write(place, name, data)
+        utime(place._file(name), (now[0], now[0]))
+
     # files have the time that is given to them here
-    write, read = kept._Folder.write, kept._Folder.read
-
-    def stamped(place: Any, name: str, *data: bytes) -> Any:
-        found = (write if data else read)(place, name, *data)
-        if place._file(name).exists():
-            kept.os.utime(place._file(name), (now[0], now[0]))
-        return found
-
     monkeypatch.setattr(kept._Folder, "write", stamped)
-    monkeypatch.setattr(kept._Folder, "read", stamped)
+    monkeypatch.setattr(kept.os, "utime", lambda file: utime(file, (now[0], now[0])))
     folder = tmp_path if is_on_disk else None
     settings = Settings(
         response_folder=folder, kept_responses=3, kept_response_bytes=10_000, kept_response_s=100

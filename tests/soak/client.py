@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx2
 
+from tests.fuzz import dialects
+
 _WORDS = (
     "once",
     "upon",
@@ -41,7 +43,7 @@ def draw_body(draw: random.Random, known: list[str]) -> dict[str, Any]:
         "logprobs": draw.randint(0, 5),
         "presence_penalty": draw.uniform(-1, 1),
         "frequency_penalty": draw.uniform(-1, 1),
-        "logit_bias": {str(draw.randrange(2000)): draw.uniform(-10, 10)},
+        "logit_bias": {str(draw.randrange(500)): draw.uniform(-10, 10)},
     }
     for name in draw.sample(sorted(others), draw.randint(0, 3)):
         body[name] = others[name]
@@ -82,6 +84,40 @@ def ask(client: httpx2.Client, body: dict[str, Any], draw: random.Random) -> str
     for each in data[:-1]:
         assert "error" not in json.loads(each), each
     return "streamed"
+
+
+_REFUSED = {400, 404, 413}
+
+
+def converse(client: httpx2.Client, draw: random.Random, kept: list[str]) -> str:
+    """How a random conversation in one of the dialects ended; `kept` gets the names of responses.
+
+    Raises:
+        AssertionError: In a way that must not be.
+        httpx2.HTTPError: The server has not answered.
+    """
+    path = draw.choice(dialects.PATHS)
+    body = dialects.draw(path, draw, kept)
+    leaves_after = draw.choice([None, None, 0, 1, 5]) if body.get("stream") else None
+    with client.stream("POST", path, json=body) as response:
+        if leaves_after is not None:
+            _lines(response, leaves_after)
+            return "left"
+        text = response.read().decode()
+    if response.status_code in _REFUSED:
+        assert json.loads(text)["error"]["message"], text
+        return "refused in words"
+    assert response.status_code in _EXPECTED, f"{response.status_code}: {text}"
+    if response.status_code != httpx2.codes.OK:
+        return "refused as busy"
+    if body.get("stream"):
+        error = dialects.check_stream(path, text)
+        assert error is None or "[request]" in error["message"], error
+        return "streamed"
+    if path == dialects.RESPONSES and body.get("store", True):
+        kept.append(json.loads(text)["id"])
+        del kept[:-50]
+    return "whole"
 
 
 def _lines(response: httpx2.Response, most: int | None) -> list[str]:

@@ -1,7 +1,7 @@
 """Asks a server for hours at random, and sees that it answers all and that its memory stays flat.
 
 `python -m tests.soak.run --minutes 60` has 16 clients, which send requests of all sizes, go on with and
-fork conversations, and leave many answers early.
+fork conversations, and leave many answers early. A model with a chat template is asked in all dialects.
 """
 
 import argparse
@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
 from mlx_mmfree import demo
-from tests.soak.client import ask, draw_body
+from tests.soak.client import ask, converse, draw_body
 from tests.soak.report import Report, growth, is_flat
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "benchmarks"))
@@ -27,6 +28,7 @@ _SHOWN_S = 10.0
 _MEASURED_S = 1.0
 _QUIET_S = 60.0
 _TIMEOUT_S = 120.0
+_CHATS = 0.8
 
 
 def main() -> int:
@@ -61,14 +63,20 @@ def _clients(address: str, count: int, seed: int, report: Report) -> Iterator[No
     """Clients that ask until the block ends; each then finishes its request."""
     is_over = threading.Event()
     known: list[str] = []
+    kept: list[str] = []
+    (model,) = httpx2.get(f"{address}/v1/models").json()["data"]
+
+    def end(client: httpx2.Client, draw: random.Random, body: dict[str, Any] | None) -> str:
+        return converse(client, draw, kept) if body is None else ask(client, body, draw)
 
     def run(number: int) -> None:
         draw = random.Random(f"{seed} {number}")
         with httpx2.Client(base_url=address, timeout=_TIMEOUT_S) as client:
             while not is_over.is_set():
-                body = draw_body(draw, known)
+                is_chat = model["chat_template"] and draw.random() < _CHATS
+                body = None if is_chat else draw_body(draw, known)
                 try:
-                    report.ends[ask(client, body, draw)] += 1
+                    report.ends[end(client, draw, body)] += 1
                 except (AssertionError, httpx2.HTTPError) as error:
                     report.faults.append(f"{error!r} after {str(body)[:300]}")
 

@@ -328,13 +328,38 @@ def test_chunks_on_metal_read_and_write_each_state_once(emulated: Emulator, use:
 
 @pytest.mark.metal
 @pytest.mark.parametrize("use", ["none", "channel", "removal"])
-@pytest.mark.parametrize("length", [3, 70])
+@pytest.mark.parametrize("length", [3, 70, 200])
 def test_gradient_on_metal(metal: None, use: str, length: int) -> None:
     given = arguments(length, use, sizes=(1, 2, 20, 5))
     with use_backend("metal"):
         got = gradients(given)
     with use_backend("reference"):
         assert_close(got, gradients(given), GRADIENT_TOLERANCE)
+
+
+@pytest.mark.metal
+def test_gradient_of_a_gradient_on_metal(metal: None) -> None:
+    given = arguments(70, "channel", sizes=(1, 2, 4, 3))
+
+    def penalty(k: mx.array) -> mx.array:
+        inner = mx.grad(lambda k: (computed(**given | {"k": k})[0] ** 2).sum())
+        return (inner(k) ** 2).sum()
+
+    with use_backend("metal"):
+        got = mx.grad(penalty)(given["k"])
+    with use_backend("chunked"):
+        assert_close((got,), (mx.grad(penalty)(given["k"]),), GRADIENT_TOLERANCE)
+
+
+@pytest.mark.usefixtures("recorded", "traced")
+@pytest.mark.parametrize("use", USES)
+def test_a_gradient_takes_as_many_launches_for_any_length(use: str) -> None:
+    def launched(length: int) -> int:
+        given = arguments(length, use, sizes=(1, 2, 20, 5))
+        mx.eval(given)
+        return launches(gradients(given)).total()
+
+    assert launched(200) == launched(2000)
 
 
 @pytest.mark.parametrize("use", USES)

@@ -7,7 +7,8 @@ halves, as are the weights (see `gated_linear_attention.definition`). The state 
 by two products. All the rest is computed for all chunks at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -84,6 +85,43 @@ def chunked(
     return o, last
 
 
+Lead = Callable[..., tuple[mx.array, mx.array]]
+"""As `lead`."""
+
+
+def lead(
+    gates: mx.array, keys: mx.array, reads: mx.array, added: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """The state before each chunk, `(B, H, chunks, K, V)`, and the last one."""
+    states = [state]
+    for number in range(gates.shape[2]):
+        own = (x[:, :, number] for x in (gates, keys, reads, added))
+        gate, key, read, more = own
+        last = states[-1]
+        states.append(gate * last - key.swapaxes(-1, -2) @ (read @ last) + more)
+    return mx.stack(states[:-1], axis=2), states[-1]
+
+
+def lead_gradient(
+    inputs: Sequence[mx.array],
+    cotangents: Sequence[mx.array],
+    outputs: Sequence[mx.array],
+    lead: Lead,
+) -> tuple[mx.array, ...]:
+    """The gradient of `lead`: it is led backwards, where keys and reads change places."""
+    gates, keys, reads, _, _ = inputs
+    backwards = (x[:, :, ::-1] for x in (gates, reads, keys, cotangents[0]))
+    after, d_state = lead(*backwards, cotangents[1])
+    # the gradients of the states behind the chunks
+    after, before = after[:, :, ::-1], outputs[0]
+    of_gates = (after * before).sum(axis=-1, keepdims=True)
+    if gates.shape[3] == 1:
+        of_gates = of_gates.sum(axis=-2, keepdims=True)
+    of_keys = -(reads @ before) @ after.swapaxes(-1, -2)
+    of_reads = -(keys @ after) @ before.swapaxes(-1, -2)
+    return of_gates, of_keys, of_reads, after, d_state
+
+
 def compute(
     q: mx.array,
     k: mx.array,
@@ -92,25 +130,27 @@ def compute(
     f: mx.array,
     state: mx.array,
     b: mx.array | None = None,
+    *,
+    lead: Lead = lead,
 ) -> tuple[mx.array, mx.array]:
     """The operation in chunks, with everything in its graph kept for the gradient."""
     chunks = parallel_part(q, k, v, a, f, b)
-    states = [state]
-    for number in range(chunks.gates.shape[2]):
-        gates, keys, reads, added = (x[:, :, number] for x in chunks[:4])
-        last = states[-1]
-        states.append(gates * last - keys.swapaxes(-1, -2) @ (reads @ last) + added)
-    o = chunks.queries @ mx.stack(states[:-1], axis=2) + chunks.outputs
-    return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, : v.shape[2]], states[-1]
+    before, last = lead(*chunks[:4], state)
+    o = chunks.queries @ before + chunks.outputs
+    return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, : v.shape[2]], last
 
 
 def gradient(
-    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
+    inputs: Sequence[mx.array],
+    cotangents: Sequence[mx.array],
+    outputs: Sequence[mx.array],
+    *,
+    lead: Lead = lead,
 ) -> tuple[mx.array, ...]:
     """The gradient, for which chunks are computed anew instead of being kept."""
     # otherwise mx.compile joins that with the forward pass and loses arrays of it
     anew = mx.depends(list(inputs), list(cotangents))
-    return tuple(mx.vjp(compute, anew, list(cotangents))[1])
+    return tuple(mx.vjp(partial(compute, lead=lead), anew, list(cotangents))[1])
 
 
 _with_gradient = with_reference_gradient(compute, compute, gradient, is_differentiable=True)

@@ -3,11 +3,13 @@
 Over few positions, as when a text is decoded, it is one launch: a threadgroup holds some columns of the
 state of one head in registers, each thread a piece of some of them, and reads the state once and writes
 it once, however many positions there are. Of longer sequences, all that needs no state is computed for
-all chunks at once, as in `chunked`. One launch leads the state from chunk to chunk. The gradient is left
-to the products of matrices of `chunked`.
+all chunks at once, as in `chunked`. One launch leads the state from chunk to chunk, and one its gradient
+back. The rest of the gradient is left to the products of matrices of `chunked`.
 """
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +17,7 @@ import mlx.core as mx
 from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
 from ..gated_linear_attention.definition import CHUNK_LENGTH
-from .definition import compute, gradient, parallel_part, reference
+from .definition import compute, gradient, lead, lead_gradient, reference
 
 PIECE = 16
 """Rows of the state of which a thread holds its columns."""
@@ -301,7 +303,7 @@ def _computed(
     b: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
     if q.shape[2] > MAX_LENGTH:
-        return _in_chunks(q, k, v, a, f, state, b)
+        return compute(q, k, v, a, f, state, b, lead=_lead)
     kernel = _step_kernels[_gate(f, q.shape[3]), b is not None]
     inputs = [q, k, v, a, f, state, *([] if b is None else [b])]
     o, last = _launch(
@@ -310,21 +312,31 @@ def _computed(
     return o, last
 
 
-def _in_chunks(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    a: mx.array,
-    f: mx.array,
-    state: mx.array,
-    b: mx.array | None,
+def _led(
+    gates: mx.array, keys: mx.array, reads: mx.array, added: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    chunks = parallel_part(q, k, v, a, f, b)
-    inputs = [chunks.gates, chunks.keys, chunks.reads, chunks.added, state]
-    kernel = _carry_kernels[_gate(f, q.shape[3])]
-    before, last = _launch(kernel, inputs, [chunks.added.shape, state.shape], 1)
-    o = chunks.queries @ before + chunks.outputs
-    return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, : v.shape[2]], last
+    """The states in one launch."""
+    kernel = _carry_kernels["channel" if gates.shape[3] == added.shape[3] else "head"]
+    inputs = [gates, keys, reads, added, state]
+    before, last = _launch(kernel, inputs, [added.shape, state.shape], 1)
+    return before, last
 
 
-_with_gradient = with_reference_gradient(_computed, compute, gradient, is_differentiable=True)
+def _lead(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+    """As `definition.lead`, forwards and backwards in one launch, however many chunks there are."""
+    before, last = _with_gradient_of_states(*arrays)
+    return before, last
+
+
+def _gradient_of_states(
+    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
+) -> tuple[mx.array, ...]:
+    return lead_gradient(inputs, cotangents, outputs, _lead)
+
+
+_with_gradient_of_states = with_reference_gradient(
+    _led, lead, _gradient_of_states, is_differentiable=True
+)
+_with_gradient = with_reference_gradient(
+    _computed, compute, partial(gradient, lead=_lead), is_differentiable=True
+)

@@ -42,6 +42,8 @@ class Connection(HttpToolsProtocol):
         super().__init__(**arguments)
         self._opened = opened
         self._most = most
+        # uvicorn has one from the first request on
+        self.url = b""
         # no request has come yet
         self._is_new = True
         # the request line and headers come, or the trailers of a body
@@ -256,7 +258,8 @@ class Connection(HttpToolsProtocol):
         self._is_over = True
         if not self._is_head:
             self._tell_of_end(self.cycle)
-        answer = error.response()
+        # the form of the address, as far as that has come
+        answer = error.response(self.url.decode("latin-1"))
         headers = [*self.server_state.default_headers, *answer.raw_headers]
         lines = [name + b": " + value for name, value in [*headers, (b"connection", b"close")]]
         head = STATUS_LINE[error.status] + b"\r\n".join([*lines, b"", b""])

@@ -208,3 +208,14 @@ def test_an_upgrade_is_not_made(server: ServerProcess) -> None:
         with server.connect() as connection:
             asked = GET + b"Connection: Upgrade\r\nUpgrade: " + upgrade + b"\r\n\r\n"
             assert answers(connection, asked).startswith(b"HTTP/1.1 200 ")
+
+
+def test_errors_have_the_form_of_their_address(server: ServerProcess) -> None:
+    large = b"".join(b"a: " + b"b" * 1000 + b"\r\n" for _ in range(80))
+    head = b"POST /v1/messages HTTP/1.1\r\n" + HOST
+    for data, status in ((head + large, 431), (head + b"X : y\r\n\r\n", 400)):
+        with server.connect() as connection:
+            first, body = answers(connection, data).split(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 %d " % status)
+        error = json.loads(body)
+        assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"

@@ -17,27 +17,8 @@ from mlx.utils import tree_map
 
 from ..errors import MMFreeError
 from ..models import Decoder
+from . import session_store, states
 from .prompt_cache import load_prompt_cache
-from .session_store import (
-    BYTES_PER_TOKEN,
-    SessionFolder,
-    SessionStore,
-    StoredSessions,
-    TextKey,
-    content_of,
-    identity_of,
-    key_of,
-    keys_of_beginnings,
-    token_bytes,
-)
-from .states import (
-    arrays_by_place,
-    blank_state,
-    can_rewind,
-    is_of_batch,
-    rewound_state,
-    trimmed_state,
-)
 
 
 def pack(model: Decoder, state: Any, count: int) -> bytes | None:
@@ -55,9 +36,9 @@ def pack(model: Decoder, state: Any, count: int) -> bytes | None:
     Raises:
         ValueError: The state is not one that the model has after so many tokens of one row.
     """
-    if is_of_batch(model, state, count):
+    if states.is_of_batch(model, state, count):
         return None
-    trimmed = trimmed_state(model, state, count)
+    trimmed = states.trimmed_state(model, state, count)
     if trimmed is None:
         raise ValueError(
             f"[Sessions] 'state' must be the state that the model has after its {count} tokens, as one "
@@ -68,12 +49,12 @@ def pack(model: Decoder, state: Any, count: int) -> bytes | None:
 
 def can_be_packed(model: Decoder, data: bytes, count: int) -> bool:
     """Whether `pack` can give these bytes: their numbers are finite, and the positions right."""
-    trimmed = trimmed_state(model, unpack(model, data, count), count)
+    trimmed = states.trimmed_state(model, unpack(model, data, count), count)
     return trimmed is not None and _joined(trimmed) == data
 
 
 def _joined(state: tuple[Any, ...]) -> bytes | None:
-    arrays = list(arrays_by_place(state).values())
+    arrays = list(states.arrays_by_place(state).values())
     floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
     finite = mx.stack([mx.array(True), *(mx.all(mx.abs(array) < mx.inf) for array in floats)]).all()
     pieces = [mx.contiguous(array).reshape(-1).view(mx.uint8) for array in arrays]
@@ -92,7 +73,7 @@ def unpack(model: Decoder, data: bytes, count: int) -> tuple[Any, ...]:
         array = mx.array(words.reshape(want.shape))
         return array != 0 if want.dtype == mx.bool_ else array.view(want.dtype)
 
-    state: tuple[Any, ...] = tree_map(taken, blank_state(model, 1, count))
+    state: tuple[Any, ...] = tree_map(taken, states.blank_state(model, 1, count))
     return state
 
 
@@ -113,7 +94,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class SessionStats(StoredSessions):
+class SessionStats(session_store.StoredSessions):
     """What sessions take and what they save.
 
     Attributes:
@@ -182,18 +163,18 @@ class Sessions:
             if size < 0:
                 raise ValueError(f"[Sessions] '{name}' must not be negative but got {size}.")
         self._model = model
-        self._identity = identity_of(model)
-        self._can_rewind = can_rewind(model, 1, 1)
-        files = None if folder is None else SessionFolder(folder)
-        self._store = SessionStore(memory_bytes, files, disk_bytes)
+        self._identity = session_store.identity_of(model)
+        self._can_rewind = states.can_rewind(model, 1, 1)
+        files = None if folder is None else session_store.SessionFolder(folder)
+        self._store = session_store.SessionStore(memory_bytes, files, disk_bytes)
         self._counts = _Counts()
 
     def for_model(self, model: Decoder) -> "Sessions":
         """Sessions of another model or adapter within the same limits, counted together."""
         other = copy(self)
         other._model = model
-        other._identity = identity_of(model)
-        other._can_rewind = can_rewind(model, 1, 1)
+        other._identity = session_store.identity_of(model)
+        other._can_rewind = states.can_rewind(model, 1, 1)
         return other
 
     def __enter__(self) -> "Sessions":
@@ -216,9 +197,9 @@ class Sessions:
         Raises:
             ValueError: A token is outside the vocabulary.
         """
-        text = token_bytes(tokens, self._model.vocab_size)
+        text = session_store.token_bytes(tokens, self._model.vocab_size)
         lengths = sorted(length for length in self._store.lengths() if length < len(tokens))
-        for key in reversed(list(keys_of_beginnings(self._identity, text, lengths))):
+        for key in reversed(list(session_store.keys_of_beginnings(self._identity, text, lengths))):
             state = self._state(key, text)
             if state is not None:
                 self._counts.hits += 1
@@ -243,8 +224,8 @@ class Sessions:
         """
         if not len(tokens):
             raise ValueError("[Sessions] 'tokens' must hold at least one id but are empty.")
-        text = token_bytes(tokens, self._model.vocab_size)
-        key = key_of(self._identity, text)
+        text = session_store.token_bytes(tokens, self._model.vocab_size)
+        key = session_store.key_of(self._identity, text)
         found = self._store.recall(key)
         if found is None:
             packed = pack(self._model, state, key.length)
@@ -260,7 +241,7 @@ class Sessions:
         if self._store.is_on_disk(key):
             self._store.touch(key)
         else:
-            content = content_of(self._model, self._identity, text)
+            content = session_store.content_of(self._model, self._identity, text)
             self._store.write(key, content, packed)
 
     def preload(self, path: str | os.PathLike[str]) -> int:
@@ -272,7 +253,9 @@ class Sessions:
         """
         cache = load_prompt_cache(path, self._model)
         self.keep(cache.tokens, cache.state)
-        key = key_of(self._identity, token_bytes(cache.tokens, self._model.vocab_size))
+        key = session_store.key_of(
+            self._identity, session_store.token_bytes(cache.tokens, self._model.vocab_size)
+        )
         if not self._store.has_folder and self._store.recall(key) is None:
             raise MMFreeError(
                 f"[Sessions] 'memory_bytes' must be more than {cache.nbytes:,}, which '{path}' takes. "
@@ -282,8 +265,8 @@ class Sessions:
 
     def is_on_disk(self, tokens: Sequence[int]) -> bool:
         """Whether the state after a text is written: it is found again even if the process is killed."""
-        text = token_bytes(tokens, self._model.vocab_size)
-        return self._store.is_on_disk(key_of(self._identity, text))
+        text = session_store.token_bytes(tokens, self._model.vocab_size)
+        return self._store.is_on_disk(session_store.key_of(self._identity, text))
 
     def flush(self) -> None:
         """Waits until all that was kept is on the disk, save what `stats` counts as lost."""
@@ -297,11 +280,11 @@ class Sessions:
         """What there is now; any thread may ask."""
         return SessionStats(**vars(self._store.stored()), **vars(self._counts))
 
-    def _state(self, key: TextKey, text: bytes) -> tuple[Any, ...] | None:
+    def _state(self, key: session_store.TextKey, text: bytes) -> tuple[Any, ...] | None:
         """The state after a beginning of a text, from memory or from the disk."""
         found = self._store.recall(key)
         if found is None and self._store.is_on_disk(key):
-            found = self._read(key, text[: key.length * BYTES_PER_TOKEN])
+            found = self._read(key, text[: key.length * session_store.BYTES_PER_TOKEN])
         if found is None:
             return None
         if self._store.has_folder:
@@ -310,23 +293,29 @@ class Sessions:
         state = unpack(self._model, packed, holder.length)
         if holder == key:
             return state
-        return rewound_state(self._model, state, holder.length - key.length)
+        return states.rewound_state(self._model, state, holder.length - key.length)
 
-    def _served_beginnings(self, key: TextKey, text: bytes) -> list[TextKey]:
+    def _served_beginnings(
+        self, key: session_store.TextKey, text: bytes
+    ) -> list[session_store.TextKey]:
         """The beginnings in memory whose states can be had from that of the whole text."""
         if not self._can_rewind:
             return []
         lengths = sorted(length for length in self._store.lengths() if length < key.length)
-        beginnings = keys_of_beginnings(self._identity, text, lengths)
+        beginnings = session_store.keys_of_beginnings(self._identity, text, lengths)
         return [
             each
             for each in self._store.in_memory(beginnings)
-            if can_rewind(self._model, each.length, key.length - each.length)
+            if states.can_rewind(self._model, each.length, key.length - each.length)
         ]
 
-    def _read(self, key: TextKey, text: bytes) -> tuple[TextKey, bytes] | None:
+    def _read(
+        self, key: session_store.TextKey, text: bytes
+    ) -> tuple[session_store.TextKey, bytes] | None:
         try:
-            state = self._store.read(key, content_of(self._model, self._identity, text))
+            state = self._store.read(
+                key, session_store.content_of(self._model, self._identity, text)
+            )
             if not can_be_packed(self._model, state, key.length):
                 raise ValueError("holds numbers that no state has")
         except FileNotFoundError:

@@ -10,27 +10,18 @@ from typing import Any, ClassVar
 from ..layers.mixer import TokenMixer
 from ..token_mixers.big_bird import BigBird
 from ..token_mixers.multi_head_attention import MultiHeadAttention
+from .parts import bert
 from .parts.architecture import Architecture
-from .parts.bert import (
-    ATTENTION_NAMES,
-    HEAD_NAMES,
-    TINY,
-    AttentionConfig,
-    Bert,
-    BertConfig,
-    Front,
-    weight_names,
-)
 from .parts.fields import boolean, integer, key, word
 
 
 @dataclass(frozen=True)
-class Config(AttentionConfig):
+class Config(bert.AttentionConfig):
     """The description of one Big Bird."""
 
     model_type: ClassVar[str] = "big_bird"
     hub_class: ClassVar[str] = "BigBirdForMaskedLM"
-    fixed: ClassVar[Mapping[str, Any]] = {**BertConfig.fixed, "use_bias": True}
+    fixed: ClassVar[Mapping[str, Any]] = {**bert.BertConfig.fixed, "use_bias": True}
 
     vocab_size: int = 50358
     max_position_embeddings: int = 4096
@@ -47,7 +38,7 @@ class Config(AttentionConfig):
     )
 
 
-def build(config: Config) -> Bert:
+def build(config: Config) -> bert.Bert:
     """A model with fresh weights."""
     dims, heads = config.hidden_size, config.num_attention_heads
 
@@ -63,16 +54,16 @@ def build(config: Config) -> Bert:
             bias=True,
         )
 
-    front = Front(config, scale=dims**0.5 if config.rescale_embeddings else 1.0)
-    return Bert(config, front, [mixer() for _ in range(config.num_hidden_layers)])
+    front = bert.Front(config, scale=dims**0.5 if config.rescale_embeddings else 1.0)
+    return bert.Bert(config, front, [mixer() for _ in range(config.num_hidden_layers)])
 
 
 ARCHITECTURE = Architecture(
     name="big_bird",
     config=Config,
     build=build,
-    weight_names={**weight_names("bert", ATTENTION_NAMES), **HEAD_NAMES},
+    weight_names={**bert.weight_names("bert", bert.ATTENTION_NAMES), **bert.HEAD_NAMES},
     does=lambda config: "fill-mask",
-    tiny={**TINY, "num_attention_heads": 4, "block_size": 2, "num_random_blocks": 1},
+    tiny={**bert.TINY, "num_attention_heads": 4, "block_size": 2, "num_random_blocks": 1},
     published={"google/bigbird-roberta-{base,large}": "float32"},
 )

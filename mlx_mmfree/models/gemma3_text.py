@@ -19,24 +19,18 @@ from ..layers import project
 from ..layers.attention.options import KeyValueCache
 from ..layers.norms import store_less_one
 from ..ops.activations import gelu_tanh
+from .parts import transformer
 from .parts.architecture import Architecture
 from .parts.embedder import embedder_names
 from .parts.fields import activation, agreed, boolean, integer, key, number, section
 from .parts.rotation import Rotation
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
-from .parts.transformer import (
-    TINY,
-    TransformerConfig,
-    build_transformer,
-    needs_mlx_lm_file,
-    weight_names,
-)
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _LAYER = "model.layers.{}."
 
-WEIGHT_NAMES = weight_names() | {
+WEIGHT_NAMES = transformer.weight_names() | {
     f"{_LAYER}self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
     f"{_LAYER}self_attn.k_norm.weight": "blocks.{}.token_mixer.key_norm.weight",
     f"{_LAYER}post_attention_layernorm.weight": "blocks.{}.token_output_norm.weight",
@@ -57,14 +51,14 @@ class _GeGLU(GatedLinearUnit):
 
 
 @dataclass(frozen=True)
-class Config(TransformerConfig):
+class Config(transformer.TransformerConfig):
     """The description of one text model."""
 
     model_type: ClassVar[str] = "gemma3_text"
     hub_class: ClassVar[str] = "Gemma3ForCausalLM"
     embedder_class: ClassVar[str | None] = "Gemma3TextModel"
     fixed: ClassVar[Mapping[str, Any]] = {
-        **TransformerConfig.fixed,
+        **transformer.TransformerConfig.fixed,
         "mlp_bias": False,
         "use_bidirectional_attention": False,
     }
@@ -189,7 +183,7 @@ def build(config: Config) -> Decoder:
         FULL: {"rope": full},
         SLIDING: {"rope": sliding, "cache": window},
     }
-    model = build_transformer(
+    model = transformer.build_transformer(
         config,
         gated=_GeGLU,
         qk_norm_eps=config.rms_norm_eps,
@@ -210,7 +204,11 @@ def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | No
     """As `Architecture.mlx_lm`: mlx-lm knows Gemma 3 as it is published, and embeds nothing."""
     is_even = "sliding_window_pattern" in config.to_hub()
     is_published = is_even and config.tie_word_embeddings and not config.attention_bias
-    if config.is_embedder or not is_published or needs_mlx_lm_file(config, ternary_dims):
+    if (
+        config.is_embedder
+        or not is_published
+        or transformer.needs_mlx_lm_file(config, ternary_dims)
+    ):
         return None
     return False
 
@@ -227,6 +225,6 @@ ARCHITECTURE = Architecture(
     needs_range=True,
     mlx_lm=_needs_mlx_lm_file,
     transformers=lambda config: None,
-    tiny={**TINY, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4},
+    tiny={**transformer.TINY, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4},
     published={"microsoft/bitnet-embedding-270m": "16-bit masters"},
 )

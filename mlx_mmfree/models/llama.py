@@ -8,22 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from .parts import transformer
 from .parts.architecture import Architecture, GGUFForm, find
 from .parts.ternary_linears import PACKED_FORMS
-from .parts.transformer import (
-    TINY,
-    TransformerConfig,
-    build_transformer,
-    needs_mlx_lm_file,
-    weight_names,
-)
 
 SUB_NORMS = ("self_attn.inner_attn_ln", "mlp.ffn_layernorm")
-WEIGHT_NAMES = weight_names(SUB_NORMS)
+WEIGHT_NAMES = transformer.weight_names(SUB_NORMS)
 
 
 @dataclass(frozen=True)
-class Config(TransformerConfig):
+class Config(transformer.TransformerConfig):
     """The description of one Llama."""
 
     model_type: ClassVar[str] = "llama"
@@ -31,14 +25,14 @@ class Config(TransformerConfig):
     sub_norm_class: ClassVar[str | None] = "BitnetForCausalLM"
 
 
-build = build_transformer
+build = transformer.build_transformer
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
     """As `Architecture.mlx_lm`: mlx-lm knows Llama in sizes of whole groups."""
     if config.has_sub_norms:
         return bool(ternary_dims)
-    return needs_mlx_lm_file(config, ternary_dims)
+    return transformer.needs_mlx_lm_file(config, ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
@@ -98,7 +92,7 @@ ARCHITECTURE = Architecture(
         ),
     },
     gguf_name=lambda config: "bitnet" if config.has_sub_norms else "llama",
-    tiny=TINY,
+    tiny=transformer.TINY,
     presets={
         "falcon3-1b": _shape(2048, 8192, 18, (8, 4, 256), 131072),
         "falcon3-3b": _shape(3072, 9216, 22, (12, 4, 256), 131072),

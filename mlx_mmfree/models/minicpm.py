@@ -17,27 +17,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from .parts import transformer
 from .parts.architecture import Architecture, GGUFForm
 from .parts.fields import integer, key, number
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
-from .parts.transformer import (
-    TINY,
-    TransformerConfig,
-    build_transformer,
-    needs_mlx_lm_file,
-    weight_names,
-)
 
 
 @dataclass(frozen=True)
-class Config(TransformerConfig):
+class Config(transformer.TransformerConfig):
     """The description of one MiniCPM."""
 
     model_type: ClassVar[str] = "minicpm"
     hub_class: ClassVar[str] = "MiniCPMForCausalLM"
     fixed: ClassVar[Mapping[str, Any]] = {
-        **TransformerConfig.fixed,
+        **transformer.TransformerConfig.fixed,
         "num_experts": 0,
         "sparse_config": None,
         "mlp_bias": False,
@@ -70,7 +64,9 @@ class Config(TransformerConfig):
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
     scale = config.branch_scale
-    model = build_transformer(replace(config, rms_norm_eps=config.rms_norm_eps / scale**2))
+    model = transformer.build_transformer(
+        replace(config, rms_norm_eps=config.rms_norm_eps / scale**2)
+    )
     model.config = config
     model.embed_scale = config.scale_emb / scale
     model.hidden_scale = config.dim_model_base / config.hidden_size
@@ -81,7 +77,7 @@ def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
     """As `Architecture.mlx_lm`: mlx-lm knows MiniCPM with a head of its own and heads of usual width."""
     is_usual = config.num_attention_heads * config.head_dim == config.hidden_size
     is_known = is_usual and not config.tie_word_embeddings and not config.attention_bias
-    return not is_known or needs_mlx_lm_file(config, ternary_dims)
+    return not is_known or transformer.needs_mlx_lm_file(config, ternary_dims)
 
 
 _GGUF_KEYS = ("embedding_scale", "residual_scale", "logit_scale")
@@ -117,7 +113,7 @@ ARCHITECTURE = Architecture(
     name="minicpm",
     config=Config,
     build=build,
-    weight_names=weight_names(),
+    weight_names=transformer.weight_names(),
     packed_forms=PACKED_FORMS,
     is_ternarizable=True,
     # the stream over its branches' scale is several times as large
@@ -125,7 +121,7 @@ ARCHITECTURE = Architecture(
     mlx_lm=_needs_mlx_lm_file,
     gguf={"minicpm": _GGUF},
     gguf_name=lambda config: "minicpm",
-    tiny={**TINY, "scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 16.0},
+    tiny={**transformer.TINY, "scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 16.0},
     published={
         "openbmb/BitCPM-CANN-{0.5B,8B}": "16-bit, ternary by group",
         "openbmb/MiniCPM4-8B": "16-bit floats",

@@ -8,32 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .parts import transformer
 from .parts.architecture import Architecture, GGUFForm
 from .parts.embedder import embedder_names
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
-from .parts.transformer import (
-    TINY,
-    TransformerConfig,
-    build_transformer,
-    needs_mlx_lm_file,
-    weight_names,
-)
 
-WEIGHT_NAMES = weight_names() | {
+WEIGHT_NAMES = transformer.weight_names() | {
     "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
     "model.layers.{}.self_attn.k_norm.weight": "blocks.{}.token_mixer.key_norm.weight",
 }
 
 
 @dataclass(frozen=True)
-class Config(TransformerConfig):
+class Config(transformer.TransformerConfig):
     """The architecture of one Qwen3 model."""
 
     model_type: ClassVar[str] = "qwen3"
     hub_class: ClassVar[str] = "Qwen3ForCausalLM"
     embedder_class: ClassVar[str] = "Qwen3Model"
-    fixed: ClassVar[Mapping[str, Any]] = {**TransformerConfig.fixed, "use_sliding_window": False}
+    fixed: ClassVar[Mapping[str, Any]] = {
+        **transformer.TransformerConfig.fixed,
+        "use_sliding_window": False,
+    }
 
     vocab_size: int = 151936
     intermediate_size: int = 22016
@@ -44,7 +41,7 @@ class Config(TransformerConfig):
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
-    return build_transformer(config, qk_norm_eps=config.rms_norm_eps)
+    return transformer.build_transformer(config, qk_norm_eps=config.rms_norm_eps)
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
@@ -52,7 +49,7 @@ def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | No
     if config.is_embedder:
         return None
     has_biases = config.attention_bias or config.mlp_bias
-    return has_biases or needs_mlx_lm_file(config, ternary_dims)
+    return has_biases or transformer.needs_mlx_lm_file(config, ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
@@ -89,7 +86,7 @@ ARCHITECTURE = Architecture(
     transformers=_why_not_in_transformers,
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
     gguf_name=lambda config: "qwen3",
-    tiny={**TINY, "head_dim": 8},
+    tiny={**transformer.TINY, "head_dim": 8},
     presets={
         "ternary-bonsai-1.7b": _bonsai(2048, 28, 6144, heads=16, is_tied=True),
         "ternary-bonsai-4b": _bonsai(2560, 36, 9728, heads=32, is_tied=True),

@@ -14,14 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..channel_mixers import FeedForward
-from ..layers.maps import (
-    Convolution,
-    DepthwiseBlock,
-    DepthwiseConvolution,
-    DropPath,
-    LayerScale,
-    pointwise,
-)
+from ..layers import maps
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm
@@ -54,7 +47,7 @@ class Config(ImageConfig):
         return self.embed_dims[-1]
 
 
-class _Scale(LayerScale):
+class _Scale(maps.LayerScale):
     """One that is stored as a map of one place."""
 
     @property
@@ -95,7 +88,7 @@ class SwiftFormerBlock(nn.Module):
         self.feed_forward_norm = BatchNorm(dims)
         self.feed_forward = _feed_forward(dims, hidden_dims, linear)
         self.feed_forward_scale = _Scale(dims, 1e-5)
-        self.drop_path = DropPath(drop_path)
+        self.drop_path = maps.DropPath(drop_path)
 
     def __call__(self, x: mx.array) -> mx.array:
         x = self.local(x)
@@ -148,10 +141,10 @@ def convolutional_block(
     hidden_dims: int,
     drop_path: float = 0.0,
     linear: LinearFactory = nn.Linear,
-) -> DepthwiseBlock:
+) -> maps.DepthwiseBlock:
     """The convolutional branch of a `SwiftFormerBlock`; with more hidden dims, a block of its own."""
-    return DepthwiseBlock(
-        DepthwiseConvolution(dims, 3, norm=BatchNorm(dims)),
+    return maps.DepthwiseBlock(
+        maps.DepthwiseConvolution(dims, 3, norm=BatchNorm(dims)),
         _feed_forward(dims, hidden_dims, linear),
         scale=_Scale(dims, 1.0),
         drop_path=drop_path,
@@ -170,11 +163,13 @@ def _block(config: Config, stage: int, place: int, drop_path: float) -> nn.Modul
 
 
 def _feed_forward(dims: int, hidden_dims: int, linear: LinearFactory) -> FeedForward:
-    return FeedForward(dims, hidden_dims=hidden_dims, linear=pointwise(linear), activation="gelu")
+    return FeedForward(
+        dims, hidden_dims=hidden_dims, linear=maps.pointwise(linear), activation="gelu"
+    )
 
 
-def _halving(dims: int, output_dims: int) -> Convolution:
-    return Convolution(dims, output_dims, 3, stride=2, norm=BatchNorm(output_dims))
+def _halving(dims: int, output_dims: int) -> maps.Convolution:
+    return maps.Convolution(dims, output_dims, 3, stride=2, norm=BatchNorm(output_dims))
 
 
 _CONVOLUTIONAL = {

@@ -7,18 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..layers import project
+from ..layers import project, recurrence
 from ..layers.arguments import check_optional_sizes, check_sequences, dims_of_a_head
 from ..layers.context import Context
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
-from ..layers.recurrence import (
-    attend_to_all,
-    check_no_starts,
-    weights_of_kernel,
-    weights_of_recurrence,
-    with_ones,
-)
 from ..ops import gated_linear_attention
 from ..ops.activations import relu
 
@@ -245,7 +238,7 @@ class Performer(TokenMixer):
         inner = (self["query_proj"], self["key_proj"], self["value_proj"])
         parts = mx.split(project(x, inner).astype(mx.float32), 3, axis=-1)
         q, k, v = (split_heads(part, self.num_heads) for part in parts)
-        q, v = self._query_features(q), with_ones(v)
+        q, v = self._query_features(q), recurrence.with_ones(v)
         if isinstance(state, PerformerState):
             k, decay, maximum = self._key_features(k, state.maximum, context)
             o, sums = gated_linear_attention(
@@ -254,10 +247,10 @@ class Performer(TokenMixer):
             state = PerformerState(sums, maximum)
             shares = o[..., -1:] + DENOMINATOR_EPS * q.sum(axis=-1, keepdims=True)
         else:
-            check_no_starts("Performer", context.starts)
+            recurrence.check_no_starts("Performer", context.starts)
             none = mx.full(k.shape[:2], NO_MAXIMUM)
             k, _, _ = self._key_features(k, none, context)
-            o = attend_to_all(q, k, v, context.valid)
+            o = recurrence.attend_to_all(q, k, v, context.valid)
             # features are positive: it is 0 in a row of padding alone, where values are 0 too
             shares = mx.where(o[..., -1:] == 0, 1.0, o[..., -1:])
         y = merge_heads(o[..., :-1] / shares).astype(x.dtype)
@@ -272,9 +265,9 @@ class Performer(TokenMixer):
         q = self._query_features(q)
         k, decay, _ = self._key_features(k, mx.full(k.shape[:2], NO_MAXIMUM), Context())
         if not self.is_causal:
-            weights = weights_of_kernel(q, k, is_causal=False)
+            weights = recurrence.weights_of_kernel(q, k, is_causal=False)
             return weights / weights.sum(axis=-1, keepdims=True)
-        weights = weights_of_recurrence(q, k, decay)
+        weights = recurrence.weights_of_recurrence(q, k, decay)
         least = DENOMINATOR_EPS * q.sum(axis=-1, keepdims=True)
         return weights / (weights.sum(axis=-1, keepdims=True) + least)
 

@@ -14,9 +14,9 @@ import pytest
 from huggingface_hub.errors import HTTPError
 
 from mlx_mmfree.errors import CheckpointError, DownloadError, MMFreeError
+from mlx_mmfree.files import checkpoint_files
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.hub.checkpoint import pack_cache
-from mlx_mmfree.hub.remote import download
 from mlx_mmfree.hub.remote.cache_content import Part, RemoteFile
 from mlx_mmfree.hub.remote.download import local_folder
 from tests.files.torch_files import to_torch_checkpoint
@@ -318,7 +318,7 @@ def test_without_network(source: Path, tmp_path: Path, want: Any) -> None:
         HubClient(hub.url, tmp_path, HF_HUB_OFFLINE="1") as offline,
     ):
         assert client.call("logits", "me/tiny") == want
-        client.call("folder", "me/sharded", None, download.TOKENIZER_PATTERNS)
+        client.call("folder", "me/sharded", None, checkpoint_files.TOKENIZER_PATTERNS)
         hub.close()
         assert client.call("logits", "me/tiny") == want
         assert client.call("encode", "me/tiny")

@@ -26,21 +26,8 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError, UnsupportedModelError, shown_path
+from ...files import checkpoint_files, torch_checkpoint
 from ...files import tensors as safetensors
-from ...files import torch_checkpoint
-from ...files.checkpoint_files import (
-    CONFIG_FILE,
-    GGUF_SUFFIX,
-    INDEX_FILE,
-    MODULES_FILE,
-    SCALES_FILE,
-    TORCH_INDEX_FILE,
-    TORCH_PATTERNS,
-    TORCH_WEIGHTS_FILE,
-    TORCH_WEIGHTS_PATTERN,
-    WEIGHTS_FILE,
-    WEIGHTS_PATTERN,
-)
 from ...files.reading import read_json_object, visible
 from ...files.tensors import METADATA, TensorEntry, read_tensor
 from ...layers.matrix import parameters
@@ -65,8 +52,12 @@ RUN_MODEL = "model"
 """The folder of the model in the folder of a training run."""
 
 _WEIGHT_FILES = (
-    (WEIGHTS_FILE, INDEX_FILE, WEIGHTS_PATTERN),
-    (TORCH_WEIGHTS_FILE, TORCH_INDEX_FILE, TORCH_WEIGHTS_PATTERN),
+    (checkpoint_files.WEIGHTS_FILE, checkpoint_files.INDEX_FILE, checkpoint_files.WEIGHTS_PATTERN),
+    (
+        checkpoint_files.TORCH_WEIGHTS_FILE,
+        checkpoint_files.TORCH_INDEX_FILE,
+        checkpoint_files.TORCH_WEIGHTS_PATTERN,
+    ),
 )
 _COUNTED = re.compile(r".*-([0-9]{5})-of-([0-9]{5})\.\w+", re.ASCII | re.DOTALL)
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -179,21 +170,25 @@ def open_checkpoint(
             config = with_latent(config, dtypes, revision, latent)
             return Checkpoint(folder, config, tensors, dtype)
     if kind != ".safetensors":
-        folder = local_folder(path_or_repo, revision, patterns=TORCH_PATTERNS)
-    if not (folder / CONFIG_FILE).exists():
+        folder = local_folder(path_or_repo, revision, patterns=checkpoint_files.TORCH_PATTERNS)
+    if not (folder / checkpoint_files.CONFIG_FILE).exists():
         raise CheckpointError(
-            f"[load] '{folder}' must hold a checkpoint but has no {CONFIG_FILE}. {_place(folder)}"
+            f"[load] '{folder}' must hold a checkpoint but has no "
+            f"{checkpoint_files.CONFIG_FILE}. {_place(folder)}"
         )
-    config, tensors = read_json_object(folder / CONFIG_FILE), read_tensor_entries(folder)
-    if (folder / SCALES_FILE).exists():
-        tensors |= _read_scales(folder / SCALES_FILE, tensors)
+    config, tensors = (
+        read_json_object(folder / checkpoint_files.CONFIG_FILE),
+        read_tensor_entries(folder),
+    )
+    if (folder / checkpoint_files.SCALES_FILE).exists():
+        tensors |= _read_scales(folder / checkpoint_files.SCALES_FILE, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     # packed weights are no masters, whatever the configuration leaves open
     if latent is not None or dtypes.isdisjoint(PACKED_DTYPES):
         config = with_latent(config, dtypes, revision, latent)
     has_norms = any(name.endswith("_proj.norm.weight") for name in tensors)
     has_head = "lm_head.weight" in tensors
-    is_embedder = (has_norms and not has_head) or (folder / MODULES_FILE).exists()
+    is_embedder = (has_norms and not has_head) or (folder / checkpoint_files.MODULES_FILE).exists()
     if is_embedder or has_norms:
         config = with_embedding(config, has_norms, is_embedder)
     return Checkpoint(folder, config, tensors)
@@ -266,7 +261,7 @@ def with_latent(
 
 def _place(folder: Path) -> str:
     """Where the checkpoint may be that a folder does not hold, in words."""
-    if (folder / RUN_MODEL / CONFIG_FILE).exists():
+    if (folder / RUN_MODEL / checkpoint_files.CONFIG_FILE).exists():
         return f"It is the folder of a run, whose model is '{folder / RUN_MODEL}'."
     return "Give the folder that holds it."
 
@@ -416,7 +411,7 @@ def _is_own(checkpoint: Checkpoint) -> bool:
     files = {entry.file for entry in checkpoint.tensors.values()}
     if not isinstance(described, Mapping) or described.get("linear_class") == "linear":
         return False
-    if any(file.suffix == GGUF_SUFFIX for file in files):
+    if any(file.suffix == checkpoint_files.GGUF_SUFFIX for file in files):
         return False
     usual = next(form for form in weight_forms().values() if form.is_usual)
     if described.get("quant_method") == usual.method:
@@ -463,10 +458,10 @@ def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
         CheckpointError: The configuration is damaged, or there is no such folder.
         DownloadError: The Hub does not hand out the repository.
     """
-    folder = local_folder(path_or_repo, patterns=(CONFIG_FILE,))
-    if not (folder / CONFIG_FILE).is_file() or _weight_files(folder)[1]:
+    folder = local_folder(path_or_repo, patterns=(checkpoint_files.CONFIG_FILE,))
+    if not (folder / checkpoint_files.CONFIG_FILE).is_file() or _weight_files(folder)[1]:
         return None
-    config = read_json_object(folder / CONFIG_FILE)
+    config = read_json_object(folder / checkpoint_files.CONFIG_FILE)
     is_packed = any(config.get(key) for key in ("quantization", "quantization_config"))
     if is_packed and not Path(path_or_repo).is_dir():
         return None
@@ -478,7 +473,9 @@ def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
     for name, array in parameters(model).items():
         on_disk = names.to_disk(name)
         stop = array.size * dtype.size
-        tensors[on_disk] = TensorEntry(on_disk, folder / WEIGHTS_FILE, dtype, array.shape, 0, stop)
+        tensors[on_disk] = TensorEntry(
+            on_disk, folder / checkpoint_files.WEIGHTS_FILE, dtype, array.shape, 0, stop
+        )
     return Checkpoint(folder, config, tensors)
 
 

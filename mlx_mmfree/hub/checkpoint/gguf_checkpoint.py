@@ -40,18 +40,10 @@ from ...models.parts.architecture import GGUFForm
 from ...ops.ternary import packed_width
 from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
+from . import gguf_config
 from .embedding_files import files_of_pooling, with_embedding
 from .forms.affine import form
 from .forms.packed import describe_packing
-from .gguf_config import (
-    LONG_FACTORS,
-    ROPE_FACTORS,
-    SHORT_FACTORS,
-    check_rope_factors,
-    find_form,
-    hub_config,
-    hub_name,
-)
 from .gguf_rotation import check_rotation, rotated_names, rotation_of
 from .weight_form import WRITER_KEY
 
@@ -84,7 +76,7 @@ def read_gguf_checkpoint(
     if tokenizer_folder is not None:
         _check_link(file)
     metadata, found = read_parts(file)
-    architecture = find_form(metadata)
+    architecture = gguf_config.find_form(metadata)
     check_rotation(metadata, architecture)
     has_norms = any(tensor.name.endswith("_norm_in.weight") for _, tensor in found)
     if has_norms:
@@ -97,7 +89,9 @@ def read_gguf_checkpoint(
         )
     is_tied = "output.weight" not in stored
     factors = _rope_factors(stored)
-    config = hub_config(metadata, embedding.shape[0], is_tied=is_tied, rope_factors=factors)
+    config = gguf_config.hub_config(
+        metadata, embedding.shape[0], is_tied=is_tied, rope_factors=factors
+    )
     mark = f"{WRITER_KEY}."
     config[WRITER_KEY] = {
         key.removeprefix(mark): value for key, value in metadata.items() if key.startswith(mark)
@@ -149,7 +143,7 @@ def _hub_tensors(
                     "Fetch it again."
                 )
             tensors[entry.name] = entry
-        name = hub_name(tensor.name, architecture)
+        name = gguf_config.hub_name(tensor.name, architecture)
         module = name.removesuffix(".weight")
         if f"{module}.scales" in tensors:
             affine[module] = form(tensor.kind.block, tensor.kind.affine_bits)
@@ -187,10 +181,10 @@ def _zeros(shape: tuple[int, ...], data: np.ndarray) -> np.ndarray:
 def _rope_factors(stored: dict[str, tuple[Path, StoredTensor]]) -> dict[str, np.ndarray]:
     """Takes the tensors with a factor for each pair of a head's dims out, for the configuration."""
     found = {}
-    for name in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
+    for name in (gguf_config.ROPE_FACTORS, gguf_config.SHORT_FACTORS, gguf_config.LONG_FACTORS):
         if name in stored:
             part, tensor = stored.pop(name)
-            check_rope_factors(name, tensor.shape)
+            gguf_config.check_rope_factors(name, tensor.shape)
             [entry] = _entries(part, tensor, GGUFForm({}), {})
             found[name] = np.asarray(read_tensor(entry).astype(mx.float32))
     return found
@@ -204,7 +198,7 @@ def _entries(
     rotated: Collection[str] = (),
 ) -> list[TensorEntry]:
     """The tensors that the Hub would have for one of the file. A packed linear has two."""
-    name = hub_name(tensor.name, architecture)
+    name = gguf_config.hub_name(tensor.name, architecture)
     linear = _LINEAR.fullmatch(name)
     kind, shape, place = tensor.kind, tensor.shape, (tensor.start, tensor.stop)
     order = None

@@ -15,14 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError
-from ...files.checkpoint_files import (
-    ADAPTER_PATTERNS,
-    CONFIG_FILE,
-    GENERATION_FILE,
-    TOKENIZER_PATTERNS,
-    TRANSLATION_FILES,
-    VOCABULARY_FILES,
-)
+from ...files import checkpoint_files
 from ...files.reading import read_json_object
 from ...images import ImageProcessor
 from ...layers.arguments import with_arguments_of
@@ -190,9 +183,12 @@ class OpenedModel:
         if not self.keeps_adapter:
             return None
         folder = self.checkpoint.folder
-        if missing := [name for name in ADAPTER_PATTERNS if not (folder / name).exists()]:
+        if missing := [
+            name for name in checkpoint_files.ADAPTER_PATTERNS if not (folder / name).exists()
+        ]:
             raise CheckpointError(
-                f"[load] '{folder}' must hold the adapter that its {CONFIG_FILE} speaks of but lacks "
+                f"[load] '{folder}' must hold the adapter that its "
+                f"{checkpoint_files.CONFIG_FILE} speaks of but lacks "
                 f"{' and '.join(missing)}. Fetch the model again."
             )
         return read_adapter(folder)
@@ -243,7 +239,7 @@ class OpenedModel:
         return self.model
 
     def _search_files(self) -> SearchFiles:
-        file = self.checkpoint.folder / GENERATION_FILE
+        file = self.checkpoint.folder / checkpoint_files.GENERATION_FILE
         generation = read_json_object(file, is_optional=True)
         return SearchFiles(generation, self.checkpoint.config)
 
@@ -416,7 +412,7 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
         2048
     """
     folder = _tokenizer_folder(path_or_repo, revision)
-    if not _has_vocabulary(folder) and (folder / TRANSLATION_FILES[0]).exists():
+    if not _has_vocabulary(folder) and (folder / checkpoint_files.TRANSLATION_FILES[0]).exists():
         return TranslationTokenizer(folder)
     return Tokenizer.from_folder(folder)
 
@@ -429,14 +425,14 @@ def load_text_tokenizer(
 
 
 def _tokenizer_folder(path_or_repo: str | os.PathLike[str], revision: str | None) -> Path:
-    folder = local_folder(path_or_repo, revision, patterns=TOKENIZER_PATTERNS)
+    folder = local_folder(path_or_repo, revision, patterns=checkpoint_files.TOKENIZER_PATTERNS)
     if not _has_vocabulary(folder) and gguf_file(folder, path_or_repo, revision) is not None:
         return open_checkpoint(path_or_repo, revision).folder
     return folder
 
 
 def _has_vocabulary(folder: Path) -> bool:
-    return any((folder / name).exists() for name in VOCABULARY_FILES)
+    return any((folder / name).exists() for name in checkpoint_files.VOCABULARY_FILES)
 
 
 def needed_bytes(

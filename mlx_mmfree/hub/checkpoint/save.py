@@ -10,17 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...files.checkpoint_files import (
-    CONFIG_FILE,
-    GENERATION_FILE,
-    GGUF_SUFFIX,
-    INDEX_FILE,
-    POOLING_FILE,
-    SCALES_FILE,
-    TEMPLATES_FOLDER,
-    TOKENIZER_PATTERNS,
-    TORCH_INDEX_FILE,
-)
+from ...files import checkpoint_files
 from ...files.reading import open_file, read_json_object, real_path, tokenizer_files, write_json
 from ...files.tensors import METADATA, PlannedTensors, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
@@ -36,13 +26,13 @@ from .weight_form import WRITER_KEY, weight_forms
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CHECKPOINT_FILES = (
-    *TOKENIZER_PATTERNS,
+    *checkpoint_files.TOKENIZER_PATTERNS,
     "model*.safetensors",
-    INDEX_FILE,
-    SCALES_FILE,
+    checkpoint_files.INDEX_FILE,
+    checkpoint_files.SCALES_FILE,
     "pytorch_model*.bin",
-    TORCH_INDEX_FILE,
-    f"*{GGUF_SUFFIX}",
+    checkpoint_files.TORCH_INDEX_FILE,
+    f"*{checkpoint_files.GGUF_SUFFIX}",
     "mmfree_model.py",
     # what folders brought for mlx-lm before it was one file
     *("five_trits.py", "hgrn_bit.py", "hybrid.py", "ternary_transformer.py"),
@@ -62,7 +52,10 @@ CHECKPOINT_FILES = (
 )
 """Files of this library, mlx-lm, transformers and PEFT. Any other file may be the user's own."""
 
-_FOLDERS = {TEMPLATES_FOLDER: ".jinja", POOLING_FILE.partition("/")[0]: CONFIG_FILE}
+_FOLDERS = {
+    checkpoint_files.TEMPLATES_FOLDER: ".jinja",
+    checkpoint_files.POOLING_FILE.partition("/")[0]: checkpoint_files.CONFIG_FILE,
+}
 """The folders of such files, with how the names of these end."""
 
 
@@ -92,10 +85,13 @@ def check_target(
             f"[{place}] 'path' must be a new or empty folder but '{target}' has files. Pass "
             "overwrite=True (--overwrite) to replace it."
         )
-    if not (target / CONFIG_FILE).is_file() and not any(target.glob(f"*{GGUF_SUFFIX}")):
+    if not (target / checkpoint_files.CONFIG_FILE).is_file() and not any(
+        target.glob(f"*{checkpoint_files.GGUF_SUFFIX}")
+    ):
         raise CheckpointError(
             f"[{place}] 'path' must be a checkpoint folder to be replaced but '{target}' has no "
-            f"{CONFIG_FILE} and no {GGUF_SUFFIX} file. Choose another folder."
+            f"{checkpoint_files.CONFIG_FILE} and no {checkpoint_files.GGUF_SUFFIX} file. "
+            "Choose another folder."
         )
     if foreign := sorted(entry.name for entry in target.iterdir() if not _is_replaceable(entry)):
         raise CheckpointError(
@@ -195,16 +191,16 @@ def save_model(
     check_target(target, overwrite, "save_model", [source])
     copied = _tokenizer_files(source)
     tensors = disk_tensors(model)
-    config = {**token_ids(copied.pop(CONFIG_FILE, None)), **describe_model(model)}
+    config = {**token_ids(copied.pop(checkpoint_files.CONFIG_FILE, None)), **describe_model(model)}
     needed = sum(array.nbytes for array in tensors.values())
     needed += sum(file.stat().st_size for file in copied.values())
     made = new_folder(target, replaces=overwrite, needed_bytes=needed)
     with writing("save_model", target), made as folder:
-        write_json(folder / CONFIG_FILE, config)
+        write_json(folder / checkpoint_files.CONFIG_FILE, config)
         write_shards(folder, [PlannedTensors.of(*item) for item in tensors.items()])
         copy_files(copied, folder)
-        if GENERATION_FILE not in copied and (searched := _searched(model)):
-            write_json(folder / GENERATION_FILE, searched)
+        if checkpoint_files.GENERATION_FILE not in copied and (searched := _searched(model)):
+            write_json(folder / checkpoint_files.GENERATION_FILE, searched)
 
 
 def disk_tensors(model: TokenModel) -> dict[str, mx.array]:

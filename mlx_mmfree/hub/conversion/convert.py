@@ -21,19 +21,12 @@ from ...files.writing import new_folder, writing
 from ...models import TextEmbedder, architecture_of
 from ...models.parts.architecture import GGUFForm
 from ...tokenizer.to_gguf import compare_tokenizers, vocabulary_metadata
+from ..checkpoint import gguf_config
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint, record, rounding_of
 from ..checkpoint.embedding_files import pooling_of_files
 from ..checkpoint.forms.affine import FEW_BITS
 from ..checkpoint.forms.packed import scales_of_blocks
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
-from ..checkpoint.gguf_config import (
-    ROPE_FACTORS,
-    file_name,
-    find_form,
-    rotation_refusal,
-    scaling_factors,
-    scaling_metadata,
-)
 from ..checkpoint.gguf_rotation import ROTATED_KIND, rotation_metadata
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import check_target, copy_files, token_ids
@@ -103,7 +96,7 @@ class TensorPlanner:
         return rotation_metadata(layers, dict(zip(layers, signs, strict=True)), is_tied=is_tied)
 
     def _name(self, parameter: str) -> str:
-        return file_name(self._reader.names.to_disk(parameter), self._form)
+        return gguf_config.file_name(self._reader.names.to_disk(parameter), self._form)
 
     def _plan(self, parameter: str) -> PlannedGGUFTensor | None:
         """The tensor of a parameter; `None` for scales, which are stored with their matrix."""
@@ -123,11 +116,11 @@ class TensorPlanner:
 
     def _rope_factors(self) -> list[PlannedGGUFTensor]:
         config = self._reader.model.config
-        factors = scaling_factors(config.rotation, config.head_dim)
+        factors = gguf_config.scaling_factors(config.rotation, config.head_dim)
         if factors is None:
             return []
         data = factors.view(np.uint8)
-        return [PlannedGGUFTensor(ROPE_FACTORS, "F32", factors.shape, lambda: data)]
+        return [PlannedGGUFTensor(gguf_config.ROPE_FACTORS, "F32", factors.shape, lambda: data)]
 
     def _ternary(self, path: str, name: str) -> PlannedGGUFTensor:
         """A ternary linear, with one scale."""
@@ -287,7 +280,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
             does not fit.
     """
     architecture = _architecture(reader)
-    form = find_form({"general.architecture": architecture})
+    form = gguf_config.find_form({"general.architecture": architecture})
     is_rotated = bool(rotated_layers(reader)) and not forms.unrotate
     is_chosen, kind = kind is not None, kind or _usual_kind(architecture, is_rotated)
     planner = TensorPlanner(reader, form, kind, forms)
@@ -351,7 +344,7 @@ def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: 
         "linears must have no norm inside": config.linears and config.linears.norm_eps is not None,
         "linears must have no bias": config.attention_bias or config.mlp_bias,
     }
-    if (rule := rotation_refusal(config.rotation, architecture)) is not None:
+    if (rule := gguf_config.rotation_refusal(config.rotation, architecture)) is not None:
         refused[rule] = True
     for rule, is_broken in refused.items():
         if is_broken:
@@ -398,7 +391,7 @@ def _sizes(reader: ParameterReader, form: GGUFForm) -> Mapping[str, Any]:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rotation.theta,
     }
-    return {**sizes, **scaling_metadata(config.rotation), **form.write(config)}
+    return {**sizes, **gguf_config.scaling_metadata(config.rotation), **form.write(config)}
 
 
 Target = Literal["mlx", "hf", "gguf"]

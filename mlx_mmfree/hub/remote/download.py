@@ -12,12 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import CheckpointError, DownloadError, MMFreeError
-from ...files.checkpoint_files import (
-    ADAPTER_PATTERNS,
-    GGUF_SUFFIX,
-    TOKENIZER_PATTERNS,
-    WEIGHT_PATTERNS,
-)
+from ...files import checkpoint_files
 from ...files.gguf_file import part_names, whole_models
 from ...files.reading import expanded, visible
 from .cache_content import fetch_missing
@@ -32,7 +27,9 @@ def local_folder(
     path_or_repo: str | os.PathLike[str],
     revision: str | None = None,
     *,
-    patterns: tuple[str, ...] = TOKENIZER_PATTERNS + WEIGHT_PATTERNS + ADAPTER_PATTERNS,
+    patterns: tuple[str, ...] = checkpoint_files.TOKENIZER_PATTERNS
+    + checkpoint_files.WEIGHT_PATTERNS
+    + checkpoint_files.ADAPTER_PATTERNS,
 ) -> Path:
     """The folder or the GGUF file that holds a checkpoint, downloaded if it is a repository of the Hub.
 
@@ -51,7 +48,7 @@ def local_folder(
     """
     name = os.fspath(path_or_repo)
     folder = Path(os.path.expanduser(name))
-    is_file = folder.suffix == GGUF_SUFFIX and folder.is_file()
+    is_file = folder.suffix == checkpoint_files.GGUF_SUFFIX and folder.is_file()
     if name and (folder.is_dir() or is_file):
         if revision is not None:
             raise CheckpointError(
@@ -61,8 +58,9 @@ def local_folder(
         return folder
     if name and folder.exists():
         raise CheckpointError(
-            f"[load] 'path_or_repo' must be a folder with a checkpoint or a {GGUF_SUFFIX} file but "
-            f"'{folder}' is a file of another kind. Give the folder that holds it."
+            f"[load] 'path_or_repo' must be a folder with a checkpoint or a "
+            f"{checkpoint_files.GGUF_SUFFIX} file but '{folder}' is a file of another "
+            "kind. Give the folder that holds it."
         )
     if file := isinstance(path_or_repo, str) and _REPOSITORY_FILE.fullmatch(name):
         return Path(ask_hub(file[1], revision, tuple(part_names(file[2])))) / file[2]
@@ -92,14 +90,14 @@ def gguf_file(
     if folder.is_file():
         return folder
     name = os.fspath(path_or_repo)
-    names = whole_models(file.name for file in visible(folder, f"*{GGUF_SUFFIX}"))
+    names = whole_models(file.name for file in visible(folder, f"*{checkpoint_files.GGUF_SUFFIX}"))
     is_remote = not Path(os.path.expanduser(name)).is_dir()
     if not names and is_remote:
-        listed = ask_hub(name, revision, (f"*{GGUF_SUFFIX}",), dry_run=True)
+        listed = ask_hub(name, revision, (f"*{checkpoint_files.GGUF_SUFFIX}",), dry_run=True)
         names = whole_models(f.filename for f in listed if not f.filename.startswith("."))
     if len(names) > 1:
         raise CheckpointError(
-            f"[load] '{name}' must hold one {GGUF_SUFFIX} file but holds {len(names)}: "
+            f"[load] '{name}' must hold one {checkpoint_files.GGUF_SUFFIX} file but holds {len(names)}: "
             f"{', '.join(names[:8])}. Give one as '{name}/{names[0]}'."
         )
     if not names:

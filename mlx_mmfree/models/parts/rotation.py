@@ -8,15 +8,7 @@ from typing import Any, Literal, get_args
 import mlx.core as mx
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...layers.attention.positions import (
-    DynamicRoPE,
-    RoPE,
-    linear_wavelengths,
-    llama3_wavelengths,
-    rope_wavelengths,
-    yarn_attention_factor,
-    yarn_wavelengths,
-)
+from ...layers.attention import positions
 from .fields import agreed, boolean, integer, number, refuse_unless, section
 
 Scaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
@@ -174,9 +166,9 @@ class Rotation:
         weights = [
             number(scaling, key, 0.0, low=0.0, high=1e3) for key in ("mscale", "mscale_all_dim")
         ]
-        usual = yarn_attention_factor(factor)
+        usual = positions.yarn_attention_factor(factor)
         if all(weights):
-            above, below = (yarn_attention_factor(factor, weight) for weight in weights)
+            above, below = (positions.yarn_attention_factor(factor, weight) for weight in weights)
             usual = above / below
         fast = number(scaling, "beta_fast", 32.0, low=0.0, high=1e6) or 32.0
         slow = number(scaling, "beta_slow", 1.0, low=0.0, high=1e6) or 1.0
@@ -219,20 +211,20 @@ class Rotation:
             scaling |= {"short_factor": list(self.factors), "long_factor": list(self.factors)}
         return {"rope_theta": self.theta, "rope_scaling": scaling}
 
-    def build(self, head_dim: int) -> RoPE:
+    def build(self, head_dim: int) -> positions.RoPE:
         """The rotation of heads of this size."""
         if self.scaling == "dynamic":
-            return DynamicRoPE(
+            return positions.DynamicRoPE(
                 head_dim,
                 base=self.theta,
                 factor=self.factor,
                 trained_length=self.trained_length,
             )
-        wavelengths = rope_wavelengths(head_dim, self.theta)
+        wavelengths = positions.rope_wavelengths(head_dim, self.theta)
         if self.scaling == "linear":
-            wavelengths = linear_wavelengths(wavelengths, self.factor)
+            wavelengths = positions.linear_wavelengths(wavelengths, self.factor)
         elif self.scaling == "llama3":
-            wavelengths = llama3_wavelengths(
+            wavelengths = positions.llama3_wavelengths(
                 wavelengths,
                 factor=self.factor,
                 low_freq_factor=self.low_freq_factor,
@@ -240,7 +232,7 @@ class Rotation:
                 trained_length=self.trained_length,
             )
         elif self.scaling == "yarn":
-            wavelengths = yarn_wavelengths(
+            wavelengths = positions.yarn_wavelengths(
                 wavelengths,
                 base=self.theta,
                 factor=self.factor,
@@ -251,7 +243,9 @@ class Rotation:
             )
         elif self.scaling == "longrope":
             wavelengths = wavelengths * mx.array(self.factors, mx.float32)
-        return RoPE(head_dim, wavelengths=wavelengths, attention_factor=self.attention_factor)
+        return positions.RoPE(
+            head_dim, wavelengths=wavelengths, attention_factor=self.attention_factor
+        )
 
 
 def _equal_factors(scaling: Mapping[str, Any]) -> tuple[float, ...]:

@@ -76,7 +76,8 @@ def write_working_folder(folder: Path) -> None:
     (folder / "corpus").mkdir()
     write_corpus(folder / "corpus" / "texts.txt", 1, documents=200)
     _write_held_out(folder / "examples" / "demo_corpus")
-    (folder / "large.yaml").write_text(_yaml_of("Large corpora"))
+    for name, title in (("large", "Large corpora"), ("llama", "In other programs")):
+        (folder / f"{name}.yaml").write_text(_yaml_of(title))
     answers = {"completion": "It is {}."}
     preferred = {"chosen": "It is {}.", "rejected": "No, {}."}
     for name, texts in (("data", answers), ("preferences", preferred)):

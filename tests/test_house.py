@@ -23,6 +23,8 @@ MOST_IMPORTS = 0.095
 """The share of imports among the lines of code."""
 MOST_SINGLE = 0.13
 """The share of files that one file alone imports from."""
+MOST_BENCHMARK_LINES = 600
+"""Lines of what serves `mmfree bench` alone."""
 RUN_ALONE = {"mlx_mmfree/native/sources.py", "mlx_mmfree/server/page.py"}
 """Small files that are also read without their importer: by CMake, and without the extra `serve`."""
 CATALOGUES = {"channel_mixers", "cli", "models", "spatial_mixers", "token_mixers"}
@@ -138,6 +140,17 @@ def test_little_of_the_code_is_imports() -> None:
         code += len(_code(file))
         imports += len(_lines(n for n in nodes if isinstance(n, ast.Import | ast.ImportFrom)))
     assert imports <= MOST_IMPORTS * code, f"{imports} of {code}"
+
+
+def test_the_benchmark_is_small() -> None:
+    """What times other programs, or sweeps, is a program of `examples/benchmarks`."""
+    lines = 0
+    for name in ("cli/bench.py", "evaluation/benchmark.py"):
+        source = (ROOT / name).read_text()
+        # nothing is measured for a bound
+        bounds = [node for node in ast.parse(source).body if "bound" in getattr(node, "name", "")]
+        lines += len(source.splitlines()) - len(_lines(bounds))
+    assert lines <= MOST_BENCHMARK_LINES
 
 
 def test_few_files_have_one_importer() -> None:

@@ -33,10 +33,10 @@ from mlx_mmfree.cli.parts.command import CommandParser, command
 from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import presets
-from mlx_mmfree.evaluation.benchmark import READ, Limits, Record, elapsed, figures, in_turn
+from mlx_mmfree.evaluation.benchmark import READ, Limits, Record, figures, in_turn
 from mlx_mmfree.files.gguf_blocks import encode
 from mlx_mmfree.files.gguf_file import PlannedGGUFTensor, write_gguf
-from mlx_mmfree.platform.memory_reader import memory_reader
+from mlx_mmfree.platform.memory_reader import elapsed, memory_reader
 from mlx_mmfree.platform.threads import thread_count
 
 _SHORTEST_CONTEXT = 256

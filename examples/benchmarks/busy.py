@@ -16,11 +16,12 @@ import mlx.nn as nn
 from product_tasks import mean_loss
 
 from mlx_mmfree.errors import MeasurementError
-from mlx_mmfree.evaluation.benchmark import child_environment, elapsed
+from mlx_mmfree.evaluation.benchmark import child_environment
 from mlx_mmfree.generation.decode import generate_tokens
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import find
 from mlx_mmfree.platform.allocator import keep_freed_memory
+from mlx_mmfree.platform.memory_reader import elapsed
 
 TASKS = ("training", "decoding")
 BUSY = "while True: pass"

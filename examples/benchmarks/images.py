@@ -20,12 +20,13 @@ from mlx_mmfree.cli.parts.command import CommandParser, command
 from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.cli.parts.terminal import aligned, markdown
 from mlx_mmfree.errors import MeasurementError, UsageError
-from mlx_mmfree.evaluation.benchmark import elapsed, measure
+from mlx_mmfree.evaluation.benchmark import measure
 from mlx_mmfree.files.checkpoint_files import CONFIG_FILE, WEIGHTS_FILE
 from mlx_mmfree.files.reading import read_json_object
 from mlx_mmfree.hub import load_model, open_checkpoint, save_model
 from mlx_mmfree.models.parts.architecture import find_described, known_variants
 from mlx_mmfree.platform.allocator import keep_freed_memory
+from mlx_mmfree.platform.memory_reader import elapsed
 from mlx_mmfree.platform.threads import thread_count
 
 OWN, TIMM = "mlx_mmfree", "timm"

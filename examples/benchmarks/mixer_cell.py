@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
-from mlx_mmfree.evaluation.benchmark import Record, computing_threads, in_turn
+from mlx_mmfree.evaluation.benchmark import Record, computing_threads, held_arrays, in_turn
 from mlx_mmfree.layers.mixer import State, TokenMixer
 from mlx_mmfree.models.parts.mixers import find_spatial_mixer, token_mixers
 from mlx_mmfree.ops.backend.dispatch import Operation, on_cpu, operations, recorded_calls
+from mlx_mmfree.ops.kernel_times import total_bytes
 from mlx_mmfree.platform.allocator import keep_freed_memory, return_freed_memory
 from mlx_mmfree.platform.memory_reader import queued_seconds
 from mlx_mmfree.platform.resident_memory import forget_peak, peak_resident_bytes, resident_memory
@@ -195,7 +195,7 @@ def _decoded(mixer: TokenMixer, x: mx.array, length: int, rounds: int) -> dict[s
     for start in range(0, length, _PIECE):
         state = mixer(x[:, start : min(start + _PIECE, length)], state)[1]
         mx.eval(state)
-    state_bytes = sum(array.nbytes for array in arrays_of(state))
+    state_bytes = total_bytes(held_arrays(state))
     token = mx.contiguous(x[:, :1])
     mx.eval(token)
     before = _held_bytes()
@@ -211,12 +211,6 @@ def _decoded(mixer: TokenMixer, x: mx.array, length: int, rounds: int) -> dict[s
         "peak_bytes": max(0, _peak_bytes() - before),
         "state_bytes": state_bytes,
     }
-
-
-def arrays_of(values: Any) -> list[mx.array]:
-    """The arrays among nested values."""
-    flat: Any = tree_flatten(values)
-    return [value for _, value in flat if isinstance(value, mx.array)]
 
 
 def _held_bytes() -> int:
@@ -298,7 +292,7 @@ def measure_rates(
         with recorded_calls(operation) as calls:
             mx.eval(made(x)[0])
         for args, kwargs in calls:
-            mx.eval(arrays_of([args, kwargs]))
+            mx.eval(held_arrays([args, kwargs]))
             compute = _passes(operation, args, kwargs)
             record = _record(f"{mixer}: {name}", work(*args), compute, rounds)
             records.append(asdict(record))
@@ -307,7 +301,7 @@ def measure_rates(
 
 def _passes(operation: Operation, args: Any, kwargs: Any) -> Callable[[], list[mx.array]]:
     def compute() -> list[mx.array]:
-        return arrays_of(operation(*args, **kwargs))
+        return held_arrays(operation(*args, **kwargs))
 
     return compute
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -322,7 +323,7 @@ def _measured(cell: Cell, settings: MixerSettings) -> CellResult:
     }
     try:
         found = measure("mixer_cell:measure_cell", arguments, settings.threads, settings.seconds)
-    except TimeoutError:
+    except subprocess.TimeoutExpired:
         found = {"stopped": "time"}
     except MeasurementError as error:
         found = {"stopped": str(error)}

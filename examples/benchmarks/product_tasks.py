@@ -23,7 +23,6 @@ from mlx_mmfree.evaluation.benchmark import (
     Limits,
     Record,
     computing_threads,
-    elapsed,
     held_arrays,
     in_turn,
 )
@@ -36,7 +35,7 @@ from mlx_mmfree.ops.backend.dispatch import on_cpu
 from mlx_mmfree.ops.inspection import metal_kernels
 from mlx_mmfree.ops.kernel_times import read_seconds
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.platform.memory_reader import memory_reader, queued_seconds
+from mlx_mmfree.platform.memory_reader import elapsed, memory_reader, queued_seconds
 
 BLAS = "float32 products"
 """The limit of training: the same products in float32."""

@@ -11,16 +11,15 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_reduce
+from mlx.utils import tree_flatten
 
 from ..errors import MeasurementError, MMFreeError
 from ..files.plugins import LOADED, load_listed
@@ -31,9 +30,9 @@ from ..layers.matrix import matrices
 from ..models import Decoder, check_causal
 from ..ops.backend.dispatch import on_cpu
 from ..ops.inspection import multiply_rate
-from ..ops.kernel_times import read_seconds
+from ..ops.kernel_times import read_seconds, total_bytes
 from ..platform.allocator import keep_freed_memory
-from ..platform.memory_reader import MemoryReader, memory_reader, queued_seconds
+from ..platform.memory_reader import MemoryReader, elapsed, memory_reader, queued_seconds
 from ..platform.resident_memory import peak_resident_bytes
 from ..platform.threads import thread_count
 
@@ -42,7 +41,6 @@ READ, MULTIPLY, HALF = "plain read", "8-bit arithmetic", "float16 products"
 
 MODEL = "mlx_mmfree.evaluation.benchmark:measure_model"
 
-_SLOW_SHARE = 0.8
 _HALF_DIMS, _HALF_PRODUCTS = 2048, 8
 _MAX_MESSAGE = 1000
 _SHORT_MEMORY: dict[int, str] = {
@@ -53,12 +51,10 @@ _SHORT_MEMORY: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Record:
-    """What one process measured, in turn with its limit.
+    """What one process measured, in turn with its limit, with a number of threads, 0 on a GPU.
 
     Attributes:
-        name: What was measured.
-        threads: Number of threads that computed, 0 on a GPU.
-        limit: The limit that the seconds are compared with.
+        name, limit: What was measured, and the limit that it is compared with.
         bytes, macs: Bytes of weights and state that must be read, and multiply-accumulates.
         seconds, limit_seconds: Of each round.
         unit, count: What a measurement yields, such as tokens, and how many of them.
@@ -89,17 +85,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Figure:
-    """The records of one measurement in several processes.
-
-    Processes count whose limit was at least 80 % of the fastest one. Others had slow memory.
-    """
+    """The records of one measurement in several processes."""
 
     records: Sequence[Record]
 
     @property
     def counted(self) -> list[Record]:
+        """Those whose limit was at least 80 % of the fastest one. The others had slow memory."""
         fastest = max(record.limit_rate for record in self.records)
-        return [r for r in self.records if r.limit_rate >= _SLOW_SHARE * fastest]
+        return [r for r in self.records if r.limit_rate >= 0.8 * fastest]
 
     @property
     def share(self) -> float:
@@ -144,32 +138,23 @@ def figures(records: Iterable[Record]) -> list[Figure]:
 def measure(
     function: str, arguments: Mapping[str, Any], threads: int = 0, seconds: float | None = None
 ) -> Any:
-    """Calls a function in a new process. It takes and returns values that JSON can hold.
+    """Calls a function, `module:name`, in a new process, with values that JSON can hold, as its result.
 
     Args:
-        function, arguments: Its module and its name, as in `module:name`, and what it is called with.
+        function, arguments: What is called, and with what.
         threads: Number of threads that compute in the process; 0: as many as usual.
-        seconds: The most that the process may take; `None`: as long as it needs.
+        seconds: The most that it may take.
 
     Raises:
         MeasurementError: The function failed, or its process ended before.
-        TimeoutError: The process took longer, and was ended.
+        subprocess.TimeoutExpired: It took longer.
     """
     sources = [str(plugin.source) for plugin in LOADED]
     call = {"function": function, "arguments": arguments, "plugins": sources}
-    try:
-        process = subprocess.run(
-            [sys.executable, "-m", "mlx_mmfree.evaluation.benchmark"],
-            input=json.dumps(call),
-            env=child_environment(threads),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"[bench] {function} took over {seconds:g} s.") from error
+    command = [sys.executable, "-m", "mlx_mmfree.evaluation.benchmark"]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
+    options |= {"env": child_environment(threads), "timeout": seconds, "check": False}
+    process = subprocess.run(command, input=json.dumps(call), **options)
     check_ending(f"the measurement of {function}", process.returncode, process.stderr)
     found = json.loads(process.stdout.splitlines()[-1])
     if "failure" in found:
@@ -186,11 +171,7 @@ def child_environment(threads: int = 0) -> dict[str, str]:
 
 
 def check_ending(what: str, status: int, errors: str) -> None:
-    """Checks the status with which a process has ended, which wrote `errors` to standard error.
-
-    Raises:
-        MeasurementError: It did not end well. The message holds the last line of `errors`.
-    """
+    """Raises `MeasurementError` with the last line of `errors`, unless a process has ended well."""
     if not status:
         return
     ending = f"status {status}" if status > 0 else f"the signal {signal.Signals(-status).name}"
@@ -216,60 +197,37 @@ def result_or_failure(
         return {"failure": f"[bench] the measurement of {function} failed: {what}: {reason}"}
 
 
-def elapsed(compute: Callable[[], object]) -> float:
-    """The seconds that a function takes."""
-    start = time.perf_counter()
-    compute()
-    return time.perf_counter() - start
-
-
 def in_turn(rounds: int, limit: Callable[[], float], own: Callable[[], float]) -> dict[str, Any]:
-    """Measures both in every round, the limit first: the `seconds` and `limit_seconds` of a record.
-
-    One more round comes before and does not count: it starts threads, touches pages and lets layers
-    arrange their weights.
-    """
-    times: dict[str, list[float]] = {"limit_seconds": [], "seconds": []}
-    for _ in range(rounds + 1):
-        times["limit_seconds"].append(limit())
-        times["seconds"].append(own())
-    return {name: seconds[1:] for name, seconds in times.items()}
+    """Measures both in every round, the limit first: the `limit_seconds` and `seconds` of a record."""
+    # the first round does not count: it starts threads, touches pages and arranges weights
+    _, *times = [(limit(), own()) for _ in range(rounds + 1)]
+    return dict(zip(("limit_seconds", "seconds"), zip(*times, strict=True), strict=True))
 
 
 class Limits:
-    """Measures what memory and arithmetic allow in this process.
-
-    Args:
-        reader: Reads memory where there are no kernels that do.
-    """
+    """Measures what memory and arithmetic allow; the reader reads where there are no kernels that do."""
 
     def __init__(self, reader: MemoryReader):
         self.reader = reader
         self.threads = computing_threads()
         self.arithmetic = MULTIPLY if on_cpu() else HALF
-        self._factors: list[mx.array] = []
 
     def read_seconds(self, arrays: Sequence[mx.array]) -> float:
-        """The seconds that it takes to read all arrays once.
-
-        Reading small arrays takes mostly overhead, so that the large ones stand for them.
-        """
-        size = sum(array.nbytes for array in arrays)
+        """The seconds that it takes to read all arrays once."""
+        size = total_bytes(arrays)
+        # reading small arrays takes mostly overhead, so that the large ones stand for them
         large = [array for array in arrays if array.nbytes * len(arrays) >= size]
         seconds = read_seconds(large)
         if seconds is None:
             seconds = self.reader.seconds(large)
-        return seconds * size / sum(array.nbytes for array in large)
+        return seconds * size / total_bytes(large)
 
     def multiply_rate(self) -> float | None:
         """The number of multiply-accumulates per second, or `None` where it is unknown."""
         if on_cpu():
             return multiply_rate()
-        if not self._factors:
-            shape = (_HALF_DIMS, _HALF_DIMS)
-            self._factors = [mx.random.normal(shape).astype(mx.float16) for _ in range(2)]
-            mx.eval(self._factors)
-        a, b = self._factors
+        a, b = mx.random.normal((2, _HALF_DIMS, _HALF_DIMS)).astype(mx.float16)
+        mx.eval(a, b)
         seconds = queued_seconds(lambda: [a @ b for _ in range(_HALF_PRODUCTS)])
         return _HALF_PRODUCTS * _HALF_DIMS**3 / seconds
 
@@ -305,14 +263,7 @@ def measure_loaded(
     decoded_tokens: int,
     rounds: int,
 ) -> dict[str, Any]:
-    """The `records` of a model's prompts and decoding, and its `memory`.
-
-    Args:
-        model, name: The model, and its name in the records.
-        before: The resident memory before it was loaded.
-        prompt_tokens, positions: Lengths of prompts, and of what is read before decoding is timed.
-        decoded_tokens, rounds: Tokens of a measurement, and measurements after one that does not count.
-    """
+    """The `records` of a model's prompts and decoding, and its `memory` since one of `before`."""
     loaded = peak_resident_bytes()
     keep_freed_memory()
     records, reached = [], 0
@@ -325,12 +276,8 @@ def measure_loaded(
             state = prefill(model, _tokens(model, position - reached), state)
             reached, title = position, f"{name}: decode after {position}"
             records.append(_measure_decode(found, model, title, state, decoded_tokens, rounds))
-    memory = {
-        "model": name,
-        "tensor_bytes": sum(array.nbytes for array in held_arrays(model)),
-        "loading_bytes": loaded - before,
-        "peak_bytes": peak_resident_bytes() - before,
-    }
+    memory = {"model": name, "tensor_bytes": total_bytes(held_arrays(model))}
+    memory |= {"loading_bytes": loaded - before, "peak_bytes": peak_resident_bytes() - before}
     return {"records": [asdict(record) for record in records], "memory": memory}
 
 
@@ -349,22 +296,14 @@ def _measure_prompt(found: Limits, model: Decoder, name: str, length: int, round
     def prompt_seconds() -> float:
         tokens = _tokens(model, length)
         mx.eval(tokens)
-
-        def read() -> None:
-            hidden, state = model.hidden(tokens)
-            mx.eval(model.logits(hidden[:, -1:]), state)
-
-        return elapsed(read)
+        start = perf_counter()
+        hidden, state = model.hidden(tokens)
+        mx.eval(model.logits(hidden[:, -1:]), state)
+        return perf_counter() - start
 
     seconds = in_turn(rounds, limit_seconds, prompt_seconds)
-    weights = sum(array.nbytes for array in read_weights(model))
-    return Record(
-        f"{name}: prefill of {length}",
-        *(found.threads, kind, weights, macs),
-        **seconds,
-        unit="tokens",
-        count=length,
-    )
+    name, size = f"{name}: prefill of {length}", total_bytes(read_weights(model))
+    return Record(name, found.threads, kind, size, macs, **seconds, unit="tokens", count=length)
 
 
 def _measure_decode(
@@ -374,7 +313,7 @@ def _measure_decode(
 
     def limit_seconds() -> float:
         weights = read_weights(model)
-        size = sum(array.nbytes for array in weights)
+        size = total_bytes(weights)
         return found.read_seconds(weights) * (state_bytes + size) / size
 
     def token_seconds() -> float:
@@ -385,28 +324,23 @@ def _measure_decode(
         return seconds
 
     seconds = in_turn(rounds, limit_seconds, token_seconds)
-    read = state_bytes + sum(array.nbytes for array in read_weights(model))
+    read = state_bytes + total_bytes(read_weights(model))
     macs = ternary_macs(model) + head_macs(model)
     return Record(title, found.threads, READ, read, macs, **seconds, unit="tokens")
 
 
 def bytes_in_use(state: Any) -> int:
     """The bytes of a mixer's state that the next token reads, without unused slots of buffers."""
-    size: int = tree_reduce(lambda total, array: total + array.nbytes, state, 0)
+    size = total_bytes(held_arrays(state))
     if isinstance(state, KeyValueState) and isinstance(state.keys, mx.array):
         size = size * state.positions.shape[1] // state.keys.shape[2]
     return size
 
 
-def held_arrays(module: nn.Module) -> list[mx.array]:
-    """All arrays that a module holds and its kernels may read, even those that are not parameters."""
-    return [array for part in module.modules() for value in part.values() for array in _flat(value)]
-
-
-def _flat(value: Any) -> list[mx.array]:
-    if isinstance(value, tuple):
-        return [array for item in value for array in _flat(item)]
-    return [value] if isinstance(value, mx.array) else []
+def held_arrays(values: Any) -> list[mx.array]:
+    """All arrays among nested values, as those that a module's kernels may read beside parameters."""
+    flat: Any = tree_flatten(values)
+    return [value for _, value in flat if isinstance(value, mx.array)]
 
 
 def read_weights(model: Decoder) -> list[mx.array]:

@@ -15,10 +15,13 @@ clocks that `powermetrics` shows; what they issue beside is not published, nor w
 the M5 family do. A launch: 1.3 us in turn, github.com/kryptic-sh/infr/pull/14.
 """
 
+from collections.abc import Iterable
+from math import ceil
 from typing import NamedTuple
 
 from ..errors import UsageError
-from .audit.certificate import Certificate
+from ..models import Decoder
+from .audit import Certificate, certify
 
 LAUNCH_SECONDS = 1.3e-6
 
@@ -178,3 +181,23 @@ def prompt_bound(token: Certificate, of: Chip, length: int) -> Bound:
         )
         seconds["multiply-adds"] = macs / of.rate
     return _bound(length, seconds)
+
+
+def bounds(
+    model: Decoder, of: Chip, positions: Iterable[int], lengths: Iterable[int]
+) -> dict[str, Bound]:
+    """The bounds for decoding after numbers of tokens, and for prompts of some lengths."""
+    tokens = [certify(model, position) for position in positions]
+    decoding = {f"decode after {token.position}": decoding_bound(token, of) for token in tokens}
+    prompts = {f"prefill of {length}": prompt_bound(tokens[-1], of, length) for length in lengths}
+    return decoding | prompts
+
+
+def in_words(what: str, bound: Bound, of: Chip) -> str:
+    """A line of `bounds` for a reader."""
+    rest = [kind for kind in LIMITS[what.split()[0]] if kind not in bound.seconds]
+    unknown = f" ({' and '.join(rest)} of this chip are not known)" if rest else ""
+    return (
+        f"{of.name} with {of.cores} GPU cores, {what}: at most "
+        f"{ceil(bound.tokens_per_second):,} tokens/s, bound by {bound.binds}{unknown}"
+    )

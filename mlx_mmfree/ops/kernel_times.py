@@ -3,7 +3,7 @@
 The plain read, a kernel that reads matrices and does hardly anything else, is a limit for products.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -113,6 +113,10 @@ def _as_words(arrays: Sequence[mx.array]) -> list[mx.array]:
         is_matrix = array.ndim > 1 and flat.size % array.shape[0] == 0
         found.append(flat.reshape(array.shape[0] if is_matrix else 1, -1))
     return found
+
+
+def total_bytes(arrays: Iterable[mx.array]) -> int:
+    return sum(array.nbytes for array in arrays)
 
 
 def read_seconds(arrays: Sequence[mx.array]) -> float | None:
@@ -232,7 +236,7 @@ def _others(dims: int, rows: int) -> Iterator[KernelTime]:
         call = partial(run, *arrays)
         seconds = _seconds([call])
         if seconds is not None:
-            size = sum(array.nbytes for array in (*arrays, *_as_list(call())))
+            size = total_bytes([*arrays, *_as_list(call())])
             name = run.func.__name__
             yield KernelTime(name, rows, dims, dims, seconds, size / seconds, None)
 

@@ -4,7 +4,6 @@ The time of a GPU is that of work that is queued, without what Python takes to d
 """
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,11 +44,20 @@ def queued_seconds(build: Build) -> float:
 def _seconds_of_passes(build: Build, passes: int) -> float:
     queue = deque(list(build()) for _ in range(passes))
     mx.synchronize()
+
+    def compute() -> None:
+        while queue:
+            # what is popped is freed as soon as it is computed
+            mx.async_eval(queue.popleft())
+        mx.synchronize()
+
+    return elapsed(compute)
+
+
+def elapsed(compute: Callable[[], object]) -> float:
+    """The seconds that a function takes."""
     start = perf_counter()
-    while queue:
-        # what is popped is freed as soon as it is computed
-        mx.async_eval(queue.popleft())
-    mx.synchronize()
+    compute()
     return perf_counter() - start
 
 
@@ -85,10 +93,8 @@ class MemoryReader:
     def _read(self, arrays: Sequence[mx.array]) -> float:
         if self._pool is None:
             return queued_seconds(lambda: [mx.max(array) for array in arrays])
-        shares = _shares([_words(array) for array in arrays], self.threads)
-        start = time.perf_counter()
-        list(self._pool.map(_read_all, shares))
-        return time.perf_counter() - start
+        pool, shares = self._pool, _shares([_words(array) for array in arrays], self.threads)
+        return elapsed(lambda: list(pool.map(_read_all, shares)))
 
 
 @contextmanager

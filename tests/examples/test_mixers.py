@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def rates(mixer: str, **sizes: int) -> list[Notes]:
 
 
 def test_tables(planned: dict, capsys: pytest.CaptureFixture[str]) -> None:
-    planned["gqa", 16] = TimeoutError()
+    planned["gqa", 16] = subprocess.TimeoutExpired("gqa", 1)
     planned["gru", 48] = {"stopped": "memory"}
     planned["hydra", 32] = MeasurementError("[bench] it broke.")
     names, flags = (
@@ -217,7 +218,7 @@ def test_limits_end_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(TimeoutError, match=r"took over 0\.1 s"):
+    with pytest.raises(subprocess.TimeoutExpired):
         measure("mixer_cell:measure_cell", given, 1, 0.1)
 
 

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .parts import loading
+from .parts import flags, loading, show_attention, terminal
 from .parts.command import CommandParser, add_old_positions, check_writable, command
-from .parts.flags import add_json_flag, add_picture_flag, non_negative
-from .parts.show_attention import require_matplotlib
-from .parts.terminal import aligned
 
 if TYPE_CHECKING:
     from ..evaluation.audit import Certificate
@@ -39,12 +36,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--positions",
         "--position",
-        type=non_negative,
+        type=flags.non_negative,
         default=16,
         help="tokens before the one that is decoded; default: %(default)s",
     )
-    add_json_flag(parser)
-    add_picture_flag(parser, "--output", what="draw the composition")
+    flags.add_json_flag(parser)
+    flags.add_picture_flag(parser, "--output", what="draw the composition")
     loading.add_memory_flags(parser)
     add_old_positions(parser, "model")
     return parser
@@ -77,7 +74,7 @@ def _check(args: argparse.Namespace) -> None:
             "a shape has no weights. Leave those out."
         )
     if args.picture is not None:
-        require_matplotlib("picture", "audit")
+        show_attention.require_matplotlib("picture", "audit")
         check_writable("[audit] 'picture'", args.picture)
 
 
@@ -105,9 +102,9 @@ def _text(certificate: "Certificate") -> str:
         [
             verdict(certificate),
             "",
-            *aligned([head, *counts(certificate)]),
+            *terminal.aligned([head, *counts(certificate)]),
             "",
-            *aligned(products(certificate), left=3),
+            *terminal.aligned(products(certificate), left=3),
             "",
             estimate_note(certificate),
         ]

@@ -7,10 +7,8 @@ from time import perf_counter
 
 from ..errors import UsageError
 from ..platform.resident_memory import BYTES_PER_GB
-from .parts import loading, prompts
+from .parts import flags, loading, prompts, terminal
 from .parts.command import CommandParser, argument_errors, check_writable, command
-from .parts.flags import escaped
-from .parts.terminal import ReadingBar, size_text
 
 HELP = "read a long prompt once and save the model's state"
 
@@ -23,7 +21,7 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--prompt",
         "-p",
-        type=escaped,
+        type=flags.escaped,
         required=True,
         help=r"text to read, in which \n is a line break and \t a tab; '-' reads standard input",
     )
@@ -66,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with argument_errors():
             tokens = write.opening(prompt)
         start = perf_counter()
-        with argument_errors(), ReadingBar(args.prefill_step_size) as bar:
+        with argument_errors(), terminal.ReadingBar(args.prefill_step_size) as bar:
             cache = cache_prompt(
                 model,
                 tokens,
@@ -77,6 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = loading.key_value_settings(args) if keeps_key_values(model) else None
         save_prompt_cache(args.prompt_cache_file, model, cache, settings)
         print(f"Prompt: {len(tokens)} tokens, {speed:.3f} tokens-per-sec")
-        print(f"State: {size_text(cache.nbytes)} in '{args.prompt_cache_file}'")
+        print(f"State: {terminal.size_text(cache.nbytes)} in '{args.prompt_cache_file}'")
         print(f"Peak memory: {mx.get_peak_memory() / BYTES_PER_GB:.3f} GB")
     return 0

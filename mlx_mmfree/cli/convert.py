@@ -8,12 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .parts import flags, held_out_text, loading, source_card, terminal
 from .parts.command import CommandParser, command
-from .parts.flags import add_output_flag, add_plugin_flag, add_upload_flag
-from .parts.held_out_text import read_text, text_tokens
-from .parts.loading import DTYPES, add_latent_flag, dtype_of
-from .parts.source_card import model_card
-from .parts.terminal import aligned
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report
@@ -47,12 +43,12 @@ def _add_source_flags(group: Any) -> None:
         help="folder, Hub repository or .gguf file of the model to convert",
     )
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
-    add_latent_flag(group)
-    add_plugin_flag(group)
+    loading.add_latent_flag(group)
+    flags.add_plugin_flag(group)
 
 
 def _add_target_flags(group: Any) -> None:
-    add_output_flag(group, "--mlx-path", default="mlx_model")
+    flags.add_output_flag(group, "--mlx-path", default="mlx_model")
     group.add_argument(
         "--to",
         choices=("mlx", "hf", "gguf"),
@@ -84,7 +80,7 @@ def _add_target_flags(group: Any) -> None:
     )
     group.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=loading.DTYPES,
         help="float type of the tensors that are not packed; default: the checkpoint's",
     )
     for place, what in (("embed", "embedding"), ("head", "output head")):
@@ -116,7 +112,7 @@ def _add_target_flags(group: Any) -> None:
         help="skip the check, which reads the result and compares its tensors and logits with those "
         "of the source; it loads one model after the other",
     )
-    add_upload_flag(group)
+    flags.add_upload_flag(group)
 
 
 def _add_ternarize_flags(group: Any) -> None:
@@ -143,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
     _check(args)
-    text = None if args.data is None else read_text(args.data, _TEXT)
+    text = None if args.data is None else held_out_text.read_text(args.data, _TEXT)
     from ..hub import convert, open_checkpoint
     from ..hub.adapters.adapter_folder import holds_adapter
     from ..hub.conversion.to_folder import check_dense, ternarized
@@ -189,7 +185,7 @@ def _float_forms(args: argparse.Namespace) -> "FloatForms":
     from ..hub.conversion.to_folder import FloatForms
 
     return FloatForms(
-        dtype=dtype_of(args),
+        dtype=loading.dtype_of(args),
         embed_bits=args.embed_bits,
         head_bits=args.head_bits,
         ternarize_groups=args.ternarize == "group",
@@ -246,7 +242,7 @@ def _card(
     args: argparse.Namespace, arguments: Sequence[str], checkpoint: "Checkpoint"
 ) -> "ModelCard":
     return replace(
-        model_card("convert", arguments, args.model, args.revision, checkpoint.folder),
+        source_card.model_card("convert", arguments, args.model, args.revision, checkpoint.folder),
         name=args.upload_repo or Path(args.output).name,
         format=args.to,
     )
@@ -269,7 +265,7 @@ def _table(report: "Report") -> str:
                     difference,
                 )
             )
-    lines = aligned(rows)
+    lines = terminal.aligned(rows)
     if report.logits_difference is None:
         return "\n".join([*lines, "The result was not compared with the source."])
     return "\n".join(
@@ -305,7 +301,7 @@ def _warn_of_losses(target: str, checkpoint: "Checkpoint", text: str | None) -> 
     tokenizer = load_text_tokenizer(checkpoint.folder)
     for name, place in (("source", checkpoint), ("ternary", target)):
         model = load_model(place)
-        tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _TEXT)
+        tokens, size_bytes = held_out_text.text_tokens(tokenizer, text, model.vocab_size, _TEXT)
         measured = measure_perplexity(model, tokens, size_bytes)
         del model
         mx.clear_cache()

@@ -11,11 +11,8 @@ from ..errors import TrainingError
 from ..platform.allocator import keep_freed_memory
 from ..training.distil.settings import MEASURED, DistilSettings, read_settings
 from ..training.precision import precision_note
+from .parts import flags, loading, source_card, terminal
 from .parts.command import CommandParser, command
-from .parts.flags import add_plugin_flag, add_settings_flags, json_object, number_list
-from .parts.loading import add_dry_run_flag, show_plan
-from .parts.source_card import model_card
-from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:
     from ..training.distil.distil import Distillation
@@ -63,9 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", nargs="+", help="text or token files to learn from")
     parser.add_argument("--valid", nargs="+", help="held-out text or token files")
-    add_settings_flags(parser, DistilSettings)
-    add_plugin_flag(parser)
-    add_dry_run_flag(parser)
+    flags.add_settings_flags(parser, DistilSettings)
+    flags.add_plugin_flag(parser)
+    loading.add_dry_run_flag(parser)
     return parser
 
 
@@ -106,27 +103,27 @@ def run(
         print(f"note: {error}", file=sys.stderr)
     stage, plan = max(distillation.plans().items(), key=lambda item: item[1].total)
     print(f"The stage '{stage}' takes the most memory.")
-    show_plan(plan)
+    loading.show_plan(plan)
     if dry_run:
         print(*efforts_shown(distillation), sep="\n")
         return
-    card = model_card(name, arguments, settings.model, None, distillation.folder)
+    card = source_card.model_card(name, arguments, settings.model, None, distillation.folder)
     report = distillation.run(card=card)
     rows = [("", *next(iter(report["figures"].values())))]
     for name, figures in report["figures"].items():
         rows.append((MEASURED[name], *(f"{value:.4f}" for value in figures.values())))
     if len(rows[0]) > 1:
-        print(*aligned(rows, left=1), sep="\n")
+        print(*terminal.aligned(rows, left=1), sep="\n")
     print(kept_models(Path(settings.path)))
 
 
 def _layers(text: str) -> list[int]:
-    return sorted(number_list(text))
+    return sorted(flags.number_list(text))
 
 
 def _mixer(text: str) -> str | dict[str, Any]:
     """The name of a mixer, or a JSON object with options."""
-    return json_object(text) if text.lstrip().startswith("{") else text
+    return flags.json_object(text) if text.lstrip().startswith("{") else text
 
 
 def efforts_shown(distillation: "Distillation") -> list[str]:
@@ -145,10 +142,10 @@ def efforts_shown(distillation: "Distillation") -> list[str]:
         tokens, operations = (sum(getattr(e, key) for e in efforts) for key in ("tokens", "total"))
         most = memory.get(name, max(memory.values()))
         hours = (_hours(sum(e.hours(machine) for e in efforts)) for machine in MACHINES)
-        rows.append((name, f"{tokens:,}", f"{operations:.2e}", size_text(most), *hours))
-    lines = aligned(rows)
+        rows.append((name, f"{tokens:,}", f"{operations:.2e}", terminal.size_text(most), *hours))
+    lines = terminal.aligned(rows)
     if logits := distillation.settings.logits_bytes:
-        lines.append(f"The teacher's logits take {size_text(logits)} of the disk.")
+        lines.append(f"The teacher's logits take {terminal.size_text(logits)} of the disk.")
     lines.append("Estimates. A GPU's rate is 40 % of that of large products, which is assumed.")
     rates = (f"{name}: {m.rate / 1e12:.3g} TFLOP/s ({m.source})." for name, m in MACHINES.items())
     return [*lines, *rates]

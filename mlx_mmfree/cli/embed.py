@@ -8,11 +8,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files.reading import read_text
+from .parts import flags, loading, prompts, terminal
 from .parts.command import CommandParser, command
-from .parts.flags import add_json_flag, add_plugin_flag
-from .parts.loading import add_memory_flags, add_source_flags, limited_memory
-from .parts.prompts import add_texts_file, given_prompt, opened_as, read_prompts, texts_bar
-from .parts.terminal import aligned
 
 HELP = "give the vectors of texts, or how alike they are"
 
@@ -27,14 +24,14 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Each line of the output is a JSON object with a text, or the name of its file, and its "
         "vector of length 1.",
     )
-    add_source_flags(parser, ", such as microsoft/bitnet-embedding-0.6b", is_required=True)
-    add_plugin_flag(parser)
+    loading.add_source_flags(parser, ", such as microsoft/bitnet-embedding-0.6b", is_required=True)
+    flags.add_plugin_flag(parser)
     group = parser.add_argument_group("texts")
     group.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="text files, each of which is one text"
     )
     group.add_argument("--text", nargs="+", help="texts to embed; '-' reads standard input")
-    add_texts_file(group)
+    prompts.add_texts_file(group)
     parser.add_argument(
         "--pooling",
         choices=("first", "last", "mean"),
@@ -50,8 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print a table of the cosine of each two texts, in place of the vectors",
     )
-    add_json_flag(parser)
-    add_memory_flags(parser)
+    flags.add_json_flag(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -62,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..generation import embed
     from ..models import Decoder
 
-    opened = opened_as(Decoder, args, "embed", "embed or continue texts")
-    with limited_memory(args, opened.nbytes):
+    opened = prompts.opened_as(Decoder, args, "embed", "embed or continue texts")
+    with loading.limited_memory(args, opened.nbytes):
         tokenizer, model = opened.tokenizer(), opened.load()
-        with texts_bar(len(texts)) as progress:
+        with prompts.texts_bar(len(texts)) as progress:
             vectors = embed(
                 model,
                 tokenizer,
@@ -84,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [("", *numbers, kind)]
         for number, name, row in zip(numbers, names, cosines, strict=True):
             rows.append((number, *(f"{cosine:.3f}" for cosine in row), f"  {_short(name)}"))
-        print("\n".join(line.rstrip() for line in aligned(rows)))
+        print("\n".join(line.rstrip() for line in terminal.aligned(rows)))
         return 0
     values: Any = vectors.tolist()
     listed = [{kind: name, "embedding": vector} for name, vector in zip(names, values, strict=True)]
@@ -107,9 +104,9 @@ def _given(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     if args.files:
         return list(map(str, args.files)), list(map(_text_of, args.files))
     texts = (
-        read_prompts(args.data, ("prompt", "text"))
+        prompts.read_prompts(args.data, ("prompt", "text"))
         if args.data
-        else list(map(given_prompt, args.text))
+        else list(map(prompts.given_prompt, args.text))
     )
     return texts, texts
 

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.reading import expanded, real_path
+from .parts import flags, held_out_text, loading, source_card
 from .parts.command import CommandParser, command
-from .parts.flags import add_output_flag, add_upload_flag, positive
-from .parts.held_out_text import read_text, text_tokens
-from .parts.loading import add_memory_flags, add_model_flags, loaded, model_source
-from .parts.source_card import model_card
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +42,9 @@ else that of the folder 'adapters'."""
 def build_parser() -> argparse.ArgumentParser:
     usual = "--model --adapter-path --output --form --data --overwrite --upload-repo"
     parser = CommandParser(prog="mmfree fuse", description=__doc__, usual=usual, epilog=_FORMS)
-    add_model_flags(parser)
+    loading.add_model_flags(parser)
     group = parser.add_argument_group("result")
-    add_output_flag(group, "--save-path", default="fused_model")
+    flags.add_output_flag(group, "--save-path", default="fused_model")
     group.add_argument(
         "--form",
         choices=("keep", "dense", "ternary", "peft"),
@@ -71,13 +68,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--sequence-length",
-        type=positive,
+        type=flags.positive,
         default=512,
         help="number of tokens predicted in a window of the text, as in 'mmfree perplexity' "
         "(%(default)s)",
     )
-    add_upload_flag(group)
-    add_memory_flags(parser)
+    flags.add_upload_flag(group)
+    loading.add_memory_flags(parser)
     return parser
 
 
@@ -94,13 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
     if args.adapter_path is None:
-        opened = open_checkpoint(model_source(args), args.revision)
+        opened = open_checkpoint(loading.model_source(args), args.revision)
         args.adapter_path = None if opened.keeps_adapter else "adapters"
     read = [expanded(name) for name in (args.model, args.adapter_path) if name]
     check_target(real_path(args.output), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
-    with loaded(args, **sizes, takes_images=True) as (model, processor):
+    with loading.loaded(args, **sizes, takes_images=True) as (model, processor):
         if args.form == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
             save_peft_adapter(args.output, model, base=base, overwrite=args.overwrite)
@@ -167,8 +164,8 @@ def _loss_on_text(
 ) -> "Callable[[Decoder], float]":
     from ..evaluation import is_recurrent, measure_perplexity
 
-    text = read_text(args.data, _DATA)
-    tokens, size_bytes = text_tokens(tokenizer, text, vocab_size, _DATA)
+    text = held_out_text.read_text(args.data, _DATA)
+    tokens, size_bytes = held_out_text.text_tokens(tokenizer, text, vocab_size, _DATA)
     length = args.sequence_length
     return lambda model: (
         measure_perplexity(
@@ -210,7 +207,7 @@ def _card(
     args: argparse.Namespace, arguments: Sequence[str], losses: dict[str, float], folder: Path
 ) -> "ModelCard":
     return replace(
-        model_card("fuse", arguments, args.model or str(folder), args.revision, folder),
+        source_card.model_card("fuse", arguments, args.model or str(folder), args.revision, folder),
         name=args.upload_repo or Path(args.output).name,
         relation="adapter" if args.form == "keep" else "finetune",
         losses=losses,

@@ -8,18 +8,8 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
-from .vocabulary import (
-    CHANGE_THE_TEXT,
-    EACH_BYTE,
-    MAX_VOCABULARY_BYTES,
-    Before,
-    SpecialToken,
-    SpecialTokens,
-    TokenizerSettings,
-    clean_errors,
-    encode_split,
-    read_limited,
-)
+from . import vocabulary
+from .vocabulary import Before, SpecialToken, SpecialTokens, TokenizerSettings
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """How pieces spell a space."""
@@ -53,14 +43,14 @@ class SentencePieceVocabulary:
     """
 
     parses_special = False
-    utf8_errors = EACH_BYTE
+    utf8_errors = vocabulary.EACH_BYTE
 
     def __init__(self, file: Path, settings: TokenizerSettings) -> None:
         self._file = file
-        self._model = read_limited(file, MAX_VOCABULARY_BYTES)
+        self._model = vocabulary.read_limited(file, vocabulary.MAX_VOCABULARY_BYTES)
         self._processor = load_processor(self._model, file)
         self._size = self._processor.get_piece_size()
-        with clean_errors(f"'{file}' is damaged: it has pieces that are not text"):
+        with vocabulary.clean_errors(f"'{file}' is damaged: it has pieces that are not text"):
             for number in range(self._size):
                 self._processor.id_to_piece(number)
         listed = {token.id: token for token in settings.tokens}
@@ -71,7 +61,7 @@ class SentencePieceVocabulary:
             special = [token for token in settings.tokens if token.special]
             always = [token for token in settings.tokens if not token.special]
         else:
-            with clean_errors(f"'{file}' is damaged: its pieces cannot be read"):
+            with vocabulary.clean_errors(f"'{file}' is damaged: its pieces cannot be read"):
                 always = user_defined_tokens(self._model)
             special = [
                 listed.get(number, SpecialToken(self._processor.id_to_piece(number), number))
@@ -99,7 +89,7 @@ class SentencePieceVocabulary:
     ) -> list[int]:
         """The ids of a text, in which special tokens that it spells may become those tokens."""
         parsed = self._parsed if parse_special else self._always_parsed
-        return encode_split(self._encode, parsed.split(text), before)
+        return vocabulary.encode_split(self._encode, parsed.split(text), before)
 
     def _encode(self, text: str, before: Before) -> list[int]:
         takes_space = before in self._spaced
@@ -107,7 +97,9 @@ class SentencePieceVocabulary:
             # so does transformers, and llama.cpp does not
             takes_space = False
         processor = self._processor if takes_space else self._later_processor
-        with clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
+        with vocabulary.clean_errors(
+            f"'{self._file}' cannot encode this text", vocabulary.CHANGE_THE_TEXT
+        ):
             return list(processor.encode(text))
 
     def for_threads(self) -> "SentencePieceVocabulary":
@@ -223,6 +215,6 @@ def load_processor(model: bytes, file: Path) -> SentencePieceProcessor:
     # remarks on odd pieces would go to standard error; errors are raised
     set_min_log_level(_ERRORS)
     processor = SentencePieceProcessor()
-    with clean_errors(f"'{file}' is damaged or not a SentencePiece model"):
+    with vocabulary.clean_errors(f"'{file}' is damaged or not a SentencePiece model"):
         processor.LoadFromSerializedProto(model)
     return processor

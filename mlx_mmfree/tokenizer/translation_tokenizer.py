@@ -11,15 +11,9 @@ from typing import Any, Protocol
 from ..errors import CheckpointError
 from ..files.checkpoint_files import TRANSLATION_FILES
 from ..files.reading import parse_json_object
+from . import vocabulary
 from .sentencepiece_model import SPACE, load_processor
 from .tokenizer import Tokenizer
-from .vocabulary import (
-    CHANGE_THE_TEXT,
-    MAX_VOCABULARY_BYTES,
-    clean_errors,
-    read_limited,
-    read_settings,
-)
 
 SOURCE_FILE, TARGET_FILE, LIST_FILE = TRANSLATION_FILES
 
@@ -51,10 +45,10 @@ class TranslationTokenizer:
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         self._source, self._target = (
-            load_processor(read_limited(file, MAX_VOCABULARY_BYTES), file)
+            load_processor(vocabulary.read_limited(file, vocabulary.MAX_VOCABULARY_BYTES), file)
             for file in (self.folder / SOURCE_FILE, self.folder / TARGET_FILE)
         )
-        settings = read_settings(self.folder)
+        settings = vocabulary.read_settings(self.folder)
         names = [settings.named.get(key, usual) for key, usual in _NAMES.items()]
         self._ids = self._listed(names)
         self._pieces = {number: piece for piece, number in self._ids.items()}
@@ -93,7 +87,7 @@ class TranslationTokenizer:
                 )
             if number not in self._special:
                 pieces.append(self._pieces[number])
-        with clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):
+        with vocabulary.clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):
             text = str(self._target.decode_pieces(pieces)) if pieces else ""
         return text.replace(SPACE, " ").strip()
 
@@ -102,15 +96,17 @@ class TranslationTokenizer:
         return self._pieces[token_id]
 
     def _encoded(self, processor: Any, file: str, text: str) -> list[int]:
-        with clean_errors(f"'{self.folder / file}' cannot encode this text", CHANGE_THE_TEXT):
+        with vocabulary.clean_errors(
+            f"'{self.folder / file}' cannot encode this text", vocabulary.CHANGE_THE_TEXT
+        ):
             pieces = processor.encode(text, out_type=str)
         return [*(self._ids.get(piece, self._unknown) for piece in pieces), self.eos_token_id]
 
     def _listed(self, names: list[str]) -> dict[str, int]:
         file = self.folder / LIST_FILE
-        data = read_limited(file, MAX_VOCABULARY_BYTES)
+        data = vocabulary.read_limited(file, vocabulary.MAX_VOCABULARY_BYTES)
         listed: dict[str, Any] = parse_json_object(
-            data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_TOKENS
+            data, f"'{file}'", max_bytes=vocabulary.MAX_VOCABULARY_BYTES, max_values=_MAX_TOKENS
         )
         for piece, number in listed.items():
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**31:

@@ -8,21 +8,11 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from .. import models
 from ..errors import CheckpointError, DownloadError, TrainingError, UnsupportedModelError
 from ..hub import Tokenizer
 from ..hub.checkpoint.load import OpenedModel, load_text_tokenizer
 from ..layers.matrix import matrices, matrix_of, parameters
-from ..models import (
-    Decoder,
-    EncoderDecoder,
-    ImageClassifier,
-    MaskedLM,
-    SequenceClassifier,
-    TokenModel,
-    architecture_of,
-    check_causal,
-    find_described,
-)
 from ..models.parts.ternary_linears import TernaryLinears
 from .image_sets import read_classes
 from .precision import compute_dtype
@@ -31,7 +21,7 @@ from .tasks.corpus import CausalLMTask, MaskedLMTask, Task
 from .tasks.samples import ClassifierTask, EncoderDecoderTask, ImageTask
 
 
-def load_companion(opened: OpenedModel, tokenizer: Tokenizer) -> Decoder:
+def load_companion(opened: OpenedModel, tokenizer: Tokenizer) -> models.Decoder:
     """Loads a model whose predictions are compared with those of a model with the given tokenizer.
 
     Raises:
@@ -73,7 +63,7 @@ def described_classes(description: Mapping[str, Any], settings: Settings) -> dic
     elif "num_classes" not in described and isinstance(described["label_names"], list):
         described["num_classes"] = len(described["label_names"])
     if "pretrained_cfg" not in described:
-        config = find_described(described).config.from_hub(described)
+        config = models.find_described(described).config.from_hub(described)
         described["pretrained_cfg"] = {
             "input_size": [config.input_channels, *config.image_size],
             "fixed_input_size": config.has_fixed_size,
@@ -85,7 +75,7 @@ def described_classes(description: Mapping[str, Any], settings: Settings) -> dic
     return described
 
 
-def with_classes(model: ImageClassifier, settings: Settings) -> ImageClassifier:
+def with_classes(model: models.ImageClassifier, settings: Settings) -> models.ImageClassifier:
     """A model with other classes, those of the training files, and all weights that know of none.
 
     Raises:
@@ -95,8 +85,8 @@ def with_classes(model: ImageClassifier, settings: Settings) -> ImageClassifier:
     config = replace(
         model.config, num_classes=count, label_names=tuple(names), label_descriptions={}
     )
-    build = architecture_of(config).build
-    new: ImageClassifier = build(config)
+    build = models.architecture_of(config).build
+    new: models.ImageClassifier = build(config)
     # weights of classes are those whose number the classes change
     larger = parameters(build(replace(config, num_classes=count + 1, label_names=())))
     known = parameters(model)
@@ -127,11 +117,11 @@ def _classes(settings: Settings) -> tuple[int, tuple[str, ...]]:
 
 
 _TASKS: dict[type, type[Task]] = {
-    Decoder: CausalLMTask,
-    MaskedLM: MaskedLMTask,
-    SequenceClassifier: ClassifierTask,
-    EncoderDecoder: EncoderDecoderTask,
-    ImageClassifier: ImageTask,
+    models.Decoder: CausalLMTask,
+    models.MaskedLM: MaskedLMTask,
+    models.SequenceClassifier: ClassifierTask,
+    models.EncoderDecoder: EncoderDecoderTask,
+    models.ImageClassifier: ImageTask,
 }
 
 
@@ -141,8 +131,8 @@ def task_of(model: Any) -> type[Task]:
     Raises:
         UnsupportedModelError: Nothing, or the model is to continue texts but sees what comes after.
     """
-    if isinstance(model, Decoder):
-        check_causal(model)
+    if isinstance(model, models.Decoder):
+        models.check_causal(model)
     for kind, task in _TASKS.items():
         if isinstance(model, kind):
             return task
@@ -204,7 +194,7 @@ class FirstModel:
         self.task = task_of(self.model)
         self._settings = settings
         self.teacher = self._open_teacher()
-        if not isinstance(self.model, TokenModel):
+        if not isinstance(self.model, models.TokenModel):
             _check_images(settings)
             if not settings.new_head:
                 self.model.check_classes("train")
@@ -235,7 +225,7 @@ class FirstModel:
                 self.model = with_classes(self.model, self._settings)
         return self.model
 
-    def load_teacher(self, tokenizer: Path | None) -> Decoder | None:
+    def load_teacher(self, tokenizer: Path | None) -> models.Decoder | None:
         """The teacher with its weights, if there is one. It may be called only once.
 
         Args:
@@ -259,7 +249,7 @@ class FirstModel:
                 f"{settings.teacher!r:.80}."
             )
         opened = _opened(settings, "teacher", dtype=compute_dtype(settings.dtype))
-        if not isinstance(opened.model, Decoder):
+        if not isinstance(opened.model, models.Decoder):
             raise TrainingError(
                 f"[train] 'teacher' must be a model that continues texts but '{settings.teacher}' is "
                 f"one for {opened.model.purpose}."
@@ -280,13 +270,13 @@ def _opened(settings: Settings, name: str, **options: Any) -> OpenedModel:
 
 def _random_model(settings: Settings) -> Any:
     """A model with random weights, which take no memory until they are computed."""
-    architecture = find_described(settings.model)
+    architecture = models.find_described(settings.model)
     described = _with_linear_class(settings.model)
     if architecture.variants:
         described = described_classes(described, settings)
     model: Any = architecture.build(architecture.config.from_hub(described))
     _check_linear_class(model, settings.model)
-    if isinstance(model, TokenModel):
+    if isinstance(model, models.TokenModel):
         _draw_embedding(model, settings.embedding_std)
     return model
 
@@ -307,7 +297,7 @@ def _check_images(settings: Settings) -> None:
         )
 
 
-def _draw_embedding(model: TokenModel, standard_deviation: float | None) -> None:
+def _draw_embedding(model: models.TokenModel, standard_deviation: float | None) -> None:
     """Draws the embedding anew. It is drawn last, so that the other weights do not depend on it."""
     head = matrix_of(model.head) if "head" in model else None
     if head is None or head.is_shared:
@@ -327,7 +317,7 @@ def _draw_embedding(model: TokenModel, standard_deviation: float | None) -> None
 def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
     """The architecture, with `linear_class` translated into the keys of its own configuration."""
     kind = model.get("linear_class")
-    names = {field.name for field in fields(find_described(model).config)}
+    names = {field.name for field in fields(models.find_described(model).config)}
     if kind is None or "linear_class" in names:
         return dict(model)
     ternary = model.get("quantization_config") or TernaryLinears().to_hub()
@@ -335,7 +325,7 @@ def _with_linear_class(model: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"quantization_config": ternary} if kind == "ternary" else {})
 
 
-def _check_linear_class(model: TokenModel, described: Mapping[str, Any]) -> None:
+def _check_linear_class(model: models.TokenModel, described: Mapping[str, Any]) -> None:
     kind = described.get("linear_class")
     found = "ternary" if any(m.is_ternary for m in matrices(model).values()) else "dense"
     if kind not in (None, found):

@@ -22,21 +22,12 @@ from ..layers import set_quantization_strength
 from ..layers.matrix import matrices
 from ..models import TokenModel
 from ..platform.resident_memory import resident_memory
+from . import run_folder
 from .curve import plot_run
 from .data_parallel import DataParallel
 from .loss import Loss, next_token_loss
 from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult
 from .results import Callback, Clock, RunLog, environment, read_log
-from .run_folder import (
-    check_record,
-    kept_state,
-    learned,
-    new_progress,
-    read_progress,
-    restore_checkpoint,
-    save_checkpoint,
-    writing,
-)
 from .run_settings import LoopSettings
 
 _NOTE = (
@@ -202,7 +193,7 @@ class Trainer:
         # before a checkpoint is restored, so that a resumed run compares with the same weights
         self._ternary = TernaryWeights(model)
         self._is_extended = False
-        self._progress = new_progress(settings.record)
+        self._progress = run_folder.new_progress(settings.record)
 
     def train(self) -> dict[str, Any]:
         """Runs up to the last step, or until validations have not improved for long enough.
@@ -222,7 +213,7 @@ class Trainer:
         self._processes.check_same("step", self._progress["step"])
         # no name holds these weights, whose memory is that of new ones from the first step on
         self.model.update(
-            self._processes.of_first(tree_unflatten(list(learned(self.model).items())))
+            self._processes.of_first(tree_unflatten(list(run_folder.learned(self.model).items())))
         )
         with ExitStack() as ends:
             for callback in self._callbacks:
@@ -317,11 +308,11 @@ class Trainer:
 
     def _resume(self) -> None:
         folder = self._settings.folder
-        progress = read_progress(folder)
+        progress = run_folder.read_progress(folder)
         if progress is None:
             return
-        self._is_extended = check_record(folder, progress, self._settings.record)
-        restore_checkpoint(folder, self.model, self._optimizer)
+        self._is_extended = run_folder.check_record(folder, progress, self._settings.record)
+        run_folder.restore_checkpoint(folder, self.model, self._optimizer)
         self._progress = progress | {"settings": self._settings.record}
 
     def _report(self, log: RunLog, clock: Clock, result: StepResult) -> dict[str, Any]:
@@ -354,7 +345,7 @@ class Trainer:
         if not math.isfinite(figures["valid_loss"]):
             raise TrainingError(
                 f"[training] the validation loss is {figures['valid_loss']} at step {progress['step']}; "
-                f"{kept_state(self._settings.folder)}. Lower 'learning_rate'."
+                f"{run_folder.kept_state(self._settings.folder)}. Lower 'learning_rate'."
             )
         record = {"step": progress["step"], "tokens": progress["tokens"], **figures}
         log.write(**record)
@@ -374,5 +365,7 @@ class Trainer:
         for callback in self._callbacks:
             callback.on_save(self._progress["step"])
         if self._processes.is_first:
-            with writing(self._settings.folder):
-                save_checkpoint(self._settings.folder, self.model, self._optimizer, self._progress)
+            with run_folder.writing(self._settings.folder):
+                run_folder.save_checkpoint(
+                    self._settings.folder, self.model, self._optimizer, self._progress
+                )

@@ -11,15 +11,9 @@ from ..files.writing import new_file, new_folder
 from ..hub.checkpoint.load import load_text_tokenizer
 from ..tokenizer.documents import tokenizer_digest, train_vocabulary
 from ..tokenizer.tokenizer import Tokenizer
+from .corpus import token_file
 from .corpus.documents import FORMATS, file_format, read_documents
-from .corpus.token_file import (
-    SUFFIX,
-    Header,
-    TokenFile,
-    byte_bar,
-    open_token_file,
-    read_token_header,
-)
+from .corpus.token_file import Header, TokenFile
 from .corpus.tokenize import TOKENIZER_FOLDER, write_token_file
 from .run_folder import text_digest, writing
 from .samples import read_lines
@@ -128,7 +122,7 @@ def tokenizer_folder(
     if settings.tokenizer is not None:
         return settings.path(settings.tokenizer)
     paths = [settings.path(name) for name in settings.stages[0].weights]
-    made = next((path for path in paths if path.suffix == SUFFIX), None)
+    made = next((path for path in paths if path.suffix == token_file.SUFFIX), None)
     if made is None:
         run = settings.path(settings.output)
         return own_vocabulary(
@@ -163,8 +157,8 @@ def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, 
     found = {}
     for name in settings.files:
         path = settings.path(name)
-        if path.suffix == SUFFIX:
-            file = open_token_file(path)
+        if path.suffix == token_file.SUFFIX:
+            file = token_file.open_token_file(path)
         else:
             file = _of_text(path, settings.path(settings.output), tokenizer, digest)
         _check_length(file.header, name, settings)
@@ -184,8 +178,8 @@ def check_corpus(settings: Settings) -> None:
     """
     for name in settings.files:
         path = settings.path(name)
-        if path.suffix == SUFFIX:
-            _check_length(read_token_header(path), name, settings)
+        if path.suffix == token_file.SUFFIX:
+            _check_length(token_file.read_token_header(path), name, settings)
         elif file_format(path.name) != FORMATS[0]:
             raise TrainingError(
                 f"[train] '{path}' must be a text file or a token file. Make one of it: mmfree tokenize "
@@ -209,16 +203,16 @@ def _check_ids(file: TokenFile, name: str, vocab_size: int) -> None:
 
 def _of_text(path: Path, run: Path, tokenizer: Tokenizer, digest: str) -> TokenFile:
     origin = hashlib.sha256(f"{text_digest(path)} {digest}".encode()).hexdigest()
-    target = run / _FOLDER / f"{origin}{SUFFIX}"
+    target = run / _FOLDER / f"{origin}{token_file.SUFFIX}"
     try:
-        return open_token_file(target)
+        return token_file.open_token_file(target)
     except TrainingError:
         # it is missing, or was damaged since it was made
-        bar = byte_bar(path.stat().st_size, f"tokenizing {path.name}")
+        bar = token_file.byte_bar(path.stat().st_size, f"tokenizing {path.name}")
     with writing(run), new_file(target) as new, bar:
         documents = read_documents(path, on_bytes=bar.update)
         write_token_file(documents, new, tokenizer, source=f"'{path}'")
-    return open_token_file(target)
+    return token_file.open_token_file(target)
 
 
 def _check(file: TokenFile, name: str, folder: Path, digest: str) -> None:

@@ -6,24 +6,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import TrainingError
+from . import run_settings
 from .corpus.mixture import ORDERS, Stage
 from .precision import compute_dtype
-from .run_settings import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    CorpusSettings,
-    LongSettings,
-    LoopSettings,
-    Rule,
-    finite,
-    listed,
-    load_named,
-    named_mapping,
-    names_in,
-    read_mapping,
-    setting,
-)
+from .run_settings import CorpusSettings, LongSettings, LoopSettings, Rule, setting
 
 COSINE, INVERSE_SQRT = SCHEDULES = ("cosine", "inverse_sqrt")
 """What the learning rate does after the warm-up."""
@@ -32,7 +18,7 @@ _PEAK = 4e-3
 
 
 def _stages(name: str, value: Any) -> tuple[Stage, ...]:
-    return tuple(_stage(each) for each in listed(value, name))
+    return tuple(_stage(each) for each in run_settings.listed(value, name))
 
 
 def _stage(value: Any) -> Stage:
@@ -43,9 +29,9 @@ def _stage(value: Any) -> Stage:
             "'stages' must hold stages like {until: 1, weights: {my.txt: 1}} but one is "
             f"{value!r:.80}"
         )
-    until = finite(value["until"], "'until' of a stage")
+    until = run_settings.finite(value["until"], "'until' of a stage")
     weights = {
-        str(name): finite(weight, f"the weight of {str(name)!r:.60}")
+        str(name): run_settings.finite(weight, f"the weight of {str(name)!r:.60}")
         for name, weight in value["weights"].items()
     }
     if min(weights.values(), default=0) < 0 or not any(weights.values()):
@@ -57,7 +43,9 @@ def _stage(value: Any) -> Stage:
 
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    return tuple(finite(each, f"each of '{name}'") for each in listed(value, name))
+    return tuple(
+        run_settings.finite(each, f"each of '{name}'") for each in run_settings.listed(value, name)
+    )
 
 
 def _are_betas(values: tuple[float, ...]) -> bool:
@@ -94,14 +82,14 @@ class Settings(CorpusSettings, LongSettings):
         "The architecture, as in a `config.json` of the Hub. `linear_class` makes its linear "
         "layers ternary or dense. A model of images gets its classes from the training files.",
         factory=dict,
-        reader=named_mapping,
+        reader=run_settings.named_mapping,
         has_flag=False,
     )
     embedding_std: float | None = setting(
         "Standard deviation of the fresh embedding. Default: 1, or that of the other weights if "
         "the head shares the embedding.",
         None,
-        POSITIVE,
+        run_settings.POSITIVE,
         is_later=True,
     )
     init_from: str | None = setting(
@@ -144,7 +132,7 @@ class Settings(CorpusSettings, LongSettings):
     valid: tuple[str, ...] = setting(
         "Held-out files, measured at the end. Without any, the last weights are kept.",
         (),
-        reader=names_in,
+        reader=run_settings.names_in,
         has_flag=False,
     )
     tokenizer: str | None = setting(
@@ -153,13 +141,13 @@ class Settings(CorpusSettings, LongSettings):
         None,
         holds="path",
     )
-    steps: int = setting("Number of optimizer steps.", 1000, POSITIVE)
+    steps: int = setting("Number of optimizer steps.", 1000, run_settings.POSITIVE)
     sequence_length: int = setting(
         "Number of tokens of a sequence that a language model predicts or sees masked; the most "
         "tokens "
         "of a text to classify, of a source or of a target.",
         256,
-        POSITIVE,
+        run_settings.POSITIVE,
     )
     text_column: str = setting(
         "Key of the text to classify in JSON lines. In a table the text is the first column.",
@@ -186,7 +174,7 @@ class Settings(CorpusSettings, LongSettings):
     random_shift: int = setting(
         "Training images are moved by up to so many pixels in each direction, as drawn.",
         0,
-        NOT_NEGATIVE,
+        run_settings.NOT_NEGATIVE,
         is_later=True,
     )
     random_flip: bool = setting(
@@ -195,21 +183,21 @@ class Settings(CorpusSettings, LongSettings):
     label_smoothing: float = setting(
         "Share of the target's probability that is spread evenly over all classes.",
         0.0,
-        SHARE,
+        run_settings.SHARE,
         is_later=True,
     )
     dropout: float = setting(
         "Probability with which training drops each element of what a mixer adds, in a model of "
         "sequences.",
         0.0,
-        SHARE,
+        run_settings.SHARE,
         is_later=True,
     )
     learning_rate: float | None = setting(
         "Learning rate at its peak, after a linear warm-up. Default: 0.004, or with `inverse_sqrt` "
         "that of the paper, 1 / sqrt(dims * warmup_steps).",
         None,
-        POSITIVE,
+        run_settings.POSITIVE,
     )
     schedule: str = setting(
         "How it falls after that: by `cosine` to the final fraction of the peak at the end, or by "
@@ -332,8 +320,8 @@ def read_settings(
         >>> read_settings(Path("run.yaml"), {"steps": 200}).steps
         200
     """
-    values = read_mapping(path, "train")
-    load_named(values, path)
+    values = run_settings.read_mapping(path, "train")
+    run_settings.load_named(values, path)
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     if linear_class is not None:
         if values.get("init_from") is not None:

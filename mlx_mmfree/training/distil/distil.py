@@ -25,18 +25,11 @@ from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import long_sum
+from .. import loss as losses
 from ..batches import Batch
 from ..data_parallel import DataParallel
 from ..loop import Trainer, Validation
-from ..loss import (
-    KnownBatch,
-    Loss,
-    batch_hidden,
-    check_top_k,
-    distillation_loss,
-    known_loss,
-    next_token_loss,
-)
+from ..loss import KnownBatch, Loss
 from ..memory import MemoryPlan, plan_memory
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
@@ -77,7 +70,7 @@ def mixer_loss(teacher: Decoder, layers: Sequence[int]) -> Loss:
 
     def loss(student: Decoder, batch: Batch) -> mx.array:
         with _recorded(teacher) as inputs:
-            batch_hidden(teacher, batch)
+            losses.batch_hidden(teacher, batch)
         errors = []
         for layer in layers:
             block = teacher.blocks[layer]
@@ -109,7 +102,7 @@ def hidden_loss(teacher: Decoder) -> Loss:
         streams = []
         for model in (teacher, student):
             with _recorded(model) as inputs:
-                batch_hidden(model, batch)
+                losses.batch_hidden(model, batch)
             # the first input is the embedding
             streams.append(inputs[1:])
         errors = [
@@ -302,7 +295,7 @@ class Distillation:
         check_results(Path(settings.path), folder)
         self.teacher: Decoder = self._opened.model
         base = base_config(self.teacher)
-        check_top_k(settings.teacher_top_k, base.vocab_size)
+        losses.check_top_k(settings.teacher_top_k, base.vocab_size)
         choices = [MixerChoice.read("to", choice) for choice in settings.to]
         self.mixers = mixers_of(base, choices, settings.keep_layers)
         self._check_groups()
@@ -516,12 +509,12 @@ class Distillation:
         if name == "hidden":
             return hidden_loss(teacher)
         if name == "text":
-            return next_token_loss
+            return losses.next_token_loss
         settings = self.settings
         weight, temperature = settings.teacher_weight, settings.teacher_temperature
         if self._is_cached(name):
-            return known_loss(weight=weight, temperature=temperature)
-        return distillation_loss(
+            return losses.known_loss(weight=weight, temperature=temperature)
+        return losses.distillation_loss(
             teacher,
             student,
             weight=weight,

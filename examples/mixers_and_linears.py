@@ -25,12 +25,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from comparisons import runs as comparisons
 
+from mlx_mmfree.cli.parts.terminal import markdown
 from mlx_mmfree.evaluation.picture import COLOURS, save_picture
 from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.files.writing import new_file, new_folder
@@ -245,18 +246,21 @@ def values_of(run: Run, results: Results) -> list[float]:
 
 
 def table(tried: Results, best: Iterable[Run], results: Results) -> str:
-    """The table as Markdown."""
-    lines = [
-        "| model | `embedding_std` | rates tried | best | bits per byte |",
-        "|---|---|---|---|---|",
-    ]
-    for run in best:
-        values = values_of(run, results)
-        rates = rates_of((run.model, run.embedding), tried)
-        cells = [run.model, f"{EMBEDDINGS[run.embedding]:g}", f"{rates[0]:g} to {rates[-1]:g}"]
-        cells += [f"{run.rate:g}", comparisons.mean_and_spread(values)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    """The table as Markdown: of one size of embeddings with the rates tried, of several side by side."""
+    best = list(best)
+    sizes = sorted({EMBEDDINGS[run.embedding] for run in best})
+    if len(sizes) == 1:
+        rows = [["model", "rates tried", "best", "bits per byte"]]
+    else:
+        rows = [["model", *chain(*(("rate", f"embedding {size:g}") for size in sizes))]]
+    of_model: dict[str, list[str]] = {}
+    for run in sorted(best, key=lambda run: EMBEDDINGS[run.embedding]):
+        cells = of_model.setdefault(run.model, [run.model])
+        if len(sizes) == 1:
+            rates = rates_of((run.model, run.embedding), tried)
+            cells.append(f"{rates[0]:g} to {rates[-1]:g}")
+        cells += [f"{run.rate:g}", comparisons.mean_and_spread(values_of(run, results))]
+    return "\n".join(markdown([*rows, *of_model.values()])) + "\n"
 
 
 def write_figures(folder: Path, plan: Plan, results: Results) -> None:

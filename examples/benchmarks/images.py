@@ -253,7 +253,9 @@ def build_parser() -> CommandParser:
     form.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
-    form.add_argument("--markdown", action="store_true", help="print the table in Markdown")
+    form.add_argument(
+        "--markdown", action="store_true", help="print a row for each model in Markdown"
+    )
     return parser
 
 
@@ -280,8 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = {"settings": asdict(settings), "figures": [asdict(figure) for figure in found]}
         print(json.dumps(shown))
         return 0
-    rows = _rows(found)
-    print("\n".join(markdown(rows) if args.markdown else aligned(rows)))
+    print("\n".join(markdown(_page(found)) if args.markdown else aligned(_rows(found))))
     return 0
 
 
@@ -298,17 +299,34 @@ def _announced(figures: Iterator[ImageFigure], count: int) -> Iterator[ImageFigu
             yield figure
 
 
-def _rows(figures: Sequence[ImageFigure]) -> list[list[str]]:
-    """A row for each model, number of threads and of images; ratios where timm was measured."""
+def _groups(figures: Sequence[ImageFigure]) -> dict[tuple[str, int, int], dict[str, ImageFigure]]:
+    """The figures of each model, number of threads and of images, by their programs."""
     groups: dict[tuple[str, int, int], dict[str, ImageFigure]] = {}
     for figure in figures:
         place = (figure.model, figure.threads, figure.batch_size)
         groups.setdefault(place, {})[figure.program] = figure
+    return groups
+
+
+def _page(figures: Sequence[ImageFigure]) -> list[list[str]]:
+    """A row for each model: images a second, and in brackets their share of timm's."""
+    columns: dict[str, None] = {}
+    rows: dict[str, list[str]] = {}
+    for (model, threads, batch_size), measured in _groups(figures).items():
+        columns[f"{threads} thread{'s' * (threads > 1)}, batch {batch_size}"] = None
+        rate = measured[OWN].images_per_second
+        share = f" ({rate / measured[TIMM].images_per_second:.0%})" if TIMM in measured else ""
+        rows.setdefault(model, [f"`{model}`"]).append(f"{rate:.1f}{share}")
+    return [["model", *columns], *rows.values()]
+
+
+def _rows(figures: Sequence[ImageFigure]) -> list[list[str]]:
+    """A row for each model, number of threads and of images; ratios where timm was measured."""
     programs = list(dict.fromkeys(figure.program for figure in figures))
     heading = ["model", "threads", "batch"]
     heading += [f"{program}, {kind}" for program in programs for kind in ("images/s", "best")]
     rows = [heading + (["of timm", "best of best"] if len(programs) > 1 else [])]
-    for (model, threads, batch_size), measured in groups.items():
+    for (model, threads, batch_size), measured in _groups(figures).items():
         row = [model, str(threads), str(batch_size)]
         for program in programs:
             figure = measured[program]

@@ -52,7 +52,7 @@ def _show_weights(args: argparse.Namespace) -> None:
     if args.picture is not None:
         show_attention.require_matplotlib("picture")
         check_writable("[show] 'picture'", args.picture)
-    from ..evaluation.trits import count_trits, draw_trits
+    from ..evaluation.model_tree import count_trits, draw_trits
     from ..hub.checkpoint.load import OpenedModel
 
     opened = OpenedModel(loading.model_source(args), args.revision, latent=args.latent)

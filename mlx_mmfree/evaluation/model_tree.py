@@ -1,12 +1,17 @@
-"""The parts of a model as a tree, with what each holds."""
+"""What a model is made of: the tree of its parts, and the trits and scales of its ternary matrices."""
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
-from ..layers.matrix import matrix_of
+from ..layers.matrix import matrices, matrix_of
+from ..ops import unpack_ternary
+from .picture import COLOURS, save_picture
 
 
 class Part(NamedTuple):
@@ -130,3 +135,139 @@ def _form(part: Part) -> tuple[object, ...]:
     """What parts that are alike have in common."""
     inner = tuple((each.name, _form(each)) for each in part.parts)
     return part.kind, part.shape, part.parameters, part.nbytes, inner
+
+
+_ROWS_AT_A_TIME = 2**25
+"""Trits that are unpacked at once."""
+
+
+class TritCounts(NamedTuple):
+    """The trits of one matrix.
+
+    Attributes:
+        path: The layer.
+        shape: Rows and columns.
+        counts: How many are -1, 0 and 1.
+        scales: The least, the mean and the largest scale; equal where there is one.
+    """
+
+    path: str
+    shape: tuple[int, int]
+    counts: tuple[int, int, int]
+    scales: tuple[float, float, float]
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The shares of -1, 0 and 1."""
+        minus, zero, plus = (count / sum(self.counts) for count in self.counts)
+        return minus, zero, plus
+
+    @property
+    def place(self) -> tuple[int | None, str]:
+        """The number of the block, if it is in one, and the path within."""
+        found = re.fullmatch(r"(.*\b)blocks\.(\d+)\.(.+)", self.path)
+        return (int(found[2]), found[1] + found[3]) if found else (None, self.path)
+
+
+def count_trits(model: nn.Module) -> list[TritCounts]:
+    """The trits of every packed ternary matrix of a model, in the order of its layers."""
+    found = []
+    for path, matrix in matrices(model).items():
+        if matrix.holds_trits:
+            layer: Any = matrix.layer
+            shape = (matrix.output_dims, matrix.input_dims)
+            scale = np.array(layer.scale, np.float64)
+            scales = (float(scale.min()), float(scale.mean()), float(scale.max()))
+            found.append(TritCounts(path, shape, _counts(layer.weight, shape), scales))
+    return sorted(found, key=lambda each: _natural(each.path))
+
+
+def _counts(weight: mx.array, shape: tuple[int, int]) -> tuple[int, int, int]:
+    minus = plus = 0
+    step = max(1, _ROWS_AT_A_TIME // shape[1])
+    for start in range(0, shape[0], step):
+        trits = np.array(unpack_ternary(weight[start : start + step], shape[1]))
+        minus += int(np.count_nonzero(trits == -1))
+        plus += int(np.count_nonzero(trits == 1))
+    return minus, shape[0] * shape[1] - minus - plus, plus
+
+
+def _natural(path: str) -> list[tuple[int, int | str]]:
+    """A key by which `blocks.10` comes behind `blocks.2`."""
+    return [(0, int(word)) if word.isdigit() else (1, word) for word in path.split(".")]
+
+
+def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> bool:
+    """Draws shares and scales over the layers, and the histogram of each kind of matrix, as PNG.
+
+    Args:
+        found: The matrices.
+        title: The heading.
+        image: The file.
+
+    Returns:
+        `False` without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    kinds: dict[str, list[TritCounts]] = {}
+    for each in found:
+        kinds.setdefault(each.place[1], []).append(each)
+    height = max(4.0, 1.6 + 0.32 * len(kinds))
+    figure = Figure(figsize=(13, height), dpi=110, layout="constrained")
+    histogram, zeros, scales = figure.subplots(1, 3)
+    _draw_histogram(histogram, kinds)
+    for axes, label in ((zeros, "share of zeros"), (scales, "scale (mean, with its range)")):
+        axes.set(xlabel="layer", ylabel=label)
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    depth = max((each.place[0] or 0 for each in found), default=0)
+    for number, (kind, own) in enumerate(kinds.items()):
+        # what stands in no block comes behind the last
+        layers = [depth + 1 if each.place[0] is None else each.place[0] for each in own]
+        style: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "marker": _MARKERS[number // len(COLOURS) % len(_MARKERS)],
+            "markersize": 4,
+            "linewidth": 1,
+            "label": kind,
+        }
+        zeros.plot(layers, [each.shares[1] for each in own], **style)
+        least, mean, largest = zip(*(each.scales for each in own), strict=True)
+        scales.plot(layers, mean, **style)
+        scales.vlines(layers, least, largest, color=style["color"], linewidth=0.8)
+    if any(each.place[0] is None for each in found):
+        zeros.set_xlabel(f"layer ({depth + 1}: outside the blocks)")
+    scales.set_ylim(bottom=0)
+    scales.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)
+    figure.suptitle(title, parse_math=False)
+    save_picture(figure, image)
+    return True
+
+
+_MARKERS = ("o", "s", "^", "D", "v")
+
+
+def _draw_histogram(axes: Any, kinds: dict[str, list[TritCounts]]) -> None:
+    """The shares of all matrices of a kind, as a bar."""
+    total = np.array([np.sum([each.counts for each in own], axis=0) for own in kinds.values()])
+    shares = total / total.sum(axis=1, keepdims=True)
+    left = np.zeros(len(kinds))
+    for column, (label, colour) in enumerate(
+        (("-1", COLOURS[0]), ("0", "0.85"), ("+1", COLOURS[1]))
+    ):
+        bars = axes.barh(range(len(kinds)), shares[:, column], left=left, color=colour, label=label)
+        axes.bar_label(
+            bars,
+            [f"{share:.1%}" for share in shares[:, column]],
+            label_type="center",
+            fontsize=7,
+            color="black" if label == "0" else "white",
+        )
+        left += shares[:, column]
+    axes.set_yticks(range(len(kinds)), list(kinds), fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1), xlabel="share of the weights, all layers together")
+    axes.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mlx_mmfree.evaluation import trits
-from mlx_mmfree.evaluation.trits import count_trits
+from mlx_mmfree.evaluation import model_tree
+from mlx_mmfree.evaluation.model_tree import count_trits
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import tiny_model
@@ -13,7 +13,7 @@ from tests.hub.checkpoints import tiny_model
 def test_shares_are_those_of_the_rounded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     wanted = {path: m.weight for path, m in model.named_modules() if isinstance(m, BitLinear)}
-    monkeypatch.setattr(trits, "_ROWS_AT_A_TIME", 100)
+    monkeypatch.setattr(model_tree, "_ROWS_AT_A_TIME", 100)
     found = {each.path: each for each in count_trits(pack_linears(model))}
     assert set(found) == set(wanted)
     for path, weight in wanted.items():

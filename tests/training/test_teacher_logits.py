@@ -14,10 +14,9 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.distil import teacher_logits
-from mlx_mmfree.training.distil.distil import Distillation
+from mlx_mmfree.training.distil import distil
+from mlx_mmfree.training.distil.distil import Distillation, TeacherLogits
 from mlx_mmfree.training.distil.settings import DistilSettings
-from mlx_mmfree.training.distil.teacher_logits import TeacherLogits
 from mlx_mmfree.training.loss import distillation_loss, known_loss
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_distil import (
@@ -84,7 +83,7 @@ def test_a_file_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
         return teacher_of().logits(mx.zeros((1, 12, 32)))
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(teacher_logits, "batch_logits", stopped)
+        patch.setattr(distil, "batch_logits", stopped)
         known.write(teacher, batches, 2)
     assert not list(tmp_path.iterdir())
     with pytest.raises(TrainingError, match="must be what this run wrote"):

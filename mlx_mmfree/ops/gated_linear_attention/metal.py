@@ -239,7 +239,7 @@ def _in_chunks(
     """The outputs `(B, H, L, V)` in the dtype of `v`, and the last state. Keys have at most 512 dims."""
     batch, heads, length, keys = q.shape
     values, chunks = v.shape[3], -(-length // CHUNK)
-    gate = "none" if f is None else "head" if f.shape[3] < keys else "channel"
+    gate = _gate(q, f)
     given = [] if f is None else [f]
     rows = -(-keys // PIECE) * PIECE
     threads = launch.SIMD_GROUP * (rows // PIECE)

@@ -2,10 +2,13 @@
 
 import argparse
 import json
+import platform
 import shlex
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +65,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     from ..ops.backend.dispatch import forced_backend
     from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
     from ..ops.kernel_times import kernel_times
-    from ..platform import blas, host
+    from ..platform import blas
     from ..platform.device import device_info
     from ..platform.memory_reader import read_bandwidth
     from ..platform.threads import thread_count
@@ -90,7 +93,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
         "kernel_times": [time._asdict() for time in times],
         "choices": kept_choices(),
     }
-    return found | {"problems": [*host.problems(), *_problems(found)]}
+    return found | {"problems": [*host_problems(current_host()), *_problems(found)]}
 
 
 def _part(progress: Progress | None, task: str) -> Callable[[int, int], None] | None:
@@ -98,7 +101,6 @@ def _part(progress: Progress | None, task: str) -> Callable[[int, int], None] | 
 
 
 def _versions() -> dict[str, str]:
-    import platform
     from importlib.metadata import version
 
     from ..version import __version__
@@ -219,3 +221,67 @@ def _cpu_kernels(cpu: dict[str, Any]) -> dict[str, str]:
 def _section(title: str, rows: dict[str, str]) -> list[str]:
     width = max(map(len, rows), default=0)
     return [title, *(f"  {name:{width}}  {value}" for name, value in rows.items()), ""]
+
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_MACOS = 14
+
+
+@dataclass(frozen=True)
+class Host:
+    """The system and the Python that run this process.
+
+    Attributes:
+        system: `Darwin`, `Linux` or another name.
+        machine: The type of the processor, such as `arm64` or `x86_64`.
+        python: The major and minor version of Python.
+        macos: The version of macOS; empty on other systems.
+        is_translated: Whether Rosetta runs an Intel program on Apple silicon.
+    """
+
+    system: str
+    machine: str
+    python: tuple[int, int]
+    macos: str = ""
+    is_translated: bool = False
+
+
+def current_host() -> Host:
+    """Describes the running system."""
+    system = platform.system()
+    return Host(
+        system=system,
+        machine=platform.machine(),
+        python=sys.version_info[:2],
+        macos=platform.mac_ver()[0],
+        is_translated=system == "Darwin" and _runs_under_rosetta(),
+    )
+
+
+def host_problems(host: Host) -> list[str]:
+    """The problems that keep MLX from running on a host, each with the way out."""
+    found = []
+    if host.python < OLDEST_PYTHON:
+        wanted, got = (".".join(map(str, v)) for v in (OLDEST_PYTHON, host.python))
+        found.append(f"Python {wanted} or newer is needed but this is {got}.")
+    if host.is_translated:
+        found.append(
+            "This Python is an Intel program that Rosetta translates. Install an arm64 Python, "
+            "make a new virtual environment with it, and install again."
+        )
+    elif host.system == "Darwin" and host.machine != "arm64":
+        found.append("MLX needs a Mac with Apple silicon; this one has an Intel processor.")
+    if host.macos and int(host.macos.split(".")[0]) < OLDEST_MACOS:
+        found.append(f"MLX needs macOS {OLDEST_MACOS} or newer but this is {host.macos}.")
+    if host.system == "Linux" and host.machine not in ("x86_64", "aarch64"):
+        found.append(f"MLX has no packages for Linux on {host.machine}; build it from source.")
+    if host.system not in ("Darwin", "Linux"):
+        found.append(f"{host.system} is not supported: use macOS, or Linux.")
+    return found
+
+
+def _runs_under_rosetta() -> bool:
+    answer = subprocess.run(
+        ["sysctl", "-in", "sysctl.proc_translated"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() == "1"

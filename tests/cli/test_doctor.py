@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree import __version__, native
-from mlx_mmfree.cli import main
-from mlx_mmfree.cli.doctor import examine
+from mlx_mmfree.cli import doctor, main
+from mlx_mmfree.cli.doctor import Host, examine, host_problems
 from mlx_mmfree.cli.parts.terminal import TaskBars
 from mlx_mmfree.native import loader
 from mlx_mmfree.ops import kernel_times
@@ -20,7 +20,7 @@ from mlx_mmfree.ops.backend import choice, self_check
 from mlx_mmfree.ops.backend.dispatch import operations
 from mlx_mmfree.ops.inspection import fallback_texts, kernel_texts
 from mlx_mmfree.ops.kernel_times import KernelTime
-from mlx_mmfree.platform import blas, host, memory_reader
+from mlx_mmfree.platform import blas, memory_reader
 
 on_cpu = pytest.mark.skipif(
     mx.default_device() != mx.Device(mx.cpu), reason="the default device is not the CPU"
@@ -145,8 +145,8 @@ def test_slow_blas_and_an_unfit_host_are_problems(
 ) -> None:
     slow = blas.Binding((), "scipy-openblas32 does not load (gone)", is_needed=True)
     monkeypatch.setattr(blas, "bind", lambda: slow)
-    old = host.Host("Darwin", "arm64", (3, 11), "13.6")
-    monkeypatch.setattr(host, "current_host", lambda: old)
+    old = Host("Darwin", "arm64", (3, 11), "13.6")
+    monkeypatch.setattr(doctor, "current_host", lambda: old)
     problems = report(capsys)["problems"]
     assert problems[0] == "MLX needs macOS 14 or newer but this is 13.6."
     assert (
@@ -249,3 +249,25 @@ def test_kernels_are_not_written_among_other_files(
     assert main(["doctor", "--dump-kernels", str(tmp_path)]) == 2
     assert "'--dump-kernels' must be a new or empty folder" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+def test_running_host_has_no_problems() -> None:
+    assert host_problems(doctor.current_host()) == []
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        (Host("Darwin", "arm64", (3, 14), macos="15.1"), None),
+        (Host("Darwin", "arm64", (3, 11), macos="13.6.1"), "macOS 14 or newer but this is 13.6.1"),
+        (Host("Darwin", "x86_64", (3, 12), "14.0", is_translated=True), "arm64 Python"),
+        (Host("Darwin", "x86_64", (3, 12), macos="14.0"), "Intel processor"),
+        (Host("Linux", "aarch64", (3, 9)), "Python 3.11 or newer is needed but this is 3.9"),
+        (Host("Linux", "riscv64", (3, 13)), "riscv64"),
+        (Host("Windows", "AMD64", (3, 13)), "Windows is not supported"),
+    ],
+)
+def test_problems(described: Host, expected: str | None) -> None:
+    found = host_problems(described)
+    assert len(found) == (expected is not None)
+    assert expected is None or expected in found[0]

@@ -1,4 +1,4 @@
-"""Device, memory, thread and system facts."""
+"""Device, memory and thread facts."""
 
 import os
 import sys
@@ -7,8 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.platform import control_group, device, host, threads
-from mlx_mmfree.platform.host import Host
+from mlx_mmfree.platform import control_group, device, threads
 
 GIB = 2**30
 
@@ -120,25 +119,3 @@ def test_available_memory(version_2: tuple[Path, Path], tmp_path: Path) -> None:
     write(tmp_path / "small", memory__max="5000", memory__current="1000")
     assert device.available_memory_bytes(memory_info, tmp_path / "small") == 4000
     assert device.available_memory_bytes(tmp_path / "missing") is None
-
-
-def test_running_host_has_no_problems() -> None:
-    assert host.problems() == []
-
-
-@pytest.mark.parametrize(
-    ("described", "expected"),
-    [
-        (Host("Darwin", "arm64", (3, 14), macos="15.1"), None),
-        (Host("Darwin", "arm64", (3, 11), macos="13.6.1"), "macOS 14 or newer but this is 13.6.1"),
-        (Host("Darwin", "x86_64", (3, 12), "14.0", is_translated=True), "arm64 Python"),
-        (Host("Darwin", "x86_64", (3, 12), macos="14.0"), "Intel processor"),
-        (Host("Linux", "aarch64", (3, 9)), "Python 3.11 or newer is needed but this is 3.9"),
-        (Host("Linux", "riscv64", (3, 13)), "riscv64"),
-        (Host("Windows", "AMD64", (3, 13)), "Windows is not supported"),
-    ],
-)
-def test_problems(described: Host, expected: str | None) -> None:
-    found = host.problems(described)
-    assert len(found) == (expected is not None)
-    assert expected is None or expected in found[0]

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
-from ..platform.confinement import Branch, ConfinedProcess, LimitError, TimeLimitError
+from ..platform.confinement.process import Branch, ConfinedProcess, LimitError, TimeLimitError
 from .answers import token_bytes
 from .errors import RequestError
 from .tools import CallForm

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..errors import CheckpointError, MMFreeError, UsageError
 from ..files.reading import parse_json
-from ..platform.confinement import ConfinedProcess, LimitError
+from ..platform.confinement.process import ConfinedProcess, LimitError
 from .vocabulary import Before, Shield, SpecialTokens, encode_split
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.reading import parse_json_object
-from ..platform.confinement import ConfinedProcess
+from ..platform.confinement.process import ConfinedProcess
 from .from_gguf import BYTE_LEVEL_PATTERNS
 from .tokenizer_engine import Description, TokenizerEngine
 from .vocabulary import (

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.platform.confinement import (
+from mlx_mmfree.platform.confinement import loop, process
+from mlx_mmfree.platform.confinement.process import (
     Branch,
     ConfinedProcess,
     LimitError,
     TimeLimitError,
-    loop,
-    process,
 )
 from tests.platform import confined_work
 

@@ -19,8 +19,8 @@ import pytest
 
 from mlx_mmfree.hub import Tokenizer, save_model
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.platform.confinement import Branch, process
-from mlx_mmfree.platform.confinement.process import _Running
+from mlx_mmfree.platform.confinement import process
+from mlx_mmfree.platform.confinement.process import Branch, _Running
 from mlx_mmfree.server import grammar
 from mlx_mmfree.server.errors import RequestError
 from mlx_mmfree.server.grammar import Grammar, Grammars, Lanes, json_source

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UsageError
-from mlx_mmfree.platform.confinement import ConfinedProcess
+from mlx_mmfree.platform.confinement.process import ConfinedProcess
 from mlx_mmfree.tokenizer import chat as chat_template
 from mlx_mmfree.tokenizer.chat import ChatTemplate
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import TrainingError, install_extra
 from ...files.reading import check_not_utf16, open_file, parse_json
-from ...platform.confinement import ConfinedProcess, LimitError
+from ...platform.confinement.process import ConfinedProcess, LimitError
 
 OnBytes = Callable[[int], object]
 """Is told how many more bytes of a file, as it lies on the disk, have been read."""

@@ -498,6 +498,11 @@ _NAMES = {
 }
 
 
+def _is_cut_call(item: Mapping[str, Any]) -> bool:
+    """Whether it is a call that ended amid its arguments, which nobody could run."""
+    return item["type"] == "function_call" and item["status"] == "incomplete"
+
+
 def responses(service: Service) -> Endpoint:
     """The endpoint that answers conversations."""
     kept = service.kept
@@ -507,7 +512,7 @@ def responses(service: Service) -> Endpoint:
         if body.previous_response_id is not None:
             for record in reversed(list(kept.chain(body.previous_response_id))):
                 items = [*record["input"], *record["response"]["output"]]
-                before += [checked(Item, item) for item in items]
+                before += [checked(Item, item) for item in items if not _is_cut_call(item)]
         return body.as_chat(before)
 
     def make_answer(body: ResponsesRequest, found: Conversation) -> Answer:

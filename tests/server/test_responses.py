@@ -108,6 +108,13 @@ def test_a_conversation_goes_on_by_its_name(dictated: Dictated) -> None:
     assert third["usage"]["input_tokens"] > 0
 
 
+def test_a_conversation_goes_on_from_an_answer_that_was_cut(dictated: Dictated) -> None:
+    for count in (3, 20, 40):
+        first = ask(dictated, LOOK, tools=TOOLS, max_output_tokens=count)
+        assert first["status"] == "incomplete"
+        ask(dictated, SAID + END, input="Go on.", previous_response_id=first["id"], tools=TOOLS)
+
+
 def test_kept_responses_are_shown_and_deleted(dictated: Dictated) -> None:
     client = dictated.client
     items = [

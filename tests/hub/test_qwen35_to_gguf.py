@@ -155,6 +155,16 @@ def test_a_tied_head_is_version_2(tmp_path: Path) -> None:
     assert relative_error(got(tokens)[0], want(tokens)[0]) <= TOLERANCE[mx.float32]
 
 
+def test_heads_of_values_go_there_and_back(tmp_path: Path) -> None:
+    """Of two keys with three values each, the two orders are not each other's inverse."""
+    sizes = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
+    checkpoint = source(tmp_path / "s", **sizes)
+    convert(checkpoint, tmp_path / "m", to="gguf")
+    tokens = mx.array([[1, 5, 9, 2]])
+    want, got = (load_model(each)(tokens)[0] for each in (checkpoint, tmp_path / "m"))
+    assert relative_error(got, want) <= TOLERANCE[mx.float32]
+
+
 def flip_a_code(file: Path, data: bytearray, name: str = "blk.0.ssm_out.weight") -> None:
     _, stored = read_gguf(file)
     data[stored[name].start + 5] ^= 1

@@ -58,8 +58,8 @@ FAULTS = {
     ),
     "gguf: a row is written with the scale of its first group": Fault(
         "hub/conversion/convert.py",
-        "np.repeat(-biases, module",
-        "np.repeat(0 * biases - biases[:, :1], module",
+        "np.repeat(scales, group, axis=1)",
+        "np.repeat(0 * scales + scales[:, :1], group, axis=1)",
         ("hub/test_gguf_q2_0.py",),
     ),
     "gguf: the last sign of a byte is the first": Fault(
@@ -728,6 +728,48 @@ FAULTS = {
         "    model.embed_scale = math.sqrt(config.hidden_size)\n",
         "",
         ("goldens/test_embeddings.py",),
+    ),
+    "qwen: rates have the wrong sign in GGUF": Fault(
+        "models/qwen3_5_text.py",
+        "return -mx.exp(logs.astype(mx.float32))",
+        "return mx.exp(logs.astype(mx.float32))",
+        ("hub/test_qwen35_to_gguf.py",),
+    ),
+    "qwen: heads of values are sorted the other way in GGUF": Fault(
+        "hub/conversion/convert.py",
+        "np.take(numbers, np.argsort(places), axis)",
+        "np.take(numbers, places, axis)",
+        ("hub/test_qwen35_to_gguf.py",),
+    ),
+    "qwen: inputs that are rotated are sorted too": Fault(
+        "hub/conversion/convert.py",
+        "if found is None or (found[0] == 1 and path in self._rotated):",
+        "if found is None:",
+        ("hub/test_qwen35_to_gguf.py",),
+    ),
+    "qwen: a rotated head that is the embedding is no version of its own": Fault(
+        "hub/checkpoint/gguf_rotation.py",
+        '"version": 2 if is_shared else 1,',
+        '"version": 1,',
+        ("hub/test_qwen35_to_gguf.py",),
+    ),
+    "qwen: signs may be any numbers": Fault(
+        "hub/checkpoint/forms/hadamard.py",
+        "wrong = mx.abs(signs) != 1",
+        "wrong = mx.abs(signs) < 0",
+        ("hub/test_rotated.py",),
+    ),
+    "qwen: rows of an embedding are rotated as inputs are": Fault(
+        "layers/rotated.py",
+        'return hadamard(rows, self.block, self["signs"], inverse=True)',
+        'return hadamard(rows, self.block, self["signs"])',
+        ("models/test_planted_faults_of_qwen35.py",),
+    ),
+    "qwen: the end token of a nested description is not read": Fault(
+        "tokenizer/vocabulary.py",
+        'model = {**model["text_config"], **model}',
+        "model = {**model}",
+        ("tokenizer/test_qwen35_chat.py",),
     ),
     "gemma: both kinds of layers rotate by one base": Fault(
         "models/gemma3_text.py",

@@ -367,6 +367,7 @@ def _attended(
             eps=options.norm_eps,
             is_interleaved=options.is_interleaved,
             is_gated=options.is_gated,
+            is_windowed=options.window is not None,
         )
 
     def definition(projected: mx.array, keys: mx.array, values: mx.array, *norms: mx.array) -> Any:
@@ -403,6 +404,7 @@ def _metal_unsupported(
         "pairs": 0 if waves is None else waves.size,
         "is_interleaved": options.is_interleaved,
         "is_gated": options.is_gated,
+        "is_windowed": options.window is not None,
     }
     return self_check.kernel_fault(
         "attention_step",
@@ -426,6 +428,7 @@ def _step_to_check(
     pairs: int,
     is_interleaved: bool,
     is_gated: bool,
+    is_windowed: bool,
 ) -> tuple[Any, ...]:
     # a key head of two query heads, and more slots than SIMD groups, of which the last is free
     batch, used, width = 2, 20, (6 if is_gated else 4) * dims
@@ -435,7 +438,8 @@ def _step_to_check(
     positions = mx.broadcast_to(mx.arange(used), (batch, used))
     scale = None if norm is None else (mx.arange(dims) % 3 + 1.0).astype(norm)
     waves = mx.arange(pairs) + 2.0 if pairs else None
-    options = Options(2, waves, is_interleaved, scale, scale, is_gated=is_gated)
+    window = used if is_windowed else None
+    options = Options(2, waves, is_interleaved, scale, scale, window=window, is_gated=is_gated)
     held = cache.astype(keys), (0.5 * cache).astype(values)
     return token.astype(projected), *held, positions, options
 

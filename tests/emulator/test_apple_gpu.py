@@ -64,6 +64,12 @@ def test_the_product_takes_fewer_than_others(rows: dict[str, Row]) -> None:
     assert max(whole) < rows["MLX's `qmv_fast`, product alone"].loop
 
 
+def test_attention_of_a_token_takes_fewer_than_that_of_mlx(rows: dict[str, Row]) -> None:
+    most = rows["MLX's `sdpa_vector`, with a mask"].loop
+    assert rows["`attention_step`"].loop <= rows["`attention_step`, gated"].loop < most
+    assert rows["`attention_step`, with a window"].loop <= 15
+
+
 def test_all_lies_in_registers_and_in_the_instruction_cache(rows: dict[str, Row]) -> None:
     for name, row in rows.items():
         assert (row.code.stack, row.code.spills) == (0, 0), name

@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from mlx_mmfree.ops import Projection, gated_delta_rule, use_backend
 from mlx_mmfree.ops.activations import Activation
+from mlx_mmfree.ops.attention.metal_step import one_token
 from mlx_mmfree.ops.backend import launch
 from mlx_mmfree.ops.backend.launch import generated_text
 from mlx_mmfree.ops.bit_linear import Options
@@ -98,6 +99,7 @@ def rows() -> Iterator[Row]:
             (per_weight,),
         )
     yield from _of_others()
+    yield from of_attention()
     for name, part, threads, elements in (
         ("`mlgru_step`", "mlgru_step__float16_t_1_0_1_float16_t_", 512, 4),
         ("`mlgru_step`, positions", "mlgru_scan__1_0_0_uint32_t_float16_t_", 512, 1),
@@ -178,12 +180,17 @@ def _bit_linear(
     )
 
 
-def _of_others() -> Iterator[Row]:
-    """The same work in MLX's kernel for products with 2-bit weights, and in mlx-lm's for BitNet."""
+def _text_of_mlx(file: str) -> str:
+    """One of MLX's files of Metal kernels, without comments."""
     found = importlib.util.find_spec("mlx")
     assert found is not None and found.submodule_search_locations
     folder = Path(found.submodule_search_locations[0], "include/mlx/backend/metal/kernels")
-    text = re.sub(r"//[^\n]*", "", (folder / "quantized.h").read_text())
+    return re.sub(r"//[^\n]*", "", (folder / file).read_text())
+
+
+def _of_others() -> Iterator[Row]:
+    """The same work in MLX's kernel for products with 2-bit weights, and in mlx-lm's for BitNet."""
+    text = _text_of_mlx("quantized.h")
     first, fast = text.index("MLX_MTL_CONST int SIMD_SIZE"), text.index("void qmv_fast_impl(")
     shared = text[first : text.rindex("template <", 0, text.index("void qmv_quad_impl("))]
     product = text[text.rindex("template <", 0, fast) :]
@@ -223,6 +230,95 @@ def _of_others() -> Iterator[Row]:
     ]
     loop = code.hot
     yield Row("mlx-lm's BitNet kernel", code, loop.instructions / 16, loop.slots / 16, tuple(whole))
+
+
+_MLX_ATTENTION = """
+[[kernel]] void custom_kernel_sdpa_vector(
+    const device float16_t* queries [[buffer(0)]],
+    const device float16_t* keys [[buffer(1)]],
+    const device float16_t* values [[buffer(2)]],
+    device float16_t* out [[buffer(3)]],
+    const constant int& shared_by [[buffer(4)]],
+    const constant int& count [[buffer(5)]],
+    const constant size_t& head_stride [[buffer(6)]],
+    const constant size_t& stride [[buffer(7)]],
+    const constant float& scale [[buffer(8)]],
+    const device bool* mask [[buffer(9)]],
+    const constant int& mask_stride [[buffer(10)]],
+    uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]],
+    uint3 threadgroups_per_grid [[threadgroups_per_grid]],
+    uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
+    uint thread_index_in_simdgroup [[thread_index_in_simdgroup]]) {
+  threadgroup float outputs[32 * 32];
+  threadgroup float max_scores[32];
+  threadgroup float sum_exp_scores[32];
+  sdpa_vector<float16_t, 128, 128>(queries, keys, values, out, shared_by, count, head_stride, stride,
+      head_stride, stride, scale, mask, queries, mask_stride, mask_stride, mask_stride, queries, count,
+      threadgroup_position_in_grid, threadgroups_per_grid, simdgroup_index_in_threadgroup,
+      thread_index_in_simdgroup, outputs, max_scores, sum_exp_scores);
+}
+"""
+# what MLX's kernel is compiled for: a mask of booleans
+_CONSTANTS = {"has_mask", "bool_mask"}
+
+
+def of_attention() -> Iterator[Row]:
+    """Attention of a decoded token, 128 dims a head, for each number of a key and its value."""
+    dims = 128
+    cache, held = mx.zeros((1, 2, 256, dims), mx.float16), mx.zeros((1, 256), mx.int32)
+    angles, norm = mx.zeros((1, 1, dims // 2)), mx.ones((dims,), mx.float16)
+    for name, is_gated, is_windowed in (
+        ("", False, False),
+        (", gated", True, False),
+        (", with a window", False, True),
+    ):
+        token = mx.zeros((1, 1, (8 * (1 + is_gated) + 4) * dims), mx.float16)
+        with launch.recording() as texts:
+            one_token(
+                token,
+                cache,
+                cache,
+                (mx.zeros((1,), mx.int32), held),
+                (angles, angles),
+                (norm, norm),
+                num_heads=8,
+                eps=1e-6,
+                is_interleaved=False,
+                is_gated=is_gated,
+                is_windowed=is_windowed,
+            )
+        ((kernel, text),) = texts.items()
+        code = apple_gpu.machine_code(kernel, text, (512, 1, 1))
+        yield _of_slots(f"`attention_step`{name}", code, dims)
+    text = _text_of_mlx("sdpa_vector.h")
+    text = text[
+        text.index("constant bool has_mask") : text.index(
+            "template <typename T, int D, int V = D, int TK"
+        )
+    ]
+    for word, name in re.findall(r"constant (bool|int) (\w+) \[\[.*?\]\];", text):
+        value = str(name in _CONSTANTS).lower() if word == "bool" else "1"
+        text = re.sub(
+            rf"constant {word} {name} \[\[.*?\]\];",
+            f"constant constexpr {word} {name} = {value};",
+            text,
+        )
+    text = re.sub(r"\[\[.*?\]\]", "", text.replace("[[kernel]] ", "inline ")).replace(
+        "thread U", "U"
+    )
+    text = re.sub(r"Limits<\w>::finite_min", "-65504.0f", text).replace("fast::exp", "exp")
+    shared = re.findall(r"  threadgroup U (\w+)\[.*\];\n", text)
+    text = re.sub(r"  threadgroup U \w+\[.*\];\n", "", text)
+    own = "".join(f", threadgroup float* {name}" for name in shared)
+    text = text.replace("uint simd_lid )", f"uint simd_lid{own})")
+    code = apple_gpu.machine_code("custom_kernel_sdpa_vector", text + _MLX_ATTENTION, (1024, 1, 1))
+    yield _of_slots("MLX's `sdpa_vector`, with a mask", code, dims)
+
+
+def _of_slots(name: str, code: Code, dims: int) -> Row:
+    """The loop over slots, before which angles are turned, and behind which sums are joined."""
+    loop = code.loops[len(code.loops) // 2]
+    return Row(name, code, loop.instructions / (dims / 32), loop.slots / (dims / 32))
 
 
 def steps_of_the_delta_rule() -> Iterator[tuple[str, float]]:

@@ -207,12 +207,20 @@ def window() -> None:
     check([30], window=7)
 
 
+def unfilled() -> None:
+    check([2, 19], window=7)
+
+
+def other_lanes() -> None:
+    check([33], (1, 1), 96, rotated=90)
+
+
 def one_row() -> None:
     check([33], (1, 1), 64, rotated=64, is_interleaved=True)
 
 
 FAULTS = {
-    "barrier behind the norm": Fault(one_row, SIMD_BARRIER, "", 0),
+    "barrier behind the norm": Fault(other_lanes, SIMD_BARRIER, "", 0),
     "barrier behind the rotation": Fault(step, BARRIER, "", 0),
     "barrier before sums": Fault(step, BARRIER, "", 1),
     "norm of the key for the query": Fault(
@@ -224,8 +232,9 @@ FAULTS = {
     "angles of the first row": Fault(step, "== 1 ? 0 : row * PAIRS", "> 0 ? 0 : row * PAIRS", 0),
     "slot of the first row": Fault(step, "== 1 ? 0 : row]", "> 0 ? 0 : row]", 0),
     "scale": Fault(step, "precise::rsqrt(static_cast<float>(DIMS));", "1.0f;", 0),
-    "own slot from the cache": Fault(window, "place == slot", "false", 0),
-    "free slots are seen": Fault(step, "< 0) continue", "< -1) continue", 0),
+    "own slot from the cache": Fault(window, "place != slot &&", "", 0),
+    "tokens behind the last are seen": Fault(step, "min(count, slot)", "count", 0),
+    "free slots are seen": Fault(unfilled, "seen[place] >= 0", "seen[place] >= -1", 0),
     "key of another head": Fault(
         step, "row * groups + key_head) * room", "row * groups) * room", 0
     ),

@@ -55,14 +55,14 @@ _kernel = mx.fast.metal_kernel(
         float squares = 0;
         #pragma clang loop unroll(full)
         for (int n = 0; n < EACH; n++) {
-            const float number = static_cast<float>(own[lane + 32 * n]);
+            const float number = static_cast<float>(own[lane * EACH + n]);
             squares += number * number;
         }
         const float factor = NORMED
             ? precise::rsqrt(simd_sum(squares) / static_cast<float>(DIMS) + eps) : 1.0f;
         #pragma clang loop unroll(full)
         for (int n = 0; n < EACH; n++) {
-            const int dim = lane + 32 * n;
+            const int dim = lane * EACH + n;
             float number = static_cast<float>(own[dim]);
             if (NORMED) {
                 number *= factor * static_cast<float>(group == 0 ? query_norm[dim] : key_norm[dim]);
@@ -82,7 +82,7 @@ _kernel = mx.fast.metal_kernel(
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const size_t cache = (row * groups + key_head) * room * DIMS + lane;
+    const size_t cache = (row * groups + key_head) * room * DIMS + lane * EACH;
     const int slot = slots[slots_shape[0] == 1 ? 0 : row];
     float query[EACH];
     float own_key[EACH];
@@ -90,7 +90,7 @@ _kernel = mx.fast.metal_kernel(
     float sum[EACH] = {};
     #pragma clang loop unroll(full)
     for (int n = 0; n < EACH; n++) {
-        const int dim = lane + 32 * n;
+        const int dim = lane * EACH + n;
         query[n] = turned[dim] * precise::rsqrt(static_cast<float>(DIMS));
         // as the cache holds them
         const C key = static_cast<C>(turned[DIMS + dim]);
@@ -103,25 +103,39 @@ _kernel = mx.fast.metal_kernel(
         }
     }
     float most = -INFINITY, total = 0;
-    for (int place = group; place < count; place += SIMD_GROUPS) {
-        const bool is_own = place == slot;
-        if (!is_own && held[row * count + place] < 0) continue;
-        const auto key = keys + cache + static_cast<size_t>(place) * DIMS;
-        const auto value = values + cache + static_cast<size_t>(place) * DIMS;
-        float score = 0;
+    if (group == 0) {
+        // the token itself
+        most = 0;
         #pragma clang loop unroll(full)
         for (int n = 0; n < EACH; n++) {
-            score += query[n] * (is_own ? own_key[n] : static_cast<float>(key[32 * n]));
+            most += query[n] * own_key[n];
+            sum[n] = own_value[n];
         }
-        score = simd_sum(score);
-        const float more = max(most, score);
-        const float kept = precise::exp(most - more), weight = precise::exp(score - more);
-        most = more;
-        total = total * kept + weight;
-        #pragma clang loop unroll(full)
-        for (int n = 0; n < EACH; n++) {
-            const float read = is_own ? own_value[n] : static_cast<float>(value[32 * n]);
-            sum[n] = sum[n] * kept + weight * read;
+        most = simd_sum(most);
+        total = 1;
+    }
+    const auto seen = held + row * count;
+    // without a window, all tokens lie before this one
+    const int end = WINDOWED ? count : min(count, slot);
+    const auto own_keys = keys + cache;
+    const auto own_values = values + cache;
+    for (int place = group; place < end; place += SIMD_GROUPS) {
+        // numbers of 32 bits are enough from here
+        const auto key = own_keys + static_cast<uint>(place * DIMS);
+        const auto value = own_values + static_cast<uint>(place * DIMS);
+        if (!WINDOWED || (place != slot && seen[place] >= 0)) {
+            float score = 0;
+            #pragma clang loop unroll(full)
+            for (int n = 0; n < EACH; n++) score += query[n] * static_cast<float>(key[n]);
+            score = simd_sum(score);
+            const float more = max(most, score);
+            const float kept = precise::exp(most - more), weight = precise::exp(score - more);
+            most = more;
+            total = total * kept + weight;
+            #pragma clang loop unroll(full)
+            for (int n = 0; n < EACH; n++) {
+                sum[n] = sum[n] * kept + weight * static_cast<float>(value[n]);
+            }
         }
     }
     if (lane == 0) {
@@ -129,7 +143,7 @@ _kernel = mx.fast.metal_kernel(
         totals[group] = total;
     }
     #pragma clang loop unroll(full)
-    for (int n = 0; n < EACH; n++) sums[group * DIMS + lane + 32 * n] = sum[n];
+    for (int n = 0; n < EACH; n++) sums[group * DIMS + lane * EACH + n] = sum[n];
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float top = largest[0], all = 0;
     for (int g = 1; g < SIMD_GROUPS; g++) top = max(top, largest[g]);
@@ -159,6 +173,7 @@ def one_token(
     eps: float,
     is_interleaved: bool,
     is_gated: bool,
+    is_windowed: bool,
 ) -> list[mx.array]:
     """The result of a token, and its key and value as the cache holds them.
 
@@ -172,6 +187,7 @@ def one_token(
         eps: Epsilon of both norms.
         is_interleaved: Whether rotated pairs are neighbours.
         is_gated: Whether there are gates.
+        is_windowed: Whether slots are taken again, so that the token's may lie among those of others.
 
     Returns:
         `(B, 1, H K)`, and `(B, G, 1, K)` twice.
@@ -195,6 +211,7 @@ def one_token(
             ("NORMED", bool(norms)),
             ("INTERLEAVED", is_interleaved),
             ("GATED", is_gated),
+            ("WINDOWED", is_windowed),
             ("SIMD_GROUPS", _SIMD_GROUPS),
         ],
         grid=(threads * num_heads, batch, 1),

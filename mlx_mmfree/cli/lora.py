@@ -182,13 +182,18 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
 
 
 def _prepare(model: "Decoder", settings: FineTuneSettings) -> None:
+    from mlx.utils import tree_flatten
+
     from ..training.fine_tune import prepare, trained_parameters
 
     names = prepare(model, settings)
     trained, total = trained_parameters(model)
+    plural = "" if len(names) == 1 else "s"
+    of_layers = "" if settings.is_full else f" of {len(names)} layer{plural}"
     print(
-        f"Training {trained:,} of {total:,} parameters ({trained / total:.3%}) in {len(names)} "
-        f"{'tensors' if settings.is_full else 'layers'}: {settings.fine_tune_type}."
+        f"Training {trained:,} of {total:,} parameters ({trained / total:.3%}) in "
+        f"{len(tree_flatten(model.trainable_parameters())):,} tensors{of_layers}: "
+        f"{settings.fine_tune_type}."
     )
     if settings.is_full and (note := precision_note(settings.dtype or "float32")):
         print(note)

@@ -281,13 +281,21 @@ def add_adapters(
 
     Returns:
         The names of the adapted layers.
+
+    Raises:
+        ValueError: There are none, so that nothing would be trained.
     """
-    model.freeze()
     layers = {
         name: adapted(module, kind, rank=rank, scale=scale, dropout=dropout)
         for name, module in model.named_modules()
         if can_adapt(module) and is_adapted(name, module)
     }
+    if not layers:
+        raise ValueError(
+            "[LoRA] 'is_adapted' must choose at least one layer that can have an adapter but chose "
+            "none, so that nothing would be trained."
+        )
+    model.freeze()
     model.update_modules(tree_unflatten(list(layers.items())))
     return list(layers)
 

@@ -412,6 +412,7 @@ ARCHITECTURE = Architecture(
     is_ternarizable=True,
     mlx_lm=_needs_mlx_lm_file,
     name_in_mlx_lm="qwen3_5",
+    within_mlx_lm="language_model.",
     transformers=_why_not_in_transformers,
     gguf={"qwen35": _GGUF},
     gguf_name=_gguf_name,

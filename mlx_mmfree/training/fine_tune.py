@@ -54,8 +54,8 @@ def adapt_layers(
         model: The model, which is changed in place.
         kind: `"lora"` or `"dora"`.
         num_layers: Number of layers that take part, counted from the last; -1 takes all.
-        keys: Patterns (`fnmatch`) of names on the Hub, within a layer or in the whole model; `None`
-            takes all linear layers of the blocks.
+        keys: Patterns (`fnmatch`) of names on the Hub, within a layer or in the whole model, or ends
+            of names such as `q_proj`; `None` takes all linear layers of the blocks.
         rank, scale, dropout: As for `LoRALinear`.
 
     Returns:
@@ -143,7 +143,7 @@ def _chosen(
         place = names.in_layer(hub_name)
         label = hub_name if place is None else place[1]
         known.add(label)
-        fitting = [key for key in keys or () if any(fnmatchcase(n, key) for n in (label, hub_name))]
+        fitting = [key for key in keys or () if _is_named(key, hub_name, label)]
         used.update(fitting)
         is_late = place is None or numbers[place[0]] >= first
         if is_late and (fitting or (keys is None and place is not None)):
@@ -159,6 +159,11 @@ def _chosen(
             f"trained. The model has {', '.join(sorted(known)) or 'no such layer'}."
         )
     return chosen
+
+
+def _is_named(key: str, hub_name: str, label: str) -> bool:
+    """Whether a key names a layer: a pattern of its whole name, within a block, or the name's end."""
+    return fnmatchcase(label, key) or fnmatchcase(hub_name, key) or hub_name.endswith(f".{key}")
 
 
 def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:

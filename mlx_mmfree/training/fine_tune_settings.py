@@ -135,8 +135,8 @@ class FineTuneSettings(LongSettings):
     scale: float = setting("Factor of the adapters' output.", 20.0)
     dropout: float = setting("Dropout of the adapters' input.", 0.0, SHARE)
     keys: tuple[str, ...] | None = setting(
-        "Patterns of the names of what is trained, within a layer (self_attn.q_proj) or in the "
-        "model (lm_head). Default: everything in the layers.",
+        "Names or patterns of what is trained: q_proj, self_attn.*, lm_head. Default: everything in "
+        "the layers.",
         None,
         reader=names_in,
     )

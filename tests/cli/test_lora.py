@@ -67,7 +67,7 @@ def test_trains_tests_and_the_adapter_is_read(
     assert main([*flags, *QUICK, "--train", "--test", "--learning-rate", "1e-2"]) == 0
     out = capsys.readouterr().out
     assert "train: 6 samples, " in out and "valid: 2 samples, " in out
-    assert "parameters (" in out and "in 12 layers: lora." in out
+    assert "parameters (" in out and "in 24 tensors of 12 layers: lora." in out
     assert " tokens, peak memory 0." in out
     assert "Validation loss " in out and f"Wrote the adapter to {data.parent / 'run'}." in out
     assert main([*flags, "--test"]) == 0
@@ -250,7 +250,7 @@ def test_yaml_of_mlx_lm_and_flags_that_win(
     file = data.parent / "lora.yaml"
     file.write_text(yaml.safe_dump(values))
     assert main(["-c", str(file), "--iters", "2", "--rank", "2"]) == 0
-    assert "in 1 layers: dora." in capsys.readouterr().out
+    assert "in 3 tensors of 1 layer: dora." in capsys.readouterr().out
     config = json.loads((data.parent / "run/adapter_config.json").read_text())
     assert (config["fine_tune_type"], config["num_layers"]) == ("dora", 1)
     assert config["lora_parameters"]["rank"] == 2

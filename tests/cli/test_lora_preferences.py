@@ -34,7 +34,7 @@ def test_trains_and_tests(
     flags = [*_flags(folder, data), "--train-mode", mode, "-c", str(config)]
     assert main([*flags, *QUICK, "--train", "--test", "--learning-rate", "1e-2"]) == 0
     out = capsys.readouterr().out
-    assert "train: 6 samples, " in out and "in 12 layers: lora." in out
+    assert "train: 6 samples, " in out and "in 24 tensors of 12 layers: lora." in out
     last = out.splitlines()[-1]
     assert last.startswith("Test loss ") and "is preferred in 100.0% of the pairs" in last
     # the adapter alone gives the same figures as right after the training, in batches of the same size

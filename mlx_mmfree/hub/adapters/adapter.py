@@ -21,7 +21,7 @@ from ...layers.lora import (
 )
 from ...layers.matrix import are_same, matrices, parameters
 from ...models import Decoder, TokenModel
-from ...models.parts.architecture import WeightNames, weight_names
+from ...models.parts.architecture import WeightNames, architecture_of, weight_names
 
 _EMBEDDING, _HEAD = "embed", "head"
 
@@ -115,6 +115,19 @@ def adapter_of(model: Decoder) -> Adapter:
     )
 
 
+def by_hub_names(
+    model: Decoder, tensors: Mapping[str, Mapping[str, mx.array]]
+) -> dict[str, Mapping[str, mx.array]]:
+    """The tensors by layer, where another program has the model as a part of a larger one."""
+    names, newer_name = weight_names(model.config), architecture_of(model.config).newer_name
+    return {
+        name
+        if newer_name is None or names.module_to_memory(name)
+        else newer_name(name, tensors): parts
+        for name, parts in tensors.items()
+    }
+
+
 def with_tied_head(
     model: Decoder, tensors: Mapping[str, Mapping[str, mx.array]]
 ) -> dict[str, Mapping[str, mx.array]]:
@@ -137,7 +150,7 @@ def _without_tied_head(
     Raises:
         CheckpointError: The adapter changes one of the two alone, or each of them otherwise.
     """
-    layers = dict(adapter.tensors)
+    layers = by_hub_names(model, adapter.tensors)
     if not _is_tied(model, names):
         return layers
     embedding, head = map(names.module_to_disk, (_EMBEDDING, _HEAD))

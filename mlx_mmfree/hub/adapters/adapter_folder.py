@@ -17,11 +17,12 @@ from ...files.reading import expanded, read_json_object, real_path
 from ...files.tensors import read_arrays
 from ...files.writing import new_file, writing
 from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
+from ...layers.matrix import stored_layouts
 from ...models import Decoder
-from ...models.parts.architecture import layer_numbers, weight_names
+from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
 from ..remote.download import REPOSITORY_NAME, local_folder
 from . import peft_format
-from .adapter import Adapter, adapter_of, with_tied_head
+from .adapter import Adapter, adapter_of, by_hub_names, with_tied_head
 
 _FILES = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE)
 _WAY_OUT = "Train the adapter again, or fetch it again."
@@ -80,7 +81,8 @@ def write_adapter(
     places = {name: names.in_layer(name) for name in adapter.tensors}
     numbers = layer_numbers(model, names)
     layers = [numbers[place[0]] for place in places.values() if place is not None]
-    keys = {name if place is None else place[1] for name, place in places.items()}
+    within = architecture_of(model.config).within_mlx_lm
+    keys = {within + name if place is None else place[1] for name, place in places.items()}
     first = next(iter(adapter.tensors.values()))
     config = {
         **record,
@@ -94,7 +96,7 @@ def write_adapter(
         },
     }
     flat = {
-        f"{name}.{part}": array
+        f"{within}{name}.{part}": array
         for name, parts in adapter.tensors.items()
         for part, array in parts.items()
     }
@@ -115,7 +117,14 @@ def write_peft_adapter(
         CheckpointError: The model has no adapter, or one that PEFT would read differently.
     """
     adapter, layers = adapter_of(model), adapted_layers(model)
+    experts = _experts(model)
     for name, layer in layers.items():
+        if name in experts:
+            raise CheckpointError(
+                f"[adapter] '{name}' must be one matrix for PEFT's format but holds those of experts, "
+                "whose adapter has a part that all of them share. Keep the adapter in this library's "
+                "format, or leave such layers out by 'keys'."
+            )
         if "norm" in layer.base:
             raise CheckpointError(
                 f"[adapter] '{name}' must have no norm inside for PEFT's format, whose adapters read "
@@ -143,9 +152,18 @@ def write_peft_adapter(
     _write_files(Path(folder), config, PEFT_ADAPTER_FILE, flat)
 
 
+def _experts(model: Decoder) -> set[str]:
+    """The paths of layers that hold the matrices of several experts, which have an axis on disk."""
+    layouts = stored_layouts(model)
+    return {path.removesuffix(".weight") for path, each in layouts.items() if len(each.shape) == 3}
+
+
 def why_not_in_mlx_lm(model: Decoder) -> str | None:
     """Why mlx-lm refuses the adapter that is on a model; `None` if mlx-lm reads it."""
+    experts = _experts(model)
     for name, layer in adapted_layers(model).items():
+        if name in experts:
+            return f"'{name}' has experts, whose adapters share a part here and none there"
         if layer.kind != "dora":
             continue
         matrix = layer.matrix
@@ -177,7 +195,7 @@ def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
         CheckpointError: The file cannot be read, holds NaN or infinity, or holds an adapter of other
             layers or shapes.
     """
-    given = _grouped(read_arrays(real_path(file)))
+    given = by_hub_names(model, _grouped(read_arrays(real_path(file))))
     _check_finite(given)
     wanted = adapter_of(model).tensors
     names = weight_names(model.config)

@@ -159,6 +159,7 @@ class Architecture:
         mlx_lm: From a description and the input dims of its ternary linears, whether mlx-lm needs a file
             of this library to run the model: not where it knows the architecture; `None`: it cannot.
         name_in_mlx_lm: The `model_type` under which mlx-lm knows it, where that is another.
+        within_mlx_lm: What names of modules begin with in mlx-lm, where its model is a part of another.
         transformers: From a description, why transformers does not run the model, `None` if it does.
             Left out: it has no such architecture.
         as_in_transformers: The same model in the terms of transformers, a description.
@@ -195,6 +196,7 @@ class Architecture:
     needs_range: bool = False
     mlx_lm: Callable[[Any, Sequence[int]], bool | None] = _unknown
     name_in_mlx_lm: str = ""
+    within_mlx_lm: str = ""
     transformers: Callable[[Any], str | None] | None = None
     as_in_transformers: Callable[[Any], Any] = _itself
     gguf: Mapping[str, GGUFForm] = field(default_factory=dict)

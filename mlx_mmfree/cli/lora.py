@@ -144,9 +144,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             reference = model if loaded is None else loaded
             data = _referenced(args, data, reference, settings, processes)
             # the training has no use for its memory
-            del companion, reference, loaded
+            del reference
+            loaded = None
+        del companion
         if args.train:
-            _train(args, model, processor, data, settings, teacher, processes)
+            models = {"teacher" if settings.teacher is not None else "reference": loaded}
+            _train(args, model, processor, data, settings, models, processes)
         if args.test and processes.is_first:
             _test(model, adapter, data, settings)
     return 0
@@ -225,7 +228,7 @@ def _train(
     processor: "Tokenizer | ImageProcessor",
     data: "dict[str, Samples[Any]]",
     settings: FineTuneSettings,
-    teacher: "Decoder | None",
+    models: "Mapping[str, Decoder | None]",
     processes: "DataParallel",
 ) -> None:
     from ..training.fine_tune import fine_tune
@@ -241,7 +244,7 @@ def _train(
         processor,
         data,
         settings,
-        teacher=teacher,
+        **models,
         processes=processes,
         callbacks=service_callbacks(
             chosen_services(args.report_to, "lora"),
@@ -263,11 +266,13 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
         f"{progress['step']} steps, learned from {progress['tokens']:,} {unit}, peak memory "
         f"{mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
     )
-    losses = [r["valid_loss"] for r in read_log(folder / "log.jsonl") if "valid_loss" in r]
-    if losses:
+    records = [r for r in read_log(folder / "log.jsonl") if "valid_loss" in r]
+    if records:
+        # of GRPO, the loss is the negative reward
+        name, sign = ("reward", -1) if "valid_reward" in records[0] else ("loss", 1)
         print(
-            f"Validation loss {losses[0]:.4f} before, {progress['best_loss']:.4f} at the best step "
-            f"{progress['best_step']}."
+            f"Validation {name} {records[0][f'valid_{name}']:.4f} before, "
+            f"{sign * progress['best_loss']:.4f} at the best step {progress['best_step']}."
         )
     print(kept_models(folder) if is_full else f"Wrote the adapter to {folder}.")
     if not is_full and (reason := why_not_in_mlx_lm(model)):
@@ -293,6 +298,8 @@ def _test(
             f"Test loss {loss:.4f}; the chosen answer is preferred in {figures['accuracy']:.1%} of the "
             f"pairs, with a mean margin of {figures['margin']:.4f}."
         )
+    elif "reward" in figures:
+        print(f"Test reward {figures['reward']:.4f}.")
     elif "accuracy" in figures:
         print(f"Test loss {loss:.4f}; {figures['accuracy']:.1%} of the images are sorted rightly.")
     else:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,7 +13,9 @@ import numpy as np
 from mlx.utils import tree_reduce
 
 from ..errors import TrainingError
+from ..files.reading import expanded
 from ..hub import Tokenizer
+from ..hub.adapters.adapter import frozen_copy
 from ..hub.adapters.adapter_folder import load_adapter_weights
 from ..hub.checkpoint.save import check_apart
 from ..images import ImageProcessor
@@ -24,15 +26,17 @@ from ..models.parts.architecture import layer_numbers, weight_names
 from .batches import Batch, evaluation_batches
 from .data_parallel import DataParallel
 from .fine_tune_data import batch_maker, largest_batch, training_batches
-from .fine_tune_settings import FineTuneSettings
+from .fine_tune_settings import GRPO, FineTuneSettings
+from .grpo import grpo_loss
 from .loop import Trainer
 from .loss import Loss, distillation_loss, next_token_loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import named_optimizer, named_schedule
-from .optimizer_step import checkpoint_blocks
+from .optimizer_step import Batches, checkpoint_blocks
 from .preferences import PairBatch, is_mode, preference_loss, preferences, reference_digest
 from .results import AdapterFiles, Callback, TrainedModel
-from .run_folder import own_run_folder, samples_digest, weights_digest
+from .rollouts import Problems, Rollouts, mean_reward
+from .run_folder import file_digest, own_run_folder, samples_digest, weights_digest
 from .samples import Samples
 from .tasks.corpus import summed_loss
 from .tasks.samples import ImageBatch, ImageTask
@@ -186,10 +190,12 @@ def held_out_figures(
         `loss`, the mean of the learned tokens, of the pairs or of the images, in nats. For images also
         `accuracy`, the share of those that are sorted rightly. For preferences also `accuracy`, the
         share of pairs whose chosen answer has the larger reward, and `margin`, the mean difference of
-        the rewards.
+        the rewards. For problems `reward`, the mean one, of which `loss` is the negative.
     """
     samples.check_some()
     model.eval()
+    if isinstance(samples, Problems):
+        return _reward_figures(model, samples, settings, settings.test_batches)
     batches = evaluation_batches(
         samples.samples,
         settings.batch_size,
@@ -217,22 +223,35 @@ def _figures(
     }
 
 
+def _reward_figures(
+    model: Decoder, problems: Problems, settings: FineTuneSettings, most_batches: int
+) -> dict[str, float]:
+    reward = mean_reward(model, problems, settings, most_batches)
+    return {"loss": -reward, "reward": reward}
+
+
 def validation(
     data: Mapping[str, Samples[Any]], settings: FineTuneSettings
 ) -> Callable[[Decoder], dict[str, float]] | None:
     """Maps a model to its figures on the validation samples, if there are any."""
     if "valid" not in data:
         return None
-    batches = evaluation_batches(
-        data["valid"].samples,
-        settings.batch_size,
-        settings.val_batches,
-        settings.seed,
-        batch_maker(data["valid"], settings),
-    )
+    samples, most = data["valid"], settings.val_batches
+    batches = []
+    if not isinstance(samples, Problems):
+        batches = evaluation_batches(
+            samples.samples,
+            settings.batch_size,
+            most,
+            settings.seed,
+            batch_maker(samples, settings),
+        )
 
     def validate(model: Decoder) -> dict[str, float]:
-        figures = _figures(model, batches, settings)
+        if isinstance(samples, Problems):
+            figures = _reward_figures(model, samples, settings, most)
+        else:
+            figures = _figures(model, batches, settings)
         return {f"valid_{name}": figure for name, figure in figures.items()}
 
     return validate
@@ -286,6 +305,7 @@ def fine_tune(
     settings: FineTuneSettings,
     *,
     teacher: Decoder | None = None,
+    reference: Decoder | None = None,
     processes: DataParallel | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
@@ -304,6 +324,7 @@ def fine_tune(
         data: The samples, from `read_data`; for DPO, with what `reference.with_reference` adds.
         settings: The run.
         teacher: A model whose predictions the loss compares too. Validation does not.
+        reference: Of GRPO, the model that the divergence is measured from; `None`: the model as it is.
         processes: The processes that train together, each on its share of the rows of a batch; `None`
             takes all that `mlx.launch` started, or this one alone.
         callbacks: As for `Trainer`.
@@ -327,7 +348,17 @@ def fine_tune(
         )
     processes = DataParallel() if processes is None else processes
     with own_run_folder(folder, is_first=processes.is_first):
-        batches = training_batches(data["train"], settings, processes.share(settings.batch_size))
+        share = processes.share(settings.batch_size)
+        rollouts = None
+        batches: Batches
+        if isinstance(data["train"], Problems):
+            if reference is None and settings.uses_reference:
+                reference = frozen_copy(model)
+                reference.eval()
+            rollouts = Rollouts(model, data["train"], settings, share, reference)
+            batches = cast(Batches, rollouts)
+        else:
+            batches = training_batches(data["train"], settings, share)
         if settings.grad_checkpoint:
             checkpoint_blocks(model)
         has_validation = "valid" in data
@@ -343,6 +374,8 @@ def fine_tune(
         }
         if settings.train_mode == "dpo":
             record["reference"] = reference_digest(data)
+        if rollouts is not None:
+            record |= _reward_record(settings, reference)
         progress = Trainer(
             model,
             settings.loop(record),
@@ -352,11 +385,21 @@ def fine_tune(
             validation(data, settings),
             loss=_loss(model, settings, teacher),
             processes=processes,
-            callbacks=[result, *callbacks],
+            callbacks=[result, *([] if rollouts is None else [rollouts]), *callbacks],
+            figures=None if rollouts is None else rollouts.figures,
         ).train()
         if processes.is_first:
             result.finish()
         return progress
+
+
+def _reward_record(settings: FineTuneSettings, reference: Decoder | None) -> dict[str, Any]:
+    """What else decides the course of a run that learns from rewards."""
+    file = settings.reward_functions_file
+    return {
+        "reward_file": None if file is None else file_digest(expanded(file)),
+        "reference": None if reference is None else weights_digest(reference),
+    }
 
 
 def plan_fine_tune(
@@ -405,6 +448,8 @@ def _loss(model: Any, settings: FineTuneSettings, teacher: Decoder | None) -> Lo
     mode = settings.train_mode
     if isinstance(model, ImageClassifier):
         return summed_loss(ImageTask)
+    if mode == GRPO:
+        return grpo_loss(**settings.group_loss_options)
     if not is_mode(mode):
         return next_token_loss
     return preference_loss(mode, **settings.preference_options)

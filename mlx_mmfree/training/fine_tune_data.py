@@ -11,9 +11,10 @@ from ..hub.remote.download import dataset_folder
 from ..images import ImageProcessor
 from ..models import ImageClassifier
 from .batches import Batch, SampleBatches, padded_batch
-from .fine_tune_settings import FineTuneSettings
+from .fine_tune_settings import GRPO, FineTuneSettings
 from .image_sets import LabelledImage, digest_of, read_images
 from .preferences import pair_batch, read_pairs
+from .rollouts import Problems, largest_group_batch, read_problems, rewards_of
 from .samples import SPLITS, Samples, find_splits, read_samples
 from .tasks.samples import ImageBatch, image_batch
 
@@ -98,13 +99,17 @@ def read_data(
     """
     if isinstance(processor, ImageProcessor):
         return read_image_samples(Path(settings.data), model, processor, settings)
+    vocab_size = None if model is None else model.vocab_size
     options: dict[str, Any] = {
         "max_length": settings.max_seq_length,
         "features": settings.features,
-        "vocab_size": None if model is None else model.vocab_size,
+        "vocab_size": vocab_size,
     }
     read: Callable[..., Samples[Any]] = read_pairs
-    if not settings.learns_preferences:
+    if settings.train_mode == GRPO:
+        read = read_problems
+        options = {"settings": settings, "rewards": rewards_of(settings), "vocab_size": vocab_size}
+    elif not settings.learns_preferences:
         read, options["mask_prompt"] = read_samples, settings.mask_prompt
     found = {}
     for name, file in find_splits(dataset_folder(settings.data)).items():
@@ -140,6 +145,8 @@ def largest_batch(
     samples: Samples[Any], settings: FineTuneSettings, share: tuple[int, int]
 ) -> Batch:
     """A batch of this process that is as large as the largest of the run."""
+    if isinstance(samples, Problems):
+        return largest_group_batch(samples, settings, share)
     batches = training_batches(samples, settings, share)
     if settings.pack:
         return batches(0)[0]

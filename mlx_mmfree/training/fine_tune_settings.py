@@ -8,9 +8,10 @@ from typing import Any, ClassVar, get_args
 import mlx.core as mx
 
 from ..errors import TrainingError
+from .grpo import GRPOLoss
 from .optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
 from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
-from .preferences import LossType, TrainMode
+from .preferences import LossType, TrainMode, is_mode
 from .run_settings import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -18,6 +19,8 @@ from .run_settings import (
     LongSettings,
     LoopSettings,
     Rule,
+    checked,
+    listed,
     named_mapping,
     names_in,
     setting,
@@ -25,11 +28,16 @@ from .run_settings import (
 from .samples import Features
 
 KINDS = ("lora", "dora", "full")
-TRAIN_MODES = ("sft", *get_args(TrainMode))
+GRPO = "grpo"
+TRAIN_MODES = ("sft", *get_args(TrainMode), GRPO)
 LOSS_TYPES = get_args(LossType)
 
 _AT_LEAST_2 = Rule("at least 2", lambda value: value >= 2)
 _MANY_OR_ALL = Rule("positive, or -1 for all,", lambda value: value == -1 or value > 0)
+
+
+def _numbers(name: str, value: Any) -> tuple[float, ...]:
+    return tuple(checked(name, entry, float) for entry in listed(value, name))
 
 
 def _options(name: str, value: Any) -> dict[str, Any]:
@@ -69,30 +77,99 @@ class FineTuneSettings(LongSettings):
         Rule.one_of(*KINDS),
     )
     train_mode: str = setting(
-        "What is learned: the samples themselves with sft, or with dpo and orpo to prefer the "
-        "chosen to the rejected answers of pairs.",
+        "What is learned: the samples themselves with sft; with dpo and orpo to prefer the chosen to "
+        "the rejected answers of pairs; with grpo to answer prompts so that rewards rise.",
         "sft",
         Rule.one_of(*TRAIN_MODES),
         of_preferences=True,
     )
     beta: float = setting(
         "With dpo, how closely the model stays to the reference; with orpo, the weight of the odds "
-        "ratio.",
+        "ratio; with grpo, that of the divergence from the reference, 0 for none.",
         0.1,
-        POSITIVE,
+        NOT_NEGATIVE,
         of_preferences=True,
-        modes=("dpo", "orpo"),
+        modes=("dpo", "orpo", GRPO),
     )
     loss_type: str = setting(
         "The loss of dpo.", "sigmoid", Rule.one_of(*LOSS_TYPES), of_preferences=True, modes=("dpo",)
     )
     reference_model_path: str | None = setting(
-        "Folder or Hub repository of the reference model of dpo. Default: the model as it is when "
-        "the run begins.",
+        "Folder or Hub repository of the reference model of dpo or grpo. Default: the model as it is "
+        "when the run begins.",
         None,
         counts=False,
         holds="model",
-        modes=("dpo",),
+        modes=("dpo", GRPO),
+    )
+    num_generations: int = setting(
+        "With grpo, the answers of a group: those to one prompt, which are compared.",
+        8,
+        _AT_LEAST_2,
+        also=("group_size",),
+        modes=(GRPO,),
+    )
+    max_completion_length: int = setting(
+        "With grpo, the most tokens of an answer.", 256, POSITIVE, modes=(GRPO,)
+    )
+    temperature: float = setting(
+        "With grpo, that of the answers and of their probabilities.", 1.0, POSITIVE, modes=(GRPO,)
+    )
+    num_iterations: int = setting(
+        "With grpo, the optimizer steps that learn from one set of answers.",
+        1,
+        POSITIVE,
+        modes=(GRPO,),
+    )
+    epsilon: float = setting(
+        "With grpo, how far the ratio of probabilities counts below 1.",
+        0.2,
+        POSITIVE,
+        modes=(GRPO,),
+    )
+    epsilon_high: float | None = setting(
+        "With grpo, how far it counts above 1. Default: as far as below.",
+        None,
+        POSITIVE,
+        modes=(GRPO,),
+    )
+    grpo_loss_type: str = setting(
+        "With grpo, what tokens are averaged over: each answer (grpo), the batch (bnpo), or "
+        "max_completion_length (dr_grpo).",
+        "grpo",
+        Rule.one_of(*get_args(GRPOLoss)),
+        modes=(GRPO,),
+    )
+    scale_rewards: str = setting(
+        "With grpo, whether rewards are divided by their deviation in the group, or by none.",
+        "group",
+        Rule.one_of("group", "none"),
+        modes=(GRPO,),
+    )
+    reward_functions_file: str | None = setting(
+        "With grpo, a Python file with the functions that give rewards.",
+        None,
+        counts=False,
+        holds="path",
+        modes=(GRPO,),
+    )
+    reward_functions: tuple[str, ...] | None = setting(
+        "With grpo, the functions that give rewards: of the file, or exact_match, number and "
+        "json_schema, which compare with the answer in the data. Default: all of the file, or "
+        "exact_match.",
+        None,
+        reader=names_in,
+        modes=(GRPO,),
+    )
+    reward_weights: tuple[float, ...] | None = setting(
+        "With grpo, the weight of each function. Default: 1.", None, reader=_numbers, modes=(GRPO,)
+    )
+    reward_timeout_s: float = setting(
+        "With grpo, the seconds that a function of the file may take for the answers of a step.",
+        60.0,
+        POSITIVE,
+        counts=False,
+        modes=(GRPO,),
     )
     optimizer: str = setting("Name of the optimizer.", "adam", Rule.one_of(*OPTIMIZERS))
     optimizer_config: Mapping[str, Mapping[str, Any]] = setting(
@@ -169,6 +246,9 @@ class FineTuneSettings(LongSettings):
     rejected_feature: str = setting(
         "Key of the other answer.", "rejected", has_flag=False, of_preferences=True
     )
+    answer_feature: str = setting(
+        "With grpo, the key of the answer in the data.", "answer", has_flag=False, modes=(GRPO,)
+    )
     batch_size: int = 4
     clip_norm: float = 0.0
     steps_per_eval: int = 200
@@ -199,7 +279,8 @@ class FineTuneSettings(LongSettings):
 
     def _check_preferences(self) -> None:
         """Refuses settings of preferences without them, and what does not go with them."""
-        if self.learns_preferences and (self.pack or self.teacher is not None):
+        self.check("beta", self.beta > 0 or self.train_mode == GRPO, "positive")
+        if self.train_mode != "sft" and (self.pack or self.teacher is not None):
             name = "pack" if self.pack else "teacher"
             raise TrainingError(
                 f"[lora] '{name}' must be left out with 'train_mode' {self.train_mode} but was given. "
@@ -208,8 +289,10 @@ class FineTuneSettings(LongSettings):
         for each in self.declared():
             modes = each.metadata.get("modes", (self.train_mode,))
             if self.train_mode not in modes and getattr(self, each.name) != each.default:
+                *others, last = modes
+                named = f"{', '.join(others)} or {last}" if others else last
                 raise TrainingError(
-                    f"[lora] '{each.name}' must come with 'train_mode' {' or '.join(modes)} but got "
+                    f"[lora] '{each.name}' must come with 'train_mode' {named} but got "
                     f"{self.train_mode!r}. Leave it out."
                 )
 
@@ -226,7 +309,30 @@ class FineTuneSettings(LongSettings):
     @property
     def learns_preferences(self) -> bool:
         """Whether the samples are pairs of answers."""
-        return self.train_mode != "sft"
+        return is_mode(self.train_mode)
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the run needs a reference model."""
+        return self.train_mode == "dpo" or (self.train_mode == GRPO and self.beta > 0)
+
+    @property
+    def group_options(self) -> dict[str, Any]:
+        """The options of a batch of groups."""
+        return {
+            "loss_type": self.grpo_loss_type,
+            "max_completion_length": self.max_completion_length,
+        }
+
+    @property
+    def group_loss_options(self) -> dict[str, Any]:
+        """The options of the loss of a batch of groups."""
+        return {
+            "beta": self.beta,
+            "epsilon": self.epsilon,
+            "epsilon_high": self.epsilon_high,
+            "temperature": self.temperature,
+        }
 
     @property
     def preference_options(self) -> dict[str, Any]:
@@ -259,7 +365,9 @@ class FineTuneSettings(LongSettings):
         record = super().record()
         del record["grad_checkpoint"]
         for each in self.declared():
-            if each.metadata.get("of_preferences") and not self.learns_preferences:
+            is_of_others = each.metadata.get("of_preferences") and self.train_mode == "sft"
+            is_of_grpo = each.metadata.get("modes") == (GRPO,) and self.train_mode != GRPO
+            if each.name in record and (is_of_others or is_of_grpo):
                 del record[each.name]
         # the digest of the weights tells the dtypes of a base model apart
         if not self.is_full or self.dtype in (None, "float32"):

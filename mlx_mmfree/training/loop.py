@@ -146,6 +146,7 @@ class Trainer:
         processes: The processes that train together, each on batches of its own; `None` takes all that
             `mlx.launch` started, or this one alone.
         callbacks: Are told of each record, best model and checkpoint.
+        figures: What else the log says of the last step.
 
     Raises:
         TrainingError: The model has no trainable parameters, `quantization_warmup` is given for a model
@@ -164,6 +165,7 @@ class Trainer:
         loss: Loss = next_token_loss,
         processes: DataParallel | None = None,
         callbacks: Sequence[Callback] = (),
+        figures: Callable[[], dict[str, float]] | None = None,
     ):
         if not tree_flatten(model.trainable_parameters()):
             raise TrainingError(
@@ -190,6 +192,7 @@ class Trainer:
             model, settings, optimizer, schedule, batches, loss, self._processes
         )
         self._callbacks = callbacks if self._processes.is_first else ()
+        self._figures = figures
         # before a checkpoint is restored, so that a resumed run compares with the same weights
         self._ternary = TernaryWeights(model)
         self._is_extended = False
@@ -323,6 +326,7 @@ class Trainer:
             "step": progress["step"],
             "tokens": progress["tokens"],
             "loss": sums["loss"] / sums["terms"],
+            **({} if self._figures is None else self._figures()),
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,
             "tokens_per_second": clock.rate(),

@@ -146,13 +146,20 @@ def next_token_loss(model: Decoder, batch: Batch, *, label_smoothing: float = 0.
     return long_sum(token_losses(model, batch, label_smoothing))
 
 
-def token_losses(model: Decoder, batch: Batch, label_smoothing: float = 0.0) -> mx.array:
+def token_losses(
+    model: Decoder, batch: Batch, label_smoothing: float = 0.0, temperature: float = 1.0
+) -> mx.array:
     """The cross-entropy of each learned token, 0 at the other places, in nats, float32 `(B, L)`."""
-    return target_losses(model, batch_hidden(model, batch), batch, label_smoothing)
+    hidden = batch_hidden(model, batch)
+    return target_losses(model, hidden, batch, label_smoothing, temperature)
 
 
 def target_losses(
-    model: TokenModel, hidden: mx.array, batch: Batch, label_smoothing: float = 0.0
+    model: TokenModel,
+    hidden: mx.array,
+    batch: Batch,
+    label_smoothing: float = 0.0,
+    temperature: float = 1.0,
 ) -> mx.array:
     """The cross-entropy of each target of a batch times its weight, in nats, float32 `(B, L)`.
 
@@ -161,10 +168,14 @@ def target_losses(
         hidden: What the head reads for each target, `(B, L, D)`.
         batch: Has the targets and their weights.
         label_smoothing: As of `smoothed_cross_entropy`.
+        temperature: What the logits are divided by.
     """
 
     def loss(hidden: mx.array, targets: mx.array) -> mx.array:
-        return smoothed_cross_entropy(model.logits(hidden), targets, label_smoothing)
+        logits = model.logits(hidden)
+        if temperature != 1:
+            logits = logits.astype(mx.float32) / temperature
+        return smoothed_cross_entropy(logits, targets, label_smoothing)
 
     losses = losses_of_hidden(model, loss, hidden, [mx.array(batch.targets)])
     return losses * mx.array(batch.weights)

@@ -347,7 +347,7 @@ class OptimizerStep:
         for part, batch in enumerate(batches):
             mx.eval(total, gradient)
             # dropout depends only on the position in the run, so that a resumed run repeats it
-            mx.random.seed(_mixed_seed(self._settings.seed, step, part, self._processes.rank))
+            mx.random.seed(mixed_seed(self._settings.seed, step, part, self._processes.rank))
             is_special = step < self._settings.quantization_warmup
             loss, added = self._gradient(batch, is_special=is_special)
             total = total + loss
@@ -440,6 +440,6 @@ def _quantization_warmup(model: TokenModel, step: int, steps: int) -> Iterator[N
         set_quantization_strength(model, 1)
 
 
-def _mixed_seed(*numbers: int) -> int:
+def mixed_seed(*numbers: int) -> int:
     """One 64-bit seed made of several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

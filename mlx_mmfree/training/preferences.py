@@ -138,22 +138,83 @@ def read_pairs(
     return found
 
 
-class _PairEncoder:
+class PromptReader:
+    """Finds the prompt of a line under its usual names.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        features: Other names for the keys.
+    """
+
+    def __init__(self, tokenizer: SampleTokenizer, features: Features):
+        self._prompt = features.prompt
+        self._of_template = OF_TEMPLATE if tokenizer.has_chat_template else ()
+
+    def keys(self, line: Mapping[str, Any]) -> tuple[str, ...]:
+        """The keys that hold the prompt."""
+        if line.get(self._prompt) is not None:
+            return (self._prompt,)
+        # sets of instructions hold an empty input where there is none
+        found = tuple(name for name in PROMPTS if line.get(name))
+        if len(found) > 1 and found != (INSTRUCTION, INPUT):
+            raise LineError(
+                f"it must have one prompt but has {' and '.join(map(repr, found))}. Name its key as "
+                "'prompt_feature'."
+            )
+        return found
+
+    def prompt(self, line: Mapping[str, Any]) -> Any:
+        """The prompt, a text or a list of messages; `None` if there is none."""
+        keys = self.keys(line)
+        if len(keys) > 1:
+            return "\n".join(text_of(line, key) for key in keys)
+        prompt = line[keys[0]] if keys else None
+        if prompt is not None:
+            messages_of(prompt, keys[0], "user")
+        return prompt
+
+    def required(self, line: Mapping[str, Any]) -> str | list[Any]:
+        """The prompt, with the instruction before it; there must be one."""
+        prompt = self.prompt(line)
+        if prompt is None:
+            raise LineError(
+                f"it must have its prompt under '{self._prompt}' or {', '.join(map(repr, PROMPTS))} but "
+                f"has {names_in(line)}. Name its key as 'prompt_feature'."
+            )
+        if isinstance(prompt, str) and not line.get(SYSTEM):
+            return prompt
+        return self.conversation(line, prompt)
+
+    def read(self, line: Mapping[str, Any]) -> set[str]:
+        """The keys that say what is before the answer."""
+        return {*self.keys(line), SYSTEM, *self._of_template}
+
+    def conversation(
+        self, line: Mapping[str, Any], prompt: str | list[Any] | None, shared: Sequence[Any] = ()
+    ) -> list[Any]:
+        """The messages before the answers. What both of these repeat is there once."""
+        begun = [] if prompt is None else messages_of(prompt, self._prompt, "user")
+        system = messages_of(text_of(line, SYSTEM), SYSTEM, SYSTEM) if line.get(SYSTEM) else []
+        common = list(shared)
+        if common[:1] == system:
+            del common[:1]
+        return [*system, *(common if common[: len(begun)] == begun else [*begun, *common])]
+
+
+class _PairEncoder(PromptReader):
     """Maps a line to its two answers."""
 
     def __init__(self, tokenizer: SampleTokenizer, features: Features):
+        super().__init__(tokenizer, features)
         self._encode = SampleEncoder(tokenizer, True, features)
-        self._prompt = features.prompt
         self._answers = (features.chosen, features.rejected)
-        self._of_template = OF_TEMPLATE if tokenizer.has_chat_template else ()
 
     def __call__(self, line: Mapping[str, Any]) -> tuple[Encoded, Encoded]:
         if any(line.get(key) is None for key in self._answers):
             raise LineError(
                 f"it must have '{self._answers[0]}' and '{self._answers[1]}' but has {names_in(line)}."
             )
-        keys = self._prompt_keys(line)
-        prompt = self._prompt_of(line, keys)
+        prompt = self.prompt(line)
         answers = [_answer(line[key]) for key in self._answers]
         are_lists = [isinstance(answer, list) for answer in answers]
         shared = answers[0][: common_length(*answers)] if all(are_lists) else []
@@ -161,7 +222,7 @@ class _PairEncoder:
             self._check_unread(line)
         has_list = all(are_lists) if prompt is None else any(are_lists)
         if isinstance(prompt, list) or has_list or line.get(SYSTEM):
-            begun = self._conversation(line, prompt, shared)
+            begun = self.conversation(line, prompt, shared)
             chosen, rejected = (
                 self._answered(begun, answer[len(shared) :] if shared else answer, line)
                 for answer in answers
@@ -178,8 +239,8 @@ class _PairEncoder:
 
     def unread(self, line: Mapping[str, Any]) -> set[str]:
         """The keys of a line that hold something that is not read."""
-        read = {*self._answers, *self._prompt_keys(line), SYSTEM, *self._of_template}
-        return {name for name, value in line.items() if value is not None} - read
+        given = {name for name, value in line.items() if value is not None}
+        return given - {*self._answers} - self.read(line)
 
     def _check_unread(self, line: Mapping[str, Any]) -> None:
         """Refuses a line without a prompt that holds what may be one under another name."""
@@ -190,39 +251,6 @@ class _PairEncoder:
                 f"in both answers, but has {', '.join(map(repr, unread))[:200]}. Name the key of the "
                 "prompt as 'prompt_feature', or leave the others out."
             )
-
-    def _prompt_keys(self, line: Mapping[str, Any]) -> tuple[str, ...]:
-        """The keys that hold the prompt."""
-        if line.get(self._prompt) is not None:
-            return (self._prompt,)
-        # sets of instructions hold an empty input where there is none
-        found = tuple(name for name in PROMPTS if line.get(name))
-        if len(found) > 1 and found != (INSTRUCTION, INPUT):
-            raise LineError(
-                f"it must have one prompt but has {' and '.join(map(repr, found))}. Name its key as "
-                "'prompt_feature'."
-            )
-        return found
-
-    def _prompt_of(self, line: Mapping[str, Any], keys: Sequence[str]) -> Any:
-        """The prompt, a text or a list of messages; `None` if there is none."""
-        if len(keys) > 1:
-            return "\n".join(text_of(line, key) for key in keys)
-        prompt = line[keys[0]] if keys else None
-        if prompt is not None:
-            messages_of(prompt, keys[0], "user")
-        return prompt
-
-    def _conversation(
-        self, line: Mapping[str, Any], prompt: str | list[Any] | None, shared: Sequence[Any]
-    ) -> list[Any]:
-        """The messages before the answers. What both of these repeat is there once."""
-        begun = [] if prompt is None else messages_of(prompt, self._prompt, "user")
-        system = messages_of(text_of(line, SYSTEM), SYSTEM, SYSTEM) if line.get(SYSTEM) else []
-        common = list(shared)
-        if common[:1] == system:
-            del common[:1]
-        return [*system, *(common if common[: len(begun)] == begun else [*begun, *common])]
 
     def _answered(self, begun: list[Any], answer: Any, line: Mapping[str, Any]) -> Encoded:
         if not isinstance(answer, (str, list)) or not answer:

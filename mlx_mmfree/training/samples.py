@@ -423,6 +423,16 @@ class SampleEncoder:
         # a template may begin an answer otherwise than it writes a last message
         return Encoded(tokens, common_length(tokens, prompt.ids()), lost)
 
+    def unanswered(self, prompt: str | Sequence[Any], line: Mapping[str, Any]) -> Encoded:
+        """A prompt that an answer is to follow, a text or messages."""
+        if isinstance(prompt, str) and not self._tokenizer.has_chat_template:
+            [tokens] = self._tokenizer.encode_parts([prompt], parse_special=True)
+            return Encoded(tokens, len(tokens))
+        messages = [_message("user", prompt)] if isinstance(prompt, str) else prompt
+        chat = self._tokenizer.render_chat(messages, add_generation_prompt=True, **_variables(line))
+        tokens = chat.ids()
+        return Encoded(tokens, len(tokens))
+
     def ended(self, parts: Sequence[str], prompts: int) -> Encoded:
         """The tokens of a text and the one that ends it; the first `prompts` parts are not learned."""
         encoded = self._tokenizer.encode_parts(parts, parse_special=True)

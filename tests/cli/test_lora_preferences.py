@@ -80,3 +80,27 @@ def test_samples_are_no_pairs(folder: Path, data: Path, capsys: pytest.CaptureFi
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "line 1: it must have 'chosen' and 'rejected' but has 'text'" in error
+
+
+def test_rewards_of_a_file(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, file = tmp_path / "problems", tmp_path / "rewards.py"
+    data.mkdir()
+    file.write_text("def score(completions, level):\n    return [len(c) for c in completions]\n")
+    for name in ("train", "valid", "test"):
+        lines = [json.dumps({"question": f"Who is {n}?", "level": n}) for n in range(4)]
+        (data / f"{name}.jsonl").write_text("\n".join(lines))
+    flags = [*_flags(folder, data), *QUICK, "--train-mode", "grpo", "--group-size", "2"]
+    flags += ["--max-completion-length", "4", "--reward-functions-file", str(file)]
+    assert main([*flags, "--reward-weights", "0.5", "--train", "--test"]) == 0
+    out = capsys.readouterr().out
+    assert "train: 4 prompts, " in out and "rewards by score" in out
+    assert "Validation reward " in out and out.splitlines()[-1].startswith("Test reward ")
+    last = out.splitlines()[-1]
+    assert main([*flags, "--reward-weights", "0.5", "--test"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == last
+    file.write_text("def score(completions):\n    return [0 for c in completions][1:]\n")
+    assert main([*flags, "--train", "--output", str(tmp_path / "other")]) == 2
+    error = capsys.readouterr().err
+    assert "'score' must return a finite number for each of" in error

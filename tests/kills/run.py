@@ -89,6 +89,7 @@ def write_files(folder: Path) -> None:
     for number, name in enumerate(("train.txt", "more.txt", "valid.txt")):
         write_corpus(folder / name, number, documents=40 if number < 2 else 8)
     (folder / "tokenizer").symlink_to(TOKENIZER)
+    (folder / "rewards.py").write_text(_REWARD)
     draw = random.Random(5)
     for name, features in _DATA.items():
         (folder / name).mkdir()
@@ -126,10 +127,17 @@ def _write_adapter(folder: Path) -> None:
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
+_REWARD = """
+def short(completions):
+    return [-len(text) for text in completions]
+"""
+
 _DATA = {
     "data": ("prompt", "completion"),
     "renamed": ("question", "answer"),
     "pairs": ("prompt", "chosen", "rejected"),
+    "problems": ("prompt", "answer"),
+    "solved": ("prompt", "solution"),
     "renamed_pairs": ("prompt", "a", "b"),
     "talks": ("talk",),
     "lines": ("line",),

@@ -88,6 +88,9 @@ def write_working_folder(folder: Path) -> None:
                 for n in range(4)
             ]
             (folder / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (folder / "problems").mkdir()
+    lines = [{"prompt": f"What is {n} and 1?", "answer": n + 1} for n in range(4)]
+    (folder / "problems" / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     _write_pets(folder)
     _write_recipes(folder / "examples" / "demo_model", folder / "runs")
 

@@ -153,7 +153,7 @@ def test_another_reference_is_another_run(data: Path, tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"train_mode": "ppo"}, "'train_mode' must be one of sft, dpo, orpo but got 'ppo'"),
+        ({"train_mode": "ppo"}, "'train_mode' must be one of sft, dpo, orpo, grpo but got 'ppo'"),
         (
             {"train_mode": "dpo", "loss_type": "best"},
             "'loss_type' must be one of sigmoid, hinge, ipo",
@@ -165,7 +165,7 @@ def test_another_reference_is_another_run(data: Path, tokenizer: Tokenizer) -> N
             "'teacher' must be left out with 'train_mode' orpo",
         ),
         ({"train_mode": "orpo", "loss_type": "ipo"}, "'loss_type' must come with 'train_mode' dpo"),
-        ({"beta": 0.5}, "'beta' must come with 'train_mode' dpo or orpo but got 'sft'"),
+        ({"beta": 0.5}, "'beta' must come with 'train_mode' dpo, orpo or grpo but got 'sft'"),
         ({"reference_model_path": "x"}, "'reference_model_path' must come with 'train_mode' dpo"),
     ],
 )

@@ -189,6 +189,14 @@ def add_report_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--project-name", help="name of the project at Weights & Biases")
 
 
+_LISTS: dict[str, tuple[str, type]] = {
+    "keys": ("KEY", str),
+    "reward_functions": ("NAME", str),
+    "reward_weights": ("WEIGHT", float),
+}
+"""Settings with several values, with what messages call one of these."""
+
+
 def add_settings_flags(
     parser: ArgumentParser, settings: "type[RunSettings]", without: Collection[str] = ()
 ) -> None:
@@ -206,8 +214,9 @@ def add_settings_flags(
         options: dict[str, Any] = {"help": _help(field.metadata["words"])}
         if field.type is bool:
             options |= {"action": "store_true", "default": None}
-        elif field.name == "keys":
-            options |= {"nargs": "+", "metavar": "KEY"}
+        elif field.name in _LISTS:
+            metavar, kind = _LISTS[field.name]
+            options |= {"nargs": "+", "metavar": metavar, "type": kind}
         elif field.name == "clear_cache_threshold":
             options |= {"type": size_bytes, "metavar": "SIZE"}
         elif field.name == "seed":

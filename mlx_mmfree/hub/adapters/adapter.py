@@ -84,9 +84,14 @@ def with_adapter(model: Decoder, adapter: Adapter) -> Decoder:
     Raises:
         CheckpointError: The adapter does not fit the model.
     """
+    return attach(frozen_copy(model), adapter)
+
+
+def frozen_copy(model: Decoder) -> Decoder:
+    """The model as it is, beside the model itself, with which it shares the weights."""
     arrays = cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
     shared = {id(array): array for _, array in arrays}
-    return attach(deepcopy(model, shared), adapter)
+    return deepcopy(model, shared)
 
 
 def adapter_of(model: Decoder) -> Adapter:

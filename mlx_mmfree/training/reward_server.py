@@ -1,0 +1,79 @@
+"""Runs a user's file of reward functions, in a process that the run ends when it lasts too long.
+
+The file is the user's own code, so that it may do what the user may. What it prints goes to stderr.
+"""
+
+import inspect
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from ..platform.confinement.frames import receive, send
+
+MOST_BYTES = 2**30
+_COMPLETIONS = "completions"
+_MOST_WORDS = 300
+
+Reward = Callable[..., Any]
+
+
+def main(file: str) -> None:
+    """Answers requests on standard input's socket: with the names of functions, then with rewards."""
+    connection = socket.socket(fileno=os.dup(0))
+    # what the file prints is no answer
+    os.dup2(2, 1)
+    functions: dict[str, Reward] = {}
+    with suppress(EOFError, OSError):
+        send(connection, _answered(file, _load, file, functions))
+        while True:
+            request = json.loads(receive(connection, MOST_BYTES))
+            function = functions[request["function"]]
+            send(connection, _answered(file, _rewards, function, request["values"]))
+
+
+def _answered(file: str, act: Callable[..., Any], *arguments: Any) -> bytes:
+    """What something gives, or why it failed, as JSON."""
+    try:
+        return json.dumps({"answer": act(*arguments)}).encode()
+    except BaseException as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        words = " ".join(str(error).split())[:_MOST_WORDS]
+        place = f" in line {lines[-1]}" if lines else ""
+        return json.dumps({"failure": f"raised {type(error).__name__}{place}: {words}"}).encode()
+
+
+def _load(file: str, functions: dict[str, Reward]) -> list[str]:
+    """Runs the file, and finds its functions of completions whose names do not begin with `_`."""
+    path = Path(file)
+    sys.path.insert(0, str(path.parent))
+    spec = spec_from_file_location(f"rewards_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    for name, value in vars(module).items():
+        is_own = inspect.isfunction(value) and value.__module__ == module.__name__
+        if is_own and name[0] != "_" and _COMPLETIONS in inspect.signature(value).parameters:
+            functions[name] = value
+    return list(functions)
+
+
+def _rewards(function: Reward, values: Mapping[str, list[Any]]) -> list[float]:
+    """The rewards of some answers, from those of the values that the function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+        names = {each.name for each in parameters}
+        values = {name: value for name, value in values.items() if name in names}
+    # numbers of NumPy too
+    return [float(reward) for reward in function(**values)]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

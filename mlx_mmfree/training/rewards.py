@@ -1,0 +1,362 @@
+"""Rewards of answers: by functions of a user's file, or by comparison with the answer in the data."""
+
+import json
+import math
+import re
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import TrainingError
+from ..files.reading import expanded, parse_json
+from ..platform.confinement.frames import receive, send
+from .reward_server import MOST_BYTES
+from .samples import LineError, kind_of
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_MOST_TEXT_BYTES = 1_000_000
+_END_OF_THOUGHTS = "</think>"
+
+
+def exact_match(text: str, answer: Any) -> bool:
+    """Whether a text is the answer, without the spaces around both."""
+    return text.strip() == str(answer).strip()
+
+
+def number(text: str, answer: Any) -> bool:
+    """Whether the last number of a text is that of the answer."""
+    found, wanted = _last_number(text), _last_number(str(answer))
+    return found is not None and wanted is not None and math.isclose(found, wanted, rel_tol=1e-6)
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def json_schema(text: str, answer: Any) -> bool:
+    """Whether a text is JSON that follows the schema in the answer."""
+    try:
+        value = _parsed(text.strip())
+    except ValueError:
+        return False
+    return _follows(value, _schema_of(answer))
+
+
+def _schema_of(answer: Any) -> Any:
+    return _parsed(answer) if isinstance(answer, str) else answer
+
+
+def _parsed(text: str) -> Any:
+    return parse_json(text.encode("utf-8", "replace"), max_bytes=_MOST_TEXT_BYTES)
+
+
+COMPARISONS: dict[str, Callable[[str, Any], bool]] = {
+    "exact_match": exact_match,
+    "number": number,
+    "json_schema": json_schema,
+}
+"""What compares an answer of the model with that in the data; the reward is 1 or 0."""
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def _is_of_type(value: Any, name: str) -> bool:
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+
+
+def _same(value: Any, other: Any) -> bool:
+    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+_KEYWORDS: dict[str, tuple[type, ...]] = {
+    "type": (str, list),
+    "enum": (list,),
+    "const": (object,),
+    "anyOf": (list,),
+    "properties": (dict,),
+    "required": (list,),
+    "additionalProperties": (dict, bool),
+    "items": (dict, bool),
+    **dict.fromkeys(("minimum", "maximum"), (int, float)),
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (int,)),
+}
+"""The keywords that are compared, with the types of their values."""
+
+_WORDS = ("title", "description", "default", "examples", "$schema", "$id", "$comment")
+
+
+def check_schema(schema: Any) -> None:
+    """Refuses a schema with keywords that are not compared, and what is no schema.
+
+    Raises:
+        LineError: It is refused.
+    """
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise LineError(f"the schema must be an object but is {kind_of(schema)}.")
+    for name, value in schema.items():
+        if name in _WORDS:
+            continue
+        if name not in _KEYWORDS:
+            known = ", ".join(_KEYWORDS)
+            raise LineError(f"the schema has {name!r:.60}. Known are {known}.")
+        if not isinstance(value, _KEYWORDS[name]):
+            raise LineError(f"'{name}' of the schema must not be {kind_of(value)}.")
+    for kind in _listed(schema.get("type", [])):
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise LineError(f"the schema has the type {kind!r:.60}. Known are {', '.join(_TYPES)}.")
+    parts = [*schema.get("properties", {}).values(), *schema.get("anyOf", [])]
+    parts += [schema[name] for name in ("items", "additionalProperties") if name in schema]
+    for part in parts:
+        check_schema(part)
+
+
+def _listed(kinds: Any) -> list[Any]:
+    return kinds if isinstance(kinds, list) else [kinds]
+
+
+def _follows(value: Any, schema: Any) -> bool:
+    if isinstance(schema, bool):
+        return schema
+    kinds = _listed(schema.get("type", list(_TYPES)))
+    values, forms = schema.get("enum"), schema.get("anyOf")
+    return (
+        any(_is_of_type(value, kind) for kind in kinds)
+        and ("const" not in schema or _same(value, schema["const"]))
+        and (values is None or any(_same(value, each) for each in values))
+        and (forms is None or any(_follows(value, each) for each in forms))
+        and _is_bounded(value, schema)
+        and _has_parts(value, schema)
+    )
+
+
+def _is_bounded(value: Any, schema: Mapping[str, Any]) -> bool:
+    if isinstance(value, (str, list)):
+        suffix, size = "Length" if isinstance(value, str) else "Items", len(value)
+    elif _is_of_type(value, "number"):
+        suffix, size = "imum", value
+    else:
+        return True
+    least, most = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")
+    return (least is None or size >= least) and (most is None or size <= most)
+
+
+def _has_parts(value: Any, schema: Mapping[str, Any]) -> bool:
+    if isinstance(value, list):
+        return all(_follows(each, schema.get("items", True)) for each in value)
+    if not isinstance(value, dict):
+        return True
+    known, others = schema.get("properties", {}), schema.get("additionalProperties", True)
+    return all(name in value for name in schema.get("required", ())) and all(
+        _follows(each, known.get(name, others)) for name, each in value.items()
+    )
+
+
+class RewardFile:
+    """The functions of a user's Python file, which run in a process of their own.
+
+    A function takes `completions`, and perhaps `prompts` and columns of the data by their names, each a
+    list with a value for each answer, and returns a list of numbers. Those of TRL are such functions.
+
+    Args:
+        file: The file.
+        timeout_s: The seconds that it may take to run the file, or a function.
+
+    Attributes:
+        names: Those of its functions that take `completions` and do not begin with `_`.
+
+    Raises:
+        TrainingError: There is no such file, or it fails, lasts too long or has no such function.
+    """
+
+    def __init__(self, file: str | Path, timeout_s: float = 60.0):
+        path = expanded(file).resolve()
+        self._file, self._timeout_s = path, timeout_s
+        if not path.is_file():
+            raise TrainingError(
+                "[grpo] 'reward_functions_file' must be a Python file with functions that give rewards "
+                f"but there is no file '{file}'."
+            )
+        self._connection, theirs = socket.socketpair()
+        self._connection.settimeout(timeout_s)
+        command = [sys.executable, "-m", "mlx_mmfree.training.reward_server", str(path)]
+        with theirs:
+            process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        self._finish = weakref.finalize(self, _end, process, self._connection)
+        self.names: list[str] = self._received("the file")
+        if not self.names:
+            raise TrainingError(
+                f"[grpo] '{path}' must have a function with the parameter 'completions' but has none."
+            )
+
+    def __call__(self, name: str, values: Mapping[str, list[Any]]) -> list[float]:
+        """The rewards that a function gives to some answers.
+
+        Args:
+            name: One of `names`.
+            values: The answers as `completions`, and what else functions may take.
+
+        Raises:
+            TrainingError: The function fails or lasts too long.
+        """
+        request = json.dumps({"function": name, "values": values}).encode()
+        try:
+            send(self._connection, request)
+        except OSError as error:
+            raise self._ended(name) from error
+        rewards: list[float] = self._received(f"the function '{name}'")
+        return rewards
+
+    def _received(self, what: str) -> Any:
+        try:
+            answer = json.loads(receive(self._connection, MOST_BYTES))
+        except TimeoutError as error:
+            self._finish()
+            raise TrainingError(
+                f"[grpo] {what} of '{self._file}' must be done in {self._timeout_s:g} seconds but runs "
+                "on. Look for a loop that does not end, or raise 'reward_timeout_s'."
+            ) from error
+        except (EOFError, OSError) as error:
+            raise self._ended(what) from error
+        if "failure" in answer:
+            raise TrainingError(f"[grpo] {what} of '{self._file}' {answer['failure']}.")
+        return answer["answer"]
+
+    def _ended(self, what: str) -> TrainingError:
+        self._finish()
+        return TrainingError(f"[grpo] {what} of '{self._file}' has ended the process that runs it.")
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:
+    connection.close()
+    process.kill()
+    process.wait()
+
+
+class Rewards:
+    """Gives each answer the weighted sum of what functions say of it.
+
+    Args:
+        file: A Python file with functions; `None`: answers are compared with those in the data.
+        names: Those to use. Default: all of the file, or `exact_match`.
+        weights: Those of the functions; `None`: 1.
+        answer: The column of the answers that `COMPARISONS` compare with.
+        timeout_s: As for `RewardFile`.
+
+    Raises:
+        TrainingError: A function is unknown, or there are as many weights as functions not.
+    """
+
+    def __init__(
+        self,
+        file: str | None = None,
+        names: Sequence[str] | None = None,
+        weights: Sequence[float] | None = None,
+        *,
+        answer: str = "answer",
+        timeout_s: float = 60.0,
+    ):
+        self._file = None if file is None else RewardFile(file, timeout_s)
+        own = [] if self._file is None else self._file.names
+        self.names = list(names or own or ["exact_match"])
+        self._answer = answer
+        if unknown := [name for name in self.names if name not in (*own, *COMPARISONS)]:
+            raise TrainingError(
+                f"[grpo] 'reward_functions' must be some of {', '.join([*own, *COMPARISONS])} but got "
+                f"{unknown[0]!r:.60}."
+            )
+        self._weights = [1.0] * len(self.names) if weights is None else list(weights)
+        if len(self._weights) != len(self.names):
+            raise TrainingError(
+                f"[grpo] 'reward_weights' must be one for each of {', '.join(self.names)} but are "
+                f"{len(self._weights)}."
+            )
+
+    def check(self, columns: Mapping[str, Any]) -> None:
+        """Refuses a problem without the answer that a comparison needs.
+
+        Raises:
+            LineError: It has none, or a schema that is not one.
+        """
+        used = [name for name in self.names if self._is_comparison(name)]
+        if used and columns.get(self._answer) is None:
+            raise LineError(
+                f"it must have '{self._answer}' for the reward '{used[0]}'. Name its key as "
+                "'answer_feature', or give functions of your own as 'reward_functions_file'."
+            )
+        if "json_schema" in used:
+            try:
+                check_schema(_schema_of(columns[self._answer]))
+            except ValueError as error:
+                raise LineError(f"the schema {error}.") from error
+
+    def _is_comparison(self, name: str) -> bool:
+        return self._file is None or name not in self._file.names
+
+    def __call__(
+        self, prompts: Sequence[Any], texts: Sequence[str], columns: Sequence[Mapping[str, Any]]
+    ) -> np.ndarray:
+        """The rewards of some answers, float64 `(n,)`.
+
+        Args:
+            prompts: What each answers: a text or a list of messages.
+            texts: The answers.
+            columns: What else the data has of each.
+
+        Raises:
+            TrainingError: A function fails, lasts too long, or returns no number for an answer.
+        """
+        total = np.zeros(len(texts))
+        for name, weight in zip(self.names, self._weights, strict=True):
+            if self._is_comparison(name):
+                given = self._compared(name, texts, columns)
+            else:
+                assert self._file is not None
+                given = self._file(name, _values(prompts, texts, columns))
+            if len(given) != len(texts) or not np.isfinite(given).all():
+                raise TrainingError(
+                    f"[grpo] '{name}' must return a finite number for each of {len(texts)} completions "
+                    f"but returned {given!r:.120}."
+                )
+            total += weight * np.array(given, np.float64)
+        return total
+
+    def _compared(
+        self, name: str, texts: Sequence[str], columns: Sequence[Mapping[str, Any]]
+    ) -> list[float]:
+        # thoughts are no part of the answer
+        answers = [text.rpartition(_END_OF_THOUGHTS)[2] for text in texts]
+        compare = COMPARISONS[name]
+        pairs = zip(answers, columns, strict=True)
+        return [float(compare(text, each[self._answer])) for text, each in pairs]
+
+
+def _values(
+    prompts: Sequence[Any], texts: Sequence[str], columns: Sequence[Mapping[str, Any]]
+) -> dict[str, list[Any]]:
+    """What functions may take, by name: as in TRL, answers to messages are messages."""
+    names = {name for each in columns for name in each}
+    values = {name: [each.get(name) for each in columns] for name in sorted(names)}
+    completions = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    return {**values, "prompts": list(prompts), "completions": completions}

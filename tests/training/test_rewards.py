@@ -1,0 +1,155 @@
+"""Rewards: what functions of a file may do and may not, and what comparisons count as right."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.training.rewards import COMPARISONS, Rewards, check_schema
+from mlx_mmfree.training.samples import LineError
+
+FILE = """
+import numpy as np
+
+def length(completions):
+    print("what a function prints is no reward")
+    return np.array([len(text) for text in completions])
+
+def agrees(prompts, completions, answer, **columns):
+    return [text == wanted for text, wanted in zip(completions, answer)]
+
+def _helper(completions):
+    raise AssertionError("it is not a reward")
+
+def other(x):
+    raise AssertionError("it is not a reward")
+"""
+
+
+def _file(folder: Path, text: str) -> str:
+    (folder / "rewards.py").write_text(text)
+    return str(folder / "rewards.py")
+
+
+def _given(rewards: Rewards, *texts: str, prompt: Any = "Say it.") -> list[float]:
+    columns = [{"answer": "yes"} for _ in texts]
+    given: list[float] = rewards([prompt] * len(texts), texts, columns).tolist()
+    return given
+
+
+def test_functions_of_a_file_are_summed(tmp_path: Path) -> None:
+    file = _file(tmp_path, FILE)
+    rewards = Rewards(file)
+    assert rewards.names == ["length", "agrees"]
+    assert _given(rewards, "yes", "no") == [4, 2]
+    weighted = Rewards(file, ["agrees", "length", "exact_match"], [10, 0.5, 100])
+    assert _given(weighted, "yes", "no ") == [111.5, 1.5]
+
+
+def test_answers_to_messages_are_messages(tmp_path: Path) -> None:
+    text = "def f(completions, prompts):\n    return [len(c[0]['content']) for c in completions]"
+    messages = [{"role": "user", "content": "Say it."}]
+    assert _given(Rewards(_file(tmp_path, text)), "yes", prompt=messages) == [3]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def f(completions):\n    return 1 / 0", r"'f'.* raised ZeroDivisionError in line 2"),
+        ("def f(completions, level):\n    return []", r"'f'.* raised TypeError: .*'level'"),
+        ("def f(completions):\n    return [1.0]", "a finite number for each of 2 completions"),
+        ("def f(completions):\n    return [float('nan')] * 2", "a finite number for each"),
+        ("def f(completions):\n    return 'ab'", "raised ValueError in line|raised ValueError"),
+        ("def f(completions):\n    while True: pass", "done in 1 seconds but runs on"),
+        ("import os\ndef f(completions):\n    os._exit(3)", "has ended the process"),
+        ("def f(completions):\n    raise SystemExit", "raised SystemExit"),
+        ("def f(:", "the file of .* raised SyntaxError"),
+        ("import nothing_of_this_name", "raised ModuleNotFoundError in line 1"),
+        ("while True: pass", "the file of .* must be done in 1 seconds"),
+        ("def f(x): pass", "with the parameter 'completions' but has none"),
+    ],
+)
+def test_what_goes_wrong_in_a_file_is_said(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(TrainingError, match=words) as caught:
+        limit = 1.0 if "while" in text else 30.0
+        _given(Rewards(_file(tmp_path, text), timeout_s=limit), "yes", "no")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"file": "none.py"}, "there is no file 'none.py'"),
+        ({"names": ["best"]}, "must be some of exact_match, number, json_schema but got 'best'"),
+        ({"weights": [1.0, 2.0]}, "one for each of exact_match but are 2"),
+    ],
+)
+def test_what_is_not_there_is_said(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TrainingError, match=words):
+        Rewards(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer", "is_right"),
+    [
+        ("exact_match", " Paris\n", "Paris", True),
+        ("exact_match", "Paris.", "Paris", False),
+        ("exact_match", "7", 7, True),
+        ("number", "So it is 1,234.50 in all.", "1234.5", True),
+        ("number", "First 3, then -2", -2, True),
+        ("number", "First -2, then 3", -2, False),
+        ("number", "none", 3, False),
+        ("json_schema", '{"a": 1}', {"type": "object", "required": ["a"]}, True),
+        ("json_schema", '{"a": 1}', '{"required": ["b"]}', False),
+        ("json_schema", "[1, 2.0]", {"items": {"type": "integer"}, "minItems": 2}, True),
+        ("json_schema", "[1, true]", {"items": {"type": "integer"}}, False),
+        ("json_schema", '{"a": 1, "b": 2}', {"properties": {"a": {}}}, True),
+        (
+            "json_schema",
+            '{"a": 1, "b": 2}',
+            {"properties": {"a": {}}, "additionalProperties": False},
+            False,
+        ),
+        ("json_schema", '"no"', {"enum": ["yes", "no"]}, True),
+        ("json_schema", '"maybe"', {"enum": ["yes", "no"]}, False),
+        ("json_schema", "true", {"const": 1}, False),
+        ("json_schema", "5", {"anyOf": [{"type": "string"}, {"minimum": 5}]}, True),
+        ("json_schema", "4", {"anyOf": [{"type": "string"}, {"minimum": 5}]}, False),
+        ("json_schema", '"abc"', {"type": ["string", "null"], "maxLength": 2}, False),
+        ("json_schema", "not JSON", True, False),
+    ],
+)
+def test_what_counts_as_right(name: str, text: str, answer: Any, is_right: bool) -> None:
+    assert COMPARISONS[name](text, answer) == is_right
+
+
+def test_thoughts_are_no_part_of_an_answer() -> None:
+    assert _given(Rewards(), "<think>no</think>yes", "yes<think>") == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"pattern": "(a+)+b"},
+        {"type": "text"},
+        {"items": {"type": [[]]}},
+        {"properties": []},
+        {"minItems": "2"},
+        {"anyOf": [7]},
+        {"additionalProperties": {"$ref": "#"}},
+        [],
+    ],
+)
+def test_schemas_that_are_not_compared_are_refused(schema: Any) -> None:
+    with pytest.raises(LineError, match="schema"):
+        check_schema(schema)
+    with pytest.raises(LineError, match="schema"):
+        Rewards(names=["json_schema"]).check({"answer": json.dumps(schema)})
+
+
+def test_a_comparison_needs_an_answer() -> None:
+    with pytest.raises(LineError, match="must have 'answer' for the reward 'exact_match'"):
+        Rewards().check({"prompt": "What?"})
+    Rewards(answer="solution").check({"solution": 0})

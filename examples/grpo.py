@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     keep_freed_memory()
-    iters, learned, held_out = (2, 8, 4) if arguments.quick else (40, 600, 60)
+    iters, learned, held_out = (2, 8, 4) if arguments.quick else (40, 600, 40)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = write_data(folder, learned, held_out)
@@ -108,11 +108,14 @@ def main() -> None:
             "train_mode": "grpo",
             "reward_functions_file": __file__,
             "max_completion_length": TOKENS,
-            "batch_size": 2 if arguments.quick else 4,
+            "batch_size": 2,
             "beta": 0.02,
         }
-        shown = {"mask_prompt": True, "batch_size": 8 if arguments.quick else 32}
-        runs = {"GRPO": ("prompts", rewarded), "plain fine-tune": ("examples", shown)}
+        shown = {"mask_prompt": True, "batch_size": 8 if arguments.quick else 16}
+        runs: dict[str, tuple[str, dict[str, Any]]] = {
+            "GRPO": ("prompts", rewarded),
+            "plain fine-tune": ("examples", shown),
+        }
         print("| model | reward | six words | loss on stories |\n|---|---|---|---|")
         report("packaged", *load(demo.path()), prompts, folder)
         for title, (data, options) in runs.items():

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TrainingError
-from ..hub.remote.download import dataset_folder
+from ..files.reading import expanded
+from ..hub.remote.download import dataset_folder, names_split, split_files
 from ..images import ImageProcessor
 from ..models import ImageClassifier
 from .batches import Batch, SampleBatches, padded_batch
@@ -112,8 +113,10 @@ def read_data(
     elif not settings.learns_preferences:
         read, options["mask_prompt"] = read_samples, settings.mask_prompt
     found = {}
-    for name, file in find_splits(dataset_folder(settings.data)).items():
-        samples = replace(read(file, processor, **options), file=file)
+    for name, files in _files(settings.data).items():
+        samples = replace(read(files[0], processor, **options), file=files[0])
+        for file in files[1:]:
+            samples.add(read(file, processor, **options))
         if name == "valid" and not samples.samples:
             print(
                 f"note: '{file}' has no samples to validate on: {samples.summary()}.",
@@ -122,6 +125,16 @@ def read_data(
         else:
             found[name] = samples
     return found
+
+
+def _files(data: str) -> dict[str, list[Path]]:
+    """The files of each split: of a folder or dataset, or the training samples of a file or a split."""
+    path = expanded(data)
+    if path.is_file():
+        return {"train": [path]}
+    if names_split(data):
+        return {"train": [file.fetch() for file in split_files(data)]}
+    return {name: [file] for name, file in find_splits(dataset_folder(data)).items()}
 
 
 def training_batches(

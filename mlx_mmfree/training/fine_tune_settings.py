@@ -58,8 +58,9 @@ class FineTuneSettings(LongSettings):
     command: ClassVar[str] = "lora"
 
     data: str = setting(
-        "Folder with train.jsonl, valid.jsonl and test.jsonl, or a dataset of the Hub; for a model "
-        "of images a folder with train, valid and test, each a folder of classes or an .npz file.",
+        "Folder with train, valid and test as .jsonl or .parquet, or a dataset of the Hub; or the "
+        "training samples alone: a file, or owner/name:split of the Hub. For a model of images a folder "
+        "with train, valid and test, each a folder of classes or an .npz file.",
         counts=False,
         holds="model",
     )
@@ -236,18 +237,16 @@ class FineTuneSettings(LongSettings):
         None,
         Rule.one_of(*ADAPTER_DTYPES),
     )
-    prompt_feature: str = setting("Key of the prompt in the data.", "prompt", has_flag=False)
-    completion_feature: str = setting("Key of the completion.", "completion", has_flag=False)
-    chat_feature: str = setting("Key of the messages.", "messages", has_flag=False)
-    text_feature: str = setting("Key of the text.", "text", has_flag=False)
+    prompt_feature: str = setting("Key of the prompt in the data.", "prompt")
+    completion_feature: str = setting("Key of the completion.", "completion")
+    chat_feature: str = setting("Key of the messages.", "messages")
+    text_feature: str = setting("Key of the text.", "text")
     chosen_feature: str = setting(
-        "Key of the answer that is preferred.", "chosen", has_flag=False, of_preferences=True
+        "Key of the answer that is preferred.", "chosen", of_preferences=True
     )
-    rejected_feature: str = setting(
-        "Key of the other answer.", "rejected", has_flag=False, of_preferences=True
-    )
+    rejected_feature: str = setting("Key of the other answer.", "rejected", of_preferences=True)
     answer_feature: str = setting(
-        "With grpo, the key of the answer in the data.", "answer", has_flag=False, modes=(GRPO,)
+        "With grpo, the key of the answer in the data.", "answer", modes=(GRPO,)
     )
     batch_size: int = 4
     clip_norm: float = 0.0

@@ -29,6 +29,7 @@ from .samples import (
     SampleEncoder,
     Samples,
     SampleTokenizer,
+    as_messages,
     common_length,
     cut,
     messages_of,
@@ -119,10 +120,13 @@ def read_pairs(
     Raises:
         TrainingError: A line cannot be used. The message names the file and the line.
     """
-    encode = _PairEncoder(tokenizer, features or Features())
+    features = features or Features()
+    encode = _PairEncoder(tokenizer, features)
     found: Samples[Pair] = Samples()
 
     def encoded_of(line: Mapping[str, Any]) -> tuple[list[Encoded], set[str]]:
+        line, is_changed = as_messages(line, features.prompt, features.chosen, features.rejected)
+        found.converted += is_changed
         return [with_rows(answer, vocab_size) for answer in encode(line)], encode.unread(line)
 
     for both, read in read_lines(path, encoded_of):

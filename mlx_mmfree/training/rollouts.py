@@ -33,7 +33,7 @@ from .preferences import PromptReader
 from .results import Callback
 from .rewards import Rewards
 from .run_folder import writing
-from .samples import Sample, SampleEncoder, Samples, read_lines, with_rows
+from .samples import Sample, SampleEncoder, Samples, as_messages, read_lines, with_rows
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Problems(Samples[Problem]):
     def summary(self) -> str:
         words = f"{len(self.samples):,} prompts, {sum(p.length for p in self.samples):,} tokens"
         left_out = f"; {self.dropped} left out, with no room for an answer" if self.dropped else ""
+        if self.converted:
+            left_out += f"; ShareGPT's turns of {self.converted} converted to messages"
         return f"{words}, rewards by {', '.join(self.rewards.names)}{left_out}"
 
 
@@ -123,13 +125,16 @@ def read_problems(
     reader = PromptReader(tokenizer, settings.features)
     encoder = SampleEncoder(tokenizer, True, settings.features)
 
+    found = Problems(tokenizer=tokenizer, rewards=rewards)
+
     def problem_of(line: dict[str, Any]) -> Problem:
+        line, is_changed = as_messages(line, settings.prompt_feature)
+        found.converted += is_changed
         prompt = reader.required(line)
         rewards.check(line)
         encoded = with_rows(encoder.unanswered(prompt, line), vocab_size)
         return Problem(np.array(encoded.tokens, np.int32), prompt, line)
 
-    found = Problems(tokenizer=tokenizer, rewards=rewards)
     for problem in read_lines(path, problem_of):
         if 0 < problem.length < settings.max_seq_length:
             found.samples.append(problem)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from ..errors import TrainingError
 from ..files.reading import MAX_BYTES, parse_json, read_file, write_json
 from ..files.writing import new_file, new_folder
 from ..hub.checkpoint.load import load_text_tokenizer
+from ..hub.remote.download import names_split
 from ..tokenizer.documents import tokenizer_digest, train_vocabulary
 from ..tokenizer.tokenizer import Tokenizer
 from .corpus import token_file
-from .corpus.documents import FORMATS, file_format, read_documents
+from .corpus.documents import FORMATS, TEXT_COLUMN, file_format, read_documents
 from .corpus.token_file import Header, TokenFile
 from .corpus.tokenize import TOKENIZER_FOLDER, write_token_file
 from .run_folder import text_digest, writing
@@ -30,6 +32,7 @@ def own_vocabulary(
     keeps: bool,
     columns: Sequence[str] = (),
     mask_token: str | None = None,
+    text_column: str = TEXT_COLUMN,
 ) -> Path:
     """The folder of the run's own tokenizer, which is trained unless it is there already.
 
@@ -42,6 +45,7 @@ def own_vocabulary(
         keeps: Whether to keep the tokenizer in any case, since a checkpoint of the run belongs to it.
         columns: The columns that hold texts, of JSON lines or tables; none of files that are texts.
         mask_token: As for `train_vocabulary`.
+        text_column: The column of the texts of parquet and JSON lines otherwise.
 
     Raises:
         TrainingError: A text cannot be read, or the folder cannot be written.
@@ -52,7 +56,9 @@ def own_vocabulary(
 
     def documents() -> Iterator[str]:
         for path in files:
-            yield from _texts_of_columns(path, columns) if columns else read_documents(path)
+            yield from (
+                _texts_of_columns(path, columns) if columns else read_documents(path, text_column)
+            )
 
     origin: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -121,12 +127,19 @@ def tokenizer_folder(
     """
     if settings.tokenizer is not None:
         return settings.path(settings.tokenizer)
-    paths = [settings.path(name) for name in settings.stages[0].weights]
+    files = [settings.corpus(name) for name in settings.stages[0].weights]
+    paths = [path for each in files for path in each]
     made = next((path for path in paths if path.suffix == token_file.SUFFIX), None)
     if made is None:
         run = settings.path(settings.output)
         return own_vocabulary(
-            run, paths, vocab_size, keeps=is_resumed, columns=columns, mask_token=mask_token
+            run,
+            paths,
+            vocab_size,
+            keeps=is_resumed,
+            columns=columns,
+            mask_token=mask_token,
+            text_column=settings.text_column,
         )
     folder = made.with_name(TOKENIZER_FOLDER)
     if not folder.is_dir():
@@ -156,11 +169,11 @@ def open_tokens(settings: Settings, folder: Path, vocab_size: int) -> dict[str, 
     digest = tokenizer_digest(tokenizer)
     found = {}
     for name in settings.files:
-        path = settings.path(name)
-        if path.suffix == token_file.SUFFIX:
-            file = token_file.open_token_file(path)
+        paths = settings.corpus(name)
+        if paths[0].suffix == token_file.SUFFIX:
+            file = token_file.open_token_file(paths[0])
         else:
-            file = _of_text(path, settings.path(settings.output), tokenizer, digest)
+            file = _of_texts(paths, settings, tokenizer, digest)
         _check_length(file.header, name, settings)
         _check(file, name, folder, digest)
         _check_ids(file, name, vocab_size)
@@ -178,6 +191,8 @@ def check_corpus(settings: Settings) -> None:
     """
     for name in settings.files:
         path = settings.path(name)
+        if not path.exists() and names_split(name):
+            continue
         if path.suffix == token_file.SUFFIX:
             _check_length(token_file.read_token_header(path), name, settings)
         elif file_format(path.name) != FORMATS[0]:
@@ -201,17 +216,24 @@ def _check_ids(file: TokenFile, name: str, vocab_size: int) -> None:
             )
 
 
-def _of_text(path: Path, run: Path, tokenizer: Tokenizer, digest: str) -> TokenFile:
-    origin = hashlib.sha256(f"{text_digest(path)} {digest}".encode()).hexdigest()
+def _of_texts(
+    paths: Sequence[Path], settings: Settings, tokenizer: Tokenizer, digest: str
+) -> TokenFile:
+    run, column = settings.path(settings.output), settings.text_column
+    parts = [text_digest(path) for path in paths]
+    # a text has no columns
+    parts += [] if file_format(paths[0].name) == FORMATS[0] else [column]
+    origin = hashlib.sha256(" ".join([*parts, digest]).encode()).hexdigest()
     target = run / _FOLDER / f"{origin}{token_file.SUFFIX}"
     try:
         return token_file.open_token_file(target)
     except TrainingError:
         # it is missing, or was damaged since it was made
-        bar = token_file.byte_bar(path.stat().st_size, f"tokenizing {path.name}")
+        size_bytes = sum(path.stat().st_size for path in paths)
+        bar = token_file.byte_bar(size_bytes, f"tokenizing {paths[0].name}")
     with writing(run), new_file(target) as new, bar:
-        documents = read_documents(path, on_bytes=bar.update)
-        write_token_file(documents, new, tokenizer, source=f"'{path}'")
+        documents = chain.from_iterable(read_documents(path, column, bar.update) for path in paths)
+        write_token_file(documents, new, tokenizer, source=f"'{paths[0]}'")
     return token_file.open_token_file(target)
 
 

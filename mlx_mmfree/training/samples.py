@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ..errors import MMFreeError, TrainingError
 from ..files.reading import decode_text, open_file, parse_json
 from ..models.parts.stack import check_tokens
 from ..tokenizer.chat import THOUGHTS
+from .corpus.documents import PARQUET, parquet_documents
 
 MAX_LINE_BYTES = 4_000_000
 
@@ -28,7 +29,8 @@ def read_lines(
     """What `encode` makes of each JSON object of a file.
 
     Args:
-        path: The file: JSON lines, or a table (`.tsv`) if there are columns.
+        path: The file: JSON lines, parquet, whose rows are objects, or a table (`.tsv`) if there are
+            columns.
         encode: Is given an object by its keys. It may raise `LineError`.
         columns: Names of the first columns of a table, which are separated by tabs.
         on_bytes: Is told of the bytes that have been read.
@@ -50,6 +52,10 @@ class LineError(Exception):
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    if path.suffix == PARQUET:
+        for number, row in enumerate(parquet_documents(path, None, MAX_LINE_BYTES), 1):
+            yield number, row.encode("utf-8", "surrogatepass")
+        return
     try:
         with open_file(path) as file:
             number = 0
@@ -118,6 +124,57 @@ TOOLS, TEMPLATE_VARIABLES = OF_TEMPLATE = ("tools", "chat_template_kwargs")
 _MOST_NAMES = 8
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize")
 _WRITTEN_THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+
+
+CONVERSATIONS = "conversations"
+"""The key of ShareGPT's turns, each with who it is `from` and its `value`."""
+
+_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "observation"), "tool"),
+}
+
+
+def as_messages(line: Mapping[str, Any], key: str, *others: str) -> tuple[dict[str, Any], bool]:
+    """A line with messages in the place of turns in the form of ShareGPT, if it has any.
+
+    Args:
+        line: The line.
+        key: What the messages are put under that stand under `conversations`, with those of `system`.
+        others: Further keys that may hold turns.
+
+    Returns:
+        The line, and whether it was changed.
+
+    Raises:
+        LineError: A turn is of somebody unknown.
+    """
+    changed = dict(line)
+    if line.get(CONVERSATIONS) is not None and line.get(key) is None:
+        changed[key] = changed.pop(CONVERSATIONS)
+        if isinstance(changed[key], list) and isinstance(changed.get("system"), str):
+            system = changed.pop("system")
+            changed[key] = [*([_message("system", system)] if system else []), *changed[key]]
+    for name in {key, *others} & changed.keys():
+        value = changed[name]
+        is_list = isinstance(value, list)
+        changed[name] = [_message_of(turn) for turn in value] if is_list else _message_of(value)
+    return changed, changed != line
+
+
+def _message_of(turn: Any) -> Any:
+    """The message of a turn of ShareGPT; all else stays as it is."""
+    if not isinstance(turn, Mapping) or not turn.keys() >= {"from", "value"}:
+        return turn
+    role = _ROLES.get(str(turn["from"]).lower())
+    if role is None:
+        raise LineError(
+            f"a turn must be from {', '.join(_ROLES)} but is from {turn['from']!r:.60}. Write it as a "
+            "message with a role."
+        )
+    return {"role": role, "content": turn["value"]}
 
 
 class SampleTokenizer(Protocol):
@@ -207,6 +264,7 @@ class Samples(Generic[Item]):
         truncated: Number of samples that were cut to the maximum length.
         dropped: Number of samples that were left out, since they had nothing to learn.
         without_thoughts: Number of samples of which the chat template leaves out thoughts.
+        converted: Number of lines with turns in the form of ShareGPT.
         unread: Keys of the lines that hold something that is not read.
         file: The file, as messages name it.
     """
@@ -215,8 +273,16 @@ class Samples(Generic[Item]):
     truncated: int = 0
     dropped: int = 0
     without_thoughts: int = 0
+    converted: int = 0
     unread: set[str] = field(default_factory=set)
     file: Path | None = None
+
+    def add(self, other: Self) -> None:
+        """Takes in those of a further file."""
+        self.samples += other.samples
+        self.unread |= other.unread
+        for name in ("truncated", "dropped", "without_thoughts", "converted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def check_some(self) -> None:
         """Refuses a file without samples.
@@ -253,6 +319,8 @@ class Samples(Generic[Item]):
             words += f"; {self.dropped} left out, with nothing to learn"
         if self.without_thoughts:
             words += f"; the chat template leaves out thoughts of {self.without_thoughts}"
+        if self.converted:
+            words += f"; ShareGPT's turns of {self.converted} converted to messages"
         if self.unread:
             names = [f"'{name:.40}'" for name in sorted(self.unread)]
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
@@ -261,14 +329,17 @@ class Samples(Generic[Item]):
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """The files `train.jsonl`, `valid.jsonl` and `test.jsonl` that a folder has."""
+    """The files `train`, `valid` and `test` of a folder, JSON lines or else parquet."""
     if not folder.is_dir():
         raise TrainingError(
             f"[data] 'data' must be a folder with train.jsonl, valid.jsonl or test.jsonl, or a dataset "
             f"of the Hub, but '{folder}' is neither."
         )
     return {
-        name: folder / f"{name}.jsonl" for name in SPLITS if (folder / f"{name}.jsonl").is_file()
+        name: folder / f"{name}{kind}"
+        for kind in (PARQUET, ".jsonl")
+        for name in SPLITS
+        if (folder / f"{name}{kind}").is_file()
     }
 
 
@@ -298,10 +369,13 @@ def read_samples(
     Raises:
         TrainingError: A line cannot be used. The message names the file and the line.
     """
-    encode = SampleEncoder(tokenizer, mask_prompt, features or Features())
+    features = features or Features()
+    encode = SampleEncoder(tokenizer, mask_prompt, features)
     found: Samples[Sample] = Samples()
 
     def both(line: Mapping[str, Any]) -> tuple[Encoded, set[str]]:
+        line, is_changed = as_messages(line, features.chat)
+        found.converted += is_changed
         return with_rows(encode(line), vocab_size), encode.unread(line)
 
     for encoded, read in read_lines(path, both):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import TrainingError
+from ..hub.remote.download import names_split, split_files
 from . import run_settings
 from .corpus.mixture import ORDERS, Stage
 from .precision import compute_dtype
@@ -130,7 +131,7 @@ class Settings(CorpusSettings, LongSettings):
         Rule.one_of(*ORDERS),
     )
     valid: tuple[str, ...] = setting(
-        "Held-out files, measured at the end. Without any, the last weights are kept.",
+        "Held-out files or splits, measured at the end. Without any, the last weights are kept.",
         (),
         reader=run_settings.names_in,
         has_flag=False,
@@ -264,6 +265,17 @@ class Settings(CorpusSettings, LongSettings):
     def path(self, name: str) -> Path:
         """A path of the settings. It is relative to the file that they were read from."""
         return self.root / name
+
+    def corpus(self, name: str) -> list[Path]:
+        """The files of texts under a name of the settings: one, or those of a split of a dataset.
+
+        Raises:
+            DownloadError: The Hub does not hand them out.
+        """
+        path = self.path(name)
+        if path.exists() or not names_split(name):
+            return [path]
+        return [file.fetch() for file in split_files(name)]
 
     @property
     def files(self) -> list[str]:

@@ -262,7 +262,7 @@ def test_a_dataset_comes_as_json_lines(hub: HubServer, client: HubClient, tmp_pa
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("me/parquet", r"must hold train\.jsonl, .* but has none; parquet .* are not read"),
+        ("me/parquet", r"must hold train\.jsonl, .* but has none. Name a split .*me/parquet:train"),
         ("me/absent", "neither a local folder nor a repository of the Hub"),
         ("me/gated", "Ask for access on https://huggingface.co/datasets/me/gated"),
         ("no folder", "'data' must be an existing folder with train.jsonl or a Hub dataset"),

@@ -84,11 +84,16 @@ def test_rewards_rise(data: Path, tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"num_iterations": 3, "grad_accumulation_steps": 2, "save_every": 1},
-        {"num_iterations": 2, "beta": 0.0, "grpo_loss_type": "bnpo", "save_every": 3},
+        pytest.param({}, marks=pytest.mark.slow, id="each step"),
+        pytest.param(
+            {"num_iterations": 3, "grad_accumulation_steps": 2, "save_every": 1}, id="several steps"
+        ),
+        pytest.param(
+            {"num_iterations": 2, "beta": 0.0, "grpo_loss_type": "bnpo", "save_every": 3},
+            marks=pytest.mark.slow,
+            id="without a reference",
+        ),
     ],
-    ids=["each step", "several steps", "without a reference"],
 )
 def test_a_killed_run_resumes_to_the_same_bits(
     data: Path, tokenizer: Tokenizer, options: dict[str, Any]

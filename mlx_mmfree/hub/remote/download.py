@@ -129,11 +129,58 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
     found = Path(ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))
     if not any((found / name).is_file() for name in DATASET_FILES):
         raise DownloadError(
-            f"[data] the dataset '{path_or_repo}' must hold {', '.join(DATASET_FILES)} but has none; "
-            "parquet and loading scripts are not read. Write JSON lines with the package datasets, "
-            "dataset.to_json('train.jsonl'), and give their folder."
+            f"[data] the dataset '{path_or_repo}' must hold {', '.join(DATASET_FILES)} but has none. "
+            f"Name a split with other JSON lines or parquet: '{path_or_repo}:train'."
         )
     return found
+
+
+_SPLIT = re.compile(rf"({REPOSITORY_NAME.pattern}):((?:[\w.-]+/)*)([\w.-]+)", re.ASCII)
+_ROWS = ("*.jsonl", "*.parquet")
+
+
+def names_split(name: str) -> bool:
+    """Whether a name is that of a split of a dataset, `owner/name:split`."""
+    return _SPLIT.fullmatch(name) is not None and not expanded(name).exists()
+
+
+def split_files(name: str, revision: str | None = None) -> list["DatasetFile"]:
+    """The files of a split of a dataset in the order of their names. Nothing is downloaded.
+
+    They are JSON lines or parquet called `split.jsonl` or `split-00000-of-00002.parquet`.
+
+    Args:
+        name: `owner/name:split`, or `owner/name:folder/split` where several folders have such a split.
+        revision: Branch, tag or commit of the dataset.
+
+    Raises:
+        DownloadError: The Hub does not list the dataset, or it has no such split, or several.
+    """
+    found = _SPLIT.fullmatch(name)
+    assert found is not None
+    dataset, folder, split = found.groups()
+    listed = dataset_files(dataset, revision, _ROWS)
+    # of several files, each has its number
+    part = re.compile(rf"{re.escape(split)}(-\d+(-of-\d+.*)?)?\.\w+")
+    places = [PurePosixPath(file.name) for file in listed]
+    chosen = [
+        file
+        for file, place in zip(listed, places, strict=True)
+        if part.fullmatch(place.name) and (not folder or f"{place.parent}/" == folder)
+    ]
+    folders = sorted({str(PurePosixPath(file.name).parent) for file in chosen})
+    if len(folders) > 1:
+        raise DownloadError(
+            f"[data] '{name}' must be one split but lies in {', '.join(folders[:8])}. Name the folder: "
+            f"'{dataset}:{folders[0]}/{split}'."
+        )
+    kinds = [[f for f in chosen if f.name.endswith(kind[1:])] for kind in _ROWS]
+    if not (rows := kinds[0] or kinds[1]):
+        held = ", ".join(f.name for f in listed[:8]) or "no JSON lines and no parquet"
+        raise DownloadError(
+            f"[data] '{name}' must name a split with JSON lines or parquet but the dataset holds {held}."
+        )
+    return rows
 
 
 def ask_hub(

@@ -93,16 +93,16 @@ _CPU_SECONDS = 60.0
 
 
 def parquet_documents(
-    path: Path, column: str, most_bytes: int, on_bytes: OnBytes | None
+    path: Path, column: str | None, most_bytes: int, on_bytes: OnBytes | None = None
 ) -> Iterator[str]:
-    """The texts of one column in order. Rows without a text are left out.
+    """The texts of one column in order, or whole rows as JSON. Rows without a text are left out.
 
     A few bytes of such a file can stand for any number, and pyarrow takes the memory for them first. So
     it runs in a process with limits.
 
     Args:
         path: The file.
-        column: The column.
+        column: The column; `None`: all of them.
         most_bytes: The most that a text may have.
         on_bytes: Is told of the bytes that have been read.
 
@@ -124,7 +124,8 @@ def parquet_documents(
             _MEMORY_BYTES + _MEMORY_OF_A_BYTE * size,
         )
         found = process.ask((str(path.absolute()), column, most_bytes), _CPU_SECONDS)
-        _check_column(found["columns"], found["holds_texts"], column, path)
+        if column is not None:
+            _check_column(found["columns"], found["holds_texts"], column, path)
         # what the file says of itself, before anything is decompressed, and then what there is
         Growth(path, "text", size).add(found["size_bytes"])
         growth = Growth(path, "text", size)
@@ -160,8 +161,8 @@ MAX_CHARACTERS = 16_000_000
 """Longer texts are cut, since a tokenizer needs over a hundred bytes of memory for some of them."""
 
 MAX_LINE_BYTES = 4 * MAX_CHARACTERS
-_JSON_LINES, _PARQUET = ".jsonl", ".parquet"
-FORMATS = (".txt", _JSON_LINES, _PARQUET)
+_JSON_LINES, PARQUET = ".jsonl", ".parquet"
+FORMATS = (".txt", _JSON_LINES, PARQUET)
 
 
 def file_format(name: str) -> str:
@@ -190,7 +191,7 @@ def read_documents(
         TrainingError: The file cannot be read, or does not hold what its name promises.
     """
     kind = file_format(path.name)
-    if kind == _PARQUET:
+    if kind == PARQUET:
         documents = parquet_documents(path, column, MAX_LINE_BYTES, on_bytes)
     elif kind == _JSON_LINES:
         documents = _documents_of_lines(path, column, on_bytes)

@@ -67,8 +67,10 @@ class Task:
         for name in settings.files:
             path = settings.path(name)
             try:
-                if cls.reads_text or not path.is_dir():
-                    open_file(path).close()
+                paths = [path] if cls.columns(settings) else settings.corpus(name)
+                for path in paths:
+                    if cls.reads_text or not path.is_dir():
+                        open_file(path).close()
             except OSError as error:
                 is_trained = any(name in stage.weights for stage in settings.stages)
                 raise TrainingError(

@@ -1,7 +1,8 @@
-"""Measures training steps of a Llama model on a CPU, beside PyTorch if wanted."""
+"""Measures training steps of a Llama model on a CPU, beside PyTorch or with adapters if wanted."""
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from tqdm import tqdm
@@ -21,17 +23,21 @@ from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.cli.parts.terminal import aligned
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.benchmark import measure
+from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.platform.threads import thread_count
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.fine_tune import adapt_layers
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import AdamW
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.run_settings import LoopSettings
 
 _FUNCTIONS = {"dense": "training:run_own", "ternary": "training:run_own"}
+_LORA = ("lora dense", "lora ternary", "lora 2-bit")
+_FUNCTIONS |= dict.fromkeys(_LORA, "training:run_own")
 _FUNCTIONS |= {"torch": "training_torch:run"}
 _MOST_DIFFERENCE = 1e-3
 """The largest relative difference of losses that still count as those of the same training."""
@@ -114,7 +120,7 @@ class Figure:
     """The rate of one program.
 
     Attributes:
-        program: `dense`, `ternary` or `torch`.
+        program: `dense`, `ternary` or `torch`, or `lora` with the form of the base.
         threads: Number of threads.
         tokens_per_second: In the median step of all processes.
         tokens_per_processor_second: Likewise, of processor time.
@@ -135,7 +141,7 @@ def benchmark_training(
 
     Args:
         setup: The model and its batches.
-        programs: Of `dense`, `ternary` and `torch`.
+        programs: What to measure, as of `Figure`.
         threads: Numbers of threads.
         processes: Number of fresh processes for each program.
 
@@ -215,14 +221,27 @@ def run_own(setup: dict[str, Any], program: str, threads: int) -> dict[str, Any]
 
 def _model(setup: Setup, program: str) -> Decoder:
     architecture = find("llama")
-    config = setup.config() | (_TERNARY if program == "ternary" else {})
+    config = setup.config() | (_TERNARY if program.endswith("ternary") else {})
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     parameters: Any = tree_flatten(model.parameters())
     weights = [(name, mx.array(setup.weight(name, weight.shape))) for name, weight in parameters]
     model.update(tree_unflatten(weights))
+    if program in _LORA:
+        if program.endswith("2-bit"):
+            # the dense model in the form of Bonsai
+            group_size = math.gcd(_GROUP, setup.hidden_size, setup.intermediate_size)
+            nn.quantize(model, group_size, 2, class_predicate=_is_in_a_block)
+        adapt_layers(pack_linears(model))
     model.train()
     mx.eval(model.parameters())
     return model
+
+
+_GROUP = 128
+
+
+def _is_in_a_block(path: str, module: nn.Module) -> bool:
+    return path.startswith("blocks.") and isinstance(module, nn.Linear)
 
 
 _SETUP = {
@@ -241,7 +260,7 @@ _QUICK = {
     "layers": 1,
     "heads": 2,
     "kv_heads": 1,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "vocab_size": 64,
     "batch_size": 2,
     "length": 8,
@@ -253,9 +272,9 @@ def build_parser() -> CommandParser:
     parser = CommandParser(prog="training.py", description=__doc__)
     parser.add_argument(
         "--compare",
-        choices=("torch",),
-        help="also train the same dense model with PyTorch, from the same weights and batches; needs "
-        "torch",
+        choices=("torch", "lora"),
+        help="torch: also train the same dense model with PyTorch, from the same weights and batches; "
+        "lora: instead train adapters beside dense and packed weights",
     )
     parser.add_argument(
         "--threads", type=positive, nargs="+", help="numbers of threads (1 and all processors)"
@@ -282,13 +301,15 @@ def build_parser() -> CommandParser:
 @command
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.compare and find_spec("torch") is None:
+    if args.compare == "torch" and find_spec("torch") is None:
         raise UsageError(
             "[bench] 'compare' needs the package torch, which is not installed. Install it: pip "
             "install torch"
         )
     setup = _setup(args)
-    programs = ["dense", "ternary", *([args.compare] if args.compare else [])]
+    programs = ["dense", "ternary", *(["torch"] if args.compare == "torch" else [])]
+    if args.compare == "lora":
+        programs = [*_LORA]
     threads = args.threads or sorted({1, thread_count()})
     processes = 1 if args.quick else args.processes
     figures = benchmark_training(setup, programs, threads, processes)
@@ -330,7 +351,9 @@ def _lines(figures: Sequence[Figure]) -> list[str]:
     rows = [["threads", "program", "tokens/s", "best", "tokens/processor s", "of dense"]]
     for figure in figures:
         dense = next(
-            each for each in figures if each.program == "dense" and each.threads == figure.threads
+            each
+            for each in figures
+            if each.program.endswith("dense") and each.threads == figure.threads
         )
         share = figure.tokens_per_processor_second / dense.tokens_per_processor_second
         rows.append(

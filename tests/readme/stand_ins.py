@@ -6,12 +6,19 @@ import shutil
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import yaml
 from PIL import Image
 
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.models import architectures
-from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
+from tests.hub.checkpoints import (
+    GOLDENS,
+    tiny_model,
+    tiny_of,
+    tiny_transformer,
+    write_bitnet_checkpoint,
+)
 from tests.hub.embedder_folder import embedder_folder
 from tests.hub.encoder_folder import encoder_folder
 from tests.hub.marian_folder import marian_folder
@@ -33,6 +40,8 @@ def write_repositories(folder: Path) -> dict[str, Path]:
             _write_bitnet(target)
         for file in (GOLDENS / "tokenizer_bpe").glob("tokenizer*.json"):
             shutil.copyfile(file, target / file.name)
+    bonsai = "prism-ml/Ternary-Bonsai-8B-mlx-2bit"
+    found[bonsai] = _write_bonsai(folder / bonsai.replace("/", "--"))
     encoder, translator = "google/fnet-base", "Helsinki-NLP/opus-mt-en-de"
     found[translator] = marian_folder(folder / translator.replace("/", "--"))
     found[encoder] = encoder_folder(folder / encoder.replace("/", "--"))
@@ -40,6 +49,15 @@ def write_repositories(folder: Path) -> dict[str, Path]:
     found[embedder] = embedder_folder(folder / embedder.replace("/", "--"))
     found["timm/edgenext_xx_small.in1k"] = TIMM / "edgenext"
     return found
+
+
+def _write_bonsai(folder: Path) -> Path:
+    """2-bit codes of MLX's affine form, as published."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 64}
+    model = tiny_of("qwen3", vocab_size=VOCABULARY, **sizes)
+    nn.quantize(model, group_size=128, bits=2)
+    save_model(folder, model, GOLDENS / "tokenizer_bpe")
+    return folder
 
 
 def _write_matmul_free(folder: Path) -> None:

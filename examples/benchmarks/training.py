@@ -231,7 +231,8 @@ def _model(setup: Setup, program: str) -> Decoder:
             # the dense model in the form of Bonsai
             group_size = math.gcd(_GROUP, setup.hidden_size, setup.intermediate_size)
             nn.quantize(model, group_size, 2, class_predicate=_is_in_a_block)
-        adapt_layers(pack_linears(model))
+        pack_linears(model)
+        adapt_layers(model)
     model.train()
     mx.eval(model.parameters())
     return model

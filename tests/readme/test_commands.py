@@ -36,6 +36,7 @@ ONLY_PARSED = (
     "mmfree classify --picture ",
     "mmfree serve ",
     "mmfree distil ",
+    "mmfree ternarize ",
 )
 # a shell goes on where a command between $( ) fails
 COMPLAINTS = ("Traceback", "command not found", "No module named")

@@ -25,6 +25,7 @@ OLDER = [
     ("fuse", "--text-file", "--data"),
     ("perplexity", "--text-file", "--data"),
     ("distil", "--path", "--output"),
+    ("ternarize", "--path", "--output"),
     ("upload", "--repo", "--upload-repo"),
 ]
 THEIRS = [

@@ -254,9 +254,9 @@ def test_a_batch_that_processes_cannot_share_is_refused() -> None:
         plan_training(run, _model("mlgru"), _TwoProcesses())
 
 
-def _bonsai(layers: int, **sizes: Any) -> Decoder:
-    """Bonsai 27B with fewer blocks, adapters on all their matrices, and weights that take no memory."""
-    config = presets()["ternary-bonsai-27b"] | {"num_hidden_layers": layers} | sizes
+def _bonsai(layers: int) -> Decoder:
+    """Bonsai 27B with so many blocks, adapters on all their matrices, and weights without memory."""
+    config = presets()["ternary-bonsai-27b"] | {"num_hidden_layers": layers}
     model: Decoder = skeleton(config)
     checkpoint_blocks(model)
     adapt_layers(model)
@@ -272,12 +272,3 @@ def _lora_plan(model: Decoder, length: int) -> MemoryPlan:
 def test_adapters_of_a_27b_model_fit_a_mac_of_32_gb() -> None:
     # half of the memory is for the system and what MLX does not count
     assert 10e9 < _lora_plan(_bonsai(64), 2048).total < 16e9
-
-
-@needs_extension
-@pytest.mark.slow
-def test_blocks_of_a_27b_model_take_what_is_planned() -> None:
-    model = _bonsai(4, vocab_size=2048)
-    plan = _lora_plan(model, 128)
-    measured = _measured(model, optim.Adam(1e-5), [_batch(1, 128)], None)
-    assert abs(measured / plan.total - 1) < 0.15

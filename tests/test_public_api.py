@@ -13,7 +13,10 @@ _GENERATE = (
     "max_tokens=100, sampler=greedy, processors=(), stop=(), extra_eos_tokens=(), {}"
     "prefill_step_size=2048{})"
 )
-_DRAFT = ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None, is_answer=False"
+_DRAFT = (
+    ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None, is_answer=False, "
+    "ngram_drafts=False"
+)
 _LOAD = (
     "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False, "
     "direct=False)"

@@ -12,7 +12,13 @@ from ..errors import MMFreeError, UsageError
 from ..platform.terminal import shown
 from .parts.command import CommandParser, argument_errors, command, with_flags
 from .parts.flags import add_sampling_flags, sampler_from
-from .parts.loading import add_key_value_flags, add_memory_flags, add_model_flags, loaded
+from .parts.loading import (
+    add_key_value_flags,
+    add_memory_flags,
+    add_model_flags,
+    add_ngram_flags,
+    loaded,
+)
 from .parts.prompts import add_end_flags, add_prefill_flag, add_template_flags
 from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, WordWrap
 
@@ -64,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     choice = parser.add_argument_group("choice of tokens")
     add_sampling_flags(choice, temp=TEMPERATURE, top_p=TOP_P)
+    drafts = parser.add_argument_group("speculative decoding")
+    add_ngram_flags(drafts, drafts)
     add_key_value_flags(parser)
     add_memory_flags(parser)
     return parser
@@ -99,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             variables=args.chat_template_args,
             prefill_step_size=args.prefill_step_size,
             prompt_progress_callback=bar,
+            ngram_drafts=args.ngram_drafts,
+            num_draft_tokens=args.num_draft_tokens,
         )
         if args.seed is not None:
             mx.random.seed(args.seed)

@@ -178,7 +178,11 @@ def _cached_tokens(args: argparse.Namespace) -> int:
     """The number of tokens in the prompt cache, whose settings the flags take over."""
     from ..generation.prompt_cache import read_settings
 
-    single = {"prompt_cache_file": args.prompt_cache_file, "draft_model": args.draft_model}
+    single = {
+        "prompt_cache_file": args.prompt_cache_file,
+        "draft_model": args.draft_model,
+        "ngram_drafts": args.ngram_drafts or None,
+    }
     for name, value in single.items():
         if value is not None and args.data is not None:
             raise UsageError(
@@ -230,8 +234,12 @@ def _model_options(
     if args.prompt_cache_file is not None:
         options["state"] = load_prompt_cache(args.prompt_cache_file, model).state
     draft = loading.draft_of(args, model, tokenizer)
-    if draft is not None:
-        options |= {"draft_model": draft, "num_draft_tokens": args.num_draft_tokens}
+    if draft is not None or args.ngram_drafts:
+        options |= {
+            "draft_model": draft,
+            "ngram_drafts": args.ngram_drafts,
+            "num_draft_tokens": args.num_draft_tokens,
+        }
     return options
 
 

@@ -259,6 +259,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         max_context=args.max_context,
         max_tokens=args.max_tokens,
         prefill_step_size=args.prefill_step_size,
+        ngram_drafts=args.ngram_drafts,
         num_draft_tokens=args.num_draft_tokens,
         timeout_s=args.timeout,
         grace_s=args.grace,

@@ -21,7 +21,9 @@ from .decode import (
     end_tokens,
     responses,
 )
+from .ngrams import NgramDecoding, RepeatedText
 from .sampling import Sampler, greedy, with_known_tokens
+from .speculative import NUM_DRAFT_TOKENS
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class Chat:
         state: The state of an empty text; `None` is the model's own.
         prefill_step_size: Positions read at a time.
         prompt_progress_callback: Takes how many tokens of a question are read, and how many there are.
+        ngram_drafts: Propose what followed the same tokens earlier in the conversation, which changes
+            the speed alone.
+        num_draft_tokens: How many tokens are proposed at a time.
 
     Attributes:
         messages: The conversation so far, each with `role` and `content`.
@@ -94,6 +99,8 @@ class Chat:
         state: State = None,
         prefill_step_size: int = PREFILL_STEP_SIZE,
         prompt_progress_callback: Progress | None = None,
+        ngram_drafts: bool = False,
+        num_draft_tokens: int = NUM_DRAFT_TOKENS,
     ):
         check_max_tokens(max_tokens)
         self.has_template: bool = tokenizer.has_chat_template
@@ -112,6 +119,8 @@ class Chat:
         self._start = _Mark("", model.init_state(1) if state is None else state, (), 0)
         self._prefill_step_size = prefill_step_size
         self._progress = prompt_progress_callback
+        self._ngram_drafts = ngram_drafts
+        self._num_draft_tokens = num_draft_tokens
         self.reset()
 
     def reset(self) -> None:
@@ -119,6 +128,7 @@ class Chat:
         self.messages = list(self._first)
         self.turns = 0
         self._marks = [self._start]
+        self._repeated = RepeatedText()
 
     @property
     def size(self) -> int:
@@ -148,22 +158,14 @@ class Chat:
         # the other marks are released before reading takes memory
         self._marks = [mark]
         start = perf_counter()
-        decoding = Decoding(
-            self._model,
-            token_array(ids, self._model.vocab_size),
-            state=mark.state,
-            sampler=self.sampler,
-            processors=with_known_tokens(self._model, self._tokenizer, ()),
-            prefill_step_size=self._prefill_step_size,
-            progress=self._progress,
-        )
-        size = mark.size - len(mark.unread) + len(ids)
-        asked = _Mark(whole, decoding.state, (), size)
-        del mark
         max_tokens = self.max_tokens
+        decoding = self._decoding(ids, mark.state)
+        size = mark.size - len(mark.unread) + len(ids)
+        asked = _Mark(whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size)
+        del mark
         completion = Completion(self._tokenizer, (), self._end, max_tokens)
         # its state is not known while a step runs
-        idle: Decoding | None = None
+        idle: Decoding | NgramDecoding | None = None
         try:
             for response in responses(decoding, completion, len(ids), start):
                 self._marks = [asked]
@@ -175,10 +177,35 @@ class Chat:
             if completion.tokens:
                 self.messages = [*messages, _message("assistant", completion.text)]
                 self.turns += 1
-                state = None if idle is None else idle.state
+                # nor what a text would be without the tokens that are ready
+                is_ahead = isinstance(idle, NgramDecoding) and idle.num_ready > 0
+                state = None if idle is None or is_ahead else idle.state
                 self._marks = self._marks_after(
                     asked, ids[-1], completion.tokens, state, max_tokens
                 )
+
+    def _decoding(self, ids: Sequence[int], state: State) -> Decoding | NgramDecoding:
+        """What answers a question of these ids."""
+        options: dict[str, Any] = {
+            "state": state,
+            "sampler": self.sampler,
+            "processors": with_known_tokens(self._model, self._tokenizer, ()),
+            "prefill_step_size": self._prefill_step_size,
+            "progress": self._progress,
+        }
+        tokens = token_array(ids, self._model.vocab_size)
+        if not self._ngram_drafts:
+            return Decoding(self._model, tokens, **options)
+        self._repeated.add(ids)
+        return NgramDecoding(
+            self._model,
+            tokens,
+            self._repeated,
+            num_draft_tokens=self._num_draft_tokens,
+            max_tokens=self.max_tokens,
+            end=self._end,
+            **options,
+        )
 
     def _prompt(
         self, messages: list[dict[str, str]], text: str
@@ -212,12 +239,11 @@ class Chat:
         # an answer's first token is not the start of the text
         detokenizer.add(last_read)
         text = asked.text + "".join(map(detokenizer.add, tokens)) + detokenizer.finalize()
-        unread = tuple(tokens)
         if state is None:
-            state = asked.state
+            state, unread = asked.state, (*asked.unread, *tokens)
         else:
-            # the last token that is allowed is never read
-            unread = unread[max_tokens - 1 :]
+            # the last token that is allowed is never read, and with drafts no last one
+            unread = tuple(tokens[-1 if self._ngram_drafts else max_tokens - 1 :])
         answered = _Mark(text, state, unread, asked.size + len(tokens))
         return [asked, answered] if self.has_template else [answered]
 

@@ -411,10 +411,10 @@ def prefill(
 
 @dataclass(frozen=True)
 class DraftStats:
-    """What a draft model was worth.
+    """What drafts were worth.
 
     Attributes:
-        proposed: Tokens that it proposed.
+        proposed: Tokens that were proposed.
         accepted: Those that the model kept.
 
     Example:
@@ -590,8 +590,8 @@ class GenerationResponse:
         peak_memory: The most memory that MLX has used, in GB.
         finish_reason: `"stop"` at a stop string or the end of the text, `"length"` at the last
             token allowed, otherwise `None`.
-        from_draft: Whether the draft model proposed the token.
-        draft: What the draft model proposed so far; `None` without one.
+        from_draft: Whether the token was proposed, by a draft model or by the text.
+        draft: What the drafts were worth so far; `None` without them.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -614,15 +614,15 @@ class GenerationResponse:
 
 
 class _Steps(Protocol):
-    """What decodes a text: `Decoding`, alone or with a draft model."""
+    """What decodes a text: `Decoding`, alone or with drafts."""
 
     @property
     def from_draft(self) -> bool:
-        """Whether a draft model proposed the last token."""
+        """Whether the last token was proposed."""
 
     @property
     def stats(self) -> DraftStats | None:
-        """What the draft model proposed so far; `None` without one."""
+        """What the drafts were worth so far; `None` without them."""
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row."""

@@ -1,11 +1,13 @@
 """Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 
-A small draft model proposes tokens one by one; the model reads them all at once and keeps those that
-it would have chosen itself.
+Tokens are proposed, by a small draft model or by the text itself; the model reads them all at once
+and keeps those that it would have chosen itself.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from math import inf
 from typing import Any, cast
 
 import mlx.core as mx
@@ -36,6 +38,15 @@ def check_draft(model: Decoder, draft_model: Decoder) -> None:
         raise ValueError(
             f"[speculative] 'draft_model' must have the model's vocabulary of {model.vocab_size} "
             f"tokens but has {draft_model.vocab_size}. Choose a smaller model of the same family."
+        )
+
+
+def check_one_kind_of_draft(draft_model: Decoder | None, ngram_drafts: bool) -> None:
+    """Refuses drafts of a model and of the text together."""
+    if draft_model is not None and ngram_drafts:
+        raise ValueError(
+            "[speculative] 'ngram_drafts' must be left out with 'draft_model' but both are given. Take "
+            "one of them."
         )
 
 
@@ -189,65 +200,52 @@ class _Trail:
 NUM_DRAFT_TOKENS = 3
 
 
-class SpeculativeDecoding:
-    """One text in the middle of decoding with a draft model; steps as `Decoding` does.
+def check_num_draft_tokens(count: int) -> None:
+    if count < 1:
+        raise ValueError(f"[speculative] 'num_draft_tokens' must be at least 1 but got {count}.")
 
-    Where the sampler is a `Draw`, with p the model's probabilities and q the draft's, a proposed
-    token x is kept with probability :math:`\\min(1, p(x) / q(x))`; the first one that is not is drawn
-    again from :math:`\\max(p - q, 0)`, so that every token is distributed as without a draft. Any
-    other sampler, greedy included, chooses from the model's logits, and proposed tokens are kept as
-    long as they are its choices.
 
-    The model reads every proposal in one call, which is compiled where its state has a form of fixed
-    shapes, and so are the steps of the draft model. Tokens that were refused are taken back.
+class Speculation(ABC):
+    """One text in the middle of decoding, of which several tokens are checked at a time.
+
+    The model reads all proposed tokens in one call, which is compiled where its state has a form of
+    fixed shapes, and keeps those that it would have chosen itself. The others are taken back.
 
     Args:
-        model: Gives the logits.
-        draft_model: Proposes tokens; has the same vocabulary.
+        reader: Has read the prompt but its last token.
         tokens: The prompt, integers `(1, L)`.
-        num_draft_tokens: How many tokens are proposed at a time.
-        state: What the model has read before the prompt.
-        draft_state: What the draft model has read before it; `None`: nothing.
-        sampler: Chooses tokens from logits, of both models.
-        processors: Change the logits before, of both models.
-        prefill_step_size: Positions of the prompt read at a time.
-        progress: Called as each model reads the prompt.
+        vocab_size: How many tokens the model knows.
+        num_draft_tokens: How many tokens are proposed at a time, at most.
+        sampler: Chooses tokens from logits.
+        processors: Change the logits before.
+        max_tokens: How many tokens the text has at most; nothing is proposed beyond them.
+        end: Tokens that end the text; nothing is kept after one.
 
-    Raises:
-        ValueError: The vocabularies differ or a number is too small.
+    Attributes:
+        stats: What the proposals were worth so far.
+        from_draft: Whether the last token was proposed.
     """
 
     def __init__(
         self,
-        model: Decoder,
-        draft_model: Decoder,
+        reader: RewindingReader,
         tokens: mx.array,
+        vocab_size: int,
         *,
-        num_draft_tokens: int = NUM_DRAFT_TOKENS,
-        state: Any = None,
-        draft_state: Any = None,
-        sampler: Sampler = greedy,
-        processors: Sequence[LogitsProcessor] = (),
-        prefill_step_size: int = PREFILL_STEP_SIZE,
-        progress: Progress | None = None,
+        num_draft_tokens: int,
+        sampler: Sampler,
+        processors: Sequence[LogitsProcessor],
+        max_tokens: float = inf,
+        end: Collection[int] = (),
     ):
-        check_draft(model, draft_model)
-        if num_draft_tokens < 1:
-            raise ValueError(
-                f"[speculative] 'num_draft_tokens' must be at least 1 but got {num_draft_tokens}."
-            )
+        self._target = reader
+        self._last = int(tokens[0, -1])
         self._count = num_draft_tokens
         self._sampler = sampler
         self._processors = processors
-        options: dict[str, Any] = {"step_size": prefill_step_size, "progress": progress}
-        self._target, self._draft = (
-            RewindingReader(reader, prefill(reader, tokens[:, :-1], before, **options), self._count)
-            for reader, before in ((model, state), (draft_model, draft_state))
-        )
-        self._last = int(tokens[0, -1])
-        # after the last token that the draft model has read
-        self._pending = [self._last]
-        self._seen: Any = [p.start(tokens, None, model.vocab_size) for p in processors]
+        self._seen: Any = [p.start(tokens, None, vocab_size) for p in processors]
+        self._left = max_tokens
+        self._end = end
         self._ready: deque[tuple[int, bool]] = deque()
         self.stats = DraftStats()
         self.from_draft = False
@@ -269,61 +267,49 @@ class SpeculativeDecoding:
             is_last: No step follows, so nothing is proposed.
         """
         if not self._ready:
-            self._ready.extend(self._round(0 if is_last else self._count))
+            self._ready.extend(self._round(0 if is_last else int(min(self._count, self._left - 1))))
         token, self.from_draft = self._ready.popleft()
+        self._left -= 1
         return [token]
 
-    def _round(self, count: int) -> list[tuple[int, bool]]:
+    def _round(self, most: int) -> list[tuple[int, bool]]:
         """Proposes tokens and gives those that were kept and the one that follows them."""
-        drafts, scores, seen = self._propose(count)
+        drafts, seen = self._propose(most)
         tokens = mx.concatenate([mx.array([self._last], mx.int32), *drafts])
         logits, finite = self._target.read(tokens[None])
         # the positions are rows of a batch
         rows = tree_map(lambda *arrays: mx.concatenate(list(arrays)), *seen)
-        logits = self._process(logits, rows)
-        if isinstance(self._sampler, Draw):
-            kept, new = accept_drawn(self._sampler.scores(logits), scores, drafts)
-        else:
-            kept, new = accept_chosen(self._sampler(logits), drafts)
+        kept, new = self._accept(self._process(logits, rows), drafts)
         numbers = cast(list[int], mx.concatenate([kept, new, *drafts]).tolist())
         check_finite(finite)
         accepted, self._last, proposed = numbers[0], numbers[1], numbers[2:]
-        self._target.take_back(count - accepted)
-        self._settle_draft(accepted, proposed)
-        self._seen = self._update(seen[accepted], new)
-        mx.eval(self._target.arrays, self._draft.arrays, self._seen)
-        self.stats = DraftStats(self.stats.proposed + count, self.stats.accepted + accepted)
+        ends = (n for n, token in enumerate(proposed[:accepted]) if token in self._end)
+        if (end := next(ends, None)) is not None:
+            accepted, self._last = end, proposed[end]
+        self._target.take_back(len(proposed) - accepted)
+        self._settle(accepted, proposed)
+        self._seen = self._update(seen[accepted], mx.array([self._last], mx.int32))
+        mx.eval(self._target.arrays, self._arrays(), self._seen)
+        stats = self.stats
+        self.stats = DraftStats(stats.proposed + len(proposed), stats.accepted + accepted)
         fresh = [*proposed[:accepted], self._last]
         return [(number, n < accepted) for n, number in enumerate(fresh)]
 
-    def _propose(self, count: int) -> tuple[list[mx.array], list[mx.array], list[Any]]:
-        """Tokens `(1,)`, their scores `(1, V)`, and the penalties before each and after the last."""
-        seen = [self._seen]
-        drafts: list[mx.array] = []
-        scores: list[mx.array] = []
-        tokens = mx.array(self._pending, mx.int32)
-        for _ in range(count):
-            logits, _ = self._draft.read(tokens[None])
-            logits = self._process(logits[-1:], seen[-1])
-            if isinstance(self._sampler, Draw):
-                scores.append(self._sampler.scores(logits))
-                chosen = mx.random.categorical(scores[-1])
-            else:
-                chosen = self._sampler(logits)
-            tokens = chosen.astype(mx.int32)
-            seen.append(self._update(seen[-1], tokens))
-            drafts.append(tokens)
-        return drafts, scores, seen
+    @abstractmethod
+    def _propose(self, most: int) -> tuple[list[mx.array], list[Any]]:
+        """Tokens `(1,)`, so many at most, and the penalties before each and after the last."""
 
-    def _settle_draft(self, accepted: int, proposed: list[int]) -> None:
-        """Takes refused tokens back; the draft model has not read its last one."""
-        count = len(proposed)
-        if not count:
-            self._pending.append(self._last)
-            return
-        read = min(accepted, count - 1)
-        self._draft.take_back(count - 1 - read)
-        self._pending = [*proposed[read:accepted], self._last]
+    @abstractmethod
+    def _accept(self, logits: mx.array, drafts: list[mx.array]) -> tuple[mx.array, mx.array]:
+        """How many tokens are kept `(1,)`, and the one that follows them `(1,)`."""
+
+    @abstractmethod
+    def _settle(self, accepted: int, proposed: list[int]) -> None:
+        """Takes in how many tokens were kept, and the last one."""
+
+    def _arrays(self) -> Any:
+        """What else is computed at each round."""
+        return ()
 
     def _process(self, logits: mx.array, seen: Any) -> mx.array:
         for process, state in zip(self._processors, seen, strict=True):
@@ -335,3 +321,107 @@ class SpeculativeDecoding:
             process.update(state, tokens)
             for process, state in zip(self._processors, seen, strict=True)
         ]
+
+
+class SpeculativeDecoding(Speculation):
+    """One text in the middle of decoding with a draft model; steps as `Decoding` does.
+
+    Where the sampler is a `Draw`, with p the model's probabilities and q the draft's, a proposed
+    token x is kept with probability :math:`\\min(1, p(x) / q(x))`; the first one that is not is drawn
+    again from :math:`\\max(p - q, 0)`, so that every token is distributed as without a draft. Any
+    other sampler, greedy included, chooses from the model's logits, and proposed tokens are kept as
+    long as they are its choices.
+
+    The steps of the draft model are compiled as those of the model are.
+
+    Args:
+        model: Gives the logits.
+        draft_model: Proposes tokens; has the same vocabulary.
+        tokens: The prompt, integers `(1, L)`.
+        num_draft_tokens: How many tokens are proposed at a time.
+        state: What the model has read before the prompt.
+        draft_state: What the draft model has read before it; `None`: nothing.
+        sampler: Chooses tokens from logits, of both models.
+        processors: Change the logits before, of both models.
+        prefill_step_size: Positions of the prompt read at a time.
+        progress: Called as each model reads the prompt.
+        max_tokens, end: As for `Speculation`.
+
+    Raises:
+        ValueError: The vocabularies differ or a number is too small.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        draft_model: Decoder,
+        tokens: mx.array,
+        *,
+        num_draft_tokens: int = NUM_DRAFT_TOKENS,
+        state: Any = None,
+        draft_state: Any = None,
+        sampler: Sampler = greedy,
+        processors: Sequence[LogitsProcessor] = (),
+        prefill_step_size: int = PREFILL_STEP_SIZE,
+        progress: Progress | None = None,
+        max_tokens: float = inf,
+        end: Collection[int] = (),
+    ):
+        check_draft(model, draft_model)
+        check_num_draft_tokens(num_draft_tokens)
+        options: dict[str, Any] = {"step_size": prefill_step_size, "progress": progress}
+        target, self._draft = (
+            RewindingReader(
+                reader, prefill(reader, tokens[:, :-1], before, **options), num_draft_tokens
+            )
+            for reader, before in ((model, state), (draft_model, draft_state))
+        )
+        super().__init__(
+            target,
+            tokens,
+            model.vocab_size,
+            num_draft_tokens=num_draft_tokens,
+            sampler=sampler,
+            processors=processors,
+            max_tokens=max_tokens,
+            end=end,
+        )
+        # after the last token that the draft model has read
+        self._pending = [self._last]
+        self._scores: list[mx.array] = []
+
+    def _propose(self, most: int) -> tuple[list[mx.array], list[Any]]:
+        seen = [self._seen]
+        drafts: list[mx.array] = []
+        self._scores = []
+        tokens = mx.array(self._pending, mx.int32)
+        for _ in range(most):
+            logits, _ = self._draft.read(tokens[None])
+            logits = self._process(logits[-1:], seen[-1])
+            if isinstance(self._sampler, Draw):
+                self._scores.append(self._sampler.scores(logits))
+                chosen = mx.random.categorical(self._scores[-1])
+            else:
+                chosen = self._sampler(logits)
+            tokens = chosen.astype(mx.int32)
+            seen.append(self._update(seen[-1], tokens))
+            drafts.append(tokens)
+        return drafts, seen
+
+    def _accept(self, logits: mx.array, drafts: list[mx.array]) -> tuple[mx.array, mx.array]:
+        if isinstance(self._sampler, Draw):
+            return accept_drawn(self._sampler.scores(logits), self._scores, drafts)
+        return accept_chosen(self._sampler(logits), drafts)
+
+    def _settle(self, accepted: int, proposed: list[int]) -> None:
+        """Takes refused tokens back; the draft model has not read its last one."""
+        count = len(proposed)
+        if not count:
+            self._pending.append(self._last)
+            return
+        read = min(accepted, count - 1)
+        self._draft.take_back(count - 1 - read)
+        self._pending = [*proposed[read:accepted], self._last]
+
+    def _arrays(self) -> Any:
+        return self._draft.arrays

@@ -23,9 +23,15 @@ from .decode import (
     prompt_tokens,
     responses,
 )
+from .ngrams import NgramDecoding, RepeatedText
 from .sampling import LogitsProcessor, Sampler, greedy, with_known_tokens
 from .scheduling import Event, Request, Scheduler
-from .speculative import NUM_DRAFT_TOKENS, SpeculativeDecoding
+from .speculative import (
+    NUM_DRAFT_TOKENS,
+    Speculation,
+    SpeculativeDecoding,
+    check_one_kind_of_draft,
+)
 
 
 def stream_generate(
@@ -44,6 +50,7 @@ def stream_generate(
     num_draft_tokens: int = NUM_DRAFT_TOKENS,
     prompt_progress_callback: Progress | None = None,
     is_answer: bool = False,
+    ngram_drafts: bool = False,
 ) -> Iterator[GenerationResponse]:
     """Continues a prompt and yields the text as it comes.
 
@@ -60,17 +67,19 @@ def stream_generate(
         prefill_step_size: Positions of the prompt read at a time.
         draft_model: A smaller model with the same tokens, which proposes what the model then only
             checks; it changes the speed but, save for rounding, not the text or its distribution.
-        num_draft_tokens: How many tokens it proposes at a time.
+        num_draft_tokens: How many tokens are proposed at a time.
         prompt_progress_callback: Takes how many tokens of the prompt are read, and how many there are.
         is_answer: Whether the text is an answer to the prompt, a text of its own, and does not go on
             from its last word. With SentencePiece, a space before its first word is then left out.
+        ngram_drafts: Propose what followed the same tokens earlier in the text, without a draft model.
+            The text is, save for rounding, the same, sampled or not; edits come faster.
 
     Returns:
         An iterator over the steps, each computed when it is asked for.
 
     Raises:
-        ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, or
-            the draft model has another vocabulary.
+        ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
+            draft model has another vocabulary, or both kinds of drafts are asked for.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -93,13 +102,15 @@ def stream_generate(
         "prefill_step_size": prefill_step_size,
         "progress": prompt_progress_callback,
     }
-    decoding: Decoding | SpeculativeDecoding
-    if draft_model is None:
-        decoding = Decoding(model, tokens, **options)
+    drafts = {"num_draft_tokens": num_draft_tokens, "max_tokens": max_tokens, "end": end}
+    decoding: Decoding | Speculation
+    if draft_model is not None:
+        check_one_kind_of_draft(draft_model, ngram_drafts)
+        decoding = SpeculativeDecoding(model, draft_model, tokens, **options, **drafts)
+    elif ngram_drafts:
+        decoding = NgramDecoding(model, tokens, RepeatedText(ids), **options, **drafts)
     else:
-        decoding = SpeculativeDecoding(
-            model, draft_model, tokens, num_draft_tokens=num_draft_tokens, **options
-        )
+        decoding = Decoding(model, tokens, **options)
     return responses(decoding, completion, len(ids), start)
 
 
@@ -110,7 +121,7 @@ def generate(*args: Any, **options: Any) -> str:
     Args:
         model, tokenizer, prompt: As for `stream_generate`.
         max_tokens, sampler, processors, stop, extra_eos_tokens, state, prefill_step_size: Likewise.
-        draft_model, num_draft_tokens, prompt_progress_callback, is_answer: Likewise.
+        draft_model, num_draft_tokens, prompt_progress_callback, is_answer, ngram_drafts: Likewise.
         verbose: Print the text as it comes, then tokens, speeds and peak memory.
 
     Returns:

@@ -55,6 +55,7 @@ def make_service(
             prefill_step_size=settings.prefill_step_size,
             sessions=served.sessions,
             draft_model=served.draft,
+            ngram_drafts=settings.ngram_drafts,
             num_draft_tokens=settings.num_draft_tokens,
         )
 

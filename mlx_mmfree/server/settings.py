@@ -70,7 +70,8 @@ class Settings:
         max_context: The most tokens of a prompt and its answer together.
         max_tokens: The most tokens of an answer where a request does not say.
         prefill_step_size: Tokens of a prompt that are read between two steps of other texts.
-        num_draft_tokens: Tokens that a draft model proposes at a time.
+        ngram_drafts: Whether texts propose what followed the same tokens earlier in them.
+        num_draft_tokens: Tokens that are proposed at a time.
         timeout_s: The longest time that a request may take.
         grace_s: How long answers may go on once the server was told to end.
         sampling: How tokens are drawn where a request does not say.
@@ -91,6 +92,7 @@ class Settings:
     max_context: int = 32_768
     max_tokens: int = 512
     prefill_step_size: int = 512
+    ngram_drafts: bool = False
     num_draft_tokens: int = 3
     timeout_s: float = 600.0
     grace_s: float = 20.0

@@ -157,6 +157,16 @@ def test_a_draft_model_changes_the_speed_alone(
         assert result["draft"]["acceptance_rate"] == 1
 
 
+def test_drafts_from_the_text_change_the_speed_alone(folder: Path, capsys: Captured) -> None:
+    want = generated(capsys, folder, "-p", "The dog", "-m", "40")
+    drafted = ("-p", "The dog", "-m", "40", "--ngram-drafts")
+    assert generated(capsys, folder, *drafted) == want
+    assert main(["generate", "--model", str(folder), *drafted, "--json"]) == 0
+    assert "acceptance_rate" in json.loads(capsys.readouterr().out)["draft"]
+    flags = ("--ngram-drafts", "--draft-model", str(folder))
+    assert "not allowed with" in refusal(capsys, folder, "-p", "A", *flags)
+
+
 def test_a_draft_of_another_family_is_refused(
     folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:

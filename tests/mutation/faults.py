@@ -617,8 +617,8 @@ FAULTS = {
     ),
     "scheduling: random numbers are drawn twice": Fault(
         "generation/scheduling/writing.py",
-        "        self.keys = pairs[:, 0]\n",
-        "",
+        "    return pairs[:, 0], sampler.at(logits, chances)",
+        "    return keys, sampler.at(logits, chances)",
         ("generation/scheduling/test_scheduler.py",),
     ),
     "scheduling: rows change places when others leave": Fault(
@@ -670,10 +670,16 @@ FAULTS = {
         ("generation/sessions",),
     ),
     "scheduling: what a draft model has read is counted twice": Fault(
-        "generation/scheduling/scheduler.py",
+        "generation/scheduling/drafting.py",
         "        self._read += len(tokens)\n",
         "        self._read += 2 * len(tokens)\n",
         ("generation/scheduling/test_drafting.py",),
+    ),
+    "drafts: numbers drawn for refused tokens are used up": Fault(
+        "generation/ngrams.py",
+        "self._draws.key = self._keys[accepted]",
+        "self._draws.key = self._keys[-1]",
+        ("generation/test_ngrams.py",),
     ),
     "embeddings: padding counts in the mean": Fault(
         "generation/embeddings.py",

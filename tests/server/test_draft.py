@@ -1,11 +1,11 @@
-"""A model that is served with a draft model gives the same texts."""
+"""A model that is served with drafts gives the same texts."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from mlx_mmfree.generation.scheduling.scheduler import Drafting
+from mlx_mmfree.generation.scheduling.drafting import Drafting
 from tests.server.conftest import stream
 
 pytestmark = pytest.mark.serve
@@ -38,3 +38,15 @@ def test_texts_stay_what_they_are(
         shown = stream(client, **bodies[1])
         text = "".join(event["choices"][0]["text"] for event in shown if event["choices"])
         assert text == plain["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("temperature", [0, 0.4])
+def test_drafts_from_the_text_change_nothing(start: Callable[..., Any], temperature: float) -> None:
+    story = "The dog ran to the tree. The dog ran to the tree. The dog ran"
+    body = {"prompt": story, "max_tokens": 60, "temperature": temperature, "seed": 3}
+    texts = []
+    for drafts in (False, True):
+        with start(ngram_drafts=drafts) as client:
+            answers = [client.post("/v1/completions", json=body).json() for _ in range(2)]
+            texts += [answer["choices"][0]["text"] for answer in answers]
+    assert len(set(texts)) == 1

@@ -324,22 +324,38 @@ def loaded(
 
 
 def add_draft_flags(group: Any, reads: str) -> None:
-    """Adds the flags for a draft model.
+    """Adds the flags for drafts, by a model or from the text.
 
     Args:
         group: The parser or a group of it.
-        reads: What users must know of its use, after what it does.
+        reads: What users must know of a draft model's use, after what it does.
     """
-    group.add_argument(
+    kinds = group.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--draft-model",
         help="folder or Hub repository of a smaller model with the same tokens; it proposes tokens "
         f"that the model then checks, {reads}",
+    )
+    add_ngram_flags(kinds, group)
+
+
+def add_ngram_flags(kinds: Any, group: Any) -> None:
+    """Adds the flag for drafts from the text, and the one for their number.
+
+    Args:
+        kinds, group: The parser or groups of it.
+    """
+    kinds.add_argument(
+        "--ngram-drafts",
+        action="store_true",
+        help="propose what followed the same tokens earlier in the text (prompt lookup); edits and code "
+        "come faster, and texts stay what they are",
     )
     group.add_argument(
         "--num-draft-tokens",
         type=positive,
         default=3,
-        help="number of tokens that it proposes at a time (%(default)s)",
+        help="number of tokens that are proposed at a time (%(default)s)",
     )
 
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from ...errors import MMFreeError
 from ...models import Decoder, check_causal
-from ..decode import DraftStats, prefill
-from ..sampling import greedy, with_known_tokens
+from ..decode import DraftStats
+from ..sampling import with_known_tokens
 from ..sessions import Known, Sessions
-from ..speculative import NUM_DRAFT_TOKENS, SpeculativeDecoding, check_draft
+from ..speculative import NUM_DRAFT_TOKENS, check_draft, check_one_kind_of_draft
 from ..states import exact_lengths, joined_states, selected_rows, state_before
+from .drafting import Drafting, ModelDrafting, NgramDrafting
 from .requests import Beginning, Beginnings, Event, Request, Row, TokenLogprobs
 from .writing import Choice, Writing
 
@@ -166,98 +167,6 @@ def _waits_for(row: Row, parts: Sequence[Beginning]) -> bool:
     return any(part is row.beginning.next_unread() for part in parts)
 
 
-class Drafting:
-    """Writes one text with a draft model while there is no other.
-
-    The draft model reads the text in chunks, between the steps in which it is written as usual, and
-    proposes tokens once it has caught up. Only greedy texts without penalties and log-probabilities are
-    written in this way: they stay what they are, whether another text comes or not.
-
-    Args:
-        model: Gives the logits.
-        draft_model: Proposes tokens.
-        num_draft_tokens: How many it proposes at a time.
-        step_size: Tokens that it reads at a time.
-    """
-
-    def __init__(self, model: Decoder, draft_model: Decoder, num_draft_tokens: int, step_size: int):
-        self._model = model
-        self._draft_model = draft_model
-        self._count = num_draft_tokens
-        self._step_size = step_size
-        self._before = DraftStats()
-        self._decoding: SpeculativeDecoding | None = None
-        self._followed: Row | None = None
-        self._read = 0
-        self._state: State = None
-
-    @property
-    def stats(self) -> DraftStats:
-        """What the draft model was worth so far."""
-        before, now = self._before, DraftStats() if self._decoding is None else self._decoding.stats
-        return DraftStats(before.proposed + now.proposed, before.accepted + now.accepted)
-
-    def catches_up(self, row: Row) -> bool:
-        """Reads a chunk of a text that is written as usual; whether one more would be all of it."""
-        if row.request.sampler is not greedy or row.request.top_logprobs is not None:
-            return False
-        if self._followed is not row:
-            self._followed, self._read = row, 0
-            self._state = self._draft_model.init_state(1)
-        unread = row.read[self._read : -1]
-        if len(unread) <= self._step_size:
-            return True
-        self._read_on(unread[: self._step_size])
-        return False
-
-    def begin(self, row: Row, state: State) -> None:
-        """Goes on with a text that the draft model has caught up with.
-
-        Args:
-            row: The text.
-            state: What the model has read of it: all but the last token.
-        """
-        self._read_on(row.read[self._read : -1])
-        self._decoding = SpeculativeDecoding(
-            self._model,
-            self._draft_model,
-            mx.array([row.read[-1:]], mx.int32),
-            num_draft_tokens=self._count,
-            state=state,
-            draft_state=self._state,
-            processors=row.request.processors,
-        )
-        self._followed = self._state = None
-
-    def step(self, row: Row) -> list[int]:
-        """The next tokens of the text, one at least; it may end before the last of them.
-
-        Raises:
-            NumericalError: The logits of the model are not finite.
-        """
-        decoding = cast(SpeculativeDecoding, self._decoding)
-        tokens = decoding.step(is_last=row.completion.remaining == 1)
-        while decoding.num_ready:
-            tokens += decoding.step()
-        return tokens
-
-    def end(self) -> State:
-        """Lets go of the text; returns what the model has read of it, all but the last token."""
-        state = cast(SpeculativeDecoding, self._decoding).state
-        self._before = self.stats
-        self._decoding = None
-        return state
-
-    def _read_on(self, tokens: list[int]) -> None:
-        self._state = prefill(
-            self._draft_model,
-            mx.array([tokens], mx.int32).reshape(1, -1),
-            self._state,
-            step_size=self._step_size,
-        )
-        self._read += len(tokens)
-
-
 PREFILL_STEP_SIZE = 512
 MAX_ROWS = 32
 
@@ -281,11 +190,14 @@ class Scheduler:
             text without its end token or stop string; `None`: nothing is kept.
         draft_model: A smaller model with the same tokens, which proposes tokens of a greedy text while
             there is no other one.
-        num_draft_tokens: How many it proposes at a time.
+        ngram_drafts: Propose what followed the same tokens earlier in a text, while there is no other
+            one and no penalty; without a draft model.
+        num_draft_tokens: How many tokens are proposed at a time.
 
     Raises:
         UnsupportedModelError: The model cannot continue a text.
-        ValueError: A number is too small, or the draft model has another vocabulary.
+        ValueError: A number is too small, the draft model has another vocabulary, or both kinds of
+            drafts are asked for.
 
     Example:
         >>> scheduler = Scheduler(model, tokenizer)  # doctest: +SKIP
@@ -304,9 +216,11 @@ class Scheduler:
         prefill_step_size: int = PREFILL_STEP_SIZE,
         sessions: Sessions | None = None,
         draft_model: Decoder | None = None,
+        ngram_drafts: bool = False,
         num_draft_tokens: int = NUM_DRAFT_TOKENS,
     ):
         check_causal(model)
+        check_one_kind_of_draft(draft_model, ngram_drafts)
         for name, value in (
             ("max_rows", max_rows),
             ("prefill_step_size", prefill_step_size),
@@ -318,7 +232,9 @@ class Scheduler:
         if draft_model is not None:
             check_causal(draft_model)
             check_draft(model, draft_model)
-            self._drafting = Drafting(model, draft_model, num_draft_tokens, prefill_step_size)
+            self._drafting = ModelDrafting(model, draft_model, num_draft_tokens, prefill_step_size)
+        elif ngram_drafts:
+            self._drafting = NgramDrafting(model, num_draft_tokens)
         self._plain = with_known_tokens(model, tokenizer, ())
         self._model = model
         self._tokenizer = tokenizer
@@ -329,7 +245,7 @@ class Scheduler:
         self._reading = PromptReading(model, prefill_step_size, sessions)
         self._writing = Writing(model, keeps=sessions is not None)
         self._choice: Choice | None = None
-        # the text that is written with the draft model
+        # the text that is written with drafts
         self._drafted: Row | None = None
         # those that are not over, by their numbers
         self._rows: dict[int, Row] = {}
@@ -352,7 +268,7 @@ class Scheduler:
 
     @property
     def draft_stats(self) -> DraftStats:
-        """What the draft model was worth so far."""
+        """What the drafts were worth so far."""
         return DraftStats() if self._drafting is None else self._drafting.stats
 
     @property
@@ -396,7 +312,7 @@ class Scheduler:
     def step(self) -> list[Event]:
         """Reads on, and returns what has become of the requests.
 
-        A request has one event at most, unless a draft model has proposed more tokens.
+        A request has one event at most, unless more tokens were proposed and kept.
         """
         if self._has_cancelled:
             self._drop_cancelled()
@@ -497,7 +413,7 @@ class Scheduler:
         self._writing.leave(rows)
 
     def _begin_to_draft(self, drafting: Drafting) -> list[Event]:
-        """Hands a text that is alone to the draft model, once that has read it."""
+        """Begins to write a text with drafts that is alone, once there are some."""
         rows, choice = self._writing.rows, self._choice
         if len(rows) != 1 or self._waiting or self._reading.rows or choice is None:
             return []
@@ -507,6 +423,7 @@ class Scheduler:
         self._choice = None
         events = self._handed_out(choice)
         state = self._writing.state_of(row)
+        row.key = self._writing.key_of(row)
         self._writing.leave([row])
         if not row.is_over:
             drafting.begin(row, state)
@@ -516,7 +433,7 @@ class Scheduler:
         return events
 
     def _draft(self, row: Row) -> list[Event]:
-        """The next tokens of a text that is written with the draft model."""
+        """The next tokens of a text that is written with drafts."""
         events: list[Event] = []
         try:
             tokens = cast(Drafting, self._drafting).step(row)

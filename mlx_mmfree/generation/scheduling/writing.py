@@ -188,6 +188,13 @@ def _likeliest(logits: mx.array, count: int) -> mx.array:
     return mx.take_along_axis(found, order, axis=-1)
 
 
+def drawn(sampler: Draw, logits: mx.array, keys: mx.array) -> tuple[mx.array, mx.array]:
+    """The next keys `(B, 2)`, and the tokens `(B,)` that each row draws with its own."""
+    pairs = mx.vmap(mx.random.split)(keys)
+    chances = mx.vmap(lambda key: mx.random.uniform(shape=(2,), key=key))(pairs[:, 1])
+    return pairs[:, 0], sampler.at(logits, chances).astype(mx.uint32)
+
+
 @dataclass(eq=False)
 class _Group:
     """Rows whose samplers and processors are equal, which choose their tokens together.
@@ -239,10 +246,8 @@ class _Group:
             logits = process(logits, seen)
         if not isinstance(self.sampler, Draw):
             return self.sampler(logits).astype(mx.uint32)
-        pairs = mx.vmap(mx.random.split)(self.keys)
-        self.keys = pairs[:, 0]
-        chances = mx.vmap(lambda key: mx.random.uniform(shape=(2,), key=key))(pairs[:, 1])
-        return self.sampler.at(logits, chances).astype(mx.uint32)
+        self.keys, chosen = drawn(self.sampler, logits, self.keys)
+        return chosen
 
     def look_at(self, chosen: mx.array) -> None:
         """Lets the processors see the tokens of all rows."""
@@ -330,6 +335,12 @@ class Writing:
     def state_of(self, row: Row) -> State:
         """What the model keeps of the tokens of a row that it has read, for a batch of one."""
         return self._batches.state_of(self.rows.index(row))
+
+    def key_of(self, row: Row) -> mx.array:
+        """That of a row's next random numbers."""
+        place = self.rows.index(row)
+        [group] = (group for group in self._groups if place in group.places)
+        return group.keys[group.places.index(place)]
 
     def hold(self) -> None:
         """Holds the states before what is, or may become, the stop string of a row."""

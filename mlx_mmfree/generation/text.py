@@ -102,7 +102,11 @@ def stream_generate(
         "prefill_step_size": prefill_step_size,
         "progress": prompt_progress_callback,
     }
-    drafts = {"num_draft_tokens": num_draft_tokens, "max_tokens": max_tokens, "end": end}
+    drafts: dict[str, Any] = {
+        "num_draft_tokens": num_draft_tokens,
+        "max_tokens": max_tokens,
+        "end": end,
+    }
     decoding: Decoding | Speculation
     if draft_model is not None:
         check_one_kind_of_draft(draft_model, ngram_drafts)

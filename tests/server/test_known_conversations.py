@@ -90,10 +90,12 @@ def ids_of(pair: tuple[Decoder, Tokenizer], text: str) -> Sequence[int]:
         # one token ends the sentence and begins the stop string
         ("\n\n### User: hello", {"stop": "\n\n### User"}, "stop", 1),
         (" zebra crossing", {"stop": " zebra cross"}, "stop", 0),
+        # the last token allowed completes the stop string
+        (" zebra crossing", {"stop": " zebra cross", "max_tokens": "stop"}, "stop", 0),
         # the last token is read with what follows
         ("", {"max_tokens": None}, "length", 1),
     ],
-    ids=["end", "stop", "word", "length"],
+    ids=["end", "stop", "word", "last", "length"],
 )
 @pytest.mark.parametrize("dialect", ["completions", "chat"])
 def test_an_answer_that_comes_again_is_not_read_again(
@@ -105,7 +107,12 @@ def test_an_answer_that_comes_again_is_not_read_again(
     reason: str,
     unknown: int,
 ) -> None:
-    if "max_tokens" in options:
+    if options.get("max_tokens") == "stop":
+        ids = ids_of(pair, SAID + ending)
+        counts = range(len(ids) + 1)
+        enough = next(n for n in counts if options["stop"] in pair[1].decode(list(ids[:n])))
+        options = options | {"max_tokens": enough}
+    elif "max_tokens" in options:
         options = {"max_tokens": len(ids_of(pair, SAID))}
     if dialect == "completions":
         prompt = "Where did they go?"

@@ -409,7 +409,7 @@ class Scheduler:
     def _leave(self, rows: Collection[Row]) -> None:
         if self._sessions is not None:
             healthy = [row for row in rows if not row.has_failed]
-            self._unkept += map(self._writing.kept_of, healthy)
+            self._unkept += [kept for row in healthy for kept in self._writing.kept_of(row)]
         self._writing.leave(rows)
 
     def _begin_to_draft(self, drafting: Drafting) -> list[Event]:

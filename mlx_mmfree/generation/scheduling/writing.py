@@ -350,18 +350,22 @@ class Writing:
             elif row.held is None:
                 row.held = len(row.read) - 1, self._batches.before_last(place)
 
-    def kept_of(self, row: Row) -> tuple[list[int], State]:
+    def kept_of(self, row: Row) -> list[tuple[list[int], State]]:
         """The tokens of a row that another text may begin with, and the state after them.
 
-        What has ended a text is no part of it: the end token, or a stop string.
+        What has ended a text is no part of it: the end token, or a stop string. Where the last token
+        may yet complete one, both are kept.
         """
         place = self.rows.index(row)
         read, state = row.read, self._batches.state_of(place)
-        if row.completion.finish_reason is None:
-            return read, state
+        has_ended = row.completion.finish_reason is not None
+        if not has_ended and row.held is None:
+            return [(read, state)]
         count, held = row.held or (len(read) - 1, self._batches.before_last(place))
         before = state_before(self._model, state, len(read), len(read) - count, held)
-        return (read, state) if before is None else (read[:count], before)
+        if before is None:
+            return [(read, state)]
+        return [(read[:count], before), *([] if has_ended else [(read, state)])]
 
     def leave(self, leaving: Collection[Row]) -> None:
         """Drops rows."""

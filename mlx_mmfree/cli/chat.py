@@ -19,11 +19,17 @@ from .parts.loading import (
     add_ngram_flags,
     loaded,
 )
-from .parts.prompts import add_end_flags, add_prefill_flag, add_template_flags
+from .parts.prompts import (
+    add_end_flags,
+    add_prefill_flag,
+    add_reasoning_budget_flag,
+    add_template_flags,
+)
 from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, WordWrap
 
 if TYPE_CHECKING:
     from ..generation import Chat, GenerationResponse
+    from ..generation.answer_parts import Part
     from ..models import Decoder
 
 HELP = "talk with a model in the terminal"
@@ -49,6 +55,9 @@ SETTINGS = (
 )
 
 
+_DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
+
+
 class _Usual(float):
     """The value of a flag that was not given."""
 
@@ -64,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     talk = parser.add_argument_group("conversation")
     add_template_flags(talk, can_ignore=False)
     add_end_flags(talk, max_tokens=256)
+    add_reasoning_budget_flag(talk)
     add_prefill_flag(talk)
     talk.add_argument(
         "--no-history", action="store_true", help="do not keep typed lines for later sessions"
@@ -109,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prompt_progress_callback=bar,
             ngram_drafts=args.ngram_drafts,
             num_draft_tokens=args.num_draft_tokens,
+            reasoning_budget=args.reasoning_budget,
         )
         if args.seed is not None:
             mx.random.seed(args.seed)
@@ -168,6 +179,7 @@ class Terminal:
         self._args = args
         self._special_tokens = special_tokens
         self._last: GenerationResponse | None = None
+        self._is_in_thought = False
 
     def run(self) -> None:
         read = MessageReader(PROMPT, keeps_history=not self._args.no_history)
@@ -254,13 +266,17 @@ class Terminal:
     def _show(self, responses: "Iterator[GenerationResponse]", interruption: Interruption) -> str:
         """Prints an answer as it comes and returns a note on how it ended."""
         wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+        self._is_in_thought = False
         is_chat = self._chat.has_template
         note = "" if is_chat else "end of the text; your next line begins a new one"
         for response in responses:
             interruption.has_tokens = True
             self._last = response
-            text = response.text if wrap is None else wrap.add(shown(response.text))
-            print(text, end="", flush=True)
+            parts = self._chat.reader.add(response.text)
+            if response.finish_reason is not None:
+                parts += self._chat.reader.finalize()
+            for part in parts:
+                self._print_part(part, wrap)
             if response.finish_reason == "length":
                 note = f"stopped at the limit of {self._chat.max_tokens} tokens"
             elif interruption.is_noted and response.finish_reason is None:
@@ -269,6 +285,22 @@ class Terminal:
         if wrap is not None:
             print(wrap.finish(), end="")
         return note
+
+    def _print_part(self, part: "Part", wrap: WordWrap | None) -> None:
+        """Prints a piece of an answer, dimmed where it is a thought."""
+        from ..generation.answer_parts import TextDelta, ThinkingDelta
+
+        if not isinstance(part, TextDelta | ThinkingDelta):
+            return
+        is_thought = isinstance(part, ThinkingDelta)
+        text = part.text
+        if self._is_in_thought and not is_thought:
+            text = f"\n\n{text}"
+        self._is_in_thought = is_thought
+        if wrap is not None:
+            text = wrap.add(shown(text))
+            text = f"{_DIM}{text}{_PLAIN}" if is_thought else text
+        print(text, end="", flush=True)
 
     def _show_statistics(self) -> None:
         chat, last = self._chat, self._last

@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError, install_extra
 from .parts import flags, loading
 from .parts.command import CommandParser, argument_errors, command
-from .parts.prompts import add_end_token_flag, add_template_args_flag
+from .parts.prompts import (
+    add_end_token_flag,
+    add_reasoning_budget_flag,
+    add_template_args_flag,
+)
 
 if TYPE_CHECKING:
     from ..generation.sessions import Sessions
@@ -57,6 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     flags.add_sampling_flags(answers, temp=1.0)
     add_template_args_flag(answers)
+    add_reasoning_budget_flag(answers)
     add_end_token_flag(answers)
     loading.add_draft_flags(
         parser.add_argument_group("speculative decoding"),
@@ -265,6 +270,7 @@ def _settings(args: argparse.Namespace) -> "Settings":
         grace_s=args.grace,
         sampling=Sampling(temperature=args.temp, seed=args.seed, **flags.filters_from(args)),
         template_variables=args.chat_template_args or {},
+        reasoning_budget=args.reasoning_budget,
         extra_end=tuple(args.extra_eos_token),
         response_folder=None if args.session_dir is None else args.session_dir / "responses",
         kept_responses=args.kept_responses,

@@ -10,6 +10,7 @@ from mlx.utils import tree_reduce
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.parts.stack import token_array
+from .answer_parts import PartReader, TextReader
 from .decode import (
     PREFILL_STEP_SIZE,
     Completion,
@@ -22,8 +23,9 @@ from .decode import (
     responses,
 )
 from .ngrams import NgramDecoding, RepeatedText
-from .sampling import Sampler, greedy, with_known_tokens
+from .sampling import LogitsProcessor, Sampler, greedy, with_known_tokens
 from .speculative import NUM_DRAFT_TOKENS
+from .thoughts import ThoughtBudget, ThoughtReader, ThoughtTags, thought_tags
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,13 @@ class Chat:
         ngram_drafts: Propose what followed the same tokens earlier in the conversation, which changes
             the speed alone.
         num_draft_tokens: How many tokens are proposed at a time.
+        reasoning_budget: The most tokens of a thought; `None`: no limit but that of the answer.
 
     Attributes:
         messages: The conversation so far, each with `role` and `content`.
         max_tokens, sampler: As above; they may be changed between answers.
         turns: Number of answers so far.
+        reader: Tells the thought of the answer that was begun last from its text.
 
     Raises:
         UsageError: A system prompt is given but there is no chat template.
@@ -101,6 +105,7 @@ class Chat:
         prompt_progress_callback: Progress | None = None,
         ngram_drafts: bool = False,
         num_draft_tokens: int = NUM_DRAFT_TOKENS,
+        reasoning_budget: int | None = None,
     ):
         check_max_tokens(max_tokens)
         self.has_template: bool = tokenizer.has_chat_template
@@ -121,6 +126,11 @@ class Chat:
         self._progress = prompt_progress_callback
         self._ngram_drafts = ngram_drafts
         self._num_draft_tokens = num_draft_tokens
+        self._reasoning_budget = reasoning_budget
+        self._thoughts: ThoughtTags | None = None
+        if self.has_template:
+            self._thoughts = thought_tags(tokenizer.chat_template_source())
+        self.reader: PartReader = TextReader()
         self.reset()
 
     def reset(self) -> None:
@@ -159,7 +169,7 @@ class Chat:
         self._marks = [mark]
         start = perf_counter()
         max_tokens = self.max_tokens
-        decoding = self._decoding(ids, mark.state)
+        decoding = self._decoding(ids, mark.state, self._thinking(whole))
         size = mark.size - len(mark.unread) + len(ids)
         asked = _Mark(whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size)
         del mark
@@ -184,12 +194,25 @@ class Chat:
                     asked, ids[-1], completion.tokens, state, max_tokens
                 )
 
-    def _decoding(self, ids: Sequence[int], state: State) -> Decoding | NgramDecoding:
+    def _thinking(self, prompt: str) -> list[LogitsProcessor]:
+        """Begins to read an answer with a thought; what ends that."""
+        self.reader = TextReader()
+        if self._thoughts is None:
+            return []
+        is_open = self._thoughts.are_open(prompt)
+        self.reader = ThoughtReader(self.reader, self._thoughts, is_open)
+        if self._reasoning_budget is None:
+            return []
+        return [ThoughtBudget(self._tokenizer, self._thoughts, is_open, self._reasoning_budget)]
+
+    def _decoding(
+        self, ids: Sequence[int], state: State, processors: Sequence[LogitsProcessor]
+    ) -> Decoding | NgramDecoding:
         """What answers a question of these ids."""
         options: dict[str, Any] = {
             "state": state,
             "sampler": self.sampler,
-            "processors": with_known_tokens(self._model, self._tokenizer, ()),
+            "processors": with_known_tokens(self._model, self._tokenizer, processors),
             "prefill_step_size": self._prefill_step_size,
             "progress": self._progress,
         }

@@ -15,7 +15,9 @@ from starlette.responses import Response
 from ..generation import scheduling
 from ..generation.answer_parts import PartReader, TextReader
 from ..generation.decode import end_tokens
+from ..generation.thoughts import ThoughtReader
 from .answers import Answer, ChatAnswer, ShownTokens
+from .call_readers import Functions
 from .errors import RequestError
 from .grammar import Source, call_source, json_source
 from .schemas import Body, ChatRequest
@@ -116,8 +118,8 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
     """
     settings = service.settings
     served, prompt, form = read(service, body)
-    names = frozenset(function.name for function in body.offered)
-    make_reader = TextReader if form is None else partial(form.reader, names)
+    functions = {function.name: function.parameters for function in body.offered}
+    make_reader = partial(_reader, prompt, form, functions)
     shown = top = None
     if body.logprobs:
         shown = ShownTokens(served.tokenizer, end_tokens(served.tokenizer, settings.extra_end))
@@ -132,8 +134,23 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
         stop=_after_one_call(body, form),
         is_answer=True,
         caps_length=caps_length,
+        reasoning_budget=least_of(body.reasoning_budget, settings.reasoning_budget),
     )
-    return Conversation(served, texts, make_reader, shown, _source(body, form))
+    source = _source(served, body, prompt, form)
+    return Conversation(served, texts, make_reader, shown, source)
+
+
+def _reader(prompt: Prompt, form: CallForm | None, functions: Functions) -> PartReader:
+    """What takes an answer to a prompt apart."""
+    reader = TextReader() if form is None else form.reader(functions)
+    if prompt.thoughts is None:
+        return reader
+    return ThoughtReader(reader, prompt.thoughts, prompt.is_thinking)
+
+
+def least_of(*limits: int | None) -> int | None:
+    """The smallest of some limits; `None` is none."""
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def read(service: Service, body: ChatRequest) -> tuple[ServedModel, Prompt, CallForm | None]:
@@ -194,13 +211,18 @@ def _call_form(served: ServedModel) -> CallForm:
 
 def _after_one_call(body: ChatRequest, form: CallForm | None) -> list[str]:
     """What ends an answer that may hold no second call."""
-    if form is None or body.parallel_tool_calls or not form.end:
+    if form is None or body.parallel_tool_calls or not form.last:
         return []
-    return [form.end.strip()]
+    return [form.last]
 
 
-def _source(body: ChatRequest, form: CallForm | None) -> Source | None:
+def _source(
+    served: ServedModel, body: ChatRequest, prompt: Prompt, form: CallForm | None
+) -> Source | None:
     """What makes the grammar that holds an answer to its schema or to a call; `None` if it is free."""
+    thought = prompt.thoughts.end if prompt.thoughts is not None and prompt.is_thinking else None
+    special = served.tokenizer.special_tokens
     if form is not None and body.forced:
-        return call_source(form, {function.name: function.parameters for function in body.forced})
-    return None if body.grammar is None else json_source(body.grammar)
+        functions = {function.name: function.parameters for function in body.forced}
+        return call_source(form, functions, special, thought)
+    return None if body.grammar is None else json_source(body.grammar, special, thought)

@@ -9,11 +9,14 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -22,6 +25,7 @@ import numpy as np
 
 from ..platform.confinement.process import Branch, ConfinedProcess, LimitError, TimeLimitError
 from .answers import token_bytes
+from .call_readers import Functions
 from .errors import RequestError
 from .tools import CallForm
 
@@ -56,28 +60,58 @@ class Source:
         return hashlib.sha256(f"{self.param} {self.kind} {self.text}".encode()).hexdigest()
 
 
-def json_source(schema: dict[str, Any] | bool) -> Source:
-    """What lets a text be nothing but JSON that follows a schema."""
-    return Source("json", json.dumps(schema), "response_format")
+def json_source(
+    schema: dict[str, Any] | bool,
+    special: Mapping[str, int] = MappingProxyType({}),
+    thought: str | None = None,
+) -> Source:
+    """What lets a text be nothing but JSON that follows a schema.
+
+    Args:
+        schema: The schema.
+        special: Tokens that no text spells, by their texts.
+        thought: What ends the thought that comes before; `None`: none does.
+    """
+    if thought is None:
+        return Source("json", json.dumps(schema), "response_format")
+    answer = f"answer: %json {json.dumps(schema)}"
+    return Source("lark", _after_thought("answer", answer, special, thought), "response_format")
 
 
-def call_source(form: CallForm, functions: Mapping[str, dict[str, Any]]) -> Source:
+def call_source(
+    form: CallForm, functions: Functions, special: Mapping[str, int], thought: str | None
+) -> Source:
     """What lets a text be nothing but a call of one of some functions.
 
     Args:
         form: How the model writes calls.
         functions: The schemas of their arguments by name.
+        special, thought: As for `json_source`.
     """
-    calls, rules = [], []
-    for number, (name, schema) in enumerate(functions.items()):
-        # each schema by itself, since its references begin at its own root
-        opening = f'{{"name": {json.dumps(name)}, "{form.arguments}": '
-        calls.append(f"call_{number}")
-        rules.append(f'call_{number}: {json.dumps(opening)} arguments_{number} "}}"')
-        rules.append(f"arguments_{number}: %json {json.dumps({'type': 'object'} | schema)}")
-    parts = [json.dumps(form.begin), f"({' | '.join(calls)})", json.dumps(form.end)]
-    start = "start: " + " ".join(part for part in parts if part != '""')
-    return Source("lark", "\n".join([start, *rules]), "tools")
+    rules = form.rules(functions, partial(literal, special))
+    return Source("lark", _after_thought("calls", rules, special, thought), "tools")
+
+
+def literal(special: Mapping[str, int], text: str) -> str:
+    """A text as Lark has it, with its special tokens as such."""
+    if not special:
+        return json.dumps(text)
+    longest_first = sorted(special, key=len, reverse=True)
+    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    return " ".join(
+        f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part
+    )
+
+
+def _after_thought(name: str, rules: str, special: Mapping[str, int], thought: str | None) -> str:
+    """Rules after a thought, if there is one."""
+    if thought is None:
+        return f"start: {name}\n{rules}"
+    if thought in special:
+        before = f"thought: /(?s:.*)/ <[{special[thought]}]>"
+    else:
+        before = f"thought[suffix={json.dumps(thought)}]: /(?s:.*)/"
+    return f"start: thought /\\n{{0,2}}/ {name}\n{before}\n{rules}"
 
 
 class Lanes:

@@ -246,6 +246,8 @@ class CountRequest(Body):
                 for tool in self.tools
             ],
         }
+        if self.thinking is not None and self.thinking.type == "enabled":
+            values["reasoning_budget"] = self.thinking.budget_tokens
         if (form := self.output_config.format) is not None:
             schema = {"name": "answer", "schema": form.json_schema}
             values["response_format"] = {"type": "json_schema", "json_schema": schema}

@@ -462,6 +462,9 @@ def _variables(value: Any) -> Any:
     return value
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatRequest(TextRequest):
     """A request for the next answer of a conversation."""
 
@@ -472,7 +475,6 @@ class ChatRequest(TextRequest):
         "functions": (),
         "modalities": (["text"],),
         "prediction": (),
-        "reasoning_effort": (),
         "verbosity": (),
         "web_search_options": (),
     }
@@ -484,15 +486,31 @@ class ChatRequest(TextRequest):
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_variables)] = Field(
         default_factory=dict
     )
+    enable_thinking: bool | None = None
     logprobs: bool = False
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     parallel_tool_calls: bool = True
+    reasoning_budget: Annotated[int | None, Field(ge=0)] = None
+    reasoning_effort: Effort | None = None
     response_format: ResponseFormat | None = None
     tool_choice: Annotated[str | ChosenTool, BeforeValidator(_tool_choice)] = "auto"
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), BeforeValidator(checked_tools)] = (
         Field(default_factory=list)
     )
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Further names for the chat template."""
+        fields = {
+            "enable_thinking": self.enable_thinking,
+            "reasoning_effort": self.reasoning_effort,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        names = given | self.chat_template_kwargs
+        if names.get("reasoning_effort") == "none":
+            names = {"enable_thinking": False} | names
+        return names
 
     @property
     def offered(self) -> list[Function]:

@@ -76,6 +76,7 @@ class Settings:
         grace_s: How long answers may go on once the server was told to end.
         sampling: How tokens are drawn where a request does not say.
         template_variables: Further names for the chat template.
+        reasoning_budget: The most tokens of a thought; `None`: no limit but that of the answer.
         extra_end: Further tokens that end a text.
         response_folder: Where responses are kept; `None` keeps them in memory.
         kept_responses: How many are kept at most.
@@ -98,6 +99,7 @@ class Settings:
     grace_s: float = 20.0
     sampling: Sampling = field(default_factory=Sampling)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    reasoning_budget: int | None = None
     extra_end: tuple[str, ...] = ()
     response_folder: Path | None = None
     kept_responses: int = 1000

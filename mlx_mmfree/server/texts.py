@@ -12,6 +12,7 @@ from ..errors import MMFreeError, shown_path
 from ..generation import LogitsProcessor, Sampler, make_processors, make_sampler
 from ..generation.decode import end_tokens, prompt_tokens
 from ..generation.scheduling import Request
+from ..generation.thoughts import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
 from .errors import RequestError
 from .schemas import ChatRequest, TextRequest
 from .settings import Sampling, ServedModel, Settings
@@ -24,10 +25,14 @@ class Prompt:
     Attributes:
         tokens: Its ids.
         marks: Numbers of its first tokens after which its state is worth keeping.
+        thoughts: The tags of thoughts that its template knows; `None` for none.
+        is_thinking: Whether it ends within a thought.
     """
 
     tokens: list[int]
     marks: tuple[int, ...] = ()
+    thoughts: ThoughtTags | None = None
+    is_thinking: bool = False
 
 
 def most_tokens(served: ServedModel, settings: Settings) -> int:
@@ -90,8 +95,9 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
             param="messages",
             code="no_chat_template",
         )
-    messages = [message.for_template() for message in body.messages]
-    names = dict(settings.template_variables) | body.chat_template_kwargs
+    template = tokenizer.chat_template_source(tools=bool(body.offered))
+    messages = [with_thoughts(message.for_template(), template) for message in body.messages]
+    names = dict(settings.template_variables) | body.variables
     if body.offered:
         names["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     try:
@@ -104,7 +110,10 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
         raise
     except (ValueError, MMFreeError) as error:
         raise RequestError(_of_request(served, error), param="messages") from error
-    return Prompt(checked, _marks(served, messages, names, chat, checked))
+    thoughts = thought_tags(template)
+    is_thinking = thoughts is not None and thoughts.are_open(chat.text)
+    marks = _marks(served, messages, names, chat, checked)
+    return Prompt(checked, marks, thoughts, is_thinking)
 
 
 def _marks(
@@ -185,6 +194,7 @@ def text_requests(
     stop: Sequence[str] = (),
     is_answer: bool = False,
     caps_length: bool = False,
+    reasoning_budget: int | None = None,
 ) -> list[Request]:
     """A request of the scheduler for each text, `n` for each prompt in their order.
 
@@ -198,6 +208,7 @@ def text_requests(
         stop: Strings that end a text, beside those of the request.
         is_answer: Whether the texts answer their prompts, and do not continue them.
         caps_length: Whether a text for which there is too little room gets what there is.
+        reasoning_budget: The most tokens of a thought; `None`: no limit.
 
     Raises:
         RequestError: A parameter is beyond what the server or the model allows.
@@ -215,7 +226,7 @@ def text_requests(
             tokens=prompt.tokens,
             max_tokens=_room(served, settings, prompt, max_tokens, caps_length),
             sampler=sampler,
-            processors=processors,
+            processors=[*processors, *_budgets(served, prompt, reasoning_budget)],
             stop=[*body.stop, *stop],
             end=end,
             seed=None if seed is None else (seed + number) % _SEEDS,
@@ -226,6 +237,13 @@ def text_requests(
         for prompt in prompts
         for number in range(body.n)
     ]
+
+
+def _budgets(served: ServedModel, prompt: Prompt, most: int | None) -> list[ThoughtBudget]:
+    """What ends the thought of one text."""
+    if most is None or prompt.thoughts is None:
+        return []
+    return [ThoughtBudget(served.tokenizer, prompt.thoughts, prompt.is_thinking, most)]
 
 
 def _room(

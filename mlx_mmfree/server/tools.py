@@ -1,119 +1,21 @@
-"""Finds in what a model writes the calls of tools that it asks for."""
+"""How models write calls of tools: which form a chat template teaches, how it is read and asked for."""
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..files.reading import parse_json
-from ..generation.answer_parts import Part, PartReader, TextDelta, whole_call
-from ..generation.decode import overlap
-
-
-def parsed_call(text: str, arguments: str) -> tuple[str, str] | None:
-    """The name and the arguments of the call in a JSON object; `None` if the text is no call.
-
-    Args:
-        text: What a model wrote.
-        arguments: The key under which it writes the arguments.
-    """
-    try:
-        value = parse_json(text.encode("utf-8"))
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    given = value.get(arguments, {})
-    if not isinstance(given, dict):
-        return None
-    return value["name"], json.dumps(given, ensure_ascii=False)
-
-
-_PYTHON_TAG = "<|python_tag|>"
-
-
-class BareCalls:
-    """Holds back an answer that begins as a call does, and says at its end what it is.
-
-    Args:
-        names: The functions that may be called. An object with another name is an ordinary answer.
-    """
-
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._held = ""
-        self._is_text = False
-
-    def add(self, text: str) -> list[Part]:
-        if self._is_text:
-            return [TextDelta(text)] if text else []
-        self._held += text
-        begun = self._held.lstrip()
-        if not begun or begun.startswith("{") or _may_become(begun, _PYTHON_TAG):
-            return []
-        self._is_text = True
-        held, self._held = self._held, ""
-        return [TextDelta(held)]
-
-    def finalize(self) -> list[Part]:
-        held, self._held = self._held, ""
-        call = parsed_call(held.strip().removeprefix(_PYTHON_TAG), "parameters")
-        if call is not None and call[0] in self._names:
-            return whole_call(*call)
-        return [TextDelta(held)] if held else []
-
-
-def _may_become(text: str, tag: str) -> bool:
-    return text.startswith(tag) or tag.startswith(text)
-
-
-BEGIN, END = "<tool_call>", "</tool_call>"
-
-
-class TaggedCalls:
-    """Finds calls between tags; all other text is the answer's own."""
-
-    def __init__(self) -> None:
-        self._held = ""
-        self._inside = False
-        self._has_call = False
-
-    def add(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while True:
-            tag = END if self._inside else BEGIN
-            before, found, after = self._held.partition(tag)
-            if not found:
-                break
-            parts += self._call(before) if self._inside else self._text(before)
-            self._held = after
-            self._inside = not self._inside
-        if not self._inside:
-            cut = len(self._held) - overlap(self._held, BEGIN)
-            parts += self._text(self._held[:cut])
-            self._held = self._held[cut:]
-        return parts
-
-    def finalize(self) -> list[Part]:
-        held, self._held = self._held, ""
-        if not self._inside:
-            return self._text(held)
-        # some models leave out the last tag
-        call = parsed_call(held, "arguments")
-        return [TextDelta(f"{BEGIN}{held}")] if call is None else whole_call(*call)
-
-    def _call(self, text: str) -> list[Part]:
-        call = parsed_call(text, "arguments")
-        if call is None:
-            return [TextDelta(f"{BEGIN}{text}{END}")]
-        self._has_call = True
-        return whole_call(*call)
-
-    def _text(self, text: str) -> list[Part]:
-        # line breaks between two calls belong to neither
-        is_empty = not text or (self._has_call and text.isspace())
-        return [] if is_empty else [TextDelta(text)]
+from ..generation.answer_parts import PartReader
+from .call_readers import (
+    BareCalls,
+    Functions,
+    GLMCalls,
+    HermesCalls,
+    MistralCalls,
+    TaggedCalls,
+    XMLCalls,
+)
 
 
 @dataclass(frozen=True)
@@ -121,19 +23,101 @@ class CallForm:
     """How a model writes a call.
 
     Attributes:
-        begin, end: What stands before and after the JSON object.
-        arguments: The key of the arguments in it.
-        reader: Makes what finds calls of functions with these names in an answer.
+        reader: Makes what finds calls of some functions in an answer.
+        begin, end: What stands before and after the arguments, with `NAME` for the name, which
+            needs no escapes.
+        last: What ends a call, after which a second one may come; empty where nothing does.
+        argument: What stands before and after each argument, with `KEY` for its name; `None` where they
+            are one JSON object.
     """
 
+    reader: Callable[[Functions], PartReader]
     begin: str
     end: str
-    arguments: str
-    reader: Callable[[Collection[str]], PartReader]
+    last: str = ""
+    argument: tuple[str, str] | None = None
+
+    def rules(self, functions: Functions, literal: Callable[[str], str]) -> str:
+        """The rules, as Lark has them, that let a text be nothing but a call of some function.
+
+        Their first one is `calls`.
+
+        Args:
+            functions: The functions.
+            literal: Writes a text as Lark has it.
+        """
+        names, rules = [], []
+        for number, (name, schema) in enumerate(functions.items()):
+            parts = [literal(self.begin.replace("NAME", name))]
+            if self.argument is None:
+                # each schema by itself, since its references begin at its own root
+                rules.append(f"arguments_{number}: {_json_rule({'type': 'object'} | dict(schema))}")
+                parts.append(f"arguments_{number}")
+            else:
+                parts += _argument_rules(self.argument, schema, number, literal, rules)
+            parts += [literal(self.end)] if self.end else []
+            names.append(f"call_{number}")
+            rules.append(f"call_{number}: {' '.join(parts)}")
+        return "\n".join([f"calls: {' | '.join(names)}", *rules])
 
 
-_TAGGED = CallForm(f"{BEGIN}\n", f"\n{END}", "arguments", lambda names: TaggedCalls())
-_BARE = CallForm("", "", "parameters", BareCalls)
+# as templates write objects, so that no space without end comes between
+_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _SEPARATORS})}"
+
+
+def _argument_rules(
+    around: tuple[str, str],
+    schema: Mapping[str, Any],
+    number: int,
+    literal: Callable[[str], str],
+    rules: list[str],
+) -> list[str]:
+    """The arguments of a function in the order of its schema; rules for their values are added."""
+    properties, required = schema.get("properties"), schema.get("required", ())
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    found = []
+    for place, (key, value) in enumerate(properties.items() if properties else ()):
+        rule = f"value_{number}_{place}"
+        value = value if isinstance(value, dict) else {}
+        start, end = literal(around[0].replace("KEY", key)), around[1]
+        if value.get("type") != "string":
+            rules.append(f"{rule}_json: {_json_rule(shared | value)}")
+            rules.append(f"{rule}: {rule}_json {literal(end)}")
+        elif "enum" in value:
+            choices = " | ".join(json.dumps(str(choice)) for choice in value["enum"])
+            rules.append(f"{rule}: ({choices}) {literal(end)}")
+        else:
+            rules.append(f"{rule}[suffix={json.dumps(end)}]: /(?s:.*)/")
+        found.append(f"{start} {rule}" if key in required else f"({start} {rule})?")
+    return found
+
+
+_TAG = "<tool_call>", "</tool_call>"
+_HERMES = CallForm(
+    HermesCalls, f'{_TAG[0]}\n{{"name": "NAME", "arguments": ', f"}}\n{_TAG[1]}", _TAG[1]
+)
+_BARE = CallForm(BareCalls, '{"name": "NAME", "parameters": ', "}")
+_MISTRAL_LIST = CallForm(MistralCalls, '[TOOL_CALLS] [{"name": "NAME", "arguments": ', "}]")
+_MISTRAL = CallForm(MistralCalls, "[TOOL_CALLS]NAME[ARGS]", "")
+_TAGGED = CallForm(TaggedCalls, "<function=NAME>", "</function>", "</function>")
+_XML = CallForm(
+    XMLCalls,
+    f"{_TAG[0]}\n<function=NAME>\n",
+    f"</function>\n{_TAG[1]}",
+    _TAG[1],
+    ("<parameter=KEY>\n", "\n</parameter>\n"),
+)
+_GLM = CallForm(
+    GLMCalls,
+    f"{_TAG[0]}NAME\n",
+    _TAG[1],
+    _TAG[1],
+    ("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n"),
+)
 
 
 def call_form(template: str) -> CallForm | None:
@@ -142,11 +126,18 @@ def call_form(template: str) -> CallForm | None:
     Args:
         template: The source of the chat template.
     """
-    if "tools" not in template or not _spells(template, "name"):
+    if "tools" not in template:
         return None
-    if BEGIN in template:
-        # others put XML between the same tags
-        return _TAGGED if _spells(template, "arguments") else None
+    if "<arg_key>" in template:
+        return _GLM
+    if "<function=" in template:
+        return _XML if "<parameter=" in template else _TAGGED
+    if "[TOOL_CALLS]" in template:
+        return _MISTRAL if "[ARGS]" in template else _MISTRAL_LIST
+    if not _spells(template, "name"):
+        return None
+    if _TAG[0] in template:
+        return _HERMES if _spells(template, "arguments") else None
     return _BARE if _spells(template, "parameters") else None
 
 

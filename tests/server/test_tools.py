@@ -2,11 +2,26 @@
 
 import json
 import random
+from pathlib import Path
+from time import thread_time
+from typing import Any
 
 import pytest
 
 from mlx_mmfree.generation.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
-from mlx_mmfree.server.tools import BareCalls, TaggedCalls, call_form
+from mlx_mmfree.generation.thoughts import ThoughtReader, ThoughtTags
+from mlx_mmfree.server.call_readers import (
+    BareCalls,
+    CallReader,
+    GLMCalls,
+    HermesCalls,
+    MistralCalls,
+    TaggedCalls,
+    XMLCalls,
+)
+from mlx_mmfree.server.grammar import call_source
+from mlx_mmfree.server.tools import call_form
+from tests.server.conftest import with_template
 
 pytestmark = pytest.mark.serve
 
@@ -27,9 +42,22 @@ def parts(reader: PartReader, text: str, seed: int = 0) -> list[str | tuple[str,
     for part in [*found, *reader.finalize(), Finish("stop")]:
         blocks.add(part)
     return [
-        (block.name, json.loads(block.text)) if block.kind == "tool_call" else block.text
+        block.text
+        if block.kind != "tool_call"
+        else (block.name, json.loads(block.text) if block.is_complete else f"{block.text}…")
         for block in blocks.all
     ]
+
+
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "look_up": {
+        "type": "object",
+        "properties": {"word": {"type": "string"}, "count": {"type": "integer"}},
+        "required": ["word"],
+        "additionalProperties": False,
+    },
+    "draw": {"type": "object", "properties": {}},
+}
 
 
 WORD = ("look_up", {"word": 'a "fox" </tool>'})
@@ -55,7 +83,7 @@ WORD = ("look_up", {"word": 'a "fox" </tool>'})
     ],
 )
 def test_calls_between_tags(text: str, want: list[object], seed: int) -> None:
-    assert parts(TaggedCalls(), text, seed) == want
+    assert parts(HermesCalls(FUNCTIONS), text, seed) == want
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -71,45 +99,255 @@ def test_calls_between_tags(text: str, want: list[object], seed: int) -> None:
     ],
 )
 def test_calls_without_tags(text: str, want: list[object], seed: int) -> None:
-    assert parts(BareCalls(["look_up"]), text, seed) == want
+    assert parts(BareCalls(FUNCTIONS), text, seed) == want
 
 
 def test_texts_are_not_held_back_longer_than_needed() -> None:
-    reader = TaggedCalls()
+    reader = HermesCalls({})
     assert reader.add("Hello <b") == [TextDelta("Hello <b")]
     assert reader.add(" <tool") == [TextDelta(" ")]
     assert reader.add("box") == [TextDelta("<toolbox")]
-    bare = BareCalls(["look_up"])
+    bare = BareCalls(FUNCTIONS)
     assert bare.add("Hello") == [TextDelta("Hello")] and bare.add(" {") == [TextDelta(" {")]
 
 
-# as they stand in published templates: strings of Jinja with and without escaped quotes, and XML
-QWEN3 = (
-    r"""{{ tools }}{{- "<tool_call>\\n{\"name\": <name>, \"arguments\": <args-json-object>}" }}"""
+WORDS = ("look_up", {"word": 'a "b"\n<c>', "count": 3})
+DRAW: tuple[str, dict[str, Any]] = ("draw", {})
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("reader", "text", "want"),
+    [
+        (HermesCalls, '<tool_call>{"name": "draw", "arguments": {"a": [}', [("draw", '{"a": [}…')]),
+        (HermesCalls, '<tool_call>{"arguments": {}, "name": "draw"}</tool_call>.', [DRAW, "."]),
+        (
+            BareCalls,
+            f'{BARE}; {{"name": "draw", "parameters": {{}}}}',
+            [("look_up", {"word": "fox"}), DRAW],
+        ),
+        (BareCalls, "<|python_tag|>print(1)", ["<|python_tag|>print(1)"]),
+        (
+            MistralCalls,
+            'So[TOOL_CALLS] [{"name": "draw", "arguments": {"a": "]"}}, '
+            '{"name": "draw", "arguments": {}}]',
+            ["So", ("draw", {"a": "]"}), DRAW],
+        ),
+        (
+            MistralCalls,
+            '[TOOL_CALLS]draw[ARGS]{"a": 1}[TOOL_CALLS]draw[CALL_ID]x1[ARGS]{}',
+            [("draw", {"a": 1}), DRAW],
+        ),
+        (MistralCalls, "[TOOL_CALLS] none", ["[TOOL_CALLS] none"]),
+        (
+            TaggedCalls,
+            '<function=draw>{"a": "</function>"}</function>\n<function=draw>{}</function>',
+            [("draw", {"a": "</function>"}), DRAW],
+        ),
+        (TaggedCalls, "<function=draw> no", ["<function=draw> no"]),
+        (
+            XMLCalls,
+            'Look\n<tool_call>\n<function=look_up>\n<parameter=word>\na "b"\n<c>\n</parameter>\n'
+            "<parameter=count>\n3\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=draw>\n</function>\n</tool_call>",
+            ["Look\n", WORDS, DRAW],
+        ),
+        # a value without its end, a call without its first tag, a key that comes twice
+        (
+            XMLCalls,
+            "<function=look_up><parameter=word>\nx</function>",
+            [("look_up", {"word": "x"})],
+        ),
+        (
+            XMLCalls,
+            "<tool_call><function=draw><parameter=a>True</parameter><parameter=a>2</parameter></function>",
+            [("draw", {"a": True})],
+        ),
+        (
+            XMLCalls,
+            "<tool_call>\n<function=look_up>\n<parameter=word>\nbroken o",
+            [("look_up", '{"word": "broken o…')],
+        ),
+        (
+            GLMCalls,
+            'Hm<tool_call>look_up\n<arg_key>word</arg_key>\n<arg_value>a "b"\n<c></arg_value>\n'
+            "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n</tool_call><tool_call>draw</tool_call>",
+            ["Hm", WORDS, DRAW],
+        ),
+        (GLMCalls, "<tool_call>{}", ["<tool_call>{}"]),
+    ],
 )
-LLAMA3 = """{{ tools }}{{- 'format {"name": function name, "parameters": dictionary}' }}"""
-GLM = "{{ tools }}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>{{ c.arguments }}"
-CODER = """{{ tools }}<tool_call><function=example><parameter=name>{{ '"name"' }}"""
+def test_every_form(reader: type[CallReader], text: str, want: list[object], seed: int) -> None:
+    assert parts(reader(FUNCTIONS), text, seed) == want
 
 
-def test_the_form_is_told_by_the_template() -> None:
-    tagged, bare = call_form(QWEN3), call_form(LLAMA3)
-    assert tagged is not None and isinstance(tagged.reader(["f"]), TaggedCalls)
-    assert bare is not None and isinstance(bare.reader(["f"]), BareCalls)
-    for other in ("{{ messages }}", "{{ tools }}", GLM, CODER):
-        assert call_form(other) is None
+def test_arguments_stream_while_they_are_written() -> None:
+    begun = {
+        HermesCalls: '<tool_call>{"name": "look_up", "arguments": {"word": "a fo',
+        BareCalls: '{"name": "look_up", "parameters": {"word": "a fo',
+        MistralCalls: '[TOOL_CALLS]look_up[ARGS]{"word": "a fo',
+        TaggedCalls: '<function=look_up>{"word": "a fo',
+        XMLCalls: "<tool_call><function=look_up><parameter=word>a fo",
+        GLMCalls: "<tool_call>look_up<arg_key>word</arg_key><arg_value>a fo",
+    }
+    for reader, text in begun.items():
+        blocks = Blocks()
+        for part in reader(FUNCTIONS).add(text):
+            blocks.add(part)
+        (call,) = blocks.calls
+        assert (call.name, call.text) == ("look_up", '{"word": "a fo'), reader
 
 
-@pytest.mark.parametrize("template", [QWEN3, LLAMA3])
-def test_what_a_form_writes_is_read(template: str) -> None:
-    form = call_form(template)
-    assert form is not None
-    text = f'{form.begin}{{"name": "f", "{form.arguments}": {{"a": 1}}}}{form.end}'
-    assert parts(form.reader(["f"]), text) == [("f", {"a": 1})]
+# as templates of these families write calls; those of Qwen3.5 in tests/data too
+TURN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+)
+CALLS = {
+    HermesCalls: """<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>""",
+    BareCalls: """{"name": "{{ c.function.name }}", """
+    """"parameters": {{ c.function.arguments | tojson }}}""",
+    MistralCalls: "[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}",
+    TaggedCalls: "<function={{ c.function.name }}>{{ c.function.arguments | tojson }}</function>",
+    XMLCalls: """<tool_call>
+<function={{ c.function.name }}>
+{% for k, v in c.function.arguments | items %}<parameter={{ k }}>
+{{ v if v is string else v | tojson }}
+</parameter>
+{% endfor %}</function>
+</tool_call>""",
+    GLMCalls: """<tool_call>{{ c.function.name }}
+{% for k, v in c.function.arguments | items %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v if v is string else v | tojson }}</arg_value>
+{% endfor %}</tool_call>""",
+}
+
+
+@pytest.mark.parametrize("reader", CALLS)
+def test_what_a_template_writes_is_read(reader: type[CallReader], tmp_path: Path) -> None:
+    template = "{{ tools }}" + TURN.replace("CALL", CALLS[reader])
+    _, tokenizer = with_template(tmp_path / "m", template)
+    form = call_form(tokenizer.chat_template_source(tools=True))
+    assert form is not None and isinstance(form.reader(FUNCTIONS), reader)
+    wanted = [("look_up", {"word": "the fox's \u00e9t\u00e9\n2", "count": 7}), DRAW]
+    calls = [
+        {"type": "function", "id": "c", "function": {"name": name, "arguments": arguments}}
+        for name, arguments in wanted[: 1 if reader is BareCalls else 2]
+    ]
+    messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    text = tokenizer.render_chat(messages, add_generation_prompt=False).text
+    text = text.partition("[assistant]")[2]
+    assert parts(form.reader(FUNCTIONS), text, 3) == wanted[: len(calls)]
+
+
+def test_templates_without_calls_have_no_form() -> None:
+    for template in ("{{ messages }}", "{{ tools }}", '{{ tools }}<tool_call>{{ "x" }}'):
+        assert call_form(template) is None
+
+
+PIECES = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<function=",
+        "look_up",
+        ">",
+        "</function>",
+        "<parameter=word>",
+    ),
+    *("</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]"),
+    *(
+        "[ARGS]",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+        '{"name": "draw", "arguments": ',
+        "{",
+        "}",
+    ),
+    *("[", "]", '"', "\\", ",", ";", ":", " ", "\n", "é", "\0", "1", "fox"),
+]
+
+
+@pytest.mark.parametrize("reader", CALLS)
+def test_hostile_texts(reader: type[CallReader]) -> None:
+    """However a text is cut, the same is found; nothing raises."""
+    rng = random.Random(5)
+    for n in range(150):
+        text = "".join(rng.choices(PIECES, k=rng.randint(1, 40)))
+        found = []
+        for seed in (1, 2):
+            inner: PartReader = reader(FUNCTIONS)
+            tags = ThoughtTags("<think>", "</think>")
+            found.append(parts(ThoughtReader(inner, tags, n % 2 == 0), text, seed))
+        assert found[0] == found[1], text
+
+
+@pytest.mark.parametrize("reader", CALLS)
+def test_time_grows_with_the_length_alone(reader: type[CallReader]) -> None:
+    begins = {
+        HermesCalls: '<tool_call>{"name": "draw", "arguments": {"a": ',
+        BareCalls: '{"name": "draw", "a": ',
+        MistralCalls: "[TOOL_CALLS]draw[ARGS]{",
+        TaggedCalls: "<function=draw>{",
+        XMLCalls: "<tool_call><function=draw><parameter=a>",
+        GLMCalls: "<tool_call>draw<arg_key>a</arg_key><arg_value>",
+    }
+    for repeated in (" ", "[", "<tool_call>", begins[reader]):
+        times = []
+        for count in (2_000, 16_000):
+            text = begins[reader] + repeated * (count // len(repeated))
+            walk, start = reader(FUNCTIONS), thread_time()
+            for place in range(0, len(text), 3):
+                walk.add(text[place : place + 3])
+            walk.finalize()
+            times.append(thread_time() - start)
+        assert times[1] < 8 * 4 * times[0] + 0.05, (repeated, times)
+
+
+@pytest.mark.parametrize("thought", [None, "</think>"])
+def test_grammars_let_calls_of_every_form_through(thought: str | None) -> None:
+    llguidance = pytest.importorskip("llguidance")
+
+    class Bytes:
+        tokens = (*(bytes([n]) for n in range(256)), b"[TOOL_CALLS]", b"<eos>", b"</think>")
+        special_token_ids, bos_token_id, eos_token_id = (256, 257, 258), None, 257
+        is_tokenizer_wrapper = True
+
+        def __call__(self, text: str) -> list[int]:
+            return list(text.encode())
+
+    special = {"[TOOL_CALLS]": 256, "</think>": 258}
+    vocabulary = llguidance.LLTokenizer(Bytes(), eos_token=[257])
+    arguments = {"word": "a fox", "count": 7}
+    for reader, call in CALLS.items():
+        form = call_form("{{ tools }}" + call)
+        assert form is not None
+        source = call_source(form, FUNCTIONS, special, thought)
+        grammar = llguidance.LLMatcher.grammar_from_lark(source.text)
+        if form.argument is None:
+            written = form.begin.replace("NAME", "look_up") + json.dumps(arguments) + form.end
+        else:
+            values = (
+                form.argument[0].replace("KEY", key) + str(value) + form.argument[1]
+                for key, value in arguments.items()
+            )
+            written = form.begin.replace("NAME", "look_up") + "".join(values) + form.end
+        assert parts(form.reader(FUNCTIONS), written) == [("look_up", arguments)]
+        bad = written.replace("7", "x")
+        for text, is_right in ((written, True), (bad, False)):
+            matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
+            ids = [*b"Hm.", 258, *b"\n\n"] if thought else []
+            first, tag, rest = text.partition("[TOOL_CALLS]")
+            ids += [*first.encode(), *([256] if tag else []), *rest.encode()]
+            accepted = all(matcher.consume_token(token) for token in ids)
+            assert (accepted and matcher.is_accepting()) == is_right, (reader, text)
 
 
 def test_each_call_has_an_id_of_its_own() -> None:
     blocks = Blocks()
-    for part in TaggedCalls().add(2 * TAGGED):
+    for part in HermesCalls({}).add(2 * TAGGED + "."):
         blocks.add(part)
     assert len({call.id for call in blocks.calls}) == 2

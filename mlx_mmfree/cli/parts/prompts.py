@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError
 from ...files.reading import parse_json, read_text
 from .command import argument_errors
-from .flags import json_object, positive
+from .flags import json_object, non_negative, positive
 
 if TYPE_CHECKING:
     from ...hub.checkpoint.load import OpenedModel
@@ -130,6 +130,16 @@ def add_template_args_flag(group: Any) -> None:
         "--chat-template-config",
         type=json_object,
         help="JSON object with further variables of the chat template",
+    )
+
+
+def add_reasoning_budget_flag(group: Any) -> None:
+    group.add_argument(
+        "--reasoning-budget",
+        type=non_negative,
+        metavar="N",
+        help="largest number of tokens of a thought, after which its tag is closed; default: no limit "
+        "but that of the answer",
     )
 
 

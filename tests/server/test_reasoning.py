@@ -1,0 +1,134 @@
+"""Thoughts in every dialect: told from the answer, given back, switched off, and ended by a budget."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import events, with_template
+
+pytestmark = pytest.mark.serve
+
+TEMPLATE = (
+    "{%- for m in messages %}[{{ m.role }}]"
+    "{%- if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}{% endfor %}"
+    "{%- if reasoning_effort is defined %}[effort {{ reasoning_effort }}]{% endif %}"
+    "{%- if add_generation_prompt %}[assistant]<think>"
+    "{%- if enable_thinking is defined and not enable_thinking %}</think>{% endif %}{% endif %}"
+)
+SAID = "Foxes are animals.\n</think>\n\nYes, it is."
+LENGTH = 29
+QUESTION = [{"role": "user", "content": "Is a fox an animal?"}]
+
+
+@pytest.fixture
+def asked(start: Callable[..., Any], tmp_path: Path) -> Iterator[tuple[Any, list[str]]]:
+    """A client of a model that thinks and answers as it is told, and the prompts that it read."""
+    from mlx_mmfree.server.settings import ServedModel
+    from tests.server.stand_in import dictate
+
+    prompts: list[str] = []
+
+    def said(prompt: str) -> str:
+        prompts.append(prompt)
+        return SAID if prompt.endswith("<think>") else "Yes, it is."
+
+    with start(ServedModel("m", *with_template(tmp_path / "m", TEMPLATE))) as client, dictate(said):
+        yield client, prompts
+
+
+def asked_for(client: Any, path: str, **body: Any) -> Any:
+    response = client.post(path, json={"model": "m", **body})
+    assert response.status_code == 200, response.text
+    return response
+
+
+def test_chat(asked: tuple[Any, list[str]]) -> None:
+    client, prompts = asked
+    body: dict[str, Any] = {"messages": QUESTION, "max_tokens": LENGTH}
+    message = asked_for(client, "/v1/chat/completions", **body).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (
+        "Foxes are animals.",
+        "Yes, it is.",
+    )
+    chunks = events(asked_for(client, "/v1/chat/completions", stream=True, **body).text)
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    for name in ("reasoning_content", "content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == message[name]
+    # given back, under any name
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        answer = {"role": "assistant", "content": "Yes.", name: "Hm."}
+        asked_for(client, "/v1/chat/completions", messages=[*QUESTION, answer, *QUESTION])
+        assert "[assistant](Hm.)Yes." in prompts[-1]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"enable_thinking": False},
+        {"reasoning_effort": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_thoughts_are_switched_off(asked: tuple[Any, list[str]], fields: dict[str, Any]) -> None:
+    client, prompts = asked
+    body = {"messages": QUESTION, "max_tokens": len("Yes, it is."), **fields}
+    message = asked_for(client, "/v1/chat/completions", **body).json()["choices"][0]["message"]
+    assert prompts[-1].endswith("<think></think>")
+    assert "reasoning_content" not in message and message["content"].startswith("Yes, it is.")
+
+
+def test_efforts_reach_the_template(asked: tuple[Any, list[str]]) -> None:
+    client, prompts = asked
+    asked_for(client, "/v1/chat/completions", messages=QUESTION, reasoning_effort="low")
+    asked_for(client, "/v1/responses", input=QUESTION, reasoning={"effort": "high"})
+    output = {"effort": "medium"}
+    asked_for(client, "/v1/messages", messages=QUESTION, max_tokens=9, output_config=output)
+    for prompt, effort in zip(prompts, ("low", "high", "medium"), strict=True):
+        assert f"[effort {effort}]" in prompt
+
+
+def test_messages_have_thinking_blocks(asked: tuple[Any, list[str]]) -> None:
+    client, _ = asked
+    body: dict[str, Any] = {"messages": QUESTION, "max_tokens": LENGTH}
+    first, second = asked_for(client, "/v1/messages", **body).json()["content"]
+    assert (first["type"], first["thinking"]) == ("thinking", "Foxes are animals.")
+    assert second == {"type": "text", "text": "Yes, it is."}
+
+
+def test_responses_have_reasoning_items(asked: tuple[Any, list[str]]) -> None:
+    client, _ = asked
+    answer = asked_for(client, "/v1/responses", input=QUESTION, max_output_tokens=LENGTH).json()
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+    assert "Foxes are animals." in json.dumps(answer["output"][0])
+    assert answer["output"][1]["content"][0]["text"] == "Yes, it is."
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"reasoning_budget": 3}),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 3}}),
+        ("/v1/chat/completions", {}),
+    ],
+)
+def test_a_budget_ends_a_thought(
+    start: Callable[..., Any], tmp_path: Path, path: str, fields: dict[str, Any]
+) -> None:
+    from mlx_mmfree.server.settings import ServedModel
+
+    served = ServedModel("m", *with_template(tmp_path / "m", TEMPLATE))
+    with start(served, reasoning_budget=None if fields else 3) as client:
+        body = {"messages": QUESTION, "max_tokens": 24, "temperature": 0, **fields}
+        answer = asked_for(client, path, **body).json()
+    tokenizer = served.tokenizer
+    if path == "/v1/messages":
+        thought = answer["content"][0]["thinking"]
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+    else:
+        message = answer["choices"][0]["message"]
+        thought = message["reasoning_content"]
+        assert message["content"]
+    assert len(tokenizer.encode(thought, add_special_tokens=False)) <= 3 + 2

@@ -1,9 +1,13 @@
 """Times products with codes of 1 and 2 bits beside trits and floats, in turns.
 
-python codes.py [--outputs 1024] [--inputs 1024] [--rows 1 64] [--seconds 4]
+python codes.py [--outputs 1024] [--inputs 1024] [--rows 1 64] [--seconds 4] [--limits]
 
 A rate is that of the fastest of many calls, which other programs disturb least. Floats are multiplied by
-the BLAS library of MLX. The gradient is the one by the input.
+the BLAS library of MLX. The gradient is the one by the input. The trits of BitNet meet activations that
+are rounded to 8 bits as a whole; "8-bit input" rounds them in each 32.
+
+With --limits, one row meets matrices of 64 MiB in turn, beside a plain read of them by the same threads,
+and many rows meet one matrix, beside floats.
 """
 
 import argparse
@@ -14,9 +18,23 @@ from functools import partial
 import mlx.core as mx
 
 from mlx_mmfree.cli.parts.terminal import markdown
-from mlx_mmfree.ops import AffineForm, dense_matmul, pack_ternary, ternary_matmul
+from mlx_mmfree.evaluation.benchmark import Limits
+from mlx_mmfree.ops import (
+    AffineForm,
+    Projection,
+    bit_linear,
+    dense_matmul,
+    pack_ternary,
+    ternary_matmul,
+)
+from mlx_mmfree.platform.memory_reader import memory_reader
 
 GROUP = 128
+MANY_ROWS = 128
+COLD_BYTES = 64 << 20
+"""As many as no cache of most processors holds."""
+READ_SHARE = 0.7
+"""The share of a plain read that a product is measured by."""
 
 Calls = Mapping[str, Callable[[], object]]
 
@@ -39,8 +57,10 @@ def products(rows: int, outputs: int, inputs: int) -> Calls:
         form = AffineForm(scales, biases, GROUP, bits)
         multiply = partial(dense_matmul, weight=codes, quantization=form)
         calls[name] = partial(multiply, x)
+        calls[f"{name}, 8-bit input"] = partial(multiply, x, activation_bits=8)
         calls[f"gradient, {name}"] = partial(gradient, multiply, x, dy)
     calls["trits"] = lambda: ternary_matmul(x, trits)
+    calls["trits, BitNet"] = lambda: bit_linear(x, [Projection(trits, mx.ones(1), None)])
     calls["floats (BLAS)"] = lambda: x @ weight.T
     calls["gradient, floats"] = lambda: dy @ weight
     return calls
@@ -50,12 +70,61 @@ def fastest(calls: Calls, seconds: float) -> dict[str, float]:
     """The least seconds of each call, all in turns."""
     found = dict.fromkeys(calls, float("inf"))
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    while True:
         for name, call in calls.items():
             start = time.perf_counter()
             mx.eval(call())
             found[name] = min(found[name], time.perf_counter() - start)
-    return found
+        if time.perf_counter() >= end:
+            return found
+
+
+def limits(outputs: int, inputs: int, seconds: float) -> None:
+    """Prints the rates of each kind of code with the limit that the machine sets."""
+    macs, rows = outputs * inputs, MANY_ROWS
+    x, dy = mx.random.normal((rows, inputs)), mx.random.normal((rows, outputs))
+    weight = mx.random.normal((outputs, inputs))
+    for bits in (1, 2):
+        count = max(COLD_BYTES * 8 // (macs * bits), 1)
+        matrices = [
+            mx.quantize(mx.random.normal(weight.shape), group_size=GROUP, bits=bits)
+            for _ in range(count)
+        ]
+        mx.eval(x, dy, weight, matrices)
+        multiply = [
+            partial(
+                dense_matmul, weight=codes, quantization=AffineForm(scales, biases, GROUP, bits)
+            )
+            for codes, scales, biases in matrices
+        ]
+        with memory_reader() as reader:
+            found = Limits(reader)
+            read = float("inf")
+
+            def one_row(activation_bits: int | None = None) -> list[mx.array]:
+                return [each(x[:1], activation_bits=activation_bits) for each in multiply]  # noqa: B023
+
+            calls: Calls = {
+                "one row": one_row,
+                "one row, 8-bit input": partial(one_row, activation_bits=8),
+                "rows": lambda: multiply[0](x),  # noqa: B023
+                "gradient": lambda: gradient(multiply[0], x, dy),  # noqa: B023
+                "floats": lambda: x @ weight.T,
+            }
+            rates: dict[str, float] = {}
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                read = min(read, found.read_seconds([a for each in matrices for a in each]))
+                for name, took in fastest(calls, 0.0).items():
+                    size = macs * (count if name.startswith("one row") else rows)
+                    rates[name] = max(rates.get(name, 0.0), size / took / 1e9)
+        plain = macs * count / read / 1e9
+        lower = min(READ_SHARE * plain, rates["floats"])
+        for name in ("one row", "one row, 8-bit input", "rows", "gradient"):
+            limit = lower if name.startswith("one row") else rates["floats"]
+            shown = f"{rates[name]:8.1f} GMAC/s, {rates[name] / limit:4.0%} of {limit:.1f}"
+            print(f"{bits} bits  {name:22} {shown}")
+        print(f"{bits} bits  plain read {plain:.1f}, floats {rates['floats']:.1f} GMAC/s")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,11 +133,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--inputs", type=int, default=1024)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--limits", action="store_true", help="beside a plain read and floats")
     return parser
 
 
 def main() -> None:
     args = build_parser().parse_args()
+    if args.limits:
+        limits(args.outputs, args.inputs, args.seconds)
+        return
     table = []
     for rows in args.rows:
         macs = rows * args.outputs * args.inputs

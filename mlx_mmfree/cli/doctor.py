@@ -63,6 +63,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
     """
     from ..ops.backend.choice import environment_candidate, kept_choices
     from ..ops.backend.dispatch import forced_backend
+    from ..ops.dense_matmul import rounds_activations
     from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
     from ..ops.kernel_times import kernel_times
     from ..platform import blas
@@ -85,6 +86,7 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
         "cpu_kernels": asdict(cpu_kernels()),
         "forced_backend": forced,
         "forced_product": forced_product,
+        "rounds_activations": rounds_activations(),
         "operations": {
             op: {"runs_on": _choice(report, forced), "backends": report}
             for op, report in reports.items()
@@ -145,6 +147,11 @@ def _problems(found: dict[str, Any]) -> Iterator[str]:
         yield (
             f"Every ternary product is forced to '{product}' where there is such a way. Unset "
             "MLX_MMFREE_PRODUCT to let the fastest one run."
+        )
+    if found["rounds_activations"]:
+        yield (
+            "On a CPU, products with codes of 1 and 2 bits are inexact, since their activations are "
+            "rounded to 8 bits in each 32. Unset MLX_MMFREE_ACTIVATION_BITS to compute exactly."
         )
     for op, facts in found["operations"].items():
         if facts["runs_on"] is None:

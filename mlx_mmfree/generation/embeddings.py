@@ -11,10 +11,13 @@ from ..models import Decoder
 from ..models.parts.embedder import embedding_use
 from ..models.parts.encoders import Pooling
 from ..models.parts.stack import check_length, check_tokens
+from ..ops.backend.dispatch import on_cpu
 from ..ops.host_blocks import all_finite
 
 STEP_SIZE = 2048
 """Tokens that are read at a time."""
+CPU_BATCH = 128
+"""The most tokens of several texts at a time on a CPU, whose caches hold what is worked out for them."""
 
 
 def embed(
@@ -159,7 +162,8 @@ def embedding_steps(
         check_tokens(text, model.vocab_size)
     vectors = np.zeros((len(texts), model.dims))
     done = 0
-    for batch in batches_by_length([len(text) for text in texts], step_size):
+    together = min(step_size, CPU_BATCH) if on_cpu() else step_size
+    for batch in batches_by_length([len(text) for text in texts], together):
         length = len(texts[batch[0]])
         tokens, shares = np.zeros((len(batch), length), np.int32), np.zeros((len(batch), length))
         for row, number in enumerate(batch):
@@ -174,7 +178,9 @@ def embedding_steps(
             piece = slice(first, first + step_size)
             hidden, state = model.hidden(mx.array(tokens[:, piece]), state)
             hidden = hidden.astype(mx.float32)
-            mx.eval(hidden, state)
+            is_last = first + step_size >= length
+            # what no token after it reads is not computed: keys of short texts have much room
+            mx.eval(hidden, [] if is_last else state)
             if not all_finite(hidden):
                 raise NumericalError(
                     "[embed] the model's hidden states must be finite but hold NaN or infinity. The "
@@ -183,7 +189,7 @@ def embedding_steps(
                 )
             # in float64, since the sum may be long
             vectors[batch] += (shares[:, None, piece] @ np.asarray(hidden, np.float64))[:, 0]
-            done += len(batch) if first + step_size >= length else 0
+            done += len(batch) if is_last else 0
             yield done
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)

@@ -1,6 +1,6 @@
 """What a linear layer or an embedding says of its matrix, and what a model says of its parameters."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
@@ -293,9 +293,9 @@ def kept_names(model: nn.Module) -> set[str]:
     return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
 
 
-def converted(model: Model, dtype: mx.Dtype) -> Model:
-    """The model with its floats in another dtype, in place."""
-    kept = kept_names(model)
+def converted(model: Model, dtype: mx.Dtype, kept: Collection[str] = ()) -> Model:
+    """The model with its floats in another dtype, in place, but for those that are `kept`."""
+    kept = {*kept_names(model), *kept}
     modules = dict(model.named_modules())
     for name, array in parameters(model).items():
         if array.dtype in FLOATS and name not in kept:

@@ -4,11 +4,15 @@ Trits with a scale for each group are codes of 2 bits like any others: a product
 long.
 """
 
+import os
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from ..errors import UsageError
 from .backend.cost import Call, Cost, Product, affine_work, product_work
 from .backend.dispatch import Arrays, Example, Operation, native_kernel, on_cpu
 from .backend.gradient import with_reference_gradient
@@ -16,6 +20,9 @@ from .float_dtypes import FLOATS
 
 BITS = (1, 2, 4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+BLOCK_SIZE = 32
+"""Neighbouring activations that share a scale where they are rounded."""
+ENVIRONMENT_VARIABLE = "MLX_MMFREE_ACTIVATION_BITS"
 
 
 class AffineForm(NamedTuple):
@@ -40,7 +47,13 @@ class AffineForm(NamedTuple):
     bits: int
 
 
-def dense_matmul(x: mx.array, weight: mx.array, quantization: AffineForm | None = None) -> mx.array:
+def dense_matmul(
+    x: mx.array,
+    weight: mx.array,
+    quantization: AffineForm | None = None,
+    *,
+    activation_bits: int | None = None,
+) -> mx.array:
     r"""Multiplies by a dense matrix, as heads with many outputs do for few rows.
 
     .. math::
@@ -51,27 +64,81 @@ def dense_matmul(x: mx.array, weight: mx.array, quantization: AffineForm | None 
     that keep what a float holds beside the largest of its group, and a row with an infinity or a NaN
     may give NaN everywhere. The gradient is that of `x` and of all floats that make up the matrix.
 
+    With 8 activation bits the product is inexact, as in llama.cpp's Q8_0: each 32 neighbours :math:`b`
+    of `x` are rounded to multiples of :math:`\max|b| / 127`. The gradient ignores the rounding.
+
     Args:
         x: Activations `(..., D)`, any float dtype.
         weight: Floats `(N, D)`. With `quantization`, codes as `mx.quantize` packs them, `uint32` of
             shape `(N, D * bits / 32)`.
         quantization: What turns codes into weights, or `None` for floats.
+        activation_bits: 8, for codes of 1 or 2 bits. Default: what `MLX_MMFREE_ACTIVATION_BITS` says of
+            these codes, and otherwise nothing is rounded.
 
     Returns:
         float32 of shape `(..., N)`. A GPU computes with the precision of the dtypes of `x` and `W`.
 
     Raises:
-        ValueError: A shape or dtype does not fit.
+        UsageError: `MLX_MMFREE_ACTIVATION_BITS` is not 8.
+        ValueError: A shape or dtype does not fit, or activations are rounded for other codes.
 
     Example:
         >>> dense_matmul(mx.array([[1.0, 2.0]]), mx.array([[1.0, 0.0], [3.0, 1.0]])).tolist()
         [[1.0, 5.0]]
     """
     _check(x, weight, quantization)
+    has_few_bits = quantization is not None and quantization.bits <= 2
+    if activation_bits is None:
+        rounds = has_few_bits and rounds_activations()
+        if rounds:
+            _warn_of_rounding()
+    elif activation_bits == 8 and has_few_bits:
+        rounds = True
+    else:
+        raise ValueError(
+            "[dense_matmul] 'activation_bits' must be 8, for codes of 1 or 2 bits, but got "
+            f"{activation_bits!r:.40}" + ("." if has_few_bits else " for another matrix.")
+        )
     if x.size == 0 or weight.shape[0] == 0:
         return mx.zeros((*x.shape[:-1], weight.shape[0]))
-    y: mx.array = _operation(x, weight, quantization)
+    y: mx.array = _operation(x, weight, quantization, rounds)
     return y
+
+
+@cache
+def rounds_activations() -> bool:
+    """Whether the environment asks for rounded activations where codes have 1 or 2 bits.
+
+    Raises:
+        UsageError: It asks for another number of bits than 8.
+    """
+    bits = os.environ.get(ENVIRONMENT_VARIABLE, "")
+    if bits not in ("", "8"):
+        raise UsageError(
+            f"[environment] '{ENVIRONMENT_VARIABLE}' must be 8 or unset but got {bits!r:.40}."
+        )
+    return bool(bits)
+
+
+@cache
+def _warn_of_rounding() -> None:
+    warnings.warn(
+        f"[mlx_mmfree] Products with codes of 1 and 2 bits are inexact: {ENVIRONMENT_VARIABLE}=8 rounds "
+        f"their activations to 8 bits in each {BLOCK_SIZE}. Unset it to compute as the model was made.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def round_activations(x: mx.array) -> mx.array:
+    """Each 32 neighbours as multiples of their largest magnitude / 127, with the gradient of `x`."""
+    x = x.astype(mx.float32)
+    blocks = mx.unflatten(mx.stop_gradient(x), -1, (-1, BLOCK_SIZE))
+    largest = mx.abs(blocks).max(axis=-1, keepdims=True)
+    # smaller blocks count as zeros, since their scale would be no normal number
+    inverse = mx.where(largest < 1e-30, 0.0, 127.0 / largest)
+    rounded = mx.flatten(mx.round(blocks * inverse) * (largest / 127.0), -2)
+    return x + mx.stop_gradient(rounded - x)
 
 
 def _check(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> None:
@@ -113,8 +180,11 @@ def _list(numbers: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
 
-def reference(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
+def reference(
+    x: mx.array, weight: mx.array, quantization: AffineForm | None, rounds: bool = False
+) -> mx.array:
     """The definition: one float32 product."""
+    x = round_activations(x) if rounds else x
     if quantization is not None:
         scales, biases, group_size, bits = quantization
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
@@ -127,8 +197,11 @@ FEW_ROWS = 2
 """The most rows for which MLX multiplies codes in less time than it takes to write them out."""
 
 
-def chunked(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
+def chunked(
+    x: mx.array, weight: mx.array, quantization: AffineForm | None, rounds: bool = False
+) -> mx.array:
     """MLX's own product for few rows and codes; otherwise the definition for some outputs at a time."""
+    x = round_activations(x) if rounds else x
     if quantization is None or x.size > FEW_ROWS * x.shape[-1]:
         return in_blocks(x, weight, quantization)
     scales, biases = (part.astype(mx.float32) for part in quantization[:2])
@@ -151,8 +224,11 @@ def in_blocks(x: mx.array, weight: mx.array, quantization: AffineForm | None) ->
     return mx.concatenate(parts, axis=-1)
 
 
-def _of_mlx(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
+def _of_mlx(
+    x: mx.array, weight: mx.array, quantization: AffineForm | None, rounds: bool = False
+) -> mx.array:
     """MLX's own kernels, in the dtype of the arguments."""
+    x = round_activations(x).astype(x.dtype) if rounds else x
     if quantization is None:
         return (x @ weight.T).astype(mx.float32)
     scales, biases, group_size, bits = quantization
@@ -160,10 +236,12 @@ def _of_mlx(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> m
     return y.astype(mx.float32)
 
 
-def native(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
+def native(
+    x: mx.array, weight: mx.array, quantization: AffineForm | None, rounds: bool = False
+) -> mx.array:
     """C++, in which weights are read as they are, in one stream for each thread."""
     scales, biases, _, bits = quantization or (None, None, 0, 0)
-    y: mx.array = _kernel()(x.astype(mx.float32), weight, scales, biases, bits)
+    y: mx.array = _kernel()(x.astype(mx.float32), weight, scales, biases, bits, rounds)
     return y
 
 
@@ -172,7 +250,9 @@ def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays
     if scales is None:
         return [in_blocks(x, weight, None)]
     group_size = x.shape[-1] // scales.shape[1]
-    return [in_blocks(x, weight, AffineForm(scales, biases, group_size, options[0]))]
+    bits, rounds = options
+    x = round_activations(x) if rounds else x
+    return [in_blocks(x, weight, AffineForm(scales, biases, group_size, bits))]
 
 
 def _cost(call: Call) -> Cost:
@@ -193,6 +273,8 @@ def _examples() -> Iterator[Example]:
             group = mx.zeros((4, 2), dtype)
             codes = mx.zeros((4, 4 * bits), mx.uint32)
             yield Example((x, codes, AffineForm(group, group, 64, bits)))
+            if bits <= 2:
+                yield Example((x, codes, AffineForm(group, group, 64, bits), True))
 
 
 _kernel = native_kernel("dense_matmul", _definition)

@@ -34,7 +34,7 @@ from .page import page_headers, page_text
 from .responses import input_items, kept_response, responses
 from .schemas import CompletionRequest, EmbeddingRequest
 from .service import Endpoint, Service, while_connected
-from .settings import MAX_CHOICES, ServedModel
+from .settings import MAX_CHOICES, MAX_EMBEDDED_TEXTS, MAX_EMBEDDED_TOKENS, ServedModel
 from .texts import Prompt, check_size, checked_tokens, most_tokens, text_requests
 
 
@@ -126,15 +126,17 @@ def embeddings(service: Service) -> Endpoint:
                 f"{body.dimensions}.",
                 param="dimensions",
             )
-        if len(body.input) > MAX_CHOICES:
+        if len(body.input) > MAX_EMBEDDED_TEXTS:
             raise RequestError(
-                f"[request] 'input' must hold at most {MAX_CHOICES} texts but holds "
-                f"{len(body.input)}.",
+                f"[request] 'input' must hold at most {MAX_EMBEDDED_TEXTS:,} texts but holds "
+                f"{len(body.input):,}.",
                 413,
                 param="input",
             )
-        inputs = _with_prompt(body, served)
-        check_size(served, inputs, service.settings.max_context, "'input'")
+        inputs, allowed = _with_prompt(body, served), service.settings.max_context
+        for text in inputs:
+            check_size(served, [text], allowed, "a text of 'input'")
+        check_size(served, inputs, MAX_EMBEDDED_TOKENS, "'input'")
         texts = [checked_tokens(served, text, "input") for text in inputs]
         longest, most = max(map(len, texts), default=0), longest_text(served.model)
         if most is not None and longest > most:
@@ -145,7 +147,9 @@ def embeddings(service: Service) -> Endpoint:
                 param="input",
                 code="context_length_exceeded",
             )
-        check_size(served, texts, service.settings.max_context, "'input'")
+        check_size(served, texts, MAX_EMBEDDED_TOKENS, "'input'")
+        for text in texts:
+            check_size(served, [text], allowed, "a text of 'input'")
         return body, served, texts, sum(map(len, texts))
 
     async def endpoint(request: Request) -> Response:

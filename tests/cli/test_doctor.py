@@ -18,6 +18,7 @@ from mlx_mmfree.native import loader
 from mlx_mmfree.ops import kernel_times
 from mlx_mmfree.ops.backend import choice, self_check
 from mlx_mmfree.ops.backend.dispatch import operations
+from mlx_mmfree.ops.dense_matmul import rounds_activations
 from mlx_mmfree.ops.inspection import fallback_texts, kernel_texts
 from mlx_mmfree.ops.kernel_times import KernelTime
 from mlx_mmfree.platform import blas, memory_reader
@@ -116,6 +117,21 @@ def test_forced_product_is_a_problem(
     found = report(capsys)
     assert found["forced_product"] == "tiles"
     assert any("Unset MLX_MMFREE_PRODUCT" in text for text in found["problems"])
+
+
+def test_rounded_activations_are_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds_activations.cache_clear()
+    assert report(capsys)["rounds_activations"] is False
+    monkeypatch.setenv("MLX_MMFREE_ACTIVATION_BITS", "8")
+    rounds_activations.cache_clear()
+    try:
+        found = report(capsys)
+    finally:
+        rounds_activations.cache_clear()
+    assert found["rounds_activations"] is True
+    assert any("are inexact, since their activations are rounded" in t for t in found["problems"])
 
 
 def test_operations_that_the_forced_backend_cannot_run_are_problems(

@@ -18,8 +18,17 @@ from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelErro
 from mlx_mmfree.files.gguf_blocks import TYPES, dequantized, ternary_words
 from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.generation import generate
-from mlx_mmfree.hub import load, load_model, load_tokenizer, open_checkpoint, save_model
+from mlx_mmfree.hub import (
+    convert,
+    load,
+    load_model,
+    load_tokenizer,
+    needed_bytes,
+    open_checkpoint,
+    save_model,
+)
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear, pack_linears
+from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.ops import pack_ternary
@@ -293,7 +302,16 @@ def test_dtype(tmp_path: Path, architecture: str, embedding: str, dtype: mx.Dtyp
     tensors = tensors_of(model, architecture, "I2_S", embedding)
     file = write_gguf(tmp_path / "m.gguf", metadata_of(model, architecture), tensors)
     loaded = load_model(file)
-    assert loaded.dtype == loaded.norm.weight.dtype == logits(loaded).dtype == dtype
+    assert loaded.dtype == logits(loaded).dtype == dtype
+    # what the file holds in float32 stays so, unless a dtype is asked for
+    assert loaded.norm.weight.dtype == mx.float32
+    held = sum(array.nbytes for array in parameters(loaded).values())
+    assert needed_bytes(open_checkpoint(file)) == held
+    convert(open_checkpoint(file), tmp_path / "converted")
+    again = load_model(tmp_path / "converted")
+    assert mx.array_equal(logits(again), logits(loaded))
+    cast = load_model(file, dtype=dtype)
+    assert cast.norm.weight.dtype == logits(cast).dtype == dtype
     raw = np.frombuffer(tensors["token_embd.weight"][2], np.uint8).reshape(
         len(model.embed.weight), -1
     )

@@ -173,7 +173,9 @@ def test_i2_s_comes_back_without_loss(
     want, got = (parameters(load_model(place)) for place in (folder, tmp_path / "m"))
     assert set(want) == set(got)
     for name, array in want.items():
-        assert array.dtype == got[name].dtype and mx.array_equal(array, got[name]), name
+        # vectors are written in float32, and gains stay so
+        dtype = mx.float32 if "norm.weight" in name else array.dtype
+        assert got[name].dtype == dtype and mx.array_equal(array, got[name]), name
     convert(open_checkpoint(tmp_path / "m"), tmp_path / "again", check=False)
     got = parameters(load_model(tmp_path / "again"))
     assert all(mx.array_equal(array, got[name]) for name, array in want.items())

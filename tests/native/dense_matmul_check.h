@@ -28,7 +28,7 @@ float from_bfloat16(uint16_t half) {
 // Every row alone must give the bits that it has among the others.
 template <class Product>
 void check_dense(size_t rows, size_t dims, size_t outputs, const std::vector<double>& weight,
-                 Product&& product, const std::string& where) {
+                 Product&& product, const std::string& where, double tolerance = 1e-4) {
   std::normal_distribution<float> normal;
   Buffer<float> x(rows * dims), y(rows * outputs), one(outputs);
   for (size_t i = 0; i < x.size; ++i) {
@@ -43,7 +43,8 @@ void check_dense(size_t rows, size_t dims, size_t outputs, const std::vector<dou
         want += x[m * dims + i] * weight[n * dims + i];
         size += std::abs(x[m * dims + i] * weight[n * dims + i]);
       }
-      require(std::abs(y[m * outputs + n] - want) <= 1e-4 * size, "a dense sum is wrong", where);
+      require(std::abs(y[m * outputs + n] - want) <= tolerance * size, "a dense sum is wrong",
+              where);
       require(y[m * outputs + n] == one[n], "a row depends on the others", where);
     }
   }
@@ -93,9 +94,17 @@ void check_dense_codes(size_t rows, size_t group, size_t groups, size_t outputs,
                                outputs,      group,         bits};
   check_dense(
       rows, dims, outputs, weight,
-      [&](const float* x, size_t count, float* y) { quantized_product(x, count, dims, matrix, y); },
+      [&](const float* x, size_t count, float* y) {
+        quantized_product(x, count, dims, matrix, false, y);
+      },
       where);
   if (bits <= 2) {
+    check_dense(
+        rows, dims, outputs, weight,
+        [&](const float* x, size_t count, float* y) {
+          quantized_product(x, count, dims, matrix, true, y);
+        },
+        where + " rounded", 2e-2);
     std::vector<double> columns(dims * outputs);
     for (size_t i = 0; i < weight.size(); ++i) {
       columns[i % dims * outputs + i / dims] = weight[i];

@@ -86,8 +86,10 @@ def dense_matmul() -> Call:
     weight, x = zeros(number(), 64), batched(64)
     if random.random() < 0.5:
         return lambda: ops.dense_matmul(x, weight)
-    codes, scales, biases = mx.quantize(weight, group_size=32, bits=4)
-    return lambda: ops.dense_matmul(x, codes, ops.AffineForm(scales, biases, 32, 4))
+    bits, rounds = random.choice([(4, None), (2, None), (2, 8)])
+    form = ops.AffineForm(*mx.quantize(weight, group_size=32, bits=bits)[1:], 32, bits)
+    codes = mx.quantize(weight, group_size=32, bits=bits)[0]
+    return lambda: ops.dense_matmul(x, codes, form, activation_bits=rounds)
 
 
 def depthwise_convolution() -> Call:

@@ -68,6 +68,29 @@ def test_codes(bits: int, instructions: str, threads: int) -> None:
         assert_close(multiply(x, codes, form), exact(x, codes, form), TOLERANCE[mx.float32])
 
 
+def rounded(x: mx.array) -> mx.array:
+    """Each 32 numbers as multiples of a hundred and twenty-seventh of the largest."""
+    blocks = np.array(x).reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(-1, keepdims=True)
+    codes = np.rint(blocks * (np.float32(127) / largest))
+    return mx.array((codes * (largest / np.float32(127))).reshape(x.shape))
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_rounded_activations(bits: int, instructions: str, threads: int) -> None:
+    mx.random.seed(bits)
+    for group_size, groups, dtype in product(GROUP_SIZES, (1, 3, 21, 40), DTYPES):
+        codes, form = quantize(50, group_size * groups, group_size, bits, dtype)
+        x = heavy_tailed(7, group_size * groups)
+        got = np.array(compiled(x, codes, form, True))
+        assert_close(got, exact(rounded(x), codes, form), TOLERANCE[mx.float32])
+        assert np.array_equal(np.array(compiled(x[2:5], codes, form, True)), got[2:5])
+    x[1, 3], x[4] = np.nan, 0
+    got = np.array(compiled(x, codes, form, True))
+    assert np.isnan(got).all(-1).tolist() == [row == 1 for row in range(7)]
+    assert not got[4].any()
+
+
 @pytest.mark.parametrize("bits", [*BITS, 16])
 def test_a_row_does_not_depend_on_the_others(bits: int, instructions: str, threads: int) -> None:
     mx.random.seed(bits)

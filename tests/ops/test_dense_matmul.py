@@ -2,12 +2,13 @@
 
 import importlib
 import itertools
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.errors import BackendError
+from mlx_mmfree.errors import BackendError, UsageError
 from mlx_mmfree.ops import AffineForm, dense_matmul, use_backend
 from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES
 from tests.tolerances import TOLERANCE, relative_error
@@ -75,6 +76,64 @@ def test_codes(backend: str, bits: int, dtype: mx.Dtype, request: pytest.Fixture
             identity = dense_matmul(mx.eye(dims), codes, quantization)
         want_gradient = (upstream @ identity.T).astype(dtype)
         assert relative_error(gradient, want_gradient) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+def test_rounded_activations(bits: int) -> None:
+    mx.random.seed(bits)
+    codes, quantization = quantize(40, 256, 64, bits)
+    x, upstream = mx.random.normal((5, 256)), mx.random.normal((5, 40))
+    multiply = partial(dense_matmul, weight=codes, quantization=quantization, activation_bits=8)
+    with use_backend("reference"):
+        want = multiply(x)
+    exactly = dense_matmul(x, codes, quantization)
+    for backend in ("native", "chunked"):
+        with use_backend(backend):
+            try:
+                got = multiply(x)
+            except BackendError as error:
+                pytest.skip(str(error))
+            by_x = mx.vjp(multiply, [x], [upstream])[1][0]
+            of_exact = mx.vjp(lambda x: dense_matmul(x, codes, quantization), [x], [upstream])[1][0]
+        assert relative_error(got, want) <= TOLERANCE[mx.float32]
+        # a half of a step in each of many inputs
+        assert 1e-4 < relative_error(got, exactly) < 2e-2
+        assert relative_error(by_x, of_exact) <= TOLERANCE[mx.float32]
+
+
+def test_rounding_is_asked_for_by_the_environment_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module("mlx_mmfree.ops.dense_matmul")
+    (few, few_form), (four, four_form) = (quantize(8, 64, 32, bits) for bits in (1, 4))
+    x = mx.random.normal((2, 64))
+    want, other = (
+        dense_matmul(x, few, few_form, activation_bits=8),
+        dense_matmul(x, four, four_form),
+    )
+    for kept in (module.rounds_activations, module._warn_of_rounding):
+        kept.cache_clear()
+    monkeypatch.setenv(module.ENVIRONMENT_VARIABLE, "8")
+    try:
+        assert mx.array_equal(dense_matmul(x, four, four_form), other)
+        with pytest.warns(RuntimeWarning, match="are inexact: MLX_MMFREE_ACTIVATION_BITS=8 rounds"):
+            got = dense_matmul(x, few, few_form)
+        assert mx.array_equal(got, want)
+        module.rounds_activations.cache_clear()
+        monkeypatch.setenv(module.ENVIRONMENT_VARIABLE, "4")
+        with pytest.raises(UsageError, match="must be 8 or unset but got '4'"):
+            dense_matmul(x, few, few_form)
+    finally:
+        module.rounds_activations.cache_clear()
+    for weight, form, bits in (
+        (few, few_form, 4),
+        (four, four_form, 8),
+        (mx.ones((8, 64)), None, 8),
+    ):
+        with pytest.raises(
+            ValueError, match="'activation_bits' must be 8, for codes of 1 or 2 bits"
+        ):
+            dense_matmul(x, weight, form, activation_bits=bits)
 
 
 def test_many_outputs_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

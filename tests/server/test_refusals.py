@@ -255,8 +255,17 @@ def test_embeddings_that_are_refused(client: Any) -> None:
     ):
         error = error_of(client.post(EMBEDDINGS, json={"input": "a"} | changes), 400)
         assert error["param"] == param
-    error_of(client.post(EMBEDDINGS, json={"input": ["a"] * 200}), 413)
-    error_of(client.post(EMBEDDINGS, json={"input": "the " * 40_000}), 413)
+    error = error_of(client.post(EMBEDDINGS, json={"input": ["a"] * 2_049}), 413)
+    assert "at most 2,048 texts but holds 2,049" in error["message"]
+    error = error_of(client.post(EMBEDDINGS, json={"input": "the " * 40_000}), 413)
+    assert "a text of 'input' must have at most 32,768 tokens" in error["message"]
+    error = error_of(client.post(EMBEDDINGS, json={"input": 11 * [30_000 * [5]]}), 413)
+    assert "'input' must have at most 300,000 tokens but has 330,000" in error["message"]
+
+
+def test_as_many_texts_are_embedded_as_openai_takes(client: Any) -> None:
+    data = client.post(EMBEDDINGS, json={"input": 2_048 * [[5]]}).json()["data"]
+    assert len(data) == 2_048 and data[0]["embedding"] == data[-1]["embedding"]
 
 
 def test_embeddings_longer_than_the_model_was_made_for(
@@ -314,13 +323,14 @@ def test_what_has_too_many_tokens_is_not_encoded(
             (COMPLETIONS, {"prompt": [large, "a"], "n": 2}),
             (COMPLETIONS, {"prompt": [5] * 40_000}),
             (EMBEDDINGS, {"input": large}),
-            (EMBEDDINGS, {"input": [large[:60_000]] * 120}),
             (CHAT, {"model": "chat", "messages": messages}),
             (CHAT, {"model": "chat", "messages": [{"role": "user", "content": "c" * 700}] * 9000}),
         ):
             error = error_of(client.post(path, json=body), 413)
             assert error["code"] == "context_length_exceeded"
             assert "at most 32,768 tokens but has " in error["message"]
+        error = error_of(client.post(EMBEDDINGS, json={"input": [large[:60_000]] * 120}), 413)
+        assert "'input' must have at most 300,000 tokens but has at least" in error["message"]
         error = error_of(client.post(COMPLETIONS, json={"prompt": ["a"] * 400_000}), 400)
         assert error["param"] == "n"
 

@@ -48,7 +48,7 @@ from .checkpoint import Checkpoint, notify, open_checkpoint, rounding_of
 from .embedding_files import read_embedding_use
 from .pack_cache import PackCache
 from .weight_form import PACKED_DTYPES
-from .weights import Skeleton, build_skeleton, fill, simplified_bytes
+from .weights import Skeleton, build_skeleton, exact_gains, fill, simplified_bytes
 
 MASTERS_FOLDER = "masters"
 """The folder of the float weights beside that of the packed model of a training run."""
@@ -120,6 +120,8 @@ class OpenedModel:
         self.model: Decoder = self._skeleton.model
         self._arrays = parameters(self.model)
         self._kept = kept_names(self.model)
+        keeps_gains = dtype is None and checkpoint.dtype is not None
+        self._gains = exact_gains(self._skeleton) if keeps_gains else set[str]()
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
         # the linears that are to get masters, in their training form
@@ -138,10 +140,16 @@ class OpenedModel:
             if name in simplified:
                 total += simplified[name]
             elif name not in self._kept:
-                total += array.size * (self._dtype or self._skeleton.entries[name].dtype).size
+                total += array.size * self._dtype_of(name).size
             elif name.rpartition(".")[0] not in self._training:
                 total += array.nbytes
         return int(total)
+
+    def _dtype_of(self, name: str) -> mx.Dtype:
+        """The dtype that a parameter of floats will have."""
+        stored: mx.Dtype = self._skeleton.entries[name].dtype
+        is_free = self._dtype is not None and stored in FLOATS and name not in self._gains
+        return self._dtype if self._dtype is not None and is_free else stored
 
     def tokenizer(self) -> Tokenizer:
         """Reads the tokenizer.
@@ -228,7 +236,7 @@ class OpenedModel:
         if isinstance(model, TextEmbedder):
             model.embedding = read_embedding_use(self.checkpoint.folder)
         if self._dtype is not None:
-            converted(model, self._dtype)
+            converted(model, self._dtype, self._gains)
         if adapter is not None:
             attach(model, adapter)
         # what was cast after it was read is lazy, and other threads cannot compute it
@@ -253,9 +261,7 @@ class OpenedModel:
         for name, array in parameters(self.model).items():
             if name not in self._kept:
                 path, _, key = name.rpartition(".")
-                dtype = self._skeleton.entries[name].dtype
-                dtype = self._dtype if self._dtype and dtype in FLOATS else dtype
-                setattr(modules[path], key, array.astype(dtype))
+                setattr(modules[path], key, array.astype(self._dtype_of(name)))
         return self.model
 
     def _build_graphs(self) -> None:

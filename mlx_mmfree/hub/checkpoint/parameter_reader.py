@@ -13,7 +13,7 @@ from ...ops import ternarize_packed
 from ...ops.float_dtypes import FLOATS
 from .checkpoint import Checkpoint
 from .forms.packed import pack_ternary_values
-from .weights import EMBEDDING, build_skeleton, check_finite, check_packed
+from .weights import EMBEDDING, build_skeleton, check_finite, check_packed, exact_gains
 
 
 class ParameterReader:
@@ -41,6 +41,7 @@ class ParameterReader:
         self._masters = skeleton.masters
         self.own_layouts = skeleton.layouts
         self.model: Decoder = skeleton.model
+        self._gains = exact_gains(skeleton)
 
     @cached_property
     def matrices(self) -> dict[str, Matrix]:
@@ -54,8 +55,21 @@ class ParameterReader:
 
     @property
     def holds_ternary(self) -> bool:
-        """Whether a matrix is ternary, by how it is stored or by its values."""
-        return bool(self.ternary or self.packed_dense or self.ternary_values)
+        """Whether a matrix is ternary, by how it is stored or by its values.
+
+        One of codes of 1 bit is not, since it has no zeros.
+        """
+        by_values = self.ternary_values.keys() - self._in_one_bit
+        return bool(self.ternary or self.packed_dense or by_values)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What the Hub calls weights of one bit, where there are some."""
+        return ("1-bit",) if self._in_one_bit else ()
+
+    @cached_property
+    def _in_one_bit(self) -> set[str]:
+        return {path for path, layer in self.quantized.items() if layer.bits == 1}
 
     @property
     def ternary_dims(self) -> tuple[int, ...]:
@@ -127,6 +141,10 @@ class ParameterReader:
         """The parameters that are float32 whatever the dtype of the model, by their names in memory."""
         layers = {p: m for p, m in self.model.named_modules() if isinstance(m, Float32Scales)}
         return {f"{path}.{key}" for path, layer in layers.items() for key in layer.in_float32}
+
+    def keep_gains(self) -> None:
+        """Counts the gains of norms that are stored in float32 among those that stay so."""
+        self.in_float32.update(self._gains)
 
     def is_tied(self, path: str) -> bool:
         """Whether a ternary head is stored as the embedding's master weight."""

@@ -329,6 +329,20 @@ def _simpler_forms(held: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]
 _PROBED_ROWS = 4
 
 
+def exact_gains(skeleton: Skeleton) -> set[str]:
+    """The gains of RMSNorms that are stored in float32, by their names in memory.
+
+    They can stay so beside activations of 16 bits.
+    """
+    modules = skeleton.model.named_modules()
+    names = {f"{path}.weight" for path, module in modules if type(module) is nn.RMSNorm}
+    return {
+        name
+        for name, entry in skeleton.entries.items()
+        if name in names and entry.dtype == mx.float32
+    }
+
+
 def simplified_bytes(skeleton: Skeleton, dtype: mx.Dtype | None) -> dict[str, int]:
     """The bytes of float matrices that `fill` packs, by their weights, as their first rows tell.
 

@@ -451,13 +451,14 @@ def convert(
         384
     """
     forms = forms or FloatForms()
-    if source.dtype is not None and forms.dtype is None:
-        forms = replace(forms, dtype=source.dtype)
     target = real_path(path)
     source.refuse_adapter("convert", "to be written in another form")
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)
+    if source.dtype is not None and forms.dtype is None:
+        forms = replace(forms, dtype=source.dtype)
+        reader.keep_gains()
     rounding_of(source, warns=True)
     if to == "gguf":
         kind = gguf_type.upper() if gguf_type is not None else None
@@ -553,4 +554,5 @@ def _filled(card: ModelCard, to: Target, report: Report, written: ParameterReade
         verification={**card.verification, **report.figures()},
         openings=report.openings,
         is_ternary=written.holds_ternary,
+        tags=(*card.tags, *written.tags),
     )

@@ -245,6 +245,7 @@ def _card(
     else:
         form = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
     checkpoint = open_checkpoint(folder)
+    reader = ParameterReader(checkpoint)
     words = ["mmfree", "upload", "--model", folder.name, "--upload-repo", repository]
     return model_card(
         ModelCard(
@@ -255,7 +256,8 @@ def _card(
             source=read_source_card(folder),
             pipeline=pipeline_of(folder),
             storage=storage_of(folder),
-            is_ternary=ParameterReader(checkpoint).holds_ternary,
+            is_ternary=reader.holds_ternary,
+            tags=reader.tags,
         ),
         "" if certify is None else certify(folder),
     )

@@ -63,7 +63,9 @@ void require_rows_alone(const std::vector<int>& argnums) {
 
 mx::array dense_matmul(const mx::array& x, const mx::array& weight,
                        const std::optional<mx::array>& scales,
-                       const std::optional<mx::array>& biases, int bits) {
+                       const std::optional<mx::array>& biases, int bits, bool rounds) {
+  require(!rounds || bits == 1 || bits == 2,
+          "[dense_matmul] 'rounds' must be false but for codes of 1 or 2 bits.");
   require(scales.has_value() == biases.has_value() && scales.has_value() == (bits != 0),
           "[dense_matmul] 'scales', 'biases' and 'bits' come together.");
   if (scales) {
@@ -71,7 +73,7 @@ mx::array dense_matmul(const mx::array& x, const mx::array& weight,
   } else {
     check_floats(x, weight);
   }
-  return DenseMatmul::call({x, weight, scales, biases}, {bits})[0];
+  return DenseMatmul::call({x, weight, scales, biases}, {bits, rounds})[0];
 }
 
 void DenseMatmul::eval_cpu(const Arrays& inputs, Arrays& outputs) {
@@ -89,7 +91,8 @@ void DenseMatmul::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     return;
   }
   const auto weight = quantized(matrix, data(2), data(3), dims, options_.bits);
-  encoder.dispatch([=]() { quantized_product(x, rows, dims, weight, y); });
+  encoder.dispatch(
+      [=, rounds = options_.rounds]() { quantized_product(x, rows, dims, weight, rounds, y); });
 }
 
 Arrays DenseMatmul::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -128,8 +131,8 @@ Arrays DenseMatmulTransposed::jvp(const Arrays& primals, const Arrays& tangents,
 Arrays DenseMatmulTransposed::vjp(const Arrays& primals, const Arrays& cotangents,
                                   const std::vector<int>& argnums, const Arrays&) {
   require_rows_alone(argnums);
-  return DenseMatmul::call({cotangents[0], primals[1], primals[2], primals[3]}, {options_.bits},
-                           stream());
+  return DenseMatmul::call({cotangents[0], primals[1], primals[2], primals[3]},
+                           {options_.bits, false}, stream());
 }
 
 OutputForms DenseMatmulTransposed::output_forms(const Arguments& arguments) const {

@@ -43,18 +43,28 @@ struct QuantizedTransposed {
   float* dx;  // (rows, dims)
 };
 
+struct QuantizedKernels {
+  // Bytes of one arranged row, a multiple of 64.
+  size_t (*bytes)(size_t dims, size_t group, int bits);
+  // x: (dims,). Returns whether all values are finite.
+  bool (*arrange)(const float* x, size_t dims, size_t group, int bits, uint8_t* row);
+  // Outputs [first, last) of every row.
+  void (*multiply)(const QuantizedProduct&, size_t first, size_t last);
+
+  template <class Tiles>
+  static constexpr QuantizedKernels of() {
+    return {Tiles::bytes, Tiles::arrange, Tiles::multiply};
+  }
+};
+
 // The loops of one instruction set. No row of a result depends on the others.
 struct DenseMatmulKernels {
   // A row of x is padded to a multiple of this many floats.
   size_t padding;
   // Outputs [first, last) of every row.
   void (*multiply)(const DenseProduct&, size_t first, size_t last);
-  // Bytes of one arranged row, a multiple of 64.
-  size_t (*arranged_bytes)(size_t dims, size_t group, int bits);
-  // x: (dims,). Returns whether all values are finite.
-  bool (*arrange)(const float* x, size_t dims, size_t group, int bits, uint8_t* row);
-  // Outputs [first, last) of every row.
-  void (*multiply_quantized)(const QuantizedProduct&, size_t first, size_t last);
+  // Activations as two 16-bit numbers, or rounded to 8 bits by block for codes of 1 and 2 bits.
+  QuantizedKernels quantized, rounded;
   // One group of inputs of every row of dx.
   void (*multiply_quantized_transposed)(const QuantizedTransposed&, size_t group, float* scratch);
   // Floats of the scratch memory.

@@ -2,6 +2,7 @@
 
 #include "dense_matmul/kernels.h"
 #include "dense_matmul/quantized_tile.h"
+#include "dense_matmul/rounded_tile.h"
 #include "dense_matmul/transposed_tile.h"
 
 namespace mmfree {
@@ -10,9 +11,8 @@ template <class Isa, class Dense>
 constexpr DenseMatmulKernels DenseMatmulKernels::of() {
   return {2 * Dense::kLanes,
           mmfree::multiply_dense<Dense>,
-          mmfree::arranged_bytes<Dense>,
-          mmfree::arrange<Dense>,
-          mmfree::multiply_quantized<Dense>,
+          QuantizedKernels::of<Quantized<Dense>>(),
+          QuantizedKernels::of<Rounded<Dense>>(),
           mmfree::multiply_quantized_transposed<Dense>,
           mmfree::transposed_scratch<Dense>};
 }

@@ -64,9 +64,10 @@ void dense_product(const float* x, size_t rows, size_t dims, const FloatMatrix& 
 }
 
 void quantized_product(const float* x, size_t rows, size_t dims, const QuantizedMatrix& weight,
-                       float* y) {
-  const auto& set = table<DenseMatmulKernels>(kernels());
-  const size_t stride = set.arranged_bytes(dims, weight.group, weight.bits);
+                       bool rounds, float* y) {
+  const auto& all = table<DenseMatmulKernels>(kernels());
+  const auto& set = rounds ? all.rounded : all.quantized;
+  const size_t stride = set.bytes(dims, weight.group, weight.bits);
   const size_t panel = panel_rows(rows, stride);
   for (size_t start = 0; start < rows; start += panel) {
     const size_t count = std::min(panel, rows - start);
@@ -83,7 +84,7 @@ void quantized_product(const float* x, size_t rows, size_t dims, const Quantized
                                    weight.biases, weight.type,  weight.outputs,
                                    weight.group,  weight.bits,  y + start * weight.outputs};
     parallel_for(weight.outputs, piece(weight.outputs, dims * weight.bits / 8, count),
-                 [&](size_t first, size_t last) { set.multiply_quantized(product, first, last); });
+                 [&](size_t first, size_t last) { set.multiply(product, first, last); });
     for (size_t row = 0; row < count; ++row) {
       if (!is_finite[row]) {
         std::fill_n(product.y + row * weight.outputs, weight.outputs, NAN);

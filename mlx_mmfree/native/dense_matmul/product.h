@@ -28,9 +28,10 @@ struct QuantizedMatrix {
 // x: (rows, dims), y: (rows, outputs).
 void dense_product(const float* x, size_t rows, size_t dims, const FloatMatrix& weight, float* y);
 
-// x: (rows, dims), y: (rows, outputs). A row with a value that is not finite gives NaN.
+// x: (rows, dims), y: (rows, outputs). A row with a value that is not finite gives NaN. With
+// `rounds`, activations are rounded to 8 bits in each 32 inputs, for codes of 1 or 2 bits.
 void quantized_product(const float* x, size_t rows, size_t dims, const QuantizedMatrix& weight,
-                       float* y);
+                       bool rounds, float* y);
 
 // dx = dy W for codes of 1 or 2 bits. dy: (rows, outputs), dx: (rows, dims).
 void quantized_transposed(const float* dy, size_t rows, size_t dims, const QuantizedMatrix& weight,

@@ -208,35 +208,36 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
                 MMFREE_INLINE { p.y[(row + m) * p.outputs + output] = Isa::total(sums[m]); });
 }
 
-template <class Isa, int bits, size_t group, size_t M>
-void quantized_rows(const QuantizedProduct& p, size_t row, size_t first, size_t last) {
+// `Tiles` computes one output of M rows as `tile<bits, group, M>(p, row, output)`.
+template <class Tiles, int bits, size_t group, size_t M>
+void tiled_rows(const QuantizedProduct& p, size_t row, size_t first, size_t last) {
   for (size_t output = first; output < last; ++output) {
-    quantized_tile<Isa, bits, group, M>(p, row, output);
+    Tiles::template tile<bits, group, M>(p, row, output);
   }
 }
 
-template <class Isa, int bits, size_t group>
+template <class Tiles, int bits, size_t group>
 void multiply_group(const QuantizedProduct& p, size_t first, size_t last) {
   size_t row = 0;
   for (; row + 4 <= p.rows; row += 4) {
-    quantized_rows<Isa, bits, group, 4>(p, row, first, last);
+    tiled_rows<Tiles, bits, group, 4>(p, row, first, last);
   }
   for (; row + 2 <= p.rows; row += 2) {
-    quantized_rows<Isa, bits, group, 2>(p, row, first, last);
+    tiled_rows<Tiles, bits, group, 2>(p, row, first, last);
   }
   if (row < p.rows) {
-    quantized_rows<Isa, bits, group, 1>(p, row, first, last);
+    tiled_rows<Tiles, bits, group, 1>(p, row, first, last);
   }
 }
 
-template <class Isa, int bits>
+template <class Tiles, int bits>
 void multiply_bits(const QuantizedProduct& p, size_t first, size_t last) {
   if (p.group == 32) {
-    multiply_group<Isa, bits, 32>(p, first, last);
+    multiply_group<Tiles, bits, 32>(p, first, last);
   } else if (p.group == 64) {
-    multiply_group<Isa, bits, 64>(p, first, last);
+    multiply_group<Tiles, bits, 64>(p, first, last);
   } else {
-    multiply_group<Isa, bits, 128>(p, first, last);
+    multiply_group<Tiles, bits, 128>(p, first, last);
   }
 }
 
@@ -258,18 +259,21 @@ MMFREE_INLINE inline auto with_bits(int bits, Call&& call) {
 }
 
 template <class Isa>
-void multiply_quantized(const QuantizedProduct& p, size_t first, size_t last) {
-  with_bits(p.bits, [&](auto bits) { multiply_bits<Isa, bits>(p, first, last); });
-}
-
-template <class Isa>
-bool arrange(const float* x, size_t dims, size_t group, int bits, uint8_t* row) {
-  return with_bits(bits, [&](auto b) { return arrange_bits<Isa, b>(x, dims, group, row); });
-}
-
-template <class Isa>
-size_t arranged_bytes(size_t dims, size_t group, int bits) {
-  return with_bits(bits, [&](auto b) { return arranged_row<Isa, b>(nullptr, dims, group).bytes; });
-}
+struct Quantized {
+  template <int bits, size_t group, size_t M>
+  static void tile(const QuantizedProduct& p, size_t row, size_t output) {
+    quantized_tile<Isa, bits, group, M>(p, row, output);
+  }
+  static void multiply(const QuantizedProduct& p, size_t first, size_t last) {
+    with_bits(p.bits, [&](auto bits) { multiply_bits<Quantized, bits>(p, first, last); });
+  }
+  static bool arrange(const float* x, size_t dims, size_t group, int bits, uint8_t* row) {
+    return with_bits(bits, [&](auto b) { return arrange_bits<Isa, b>(x, dims, group, row); });
+  }
+  static size_t bytes(size_t dims, size_t group, int bits) {
+    return with_bits(bits,
+                     [&](auto b) { return arranged_row<Isa, b>(nullptr, dims, group).bytes; });
+  }
+};
 
 }  // namespace mmfree

@@ -108,6 +108,20 @@ struct DenseAvx2 {
   MMFREE_INLINE static uint32_t first(Vector vector) {
     return _mm256_cvtsi256_si32(vector);
   }
+  template <int bits, int k>
+  MMFREE_INLINE static Vector bytes(Vector words) {
+    return _mm256_and_si256(_mm256_srli_epi16(words, bits * k), _mm256_set1_epi8((1 << bits) - 1));
+  }
+  MMFREE_INLINE static Vector dot_signed(Vector sums, Vector codes, const int8_t* x) {
+    const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+#if defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sums, codes, values);
+#else
+    // 16-bit sums of pairs: at most 2 * 3 * 127
+    const __m256i pairs = _mm256_maddubs_epi16(codes, values);
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+  }
   MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
 #if defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sums, a, b);

@@ -114,6 +114,13 @@ struct DenseAvx512 {
   MMFREE_INLINE static uint32_t first(Vector vector) {
     return _mm512_cvtsi512_si32(vector);
   }
+  template <int bits, int k>
+  MMFREE_INLINE static Vector bytes(Vector words) {
+    return _mm512_and_si512(_mm512_srli_epi16(words, bits * k), _mm512_set1_epi8((1 << bits) - 1));
+  }
+  MMFREE_INLINE static Vector dot_signed(Vector sums, Vector codes, const int8_t* x) {
+    return _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x));
+  }
   MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
     return _mm512_dpbusd_epi32(sums, a, b);
   }

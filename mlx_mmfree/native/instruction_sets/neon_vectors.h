@@ -90,8 +90,10 @@ struct DenseNeon {
   }
   template <size_t count>
   MMFREE_INLINE static Floats spread(Floats values, size_t first) {
-    static_assert(count == 1);
-    return vdupq_n_f32(values[first]);
+    constexpr size_t n = kLanes / count;
+    const float lanes[kLanes] = {values[first], values[first + 1 / n], values[first + 2 / n],
+                                 values[first + 3 / n]};
+    return vld1q_f32(lanes);
   }
 
   using Vector = uint8x16_t;
@@ -105,6 +107,13 @@ struct DenseNeon {
   }
   MMFREE_INLINE static uint32_t first(Vector vector) {
     return vgetq_lane_u32(vreinterpretq_u32_u8(vector), 0);
+  }
+  template <int bits, int k>
+  MMFREE_INLINE static Vector bytes(Vector words) {
+    return vandq_u8(words >> (bits * k), vdupq_n_u8((1 << bits) - 1));
+  }
+  MMFREE_INLINE static int32x4_t dot_signed(int32x4_t sums, Vector codes, const int8_t* x) {
+    return vdotq_s32(sums, vreinterpretq_s8_u8(codes), vld1q_s8(x));
   }
   MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
     return vreinterpretq_u8_u32(vdotq_u32(vreinterpretq_u32_u8(sums), a, b));

@@ -103,8 +103,9 @@ struct DensePortable {
   }
   template <size_t count>
   MMFREE_INLINE static Floats spread(Floats values, size_t first) {
-    static_assert(count == 1);
-    return Floats{values[first], values[first], values[first], values[first]};
+    constexpr size_t n = kLanes / count;
+    return Floats{values[first], values[first + 1 / n], values[first + 2 / n],
+                  values[first + 3 / n]};
   }
 
   using Vector = uint32_t __attribute__((vector_size(16)));
@@ -114,6 +115,20 @@ struct DensePortable {
     Vector vector;
     memcpy(&vector, bytes, sizeof(vector));
     return vector;
+  }
+  template <int bits, int k>
+  MMFREE_INLINE static Vector bytes(Vector words) {
+    constexpr uint32_t mask = (1 << bits) - 1;
+    return (words >> (bits * k)) & (mask | mask << 8 | mask << 16 | mask << 24);
+  }
+  MMFREE_INLINE static Integers dot_signed(Integers sums, Vector codes, const int8_t* x) {
+    int8_t values[16], others[16];
+    memcpy(values, x, sizeof(values));
+    memcpy(others, &codes, sizeof(others));
+    for (size_t i = 0; i < sizeof(values); ++i) {
+      sums[i / 4] += others[i] * values[i];
+    }
+    return sums;
   }
   MMFREE_INLINE static Vector join(Vector a, Vector b) {
     return a ^ b;

@@ -1,0 +1,211 @@
+"""Models of 1 and 2 bits that write text go every way that a model goes."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import yaml
+
+from mlx_mmfree.cli import main
+from mlx_mmfree.generation import Chat, batch_generate, generate
+from mlx_mmfree.generation.decode import generate_tokens
+from mlx_mmfree.generation.sessions import Sessions
+from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.publish.runtimes import MLX_LM, opening
+from mlx_mmfree.hub.publish.upload import plan_upload
+from mlx_mmfree.models import Decoder
+from tests.hub.checkpoints import GOLDENS, TOKENS, logits, tiny_transformer
+from tests.hub.test_bitcpm import fake_quantised
+from tests.hub.test_maple import ternary
+from tests.tolerances import TOLERANCE, relative_error
+
+PROMPTS = ["Hello there", "One two three four five six seven"]
+TEMPLATE = (
+    "{% for message in messages %}<|start_header_id|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}"
+)
+
+
+def bonsai() -> Decoder:
+    """Embedding, head and linears of 1 bit, with a scale for each 128 inputs."""
+    sizes = {"vocab_size": 520, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    model = tiny_transformer("qwen3", **sizes, linears=None)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            groups = mx.unflatten(module.weight, 1, (-1, 128))
+            sizes_of = mx.mean(mx.abs(groups), axis=2, keepdims=True).astype(mx.float16)
+            module.weight = mx.flatten(mx.where(groups < 0, -sizes_of, sizes_of), 1)
+    nn.quantize(model, 128, 1)
+    return model
+
+
+FAMILIES: dict[str, tuple[Callable[[], Decoder], str, str]] = {
+    "bonsai": (bonsai, "1-bit", "q1_0"),
+    "minicpm": (lambda: fake_quantised("minicpm"), "ternary", "q2_0"),
+    "maple": (ternary, "ternary", "q2_0"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("ways") / family
+    save_model(place, FAMILIES[family][0](), GOLDENS / "tokenizer_bpe")
+    file = place / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    return place
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> tuple[Decoder, Any]:
+    return load(folder, dtype=mx.float32)
+
+
+def test_batches_drafts_and_sessions_give_the_same_text(pair: tuple[Decoder, Any]) -> None:
+    model, tokenizer = pair
+    alone = [generate(model, tokenizer, prompt, max_tokens=8) for prompt in PROMPTS]
+    assert len(set(alone)) == 2
+    assert batch_generate(model, tokenizer, PROMPTS, max_tokens=8).texts == alone
+    drafted = generate(model, tokenizer, PROMPTS[0], max_tokens=8, draft_model=model)
+    assert drafted == alone[0]
+    ids = tokenizer.encode(PROMPTS[1])
+    sessions = Sessions(model, memory_bytes=2**24)
+    _, state = model(mx.array([ids[:-2]]))
+    sessions.keep(ids[:-2], state)
+    known = sessions.find(ids)
+    assert known.count == len(ids) - 2
+    rest = generate_tokens(model, ids[known.count :], state=known.state, max_tokens=8)
+    want = generate_tokens(model, ids, max_tokens=8)
+    assert list(rest) == list(want)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_chat(pair: tuple[Decoder, Any], thinks: bool) -> None:
+    model, tokenizer = pair
+    variables = {} if thinks else {"enable_thinking": False}
+    chat = Chat(model, tokenizer, max_tokens=5, variables=variables)
+    asked = [{"role": "user", "content": "Who are you?"}]
+    ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, **variables)
+    assert ("<think>" in tokenizer.decode(ids)) != thinks
+    got = "".join(response.text for response in chat.answer("Who are you?"))
+    assert got == generate(model, tokenizer, ids, max_tokens=5, is_answer=True)
+    assert list(chat.answer("And I?")) and chat.turns == 2
+
+
+@pytest.mark.serve
+def test_serve(pair: tuple[Decoder, Any]) -> None:
+    from starlette.testclient import TestClient
+
+    from mlx_mmfree.server.app import make_app
+    from mlx_mmfree.server.run import make_service
+    from mlx_mmfree.server.settings import ServedModel, Settings
+
+    model, tokenizer = pair
+    sessions = Sessions(model, memory_bytes=2**24)
+    served = ServedModel("m", model, tokenizer, sessions, model)
+    app = make_app(make_service([served], Settings(), sessions))
+    asked = {"messages": [{"role": "user", "content": "Who?"}], "temperature": 0, "max_tokens": 6}
+    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+        body = {"prompt": PROMPTS, "temperature": 0, "max_tokens": 8}
+        choices = client.post("/v1/completions", json=body).json()["choices"]
+        want = [generate(model, tokenizer, prompt, max_tokens=8) for prompt in PROMPTS]
+        assert [choice["text"] for choice in choices] == want
+        counts = []
+        for thinks in (True, False):
+            changes = {"chat_template_kwargs": {"enable_thinking": thinks}}
+            answer = client.post("/v1/chat/completions", json=asked | changes)
+            assert answer.status_code == 200, answer.text
+            counts.append(answer.json()["usage"]["prompt_tokens"])
+        assert counts[0] < counts[1]
+
+
+def test_perplexity(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, file = "One day there was a girl. She had a red ball and a dog.", tmp_path / "text.txt"
+    file.write_text(text)
+    assert main(["perplexity", "--model", str(folder), "--data", str(file), "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)["perplexity"]
+    model, tokenizer = load(folder)
+    ids = mx.array([tokenizer.encode(text)])
+    nats = nn.losses.cross_entropy(model(ids[:, :-1])[0], ids[:, 1:]).mean()
+    # floats have 16 bits
+    assert math.log(got) == pytest.approx(nats.item(), rel=5e-3)
+
+
+@pytest.mark.eval
+def test_lm_eval(pair: tuple[Decoder, Any]) -> None:
+    from mlx_mmfree.evaluation import score_continuations
+    from mlx_mmfree.evaluation.harness import harness_model
+
+    model, tokenizer = pair
+    adapter = harness_model(model, tokenizer, batch_size=2)
+    requests = [SimpleNamespace(args=(PROMPTS[0], end)) for end in (" dog", " cat and more")]
+    got = [score for score, _ in adapter.loglikelihood(requests)]
+    begin = tokenizer.encode(PROMPTS[0])
+    parts = [(begin, tokenizer.encode(r.args[1], add_special_tokens=False)) for r in requests]
+    want = [score.log_likelihood for score in score_continuations(model, parts)]
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_upload_has_a_card(family: str, folder: Path) -> None:
+    plan = plan_upload(folder, "me/model")
+    assert plan.card is not None
+    matter = yaml.safe_load(plan.card.split("---")[1])
+    other = {"1-bit": "ternary", "ternary": "1-bit"}[FAMILIES[family][1]]
+    assert FAMILIES[family][1] in matter["tags"] and other not in matter["tags"]
+    assert matter["pipeline_tag"] == "text-generation"
+
+
+def test_lora(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "\n".join(json.dumps({"text": f"Number {n}. The cat."}) for n in range(4))
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    flags = ["--model", str(folder), "--data", str(tmp_path), "--output", str(tmp_path / "a")]
+    flags += ["--steps", "3", "--batch-size", "2", "--learning-rate", "1e-2"]
+    assert main(["lora", "--train", *flags]) == 0
+    capsys.readouterr()
+    asked = ["--model", str(folder), "--prompt", "Number", "--max-tokens", "4", "--json"]
+    assert main(["generate", *asked, "--adapter-path", str(tmp_path / "a")]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] is not None
+
+
+def test_gguf_both_ways(family: str, folder: Path, tmp_path: Path) -> None:
+    kind: Any = FAMILIES[family][2]
+    report = convert(open_checkpoint(folder), tmp_path / "g", to="gguf", gguf_type=kind)
+    assert report.is_lossless
+    convert(open_checkpoint(tmp_path / "g"), tmp_path / "back")
+    want = logits(load_model(folder, dtype=mx.float32))
+    for place in ("g", "back"):
+        model, tokenizer = load(tmp_path / place, dtype=mx.float32)
+        assert relative_error(logits(model), want) <= TOLERANCE[mx.float32]
+        assert tokenizer.encode(PROMPTS[0])
+
+
+@pytest.mark.usefixtures("unfused")
+def test_stock_mlx_lm_opens_what_is_written(family: str, folder: Path, tmp_path: Path) -> None:
+    from mlx_lm.utils import load_model as load_by_mlx_lm
+
+    report = convert(open_checkpoint(folder), tmp_path / "m")
+    found = opening(report.openings, MLX_LM)
+    assert found is not None
+    if family == "maple":
+        assert found.opens is False
+        return
+    assert found.opens and "--trust-remote-code" not in found.note
+    theirs, _ = load_by_mlx_lm(tmp_path / "m")
+    theirs.set_dtype(mx.float32)
+    want = logits(load_model(tmp_path / "m", dtype=mx.float32))
+    assert relative_error(theirs(TOKENS), want) <= TOLERANCE[mx.float32]

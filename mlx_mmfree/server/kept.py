@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
-from ..files.reading import parse_json
 from ..files.writing import writing
 from .errors import RequestError
 from .settings import Settings
@@ -153,10 +152,11 @@ class KeptResponses:
             self._place.remove(name)
             return None
         try:
-            value = parse_json(data, max_bytes=len(data))
+            # a record may be nested deeper and be larger than the requests that it comes from
+            value = json.loads(data)
             owner, record = value["owner"], value["record"]
             is_own = hmac.compare_digest(owner, self._owner(name))
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             _log.warning("A kept response is damaged and not used.")
             return None
         return dict(record) if is_own else None

@@ -21,6 +21,7 @@ from .schemas import (
     Body,
     ChatRequest,
     Name,
+    Strict,
     checked,
     checked_tools,
     stop_strings,
@@ -117,7 +118,7 @@ class Tool(Body):
     name: Name
     input_schema: dict[str, Any]
     description: str = ""
-    strict: bool | None = None
+    strict: Strict = None
     type: Literal["custom"] | None = None
     # what changes no answer
     cache_control: Any = None
@@ -139,12 +140,18 @@ class ToolChoice(Body):
     """Which tool an answer must ask for."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: Name | None = None
     disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> "ToolChoice":
+        if self.type == "tool" and self.name is None:
+            raise ValueError("must have a 'name' where its type is 'tool'")
+        return self
 
     def as_chat(self) -> Any:
         if self.type == "tool":
-            return {"type": "function", "function": {"name": self.name or ""}}
+            return {"type": "function", "function": {"name": self.name}}
         return {"any": "required"}.get(self.type, self.type)
 
 

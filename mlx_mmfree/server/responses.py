@@ -29,6 +29,7 @@ from .schemas import (
     ChatRequest,
     JsonSchema,
     Name,
+    Strict,
     User,
     call_arguments,
     checked,
@@ -155,7 +156,7 @@ class FunctionTool(Body):
     name: Name
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: bool | None = None
+    strict: Strict = None
 
 
 _HOSTED = (
@@ -176,12 +177,15 @@ def _functions(value: Any) -> Any:
     checked_tools(value)
     if not isinstance(value, list):
         return value
-    hosted = [tool for tool in value if isinstance(tool, dict) and tool.get("type") in _HOSTED]
-    if hosted and len(hosted) == len(value):
+    kept = []
+    for tool in value:
+        if isinstance(tool, dict) and tool.get("type") in _HOSTED:
+            _left_out(tool["type"])
+        else:
+            kept.append(tool)
+    if value and not kept:
         raise ValueError("must have a tool of type 'function', since this server runs no others,")
-    for tool in hosted:
-        _left_out(tool["type"])
-    return [tool for tool in value if tool not in hosted]
+    return kept
 
 
 def _tool_choice(value: Any) -> Any:

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -53,6 +54,14 @@ class Body(BaseModel):
     neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
     hints: ClassVar[frozenset[str]] = HINTS
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        # as in OpenAI's interface, null is the same as nothing
+        if not isinstance(value, dict):
+            return value
+        return {name: item for name, item in value.items() if item is not None}
+
 
 @cache
 def named_once(hint: str) -> None:
@@ -81,7 +90,6 @@ def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
         raise RequestError(f"[request] the body {error}.") from error
     if not isinstance(value, dict):
         raise RequestError(f"[request] the body must be a JSON object but is {_shown(value)}.")
-    # as in OpenAI's interface, null is the same as nothing
     known = {name: item for name, item in value.items() if item is not None}
     for name, allowed in kind.neutral.items():
         if name in known and not _is_one_of(known.pop(name), allowed):
@@ -142,7 +150,7 @@ def _refusal(error: ValidationError) -> RequestError:
             param=name,
             code="missing_required_parameter",
         )
-    rule = re.sub(r"^(Value error, |Input )", "", first["msg"])
+    rule = re.sub(r"^(Value error, |\w+ (?=should ))", "", first["msg"])
     rule = re.sub(r"^(should|must) ", "must ", rule)
     return RequestError(
         f"[request] '{name}' {rule} but got {_shown(first['input'])}.",
@@ -299,6 +307,8 @@ MAX_MESSAGES = 10_000
 MAX_TOOLS, _MAX_TOOL_CHARACTERS = 128, 1_000_000
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize", "self")
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Strict = Literal[False] | None
+"""Whether calls must follow their schema to the letter, which none is held to here."""
 
 
 def _content(value: Any) -> Any:
@@ -335,11 +345,7 @@ def _without_nothing(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     empty = ("annotations", "audio", "function_call", "refusal", "tool_calls")
-    return {
-        name: item
-        for name, item in value.items()
-        if item is not None and not (name in empty and item == [])
-    }
+    return {name: item for name, item in value.items() if not (name in empty and item == [])}
 
 
 class CalledFunction(Body):
@@ -395,7 +401,7 @@ class Function(Body):
     name: Name
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: Literal[False] | None = None
+    strict: Strict = None
 
 
 class Tool(Body):
@@ -419,8 +425,10 @@ class ChosenTool(Body):
 
 
 def _tool_choice(value: Any) -> Any:
-    if isinstance(value, dict) or value in ("auto", "none", "required"):
+    if value in ("auto", "none", "required"):
         return value
+    with suppress(ValidationError):
+        return ChosenTool.model_validate(value)
     raise ValueError("must be 'auto', 'none', 'required' or an object that names a function")
 
 

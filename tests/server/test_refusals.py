@@ -110,6 +110,7 @@ def test_a_wrong_parameter_is_named(client: Any, changes: dict[str, Any], param:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),

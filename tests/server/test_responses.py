@@ -225,7 +225,15 @@ def test_limits_of_kept_responses(
 def test_damaged_and_foreign_files_are_not_used(tmp_path: Path) -> None:
     store = KeptResponses(Settings(response_folder=tmp_path))
     name, link = new_name(), new_name()
-    for data in (b"", b"[", b"[]", b'{"owner": 5, "record": {}}', b'{"record": {}}', b"\xff"):
+    for data in (
+        b"",
+        b"[",
+        b"[" * 100_000,
+        b"[]",
+        b'{"owner": 5, "record": {}}',
+        b'{"record": {}}',
+        b"\xff",
+    ):
         (tmp_path / f"{name}.json").write_bytes(data)
         assert store.find(name) is None
     store.keep(name, {"a": 1})
@@ -341,6 +349,8 @@ def test_thoughts_go_and_come_back(include: list[str]) -> None:
             {"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "["}]},
             "input[0].arguments",
         ),
+        ({"tools": [{**TOOLS[0], "strict": True}]}, "tools[0].strict"),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "name": 5}}, "tool_choice"),
         ({"max_output_token": 5}, "max_output_token"),
         ({"max_tokens": 5}, "max_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -371,6 +381,34 @@ def test_tools_that_no_model_can_call_are_left_out(dictated: Dictated) -> None:
     without = ask(dictated, LOOK, tools=TOOLS)
     assert with_them["usage"]["input_tokens"] == without["usage"]["input_tokens"]
     assert [tool["name"] for tool in with_them["tools"]] == ["look_up"]
+
+
+def test_a_null_in_a_part_is_the_same_as_nothing(dictated: Dictated) -> None:
+    tool = {"type": "function", "name": "f", "description": None, "parameters": None}
+    answer = ask(dictated, SAID + END, tools=[tool])
+    assert answer["tools"] == [{**tool, "description": "", "parameters": {}, "strict": None}]
+
+
+def test_tools_that_are_left_out_take_no_time_for_each_other() -> None:
+    class Counted(dict[str, Any]):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return super().__eq__(other)
+
+    hosted = [Counted(type="mcp", server=number) for number in range(100)]
+    body = ResponsesRequest.model_validate({"input": ASKED, "tools": [*hosted, *TOOLS]})
+    assert [tool.name for tool in body.tools] == ["look_up"]
+    assert Counted.compared == 0
+
+
+def test_a_response_may_be_nested_deeper_than_its_request(dictated: Dictated) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(60):
+        schema = {"items": schema}
+    answer = ask(dictated, SAID + END, tools=[{**TOOLS[0], "parameters": schema}])
+    assert dictated.client.get(f"{PATH}/{answer['id']}").json() == answer
 
 
 def test_a_failure_is_told_in_the_stream(

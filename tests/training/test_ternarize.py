@@ -101,6 +101,32 @@ def test_choices_that_do_not_fit(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [("--threshold", "0.7"), ("--scales", "row"), ("--teacher-weight", "2"), ("--keep-embedding",)],
+)
+def test_a_run_goes_on_with_its_own_settings_alone(
+    dense: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags_of(dense, "--logits-steps", "1")) == 0
+    weights = (dense.parent / "run/model/model.safetensors").read_bytes()
+    assert main(flags_of(dense, "--logits-steps", "1", *flags)) == 2
+    name = flags[0].removeprefix("--").replace("-", "_")
+    assert f"holds a run with other values of {name}" in capsys.readouterr().err
+    assert (dense.parent / "run/model/model.safetensors").read_bytes() == weights
+
+
+def test_a_model_that_is_ternary_already(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = find("bitnet")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "vocab_size": 520}
+    model = record.build(record.config.from_hub({**record.tiny, **sizes}))
+    save_model(tmp_path / "bitnet", model, GOLDENS / "tokenizer_bpe")
+    assert main(flags_of(tmp_path / "bitnet")) == 2
+    assert "its linears are ternary already" in capsys.readouterr().err
+
+
 def test_groups_that_do_not_divide_the_inputs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

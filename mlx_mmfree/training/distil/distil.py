@@ -430,6 +430,11 @@ class Distillation:
         scheme = self.settings.scheme
         for block in self.teacher.blocks if scheme is not None else ():
             for matrix in matrices(block).values():
+                if scheme is not None and matrix.is_ternary:
+                    raise TrainingError(
+                        f"[{self.settings.command}] 'scales' must be bitnet for this model but got "
+                        f"{scheme.scales!r}: its linears are ternary already, with one scale a matrix."
+                    )
                 if scheme is not None and matrix.input_dims % scheme.group_size:
                     raise TrainingError(
                         f"[{self.settings.command}] 'scales' must be bitnet for this model but got "
@@ -587,6 +592,7 @@ class Distillation:
             "teacher": self._digest,
             "weights": weights_digest(student),
             "texts": dict(task.digests),
+            **self.settings.course(name),
         }
         file = folder / "best.safetensors"
         batches: Batches = task.batches

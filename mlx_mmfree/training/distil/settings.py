@@ -26,6 +26,12 @@ MEASURED = {
 }
 """What the figures of a run are measured on, in words: the teacher, and the student after each stage."""
 
+_FORM = ("keep_embedding", "scales", "threshold", "scale_of_kept")
+_COURSE: Mapping[StageName, tuple[str, ...]] = {
+    "logits": (*_FORM, "teacher_weight", "teacher_temperature", "teacher_top_k"),
+    "text": _FORM,
+}
+
 _SOME = Rule("at least one name", bool)
 _STEPS = Rule("at least 0", lambda value: 0 <= value < 2**31)
 _RATE = Rule("positive and finite", lambda value: 0 < value < math.inf)
@@ -230,6 +236,13 @@ class DistilSettings(CorpusSettings, TeacherSettings):
             quantization_warmup=warmup,
             **{each.name: getattr(self, each.name) for each in fields(CorpusSettings)},
         )
+
+    def course(self, name: StageName) -> dict[str, Any]:
+        """What decides the course of a stage beside the settings of a training run."""
+        names = _COURSE.get(name, ())
+        values = {each: getattr(self, each) for each in names}
+        # runs that were begun without one of them have its usual value
+        return {each: value for each, value in values.items() if value != getattr(type(self), each)}
 
     def record(self) -> dict[str, Any]:
         """All plain values of the run, as a report names them."""

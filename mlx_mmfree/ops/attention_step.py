@@ -322,11 +322,13 @@ def _metal(
     positions: mx.array,
     options: Options,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """One launch, and an update for each buffer.
+    """One launch, and an update for each buffer; the definition for sizes that the kernel does not take.
 
     What the updates write comes from the launch that reads the buffers, so that these are free to be
     written in place by then.
     """
+    if not _fits(keys, positions, options):
+        return reference(projected, keys, values, positions, options)
     place = _place(positions, keys.shape[2], options)
     rotation = _rotation(place, options)
     y, k, v = _attended(projected, keys, values, place, rotation, options)
@@ -379,6 +381,13 @@ def _attended(
     return with_reference_gradient(run, definition)(projected, keys, values, *norms)
 
 
+def _fits(keys: mx.array, positions: mx.array, options: Options) -> bool:
+    """Whether the kernel takes heads of these dims, and as many slots."""
+    dims, room = keys.shape[3], keys.shape[2]
+    used = min(slots_after(positions.shape[1], 1, options.window, options.sinks), room)
+    return dims % SIMD_GROUP == 0 and dims <= MAX_DIMS and used <= MAX_SLOTS
+
+
 def _metal_unsupported(
     projected: mx.array,
     keys: mx.array,
@@ -388,12 +397,9 @@ def _metal_unsupported(
 ) -> str | None:
     if reason := _unsupported(projected, keys, values, positions, options):
         return reason
-    dims, room = keys.shape[3], keys.shape[2]
-    if dims % SIMD_GROUP or dims > MAX_DIMS:
-        return f"heads have {dims} dims, not a multiple of {SIMD_GROUP} up to {MAX_DIMS}"
-    used = min(slots_after(positions.shape[1], 1, options.window, options.sinks), room)
-    if used > MAX_SLOTS:
-        return f"there are {used} slots, more than {MAX_SLOTS}"
+    if not _fits(keys, positions, options):
+        return None
+    dims = keys.shape[3]
     norm, waves = options.query_norm, options.wavelengths
     variant: dict[str, Any] = {
         "projected": projected.dtype,

@@ -119,7 +119,7 @@ def read_data(
             samples.add(read(file, processor, **options))
         if name == "valid" and not samples.samples:
             print(
-                f"note: '{file}' has no samples to validate on: {samples.summary()}.",
+                f"note: '{files[0]}' has no samples to validate on: {samples.summary()}.",
                 file=sys.stderr,
             )
         else:

@@ -50,17 +50,6 @@ class Turns:
 
     Attributes:
         messages: Those so far, as `ChatRequest` has them.
-
-    Example:
-        >>> turns = Turns()
-        >>> turns.instruct("Be brief.")
-        >>> turns.ask("Where is")
-        >>> turns.ask("the fox?")
-        >>> turns.think("Look.")
-        >>> turns.call("call_1", "look", {})
-        >>> turns.result("call_1", "no")
-        >>> [(message["role"], message["content"]) for message in turns.messages]
-        [('system', 'Be brief.'), ('user', 'Where is\\nthe fox?'), ('assistant', ''), ('tool', 'no')]
     """
 
     def __init__(self) -> None:

@@ -91,6 +91,7 @@ def test_its_gguf_has_the_same_text(dense: Path) -> None:
     [
         (["--scales", "bitnet", "--threshold", "0.7"], "--threshold must be left out where"),
         (["--inner-norms"], "--inner-norms must be left out unless"),
+        (["--logits-steps", "0"], "[ternarize] --logits-steps or --text-steps must be positive"),
         (["--threshold", "9"], "--threshold must be from 0 to 4 but got 9.0"),
     ],
 )
@@ -114,6 +115,16 @@ def test_a_run_goes_on_with_its_own_settings_alone(
     name = flags[0].removeprefix("--").replace("-", "_")
     assert f"holds a run with other values of {name}" in capsys.readouterr().err
     assert (dense.parent / "run/model/model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("line", ["to: [mlgru]", "ternary: false"])
+def test_another_form_than_that_of_the_command_is_refused(
+    dense: Path, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = dense.parent / "run.yaml"
+    file.write_text(f"{line}\nscales: bitnet\n")
+    assert main(flags_of(dense, "--config", str(file), "--dry-run")) == 2
+    assert "must be left out, as attention stays" in capsys.readouterr().err
 
 
 def test_a_model_that_is_ternary_already(

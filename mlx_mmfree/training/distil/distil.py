@@ -414,7 +414,7 @@ class Distillation:
             self._source = described_checkpoint(settings.model) or settings.model
         self._opened = self._open()
         folder = self._opened.checkpoint.folder
-        check_apart(Path(settings.path).resolve(), [folder], "distil")
+        check_apart(Path(settings.path).resolve(), [folder], settings.command)
         check_results(Path(settings.path), folder)
         self.teacher: Decoder = self._opened.model
         base = base_config(self.teacher)
@@ -573,8 +573,8 @@ class Distillation:
         stages = [name for name in self.settings.active if name in _WHOLE or not is_same]
         if not stages:
             raise TrainingError(
-                "[distil] 'logits_steps' or 'text_steps' must be positive where all layers keep their "
-                "attention but both are 0."
+                f"[{self.settings.command}] 'logits_steps' or 'text_steps' must be positive where all "
+                "layers keep their attention but both are 0."
             )
         return stages
 

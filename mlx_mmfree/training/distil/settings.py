@@ -259,6 +259,12 @@ class TernarizeSettings(DistilSettings):
     ternary: bool = True
     scales: str = "group"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("to", ("same",)), ("ternary", True)):
+            rule = "left out, as attention stays and linears become ternary,"
+            self.check(name, getattr(self, name) == value, rule)
+
 
 def read_settings(
     path: Path | None, given: Mapping[str, Any], kind: type[DistilSettings] = DistilSettings

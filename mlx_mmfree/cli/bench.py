@@ -1,6 +1,6 @@
 """`mmfree bench`: measures how fast a model reads prompts and decodes, and what this machine allows.
 
-With `--bound`, nothing is measured: it tells what an Apple chip allows at most.
+`--config` scales some layers of a published shape by depth. `--bound` tells what an Apple chip allows.
 """
 
 import argparse
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 HELP = "measure how fast a model reads prompts and decodes on this machine"
 
-_AMOUNTS = ("processes", "rounds", "decoded_tokens", "prompt_tokens", "positions")
-_USUAL, _QUICK = (3, 5, 16, [512], [512]), (1, 1, 2, [8], [8])
+_AMOUNTS: dict[str, Any] = {"processes": (3, 1), "rounds": (5, 1), "decoded_tokens": (16, 2)}
+_AMOUNTS |= dict.fromkeys(("prompt_tokens", "positions"), ([512], [8]))
 _PROGRAMS = dict.fromkeys(("--head-bits", "--training", "--products"), "products.py")
 _PROGRAMS |= dict.fromkeys(("--shapes", "--rows", "--walk-mb"), "products.py")
 _PROGRAMS |= {"train": "training.py", "images": "images.py", "mixers": "mixers.py"}
@@ -73,8 +73,8 @@ def _add_bound_flags(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--config",
-        help="with bound: a published shape (`mmfree audit --help` lists them) or a config.json, "
-        "instead of a model",
+        help="instead of a model: a published shape (`mmfree audit --help` lists them) or a "
+        "config.json, of which some layers of random weights are measured and scaled by depth",
     )
 
 
@@ -83,23 +83,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     _refuse_other_programs(given)
     args = build_parser().parse_args(given)
+    _check(args)
     _check_bound(args)
     if args.bound is not None:
         return _show_bound(args)
-    _check(args)
-    source, name = str(model_source(args)), args.model or "packaged model"
-    from ..hub.checkpoint.load import OpenedModel
-    from ..models import check_causal
     from ..platform.device import device_info
     from ..version import __version__
 
-    # downloads the model, if need be, before anything is measured
-    opened = OpenedModel(source, args.revision, latent=args.latent)
-    check_causal(opened.model)
-    device = device_info()
+    function, subject, kind = _subject(args)
+    name, device = subject["name"], device_info()
     machine: dict[str, Any] = {"version": __version__, "device": device.name}
     machine |= {"backend": device.backend, "memory_bytes": device.memory_bytes}
-    figures, memory, stop = _measured(args, name, source)
+    figures, memory, stop = _measured(args, function, subject)
     if args.json:
         shown = {"machine": machine, "figures": [figure.to_json() for figure in figures]}
         print(json.dumps(shown | {"memory": memory, "is_complete": stop is None}))
@@ -110,7 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.picture is not None:
         _plot(figures, device.name, args.picture)
     if args.report is not None:
-        kind = f"{opened.checkpoint.config.get('model_type')} of {opened.nbytes / 1e6:.0f} MB"
         # the owner of a repository may be a person, and so may a folder's path
         public = kind if Path(name).expanduser().exists() else name.rpartition("/")[2]
         file = _write_report(args.report, machine, public, figures)
@@ -129,20 +123,16 @@ def _refuse_other_programs(given: Sequence[str]) -> None:
 
 
 def _check_bound(args: argparse.Namespace) -> None:
-    if args.config is not None and args.bound is None:
-        raise UsageError(
-            "[bench] 'config' must come with 'bound'. Models of random weights are measured by a "
-            "program of a clone: python examples/benchmarks/products.py --help"
-        )
-    if args.config is not None and args.model is not None:
-        raise UsageError("[bench] 'config' must come without 'model'. Leave one of them out.")
     measured = ("threads", "decoded_tokens", "processes", "rounds", "quick", "picture", "report")
-    used = [name for name in measured if getattr(args, name)]
-    if used and args.bound is not None:
-        raise UsageError(
-            f"[bench] {used[0].replace('_', '-')!r} must come without 'bound', which measures nothing. "
-            "Leave one of them out."
-        )
+    pairs = [(name, "bound", ", which measures nothing") for name in measured]
+    pairs += [("config", name, "") for name in ("model", "revision", "latent", "report")]
+    pairs.append(("report", "quick", ", whose figures say nothing about speed"))
+    for name, other, why in pairs:
+        if getattr(args, name) and getattr(args, other):
+            raise UsageError(
+                f"[bench] {name.replace('_', '-')!r} must come without {other!r}{why}. Leave one of "
+                "them out."
+            )
 
 
 def _show_bound(args: argparse.Namespace) -> int:
@@ -179,29 +169,39 @@ def _check(args: argparse.Namespace) -> None:
         check_writable("[bench] 'picture'", args.picture)
     if args.report is not None:
         check_writable("[bench] 'report'", args.report / "report.json")
-        if args.quick:
-            raise UsageError(
-                "[bench] 'report' must come without 'quick', whose figures say nothing about speed. "
-                "Leave one of them out."
-            )
+
+
+def _subject(args: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
+    """What measures, what of, and the kind of a model in a report."""
+    from ..evaluation import benchmark, scaled
+    from ..evaluation.audit.skeleton import full_name, read_config
+    from ..hub.checkpoint.load import OpenedModel
+    from ..models import check_causal
+
+    given = {"name": args.model or "packaged model", "dtype": args.dtype}
+    if args.config is not None:
+        config = read_config("bench", args.config)
+        return scaled.SCALED, given | {"name": full_name(args.config), "config": config}, ""
+    given |= {"source": str(model_source(args)), "revision": args.revision, "latent": args.latent}
+    # downloads the model, if need be, before anything is measured
+    opened = OpenedModel(given["source"], args.revision, latent=args.latent)
+    check_causal(opened.model)
+    kind = f"{opened.checkpoint.config.get('model_type')} of {opened.nbytes / 1e6:.0f} MB"
+    return benchmark.MODEL, given, kind
 
 
 def _measured(
-    args: argparse.Namespace, name: str, source: str
+    args: argparse.Namespace, function: str, subject: dict[str, Any]
 ) -> "tuple[list[Figure], list[dict[str, Any]], BaseException | None]":
     """The figures, the memory in each process, and what stopped the measurement, if anything did."""
     from ..evaluation import benchmark
 
-    usual = zip(_AMOUNTS, _QUICK if args.quick else _USUAL, strict=True)
-    given: dict[str, Any] = {key: getattr(args, key) or value for key, value in usual}
-    processes = given.pop("processes")
-    given |= {key: getattr(args, key) for key in ("revision", "latent", "dtype")}
-    given |= {"name": name, "source": source}
+    given = {key: getattr(args, key) or each[args.quick] for key, each in _AMOUNTS.items()}
     records, memory = [], []
     stop: BaseException | None = None
     try:
-        for threads in (args.threads or [0]) * processes:
-            found = benchmark.measure(benchmark.MODEL, given, threads)
+        for threads in (args.threads or [0]) * given.pop("processes"):
+            found = benchmark.measure(function, given | subject, threads)
             records += [benchmark.Record(**record) for record in found["records"]]
             memory.append(found["memory"])
     except (KeyboardInterrupt, MeasurementError) as error:

@@ -41,8 +41,7 @@ READ, MULTIPLY, HALF = "plain read", "8-bit arithmetic", "float16 products"
 
 MODEL = "mlx_mmfree.evaluation.benchmark:measure_model"
 
-_HALF_DIMS, _HALF_PRODUCTS = 2048, 8
-_MAX_MESSAGE = 1000
+_HALF_DIMS, _HALF_PRODUCTS, _MAX_MESSAGE = 2048, 8, 1000
 _SHORT_MEMORY: dict[int, str] = {
     signal.SIGKILL: ", which the system sends when memory is short",
     signal.SIGSEGV: ", as MLX's processes on a CPU do when memory is short",
@@ -313,8 +312,7 @@ def _measure_decode(
 
     def limit_seconds() -> float:
         weights = read_weights(model)
-        size = total_bytes(weights)
-        return found.read_seconds(weights) * (state_bytes + size) / size
+        return found.read_seconds(weights) * (1 + state_bytes / total_bytes(weights))
 
     def token_seconds() -> float:
         decoding = Decoding(model, _tokens(model, 1), state=state)

@@ -11,6 +11,7 @@ from mlx_mmfree.cli import bench, main
 from mlx_mmfree.errors import MeasurementError
 from mlx_mmfree.evaluation import benchmark
 from mlx_mmfree.evaluation.benchmark import result_or_failure
+from mlx_mmfree.models import architectures
 from tests.evaluation.audit_models import needs_graphs
 
 Captured = pytest.CaptureFixture[str]
@@ -85,7 +86,8 @@ def test_flags_win_over_quick(capsys: Captured) -> None:
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--report", "no/such/folder"], "--report must be a file that can be written"),
         (["--report", "."], "--report must come without --quick"),
-        (["--config", "bitnet-2b-4t"], "--config must come with --bound"),
+        (["--config", "no-shape"], "--config must be one of "),
+        (["--config", "bitnet-2b-4t", "--report"], "--config must come without --report"),
         (["--bound", "M2"], "--quick must come without --bound"),
     ],
 )
@@ -94,6 +96,16 @@ def test_mistakes_are_one_line(capsys: Captured, arguments: list[str], reason: s
     shown = capsys.readouterr()
     assert shown.out == ""
     assert reason in shown.err and shown.err.count("\n") == 1
+
+
+def test_a_shape_is_scaled_from_its_parts(capsys: Captured, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama", **architectures()["llama"].tiny}))
+    shown = report(capsys, "--config", str(file))
+    names = [figure["name"].removeprefix(str(file)) for figure in shown["figures"]]
+    parts = [", 2 of 2 GQA layers", ", the head", ", scaled from 2 of 2 GQA layers and the head"]
+    what = ("prefill of 8", "decode after 8")
+    assert names == [f"{part}: {each}" for each in what for part in parts]
 
 
 @needs_graphs

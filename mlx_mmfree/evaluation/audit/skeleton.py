@@ -25,18 +25,24 @@ def presets() -> dict[str, Mapping[str, Any]]:
     return {name: config for named in found for name, config in named.items()}
 
 
+def full_name(name: str) -> str:
+    """The name of `presets()` that alone ends with this one's words, or this one."""
+    found = [each for each in presets() if f"-{each}".endswith(f"-{name.lower()}")]
+    return found[0] if len(found) == 1 and not Path(name).exists() else name
+
+
 def read_config(place: str, name: str) -> dict[str, Any]:
     """The configuration of this name, or in this file.
 
     Args:
         place: The command in messages.
-        name: A name of `presets()`, or a `config.json`, or its folder.
+        name: A name of `presets()`, as `full_name` completes it, or a `config.json`, or its folder.
 
     Raises:
         UsageError: There is none.
     """
-    if name.lower() in presets():
-        return dict(presets()[name.lower()])
+    if (full := full_name(name).lower()) in presets():
+        return dict(presets()[full])
     path = Path(name)
     if not path.exists():
         raise UsageError(

@@ -35,6 +35,7 @@ ONLY_PARSED = (
     "mmfree show attention ",
     "mmfree classify --picture ",
     "mmfree serve ",
+    "mmfree bench --config ",
     "mmfree distil ",
     "mmfree ternarize ",
 )

@@ -112,7 +112,12 @@ def _make_transformers(folder: Path) -> None:
     nn.quantize(groups, group_size=32, bits=2)
     save_model(folder / "groups", groups, tokenizer)
     for kind in ("maple_hf", "maple_mlx_2bit"):
-        shutil.copytree(GOLDENS / kind, folder / kind, copy_function=shutil.copyfile)
+        shutil.copytree(
+            GOLDENS / kind,
+            folder / kind,
+            ignore=shutil.ignore_patterns("golden.*"),
+            copy_function=shutil.copyfile,
+        )
         for file in tokenizer.glob("tokenizer*.json"):
             shutil.copyfile(file, folder / kind / file.name)
 

@@ -33,7 +33,12 @@ _PLACES = ("0", "1", "5", "00", "-1", "4096", "99999999999999999999", "", "x")
 
 def make_sources(folder: Path) -> None:
     for name, tokenizer in _SOURCES.items():
-        shutil.copytree(GOLDENS / name, folder / name, copy_function=shutil.copyfile)
+        shutil.copytree(
+            GOLDENS / name,
+            folder / name,
+            ignore=shutil.ignore_patterns("golden.*"),
+            copy_function=shutil.copyfile,
+        )
         for file in (GOLDENS / tokenizer).glob("tokenizer*"):
             shutil.copyfile(file, folder / name / file.name)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MAX_CHOICES = 128
 """Texts that one request may ask for: prompts times `n`."""
-MAX_EMBEDDED_TEXTS, MAX_EMBEDDED_TOKENS = 2_048, 500_000
+MAX_EMBEDDED_TEXTS, MAX_EMBEDDED_TOKENS = 2_048, 450_000
 """Texts of one request for embeddings and their tokens together, as many as OpenAI takes."""
 BODY_SECONDS = 60.0
 """Time in which the body of a request must have come."""

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import mlx.core as mx
 import pytest
 
 from mlx_mmfree import native
@@ -34,15 +33,6 @@ def pytest_configure() -> None:
     os.fsync = lambda handle: None
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True)
-def random_numbers() -> None:
-    """A generator that an error amid the tracing of a function has left broken begins anew."""
-    try:
-        mx.eval(mx.random.state)
-    except RuntimeError:
-        mx.random.seed(0)
 
 
 def machine_code() -> set[Path]:

@@ -5,11 +5,12 @@ No second model is needed. It helps where a text repeats what was read or writte
 
 from collections.abc import Collection, Sequence
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from ..models import Decoder
+from ..ops.backend.compilation import random_key, set_random_key
 from .decode import PREFILL_STEP_SIZE, Progress, prefill
 from .sampling import LogitsProcessor, Sampler, greedy
 from .speculative import (
@@ -100,11 +101,11 @@ class GlobalSampler:
     @property
     def key(self) -> mx.array:
         """That of the generator's next numbers, as a copy."""
-        return mx.stop_gradient(cast(Any, mx.random.state)[0])
+        return random_key()
 
     @key.setter
     def key(self, key: mx.array) -> None:
-        cast(Any, mx.random.state)[0][:] = key
+        set_random_key(key)
 
     def __call__(self, logits: mx.array) -> mx.array:
         return self._sampler(logits)

@@ -13,18 +13,8 @@ from mlx.utils import tree_flatten, tree_map
 from ..errors import TrainingError
 from ..models import Decoder, TokenModel
 from ..ops import cross_entropy, log_softmax, long_sum
+from ..ops.backend.compilation import random_key, set_random_key
 from .batches import Batch
-
-
-def random_key() -> mx.array:
-    """The key from which the next numbers are drawn."""
-    # the generator writes to its own array
-    return mx.stop_gradient(cast(Any, mx.random.state)[0])
-
-
-def set_random_key(key: mx.array) -> None:
-    """Makes the generator draw its next numbers from a key."""
-    cast(Any, mx.random.state)[0][:] = key
 
 
 def losses_in_blocks(

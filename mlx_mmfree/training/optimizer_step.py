@@ -23,10 +23,10 @@ from ..models import Block, TokenModel
 from ..models.parts.stack import Stack
 from ..ops import long_sum
 from ..ops.backend.choice import untimed
-from ..ops.backend.compilation import can_compile, compiled
+from ..ops.backend.compilation import can_compile, compiled, random_key, set_random_key
 from .batches import Batch
 from .data_parallel import DataParallel
-from .loss import Loss, random_key, set_random_key
+from .loss import Loss
 from .precision import in_dtype
 from .run_folder import kept_state
 from .run_settings import LoopSettings

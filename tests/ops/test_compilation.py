@@ -143,3 +143,16 @@ def test_what_is_traced_again_is_not_fused() -> None:
         assert result.item() == step(x, others).item()
     # and fusing is on again
     assert compilation._fuses()
+
+
+def test_an_error_in_the_middle_of_a_trace_leaves_the_random_numbers_as_they_were() -> None:
+    def step(x: mx.array) -> mx.array:
+        mx.random.normal(x.shape)
+        raise KeyError
+
+    mx.random.seed(3)
+    with pytest.raises(KeyError):
+        compilation.compiled(step, is_random=True)(mx.ones((2,)))
+    drawn = mx.random.normal((2,))
+    mx.random.seed(3)
+    assert mx.array_equal(drawn, mx.random.normal((2,)))

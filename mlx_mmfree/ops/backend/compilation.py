@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -25,6 +25,17 @@ _CALLS = 3
 _tracing = threading.RLock()
 _call: ContextVar[ExitStack | None] = ContextVar("call", default=None)
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
+
+
+def random_key() -> mx.array:
+    """The key from which MLX's global generator draws its next numbers, as a copy."""
+    # the generator writes to its own array
+    return mx.stop_gradient(cast(Any, mx.random.state)[0])
+
+
+def set_random_key(key: mx.array) -> None:
+    """Makes MLX's global generator draw its next numbers from a key."""
+    cast(Any, mx.random.state)[0][:] = key
 
 
 def compiled(function: Callable[..., Any], *, is_random: bool = False) -> Callable[..., Any]:
@@ -57,10 +68,16 @@ def compiled(function: Callable[..., Any], *, is_random: bool = False) -> Callab
     repeated = mx.compile(traced, inputs=state, outputs=state)
 
     def call(*args: Any) -> Any:
+        key = random_key() if is_random else None
         with ExitStack() as stack:
             token = _call.set(stack)
             try:
                 return repeated(*args)
+            except BaseException:
+                # MLX leaves the generator what it was in the middle of the trace, without a value
+                if key is not None:
+                    set_random_key(key)
+                raise
             finally:
                 _call.reset(token)
 

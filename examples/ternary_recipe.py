@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from comparisons import student_runs as students
 from comparisons.command import parser_of, plan_with, run_comparison
 from comparisons.runs import Figures, found_or_trained, markdown, mean_and_spread
-from comparisons.student_runs import CORPUS, OF_TEACHER, TEACHER, described, known_teacher
 from comparisons.student_training import TRAIN, VALID, Timer, measured, prepare, trained
 
 from mlx_mmfree.errors import TrainingError
@@ -61,59 +61,31 @@ class Plan:
     """The size of the comparison.
 
     Attributes:
-        train: Documents to learn from.
-        valid: Held-out documents.
-        documents: The most documents of each.
-        every: Lines of recall follow so many stories.
-        lines: So many of them.
-        questions: Questions of each.
-        model_type: The teacher's architecture.
-        initializer_range: Deviation of its first weights.
-        dims: Model dims.
-        teacher_steps: Steps of the teacher.
-        teacher_rate: Its learning rate.
+        teacher: The teacher and its texts, which are those of students that keep what they recall.
         rates: Learning rates of each row.
         seeds: Seeds of the best rows.
         shares: Tokens of a run as shares of the teacher's; only the best rows have all but the last.
         names: The rows.
-        rows: Sequences in a batch.
-        length: Tokens of a sequence.
-        valid_tokens: Tokens by which the best weights are picked.
     """
 
-    train: Path = CORPUS / "train-tinystories.txt.xz"
-    valid: Path = CORPUS / "valid-tinystories.txt.xz"
-    documents: int = 2**20
-    every: int = 1
-    lines: int = 4
-    questions: int = 24
-    model_type: str = "qwen3"
-    initializer_range: float = 0.1
-    dims: int = 128
-    teacher_steps: int = 4000
-    teacher_rate: float = 4e-3
+    teacher: students.Plan = students.MEMORY
     rates: tuple[float, ...] = (1e-3, 4e-3)
     seeds: int = 3
     shares: tuple[float, ...] = (0.01, 0.03, 0.1)
     names: tuple[str, ...] = tuple(ROWS)
-    rows: int = 16
-    length: int = 96
-    valid_tokens: int = 16384
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What all results depend on, as JSON gives it back."""
+        return students.described(self.teacher, students.OF_TEACHER)
 
 
 QUICK = Plan(
-    train=CORPUS / "valid-storybooks.txt",
-    valid=CORPUS / "valid-storybooks.txt",
-    documents=4,
-    dims=64,
-    teacher_steps=20,
+    replace(students.QUICK, dims=64, teacher_steps=20, model_type="qwen3"),
     rates=(1e-3,),
     seeds=1,
     shares=(0.1,),
     names=(FIRST, "8-bit activations"),
-    rows=2,
-    length=32,
-    valid_tokens=128,
 )
 
 
@@ -159,11 +131,11 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     """Runs the comparison, or only gathers the runs that are finished. Returns its table."""
     home = folder / "runs"
     home.mkdir(parents=True, exist_ok=True)
-    teacher = known_teacher(plan, home)
+    teacher = students.known_teacher(plan.teacher, home)
     if teacher is None:
         if not trains:
             return "The teacher has not been trained yet, so that there is no table."
-        teacher = prepare(plan, home)
+        teacher = prepare(plan.teacher, home)
 
     def results(runs: Sequence[Run]) -> dict[Run, Figures]:
         return found_or_trained(
@@ -193,13 +165,13 @@ def _known(plan: Plan, folder: Path, name: str) -> Figures | None:
     if not file.exists():
         return None
     figures: Figures = json.loads(file.read_text())
-    return figures if figures.pop("settings") == described(plan, OF_TEACHER) else None
+    return figures if figures.pop("settings") == plan.described else None
 
 
 def learn(run: Run, plan: Plan, folder: Path) -> Figures:
     """Trains a run, measures it and writes down what it came to."""
     output = folder / f"{run.name}.run"
-    steps = max(2, round(plan.teacher_steps * run.share))
+    steps = max(2, round(plan.teacher.teacher_steps * run.share))
     try:
         if run.row == SCRATCH:
             figures = _from_scratch(run, plan, folder, output, steps)
@@ -208,17 +180,17 @@ def learn(run: Run, plan: Plan, folder: Path) -> Figures:
     except TrainingError as error:
         figures = {"value": None, "failure": str(error)}
     shutil.rmtree(output, ignore_errors=True)
-    settings = {"settings": described(plan, OF_TEACHER)}
+    settings = {"settings": plan.described}
     write_json(folder / f"{run.name}.json", {**settings, **figures})
     return figures
 
 
 def _from_scratch(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
-    model = json.loads((folder / TEACHER / "model" / "config.json").read_text())
+    model = json.loads((folder / students.TEACHER / "model" / "config.json").read_text())
     model["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
     model["quantization_config"] |= {"quantization_mode": "online"}
     known = {key: value for key, value in model.items() if key != "mlx_mmfree"}
-    return trained(plan, folder, output, steps, run.rate, run.seed, {"model": known})
+    return trained(plan.teacher, folder, output, steps, run.rate, run.seed, {"model": known})
 
 
 def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
@@ -227,19 +199,19 @@ def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) ->
     if "quantization_warmup" in options:
         options["quantization_warmup"] = round(steps * options["quantization_warmup"])
     settings = TernarizeSettings(
-        model=str((folder / TEACHER / "model").resolve()),
+        model=str((folder / students.TEACHER / "model").resolve()),
         path=str(output.resolve()),
         data=(str((folder / TRAIN).resolve()),),
         valid=(str((folder / VALID).resolve()),),
-        batch_size=plan.rows,
-        sequence_length=plan.length,
-        valid_tokens=plan.valid_tokens,
+        batch_size=plan.teacher.rows,
+        sequence_length=plan.teacher.length,
+        valid_tokens=plan.teacher.valid_tokens,
         seed=run.seed,
         **{"logits_rate": run.rate, "text_rate": run.rate, **options, f"{stage}_steps": steps},
     )
     timer = Timer()
     report = Distillation(settings).run([timer])
-    return {**measured(plan, output, folder, timer.seconds), "stages": report["figures"]}
+    return {**measured(plan.teacher, output, folder, timer.seconds), "stages": report["figures"]}
 
 
 def _line(run: Run, figures: Figures) -> str:

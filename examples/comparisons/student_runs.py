@@ -160,7 +160,7 @@ class Run:
         return "-".join("".join(c if c.isalnum() else "_" for c in word) for word in words).lower()
 
 
-def known_teacher(plan: Any, folder: Path) -> Figures | None:
+def known_teacher(plan: Plan, folder: Path) -> Figures | None:
     """The figures of a teacher that is trained, unless it was another plan's."""
     file = folder / f"{TEACHER}.json"
     if not file.exists():
@@ -251,7 +251,7 @@ def longer_twins(plan: Plan, results: Mapping[Run, Figures]) -> dict[Run, int]:
     return found
 
 
-def described(plan: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def described(plan: Plan, names: tuple[str, ...]) -> dict[str, Any]:
     """The values of a plan by these names, as JSON gives them back."""
     values = {name: getattr(plan, name) for name in names}
     plain = {name: v.name if isinstance(v, Path) else v for name, v in values.items()}

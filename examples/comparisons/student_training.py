@@ -55,7 +55,7 @@ PROMPTS = (
 _SAMPLE_TOKENS, _TEMPERATURE = 80, 0.7
 
 
-def prepare(plan: Any, folder: Path) -> Figures:
+def prepare(plan: Plan, folder: Path) -> Figures:
     """Writes the texts and trains the teacher. Returns its figures."""
     write_texts(plan, folder)
     model = {
@@ -125,7 +125,7 @@ def _twin(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figur
 
 
 def trained(
-    plan: Any,
+    plan: Plan,
     folder: Path,
     output: Path,
     steps: int,
@@ -200,7 +200,7 @@ class Timer(Callback):
         self.seconds += time.process_time() - self._start
 
 
-def measured(plan: Any, output: Path, folder: Path, seconds: float) -> Figures:
+def measured(plan: Plan, output: Path, folder: Path, seconds: float) -> Figures:
     """Bits per byte of held-out stories in pieces of a length, recalled answers, and samples."""
     model, tokenizer = load(output / "model")
     text = "\n".join(read_documents(folder / VALID))
@@ -221,7 +221,7 @@ def _sample(model: Decoder, tokenizer: Any, seed: int) -> str:
     return PROMPTS[seed] + new
 
 
-def write_texts(plan: Any, folder: Path) -> None:
+def write_texts(plan: Plan, folder: Path) -> None:
     """Writes the documents of a plan with their lines of recall, and held-out stories."""
     mark = "\n<|endoftext|>\n"
     documents = with_recall(

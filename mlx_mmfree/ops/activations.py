@@ -13,10 +13,9 @@ from typing import Any, Literal, get_args
 
 import mlx.core as mx
 
+from .backend import dispatch
 from .backend.cost import Call, Cost, Work, work
-from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel, on_cpu
-from .backend.launch import not_floats
-from .float_dtypes import FLOATS
+from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel, not_floats, on_cpu
 
 Activation = Literal["silu", "relu2", "gelu", "relu"]
 
@@ -88,7 +87,7 @@ ACTIVATIONS: dict[Activation, Callable[[mx.array], mx.array]] = {
     "gelu": gelu,
     "relu": relu,
 }
-r"""What each name of an activation stands for, a function from an array to one of its shape.
+r"""The activations by their names, each a function from an array to one of its shape.
 
 .. math::
     \mathrm{silu}(x) = x\,\sigma(x), \quad \mathrm{relu2}(x) = \max(x, 0)^2, \quad
@@ -286,7 +285,7 @@ def _gated_gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Ar
 
 
 def activation_work(activation: Activation, count: int) -> Work:
-    """What an activation of so many numbers takes."""
+    """The cost of an activation of so many numbers."""
     each: dict[Activation, dict[str, int]] = {
         "silu": {"multiply": 1, "other": 1},
         "relu2": {"multiply": 1, "other": 1},
@@ -306,12 +305,12 @@ def _gated_cost(call: Call) -> Cost:
 
 
 def _examples() -> Iterator[Example]:
-    for activation, dtype in product(ACTIVATIONS, FLOATS):
+    for activation, dtype in product(ACTIVATIONS, dispatch.FLOATS):
         yield Example((mx.zeros((1, 32), dtype), activation))
 
 
 def _gated_examples() -> Iterator[Example]:
-    for activation, dtype in product(ACTIVATIONS, FLOATS):
+    for activation, dtype in product(ACTIVATIONS, dispatch.FLOATS):
         x = mx.zeros((1, 32), dtype)
         yield Example((x, x, activation))
 

@@ -79,7 +79,7 @@ def native(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """One pass in C++ that changes arrays in place where nothing else holds them.
 
-    A gradient may lie in memory as that of a transposed matrix does.
+    A gradient may lie in memory as a transposed matrix does.
     """
     updated: tuple[mx.array, mx.array, mx.array] = _kernel()(
         parameter, gradient, m, v, factors, *betas, eps

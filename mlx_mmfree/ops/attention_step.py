@@ -1,6 +1,6 @@
-"""What attention computes between its projections for one token, and the slots that hold tokens.
+"""Attention of one token, between its projections, and the slots that hold tokens.
 
-Slot `j` of a row holds its token `j`. With a window of W slots behind S sinks, slot `S + j` holds the
+Slot `j` of a row holds its token `j`. With a window of W slots after S sinks, slot `S + j` holds the
 latest token `S + p` with `p % W == j`.
 """
 
@@ -14,10 +14,9 @@ from .attention import attention
 from .attention.metal_step import MAX_DIMS, MAX_SLOTS, one_token
 from .backend import self_check
 from .backend.cost import Call, Cost, meeting, norm_work, softmax_work, work
-from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
 from .backend.gradient import with_reference_gradient
 from .backend.launch import SIMD_GROUP
-from .float_dtypes import FLOATS
 from .rotated_heads import Rotation
 
 
@@ -43,7 +42,7 @@ def next_place(positions: mx.array, room: int, window: int | None = None, sinks:
     Args:
         positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none.
         room: The number of slots. A token for which there is none takes the last.
-        window: The number of slots behind the sinks, of which the oldest is overwritten, or `None` if
+        window: The number of slots after the sinks, of which the oldest is overwritten, or `None` if
             all tokens stay.
         sinks: The number of first tokens that stay.
     """
@@ -51,13 +50,13 @@ def next_place(positions: mx.array, room: int, window: int | None = None, sinks:
     lengths = mx.max(positions, axis=1) + 1 if used else mx.zeros((batch,), mx.int32)
     count = min(slots_after(used, 1, window, sinks), room)
     held = held_positions(lengths + 1, count, window, sinks)
-    # MLX writes behind the end of a buffer without a word
+    # MLX writes past the end of a buffer without a word
     slots = mx.minimum(new_slots(lengths, 1, window, sinks), room - 1)
     return Place(lengths, slots, held, (held >= 0)[:, None, None])
 
 
 def slots_after(used: int, length: int, window: int | None, sinks: int) -> int:
-    """The number of slots in use once `length` tokens follow those of `used` slots."""
+    """The number of slots in use once `length` tokens follow the tokens of `used` slots."""
     return used + length if window is None else min(used + length, sinks + window)
 
 
@@ -68,8 +67,8 @@ def new_slots(
 
     Args:
         lengths: One number for all rows, or int32 `(B,)`.
-        length: The number of tokens, which take slots one behind the other.
-        window: The number of slots behind the sinks, or `None` if all tokens stay.
+        length: The number of tokens, which take slots one after the other.
+        window: The number of slots after the sinks, or `None` if all tokens stay.
         sinks: The number of first tokens that stay.
 
     Returns:
@@ -102,7 +101,7 @@ def write_slots(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
 
 
 class Options(NamedTuple):
-    """What `attention_step` hands on to its backends beside the arrays that it changes."""
+    """The options that `attention_step` hands on to its backends beside the arrays that it changes."""
 
     num_heads: int
     wavelengths: mx.array | None = None
@@ -143,10 +142,10 @@ def attention_step(
         \quad g(h) = \lfloor h\,G / H \rfloor
 
     Here :math:`R_p` rotates pairs by :math:`p / \lambda_i` (arXiv 2104.09864), and the position `p` of a
-    row is one more than its last. The slots are those of `ops.attention_step`.
+    row is one more than its last. The slots are as in `ops.attention_step`.
 
     Args:
-        projected: Heads of queries :math:`\hat q`, keys :math:`\hat k` and values, one behind the
+        projected: Heads of queries :math:`\hat q`, keys :math:`\hat k` and values, one after the
             other, `(B, 1, (H + 2G) K)`, any float dtype.
         keys: Rotated keys `(B, G, C, K)`, with room for the token. Memory that nothing else holds is
             written in place.
@@ -162,13 +161,13 @@ def attention_step(
         query_norm: Weight of an RMSNorm of each query head, `(K,)`, or `None` for no norm.
         key_norm: Weight of an RMSNorm of each key head, `(K,)`, given together with `query_norm`.
         norm_eps: Epsilon of both norms.
-        window: The number of slots behind the sinks, of which the oldest is overwritten, or `None` if
+        window: The number of slots after the sinks, of which the oldest is overwritten, or `None` if
             all tokens stay.
         sinks: The number of first tokens that stay.
         place: Gives what `next_place` returns for the positions, where layers share it. A kernel that
             finds the place itself does not ask.
         angles: Gives the rotation of the token, where layers share it. It is asked for likewise.
-        is_gated: Each head of queries has a gate :math:`g_h` as wide behind it, and :math:`y_h` is
+        is_gated: Each head of queries has a gate :math:`g_h` as wide after it, and :math:`y_h` is
             multiplied by :math:`\sigma(g_h)`; `projected` is `(B, 1, (2H + 2G) K)` then.
 
     Returns:
@@ -352,7 +351,7 @@ def _attended(
     rotation: Rotation | None,
     options: Options,
 ) -> Any:
-    """What `metal_step.one_token` returns, with the gradient of the definition."""
+    """The result of `metal_step.one_token`, with the gradient of the definition."""
     given = (options.query_norm, options.key_norm)
     norms = [norm for norm in given if norm is not None]
     angles = () if rotation is None else (rotation.cosines, rotation.sines)

@@ -5,8 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
-from .float_dtypes import FLOATS
+from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
 from .long_sums import logsumexp
 
 

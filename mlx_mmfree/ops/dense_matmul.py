@@ -1,4 +1,4 @@
-"""Products of activations and a dense matrix of floats or codes, and that of a linear layer.
+"""Products of activations and a dense matrix of floats or codes, and a linear layer's product.
 
 Trits with a scale for each group are codes of 2 bits like any others: a product of their own takes as
 long.
@@ -6,7 +6,7 @@ long.
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,9 +14,8 @@ import mlx.core as mx
 
 from ..errors import UsageError
 from .backend.cost import Call, Cost, Product, affine_work, product_work
-from .backend.dispatch import Arrays, Example, Operation, native_kernel, on_cpu
+from .backend.dispatch import FLOATS, Arrays, Example, Operation, native_kernel, on_cpu
 from .backend.gradient import with_reference_gradient
-from .float_dtypes import FLOATS
 
 BITS = (1, 2, 4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
@@ -305,7 +304,7 @@ def linear_product(x: mx.array, weight: mx.array, bias: mx.array | None = None) 
     Args:
         x: `(..., K)`.
         weight: `(N, K)`.
-        bias: `(N,)`; `None` means zeros.
+        bias: `(N,)`; `None` means zeros. It may have more bits than `x` and the matrix.
 
     Returns:
         `(..., N)`.
@@ -317,10 +316,27 @@ def linear_product(x: mx.array, weight: mx.array, bias: mx.array | None = None) 
     """
     # a decoded token needs no gradient, and every operation counts
     has_few_rows = x.dtype != weight.dtype or x.size < _ROWS * x.shape[-1]
-    if bias is not None and (has_few_rows or not on_cpu()):
+    adds = has_few_rows or not on_cpu()
+    if bias is not None and adds and bias.dtype in (x.dtype, weight.dtype):
         return mx.addmm(bias, x, weight.T)
     y: mx.array = x @ weight.T if has_few_rows else _product(x, weight)
-    return y if bias is None else y + bias
+    return y if bias is None else add_bias(y, bias)
+
+
+def add_bias(y: mx.array, bias: mx.array) -> mx.array:
+    """`y + b` in the dtype of `y`. A bias of more bits is added as it is, in one launch of a GPU."""
+    if bias.dtype == y.dtype:
+        return y + bias
+    return _add(y, bias) if on_cpu() else _fused_sum()(y, bias)
+
+
+def _add(y: mx.array, bias: mx.array) -> mx.array:
+    return (y + bias).astype(y.dtype)
+
+
+@cache
+def _fused_sum() -> Callable[[mx.array, mx.array], mx.array]:
+    return mx.compile(_add, shapeless=True)
 
 
 def _multiply(x: mx.array, weight: mx.array) -> mx.array:

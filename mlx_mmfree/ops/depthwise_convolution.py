@@ -9,10 +9,8 @@ import mlx.core as mx
 
 from .backend import launch, self_check
 from .backend.cost import Call, Cost, product_work, work
-from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel, not_floats
 from .backend.gradient import with_reference_gradient
-from .backend.launch import not_floats
-from .float_dtypes import FLOATS
 
 
 def depthwise_convolution(
@@ -194,7 +192,7 @@ def _metal_unsupported(
 
 
 def _metal(x: mx.array, weight: mx.array, bias: mx.array | None, stride: int) -> mx.array:
-    """One launch. The gradient is that of the definition.
+    """One launch. The gradient is the definition's.
 
     A SIMD group computes a few neighbouring places of a row in 32 channels, and reads each place of its
     windows once for all of them. Its threadgroup holds the weights of these channels.

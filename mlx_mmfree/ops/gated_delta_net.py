@@ -1,4 +1,4 @@
-"""What a gated delta net computes before and after its recurrence (arXiv 2412.06464)."""
+"""The steps of a gated delta net before and after its recurrence (arXiv 2412.06464)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,9 @@ import mlx.core as mx
 
 from .activations import silu
 from .backend import launch, self_check
-from .backend.dispatch import Backend, Example, Operation
+from .backend.dispatch import FLOATS, Backend, Example, Operation, not_floats
 from .backend.gradient import with_reference_gradient
-from .backend.launch import not_floats
 from .backend.metal_functions import SIGMOID
-from .float_dtypes import FLOATS
 from .norms import gated_rms_norm
 
 UNIT_EPS = 1e-6
@@ -66,7 +64,7 @@ def delta_rule_inputs(
 
     Args:
         qkv: Projected `x`, `(B, L, C)` or more columns, of which the first C count.
-        steps: `b` and `a`, one behind the other, `(B, L, 2H)` or more columns, of which the last count.
+        steps: `b` and `a`, one after the other, `(B, L, 2H)` or more columns, of which the last count.
         taps: `w`, `(C, 1, T)`.
         state: The last inputs before, `(B, T - 1, C)`.
         decay_log: `A`, `(H,)`.
@@ -113,7 +111,7 @@ def delta_rule_inputs(
 
 
 def causal_taps(window: mx.array, taps: mx.array, length: int) -> list[mx.array]:
-    """What each tap sees of a window `(B, T - 1 + L, C)`, `(B, L, C)`."""
+    """The part of a window that each tap sees, `(B, T - 1 + L, C)`, `(B, L, C)`."""
     return [window[:, tap : tap + length] for tap in range(taps.shape[-1])]
 
 

@@ -1,6 +1,6 @@
 """Product of each row of activations with one of several packed ternary matrices, as experts have.
 
-On Metal there is a kernel for few rows, and that of MLX for more. In the first, a SIMD group computes 4
+On Metal there is a kernel for few rows, and MLX's for more. In the first, a SIMD group computes 4
 outputs of a row from the words of the matrix that the row names, as the kernel of `ternary_matmul` does.
 MLX's own takes launches for scales beside it, but shares words among rows that name one matrix, which
 few rows seldom do. To it, packed words are affine 2-bit matrices with scale 1 and bias -1.
@@ -15,11 +15,10 @@ import mlx.core as mx
 
 from .backend import launch, self_check
 from .backend.cost import Call, Cost, Product, work
-from .backend.dispatch import Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Backend, Example, Operation, native_kernel
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import PAIRS, TERNARY, keeps_half_denormals
 from .backend.self_check import packed_pattern
-from .float_dtypes import FLOATS
 from .ternary import CODES_PER_WORD, packed_width, unpack_ternary
 from .ternary_matmul.definition import GROUP_SIZES, ones
 
@@ -30,7 +29,7 @@ def gather_ternary_matmul(x: mx.array, weight: mx.array, indices: mx.array) -> m
     .. math::
         y_r = x_r\,T_{i_r}^\top
 
-    Of the matrices, a kernel reads only those that some row names. The gradient is that of `x`.
+    Of the matrices, a kernel reads only those that some row names. The gradient is by `x` alone.
 
     Source: mixtures of experts (Shazeer et al., arXiv 1701.06538), with the matrices of BitNet b1.58 (Ma
     et al., arXiv 2402.17764).
@@ -177,9 +176,9 @@ _metal_kernel = mx.fast.metal_kernel(
             float2 pair;
             #pragma clang loop unroll(full)
             for (int half_word = 0; half_word < 2; half_word++) {
-                const int place = start + k + 8 * half_word;
-                pair[half_word] = WHOLE_WORDS || place < dims
-                    ? static_cast<float>(inputs[place]) : 0.0f;
+                const int place = k + 8 * half_word;
+                pair[half_word] = WHOLE_WORDS || start + place < dims
+                    ? static_cast<float>((inputs + start)[place]) : 0.0f;
             }
             const float2 scaled = HALVES ? pair * (16777216.0f * unit_of_code(k)) : pair;
             total += pair;

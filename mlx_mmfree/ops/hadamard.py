@@ -10,10 +10,9 @@ import mlx.core as mx
 from .activations import gated
 from .backend import launch, self_check
 from .backend.cost import Call, Cost, work
-from .backend.dispatch import Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Backend, Example, Operation, native_kernel, not_floats
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import SIGMOID, SUM_OF_THREADGROUP
-from .float_dtypes import FLOATS
 from .norms import rms_norm
 
 MAX_BLOCK = 2**13
@@ -87,6 +86,8 @@ def _reference(x: mx.array, signs: mx.array | None, block: int, inverse: bool) -
     return y.astype(x.dtype)
 
 
+# A thread transforms numbers in registers, first neighbours and then such as lie further apart, which
+# threads exchange in threadgroup memory. Each writes to the places that it has read from.
 _SOURCE = """
     constexpr uint THREADS = BLOCK / EACH;
     constexpr uint GROUPS = THREADS / 32;
@@ -95,50 +96,34 @@ _SOURCE = """
     const uint group = simdgroup_index_in_threadgroup;
     const uint block = threadgroup_position_in_grid.x;
     const uint dims = signs_shape[0];
-    const uint column = block % (dims / BLOCK) * BLOCK;
+    const uint first = block % (dims / BLOCK) * BLOCK + EACH * index;
     const size_t row = block / (dims / BLOCK);
     const auto outs = out + static_cast<size_t>(block) * BLOCK;
     <begin>
 
+    threadgroup float shared[BLOCK];
     float v[EACH];
     #pragma clang loop unroll(full)
     for (uint k = 0; k < EACH; k++) {
-        const uint place = index + THREADS * k;
         <value>
-        if (HAS_SIGNS && !INVERSE) v[k] *= signs[column + place];
+        if (HAS_SIGNS && !INVERSE) v[k] *= (signs + first)[k];
     }
+    uint place = EACH * index;
+    uint stride = 1;
     #pragma clang loop unroll(full)
-    for (uint step = 1; step < EACH; step *= 2) {
-        #pragma clang loop unroll(full)
-        for (uint k = 0; k < EACH; k++) {
-            if ((k & step) == 0) {
-                const float a = v[k], b = v[k + step];
-                v[k] = a + b;
-                v[k + step] = a - b;
-            }
-        }
-    }
-    #pragma clang loop unroll(full)
-    for (uint step = 1; step < 32; step *= 2) {
-        const bool is_second = (lane & step) != 0;
-        #pragma clang loop unroll(full)
-        for (uint k = 0; k < EACH; k++) {
-            const float other = simd_shuffle_xor(v[k], step);
-            v[k] = is_second ? other - v[k] : v[k] + other;
-        }
-    }
-    if (GROUPS > 1) {
-        // other threads take over, so that numbers of different SIMD groups meet in one
-        threadgroup float shared[GROUPS > 1 ? BLOCK : 1];
-        #pragma clang loop unroll(full)
-        for (uint k = 0; k < EACH; k++) shared[index + THREADS * k] = v[k];
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        #pragma clang loop unroll(full)
-        for (uint k = 0; k < EACH; k++) {
-            v[k] = shared[lane + 32 * (k % GROUPS) + THREADS * (k / GROUPS + EACH / GROUPS * group)];
+    for (uint done = 1; done < BLOCK; done *= EACH) {
+        if (done > 1) {
+            #pragma clang loop unroll(full)
+            for (uint k = 0; k < EACH; k++) shared[place + stride * k] = v[k];
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            // in the end some numbers have met already
+            stride = min(done, THREADS);
+            place = index / stride * (stride * EACH) + index % stride;
+            #pragma clang loop unroll(full)
+            for (uint k = 0; k < EACH; k++) v[k] = shared[place + stride * k];
         }
         #pragma clang loop unroll(full)
-        for (uint step = 1; step < GROUPS; step *= 2) {
+        for (uint step = done / stride; step < EACH; step *= 2) {
             #pragma clang loop unroll(full)
             for (uint k = 0; k < EACH; k++) {
                 if ((k & step) == 0) {
@@ -149,60 +134,89 @@ _SOURCE = """
             }
         }
     }
+    const uint column = block % (dims / BLOCK) * BLOCK + place;
     #pragma clang loop unroll(full)
     for (uint k = 0; k < EACH; k++) {
-        const uint place = GROUPS > 1
-            ? lane + 32 * (k % GROUPS) + THREADS * (k / GROUPS + EACH / GROUPS * group)
-            : index + THREADS * k;
         float y = v[k] * scale;
-        if (HAS_SIGNS && INVERSE) y *= signs[column + place];
-        outs[place] = static_cast<T>(y);
+        if (HAS_SIGNS && INVERSE) y *= signs[column + stride * k];
+        outs[place + stride * k] = static_cast<T>(y);
     }
 """
 
 _SQUARES = """
     const auto numbers = x + row * dims;
+    <begin>
     threadgroup float group_squares[32];
     float squares = 0;
-    for (uint place = index; place < dims; place += THREADS) {
-        const float number = static_cast<float>(numbers[place]);
-        squares += number * number;
+    for (uint start = 4 * index; start < dims; start += 4 * THREADS) {
+        #pragma clang loop unroll(full)
+        for (uint k = 0; k < 4; k++) {
+            const float number = <number>;
+            squares += number * number;
+        }
     }
     squares = sum_of_threadgroup(squares, group_squares, lane, group, GROUPS);
     const float factor = precise::rsqrt(squares / static_cast<float>(dims) + eps);
 """
 
 _NORMED = """
-        const float number = static_cast<float>(numbers[column + place]) * factor
-            * static_cast<float>(weight[column + place]);
-        normed[row * dims + column + place] = static_cast<T>(number);
+        const float number = static_cast<float>((numbers + first)[k]) * factor
+            * static_cast<float>((weight + first)[k]);
+        (normed + row * dims + first)[k] = static_cast<T>(number);
         v[k] = number;
 """
 
+_SUM = """
+        const float number = <number>;
+        (summed + row * dims + first)[k] = static_cast<T>(number);
+        v[k] = number * factor * static_cast<float>((weight + first)[k]);
+"""
 
-def _kernel_of(name: str, given: Sequence[str], begin: str, value: str) -> Any:
+
+def _sum_from(start: str) -> str:
+    """Sum `k` of those from `start` on in the row, as it is stored."""
+    terms = (f"static_cast<float>(({each} + {start})[k])" for each in ("numbers", "branches"))
+    return f"static_cast<float>(static_cast<T>({' + '.join(terms)}))"
+
+
+def _kernel_of(
+    name: str, given: Sequence[str], begin: str, value: str, others: Sequence[str] = ()
+) -> Any:
     """The transform of values that the text `value` computes, as `v[k]` for a `place` of the block."""
     return mx.fast.metal_kernel(
         name=name,
-        # (rows, D), (D,), (), then those of `given`
+        # (rows, D), (D,), (), then the arrays of `given`
         input_names=["x", "signs", "scale", *given],
-        output_names=["out", "normed"] if "weight" in given else ["out"],  # (rows, D)
+        output_names=["out", *others],  # (rows, D)
         header=SIGMOID + SUM_OF_THREADGROUP,
         source=_SOURCE.replace("<begin>", begin).replace("<value>", value),
     )
 
 
-_kernel = _kernel_of(
-    "hadamard", (), "", "v[k] = static_cast<float>(x[row * dims + column + place]);"
+_kernel = _kernel_of("hadamard", (), "", "v[k] = static_cast<float>((x + row * dims + first)[k]);")
+_norm_kernel = _kernel_of(
+    "hadamard_of_norm",
+    ("weight", "eps"),
+    _SQUARES.replace("<begin>", "").replace("<number>", "static_cast<float>((numbers + start)[k])"),
+    _NORMED,
+    ("normed",),
 )
-_norm_kernel = _kernel_of("hadamard_of_norm", ("weight", "eps"), _SQUARES, _NORMED)
+_sum_kernel = _kernel_of(
+    "hadamard_of_sum",
+    ("weight", "eps", "branch"),
+    _SQUARES.replace("<begin>", "const auto branches = branch + row * dims;").replace(
+        "<number>", _sum_from("start")
+    ),
+    _SUM.replace("<number>", _sum_from("first")),
+    ("summed",),
+)
 _gate_kernel = _kernel_of(
     "hadamard_of_gate",
     (),
-    "const auto gates = x + 2 * row * dims + column;",
+    "const auto gates = x + 2 * row * dims + first;",
     """
-        const float gate = static_cast<float>(gates[place]);
-        v[k] = gate * sigmoid(gate) * static_cast<float>(gates[dims + place]);
+        const float gate = static_cast<float>(gates[k]);
+        v[k] = gate * sigmoid(gate) * static_cast<float>((gates + dims)[k]);
     """,
 )
 
@@ -366,6 +380,59 @@ def _norm_reference(
     return hadamard(normed, block, signs), normed
 
 
+def hadamard_of_sum(
+    x: mx.array, branch: mx.array, weight: mx.array, block: int, signs: mx.array, *, eps: float
+) -> tuple[mx.array, mx.array]:
+    r"""`hadamard` of the RMSNorm of a sum, and the sum itself.
+
+    .. math::
+        u = x + b, \qquad z = \frac{u}{\sqrt{\mathrm{mean}(u^2) + \epsilon}}\,w, \qquad
+        y = \frac{1}{\sqrt{n}} H_n (s \odot z)
+
+    Args:
+        x: `(..., D)`, any float dtype.
+        branch: `b`, of the shape and dtype of `x`.
+        weight: `w`, `(D,)`.
+        block: `n`, as of `hadamard`.
+        signs: `s`, float32 `(D,)`.
+        eps: Epsilon of the norm.
+
+    Returns:
+        `y` and `u`, `(..., D)` in the dtype of `x`.
+
+    Raises:
+        ValueError: A shape or dtype does not fit.
+
+    Example:
+        >>> x, ones = mx.array([1.0, 2.0]), mx.ones(2)
+        >>> y, u = hadamard_of_sum(x, x, ones, 2, ones, eps=0.0)
+        >>> [round(n, 4) for n in y.tolist()], u.tolist()
+        ([1.3416, -0.4472], [2.0, 4.0])
+    """
+    if weight.shape != x.shape[-1:] or signs.shape != x.shape[-1:]:
+        raise ValueError(
+            f"[hadamard_of_sum] 'weight' and 'signs' must have shape {x.shape[-1:]} but got "
+            f"{weight.shape} and {signs.shape}."
+        )
+    if branch.shape != x.shape or branch.dtype != x.dtype:
+        raise ValueError(
+            f"[hadamard_of_sum] 'branch' must be {x.dtype} of shape {x.shape} but got {branch.dtype} "
+            f"with shape {branch.shape}."
+        )
+    if x.size == 0:
+        return x, x
+    y, u = _of_sum(x, branch, weight, signs, block, eps)
+    return y, u
+
+
+def _sum_reference(
+    x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
+) -> tuple[mx.array, mx.array]:
+    """The definition, in terms of the other operations."""
+    summed = x + branch
+    return hadamard(rms_norm(summed, weight, eps=eps), block, signs), summed
+
+
 def hadamard_of_gate(x: mx.array, block: int, signs: mx.array) -> mx.array:
     r"""`hadamard` of what a swish gates, :math:`\mathrm{silu}(x_{..D}) \odot x_{D..}`.
 
@@ -431,7 +498,7 @@ def _norm_metal(
 def _norm_unsupported(
     x: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
 ) -> str | None:
-    if reason := launch.not_floats(x, weight) or _too_small(block):
+    if reason := not_floats(x, weight) or _too_small(block):
         return reason
     return self_check.kernel_fault(
         "hadamard_of_norm",
@@ -448,6 +515,51 @@ def _norm_to_check(dtype: mx.Dtype, weight: mx.Dtype, block: int) -> list[mx.arr
     x, signs = _check_inputs(dtype, True, block)
     assert signs is not None
     return [x, (mx.arange(2 * block) % 3 + 1.0).astype(weight), signs]
+
+
+def _sum_in_one_launch(
+    block: int, eps: float, x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array
+) -> list[mx.array]:
+    others = [weight, mx.array(eps, mx.float32), branch]
+    return _launch(_sum_kernel, x, signs, block, others=others)
+
+
+def _sum_definition(
+    block: int, eps: float, x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array
+) -> list[mx.array]:
+    return list(_sum_reference(x, branch, weight, signs, block, eps))
+
+
+def _sum_metal(
+    x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
+) -> tuple[mx.array, mx.array]:
+    """One launch, in which each block's threadgroup adds the whole row for its mean square."""
+    run = with_reference_gradient(
+        partial(_sum_in_one_launch, block, eps), partial(_sum_definition, block, eps)
+    )
+    y, summed = run(x, branch, weight, signs)
+    return y, summed
+
+
+def _sum_unsupported(
+    x: mx.array, branch: mx.array, weight: mx.array, signs: mx.array, block: int, eps: float
+) -> str | None:
+    if reason := not_floats(x, weight) or _too_small(block):
+        return reason
+    return self_check.kernel_fault(
+        "hadamard_of_sum",
+        partial(_sum_in_one_launch, block, eps),
+        partial(_sum_definition, block, eps),
+        partial(_sum_to_check, x.dtype, weight.dtype, block),
+        dtype=x.dtype,
+        weight=weight.dtype,
+        block=block,
+    )
+
+
+def _sum_to_check(dtype: mx.Dtype, weight: mx.Dtype, block: int) -> list[mx.array]:
+    x, *others = _norm_to_check(dtype, weight, block)
+    return [x, x[..., ::-1] * 3.0, *others]
 
 
 def _gate_in_one_launch(block: int, x: mx.array, signs: mx.array) -> mx.array:
@@ -469,7 +581,7 @@ def _gate_metal(x: mx.array, signs: mx.array, block: int) -> mx.array:
 
 
 def _gate_unsupported(x: mx.array, signs: mx.array, block: int) -> str | None:
-    if reason := launch.not_floats(x) or _too_small(block):
+    if reason := not_floats(x) or _too_small(block):
         return reason
     return self_check.kernel_fault(
         "hadamard_of_gate",
@@ -494,6 +606,12 @@ def _norm_examples() -> Iterator[Example]:
             yield Example((x, ones, ones, block, 1e-6))
 
 
+def _sum_examples() -> Iterator[Example]:
+    for example in _norm_examples():
+        x, *others = example.args
+        yield Example((x, x, *others))
+
+
 def _gate_examples() -> Iterator[Example]:
     for dtype in FLOATS:
         for block in (512, 1024):
@@ -505,6 +623,12 @@ _of_norm = Operation(
     _norm_examples,
     metal=Backend(_norm_metal, _norm_unsupported),
     reference=_norm_reference,
+)
+_of_sum = Operation(
+    "hadamard_of_sum",
+    _sum_examples,
+    metal=Backend(_sum_metal, _sum_unsupported),
+    reference=_sum_reference,
 )
 _of_gate = Operation(
     "hadamard_of_gate",

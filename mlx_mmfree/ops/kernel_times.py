@@ -24,7 +24,7 @@ from .rms_norm_quantize import rms_norm_quantize
 from .ternary import packed_width
 from .ternary_matmul import ternary_matmul
 
-# The grid, the rows of a SIMD group and the order of its loads are those of `bit_linear`.
+# The grid, the rows of a SIMD group and the order of its loads are as in `bit_linear`.
 _kernel = mx.fast.metal_kernel(
     name="plain_read",
     input_names=["words"],  # (N, W)

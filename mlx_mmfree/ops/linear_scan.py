@@ -25,10 +25,9 @@ import mlx.core as mx
 
 from .backend import launch, self_check
 from .backend.cost import Call, Cost, work
-from .backend.dispatch import Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Backend, Example, Operation, native_kernel, not_floats
 from .backend.gradient import with_reference_gradient
 from .backend.launch import CudaKernel
-from .float_dtypes import FLOATS
 from .splitting import positions
 
 CHUNK_STEPS = 32
@@ -307,7 +306,7 @@ class ScanKernels:
         self._scan = with_reference_gradient(self._states, reference, self._gradients)
 
     def unsupported(self, f: mx.array, i: mx.array, state: mx.array) -> str | None:
-        if reason := launch.not_floats(f, i, state):
+        if reason := not_floats(f, i, state):
             return reason
         dtypes = {"f": f.dtype, "i": i.dtype}
         place = place_type(f.shape)

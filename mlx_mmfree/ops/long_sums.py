@@ -21,8 +21,7 @@ def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
 
     Args:
         x: Numbers of any shape.
-        axis: `None` for the sum of everything, -1 for that of the last axis, or -2 for that of the one
-            before it.
+        axis: `None` sums everything, -1 the last axis, and -2 the axis before it.
 
     Returns:
         float32 `()`, or the shape of `x` without the axis.

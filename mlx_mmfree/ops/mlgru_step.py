@@ -1,4 +1,4 @@
-"""What MLGRU computes between its projections."""
+"""The step of MLGRU between its projections."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -11,16 +11,15 @@ from .activations import activate
 from .backend import launch, self_check
 from .backend.compilation import fold
 from .backend.cost import Call, Cost, norm_work, work
-from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel, not_floats
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import SIGMOID, SUM_OF_THREADGROUP
-from .float_dtypes import FLOATS
 from .linear_scan import KERNEL_STEPS, forward_scan, launch_scan, linear_scan, place_type
 from .norms import gated_in_one_launch, gated_rms_norm
 
 
 class Options(NamedTuple):
-    """What `mlgru_step` hands on to its backends beside gates, state and weight."""
+    """The options that `mlgru_step` hands on to its backends beside gates, state and weight."""
 
     eps: float
     lower_bound: mx.array | None = None
@@ -49,7 +48,7 @@ def mlgru_step(
     order of its sums.
 
     Args:
-        gates: :math:`\hat i`, :math:`\hat f` and `g`, one behind the other, `(B, L, 3E)`, any float
+        gates: :math:`\hat i`, :math:`\hat f` and `g`, one after the other, `(B, L, 3E)`, any float
             dtype.
         state: :math:`h_0`, float32 `(B, E)`.
         weight: Scale of the norm of `g`, `(E,)`.
@@ -173,7 +172,7 @@ def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays
 
 
 class Form(NamedTuple):
-    """What selects the code of a kernel, and the epsilon."""
+    """The options that select the code of a kernel, and the epsilon."""
 
     eps: float
     is_bounded: bool
@@ -358,7 +357,7 @@ def _metal_unsupported(
     gates: mx.array, state: mx.array, weight: mx.array, options: Options
 ) -> str | None:
     _, lower_bound, valid, starts = options
-    if reason := launch.not_floats(gates, state, weight, lower_bound):
+    if reason := not_floats(gates, state, weight, lower_bound):
         return reason
     form, step = Form.of(options), _step(gates, options)
     given = {"lower_bound": lower_bound, "valid": valid, "starts": starts}
@@ -400,7 +399,7 @@ def _metal(
 
 
 def _step(gates: mx.array, options: Options) -> _Step:
-    """What computes output and last state."""
+    """The function that computes output and last state."""
     is_one = gates.shape[1] == 1 and options.starts is None
     return _in_one_launch if is_one else _in_two_launches
 

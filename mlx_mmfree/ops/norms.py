@@ -10,11 +10,9 @@ import mlx.core as mx
 from .activations import activate
 from .backend import launch, self_check
 from .backend.cost import Call, Cost, norm_work, work
-from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel, not_floats
 from .backend.gradient import with_reference_gradient
-from .backend.launch import not_floats
 from .backend.metal_functions import SIGMOID, SUM_OF_THREADGROUP
-from .float_dtypes import FLOATS
 
 _EXAMPLE_DIMS = (32, 4)
 """Arrays of fewer than 8 numbers lie in another address space of Metal."""
@@ -45,15 +43,19 @@ def rms_norm(x: mx.array, weight: mx.array | None = None, *, eps: float) -> mx.a
         >>> [round(n, 4) for n in rms_norm(mx.array([3.0, 4.0]), eps=0.0).tolist()]
         [0.8485, 1.1314]
     """
+    _check_rms(x, weight, eps=eps)
+    if x.size == 0:
+        return x
+    y: mx.array = rms_operation(x, weight, eps=eps)
+    return y
+
+
+def _check_rms(x: mx.array, weight: mx.array | None, *, eps: float) -> None:
     if x.ndim < 1 or not x.shape[-1] or (weight is not None and weight.shape != x.shape[-1:]):
         raise ValueError(
             "[rms_norm] 'x' and 'weight' must have shapes (..., D) and (D,) with D > 0 but got "
             f"{x.shape} and {None if weight is None else weight.shape}."
         )
-    if x.size == 0:
-        return x
-    y: mx.array = _rms(x, weight, eps=eps)
-    return y
 
 
 def rms_reference(x: mx.array, weight: mx.array | None, *, eps: float) -> mx.array:
@@ -78,7 +80,7 @@ def _rms_gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Arra
     x, weight, cotangent, y_scale = arrays
     if y_scale is not None:
         cotangent = cotangent.astype(mx.float32) * y_scale
-    # without a weight, the second result is that of ones
+    # without a weight, the second result is as for ones
     scale = mx.ones(x.shape[-1:]) if weight is None else weight.astype(mx.float32)
     gradients: list[mx.array] = mx.vjp(
         lambda x, scale: rms_reference(x, scale, eps=options[0]), [x, scale], [cotangent]
@@ -155,7 +157,7 @@ def _layer_gradient(arrays: Sequence[Any], options: tuple[Any, ...], results: Ar
     """The definition of the gradient, which has a kernel too, so that it can be differentiated."""
     x, weight, cotangent = arrays
     dims = x.shape[-1:]
-    # without a weight, the second result is that of ones
+    # without a weight, the second result is as for ones
     scale = mx.ones(dims) if weight is None else weight.astype(mx.float32)
     gradients: list[mx.array] = mx.vjp(
         lambda x, weight, bias: _layer_reference(x, weight, bias, eps=options[0]),
@@ -262,7 +264,7 @@ _gated_kernel = mx.fast.metal_kernel(
 
 
 def _gated_unsupported(gate: mx.array, h: mx.array, weight: mx.array, *, eps: float) -> str | None:
-    if reason := launch.not_floats(gate, h, weight):
+    if reason := not_floats(gate, h, weight):
         return reason
     dtypes = {"gate": gate.dtype, "h": h.dtype, "weight": weight.dtype}
     is_whole = h.shape[-1] % INPUTS_PER_THREAD == 0
@@ -355,9 +357,10 @@ def _gated_examples() -> Iterator[Example]:
 
 
 rms_kernel = native_kernel("rms_norm", _rms_gradient)
-_rms = Operation(
+rms_operation = Operation(
     "rms_norm",
     _rms_examples,
+    check=_check_rms,
     costs={"RmsNorm": _rms_cost},
     metal=_rms_of_mlx,
     cuda=_rms_of_mlx,

@@ -9,7 +9,7 @@ LOWEST = -1e30
 
 
 class Statistics(NamedTuple):
-    """What attention has found of the keys so far, float32.
+    """The sums of attention over the keys so far, float32.
 
     Attributes:
         largest: The largest score of each query, `(..., L, 1)`.
@@ -60,7 +60,7 @@ def ring_attention(
     Process `r` of `P` holds positions :math:`r L` to :math:`(r + 1) L - 1`. In `P` steps its queries
     meet the keys and values of one process after the other, which pass them on in a ring, so that no
     process holds more than two parts; the backward pass goes round once more, with the gradients. The
-    result is that of ordinary attention. Every step waits for its neighbour, so that it cannot be
+    result equals ordinary attention. Every step waits for its neighbour, so that it cannot be
     compiled, and all processes must make the same calls in the same order.
 
     Args:
@@ -68,7 +68,7 @@ def ring_attention(
         keys: `(B, G, L, K)`; `G` divides `H`.
         values: `(B, G, L, V)`.
         group: The processes. All have parts of the same length.
-        is_causal: A position sees none behind it.
+        is_causal: A position sees none after it.
         valid: Booleans `(B, L)`, `False` for keys that nobody sees; `None`: all are seen.
 
     Returns:
@@ -161,7 +161,7 @@ class _Rotation:
         return seen
 
     def _passed_on(self, parts: list[mx.array]) -> list[mx.array]:
-        """What the process before held, once this one's has gone to the one behind."""
+        """The part that the process before held, once this one's has gone to the next."""
         group, rank, size = self._group, self._group.rank(), self._group.size()
         if size == 1:
             return parts

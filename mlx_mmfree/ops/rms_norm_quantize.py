@@ -9,10 +9,9 @@ import mlx.core as mx
 
 from .backend import launch, self_check
 from .backend.cost import Call, Cost, Work, norm_work, work
-from .backend.dispatch import Backend, Example, Operation, native_kernel
+from .backend.dispatch import FLOATS, Backend, Example, Operation, native_kernel, not_floats
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import QUANTIZE
-from .float_dtypes import FLOATS
 from .norms import rms_kernel
 from .ternary import straight_through
 
@@ -77,7 +76,7 @@ BELOW_HALF = 0.49999997
 
 
 def normed(x: mx.array, weight: mx.array | None, eps: float | None) -> mx.array:
-    """What is quantised, float32 `(..., D)`."""
+    """The input of the quantiser, float32 `(..., D)`."""
     y = x.astype(mx.float32)
     if eps is None:
         return y
@@ -102,7 +101,7 @@ def reference(
 def native(
     x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
 ) -> tuple[mx.array, mx.array]:
-    # the gradient is that of the norm, which knows its definition once it is loaded
+    # the gradient is the norm's, which knows its definition once it is loaded
     """C++, in which a row is read and written once. So is it in the gradient."""
     rms_kernel()
     x = x if x.dtype in FLOATS else x.astype(mx.float32)
@@ -183,7 +182,7 @@ _metal_kernel = mx.fast.metal_kernel(
 def _metal_unsupported(
     x: mx.array, weight: mx.array | None, *, eps: float | None, rounding: str
 ) -> str | None:
-    if reason := launch.not_floats(x, weight):
+    if reason := not_floats(x, weight):
         return reason
     is_whole = x.shape[-1] % INPUTS_PER_THREAD == 0
     return self_check.kernel_fault(

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from .backend.cost import Call, Cost, work
-from .backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
-from .float_dtypes import FLOATS
+from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
 
 
 class Rotation(NamedTuple):
@@ -60,7 +59,7 @@ def rotated_heads(
     Source: rotary position embedding (Su et al., arXiv 2104.09864).
 
     Args:
-        projected: Heads of queries, keys and values, one behind the other, `(B, L, (H + 2G) K)`, any
+        projected: Heads of queries, keys and values, one after the other, `(B, L, (H + 2G) K)`, any
             float dtype, `K` even.
         rotation: The angles :math:`\theta` of these tokens.
         num_heads: Query heads `H`.
@@ -93,7 +92,7 @@ def rotated_heads(
         queries = mx.zeros((batch, num_heads, length, dims), projected.dtype)
         keys = mx.zeros((batch, num_kv_heads, length, dims), projected.dtype)
         return queries, keys, keys
-    turned: tuple[mx.array, mx.array, mx.array] = _operation(
+    turned: tuple[mx.array, mx.array, mx.array] = operation(
         projected, rotation, num_heads, num_kv_heads, is_interleaved
     )
     return turned
@@ -213,7 +212,7 @@ def _examples() -> Iterator[Example]:
 
 
 _kernel = native_kernel("rotated_heads", _gradient)
-_operation = Operation(
+operation = Operation(
     "rotated_heads",
     _examples,
     costs={"RotatedHeads": _cost},

@@ -129,7 +129,7 @@ def packed_columns(weight: mx.array, input_dims: int, start: int, stop: int) -> 
         weight: Packed trits, `uint32` of shape `(N, packed_width(D))`.
         input_dims: `D`.
         start: The first column.
-        stop: The one behind the last.
+        stop: One past the last.
 
     Returns:
         `uint32` of shape `(N, packed_width(stop - start))`.

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple, get_args
 import mlx.core as mx
 
 from .backend.cost import Call, Cost, work
-from .backend.dispatch import Example, Operation, native_kernel, use_any_backend
+from .backend.dispatch import FLOATS, Example, Operation, native_kernel, use_any_backend
 from .backend.gradient import with_reference_gradient
 from .bit_linear import Projection, bit_linear
 from .dense_matmul import linear_product
-from .float_dtypes import FLOATS
 from .long_sums import long_sum
 from .norms import rms_norm
 from .rms_norm_quantize import Rounding, normed, rms_norm_quantize
@@ -57,7 +56,8 @@ def ternary_linear(
         y = (q\,t^\top)\,m / s
 
     with `rms_norm_quantize` and `ops.ternarize`. Both quantisers are straight-through, so that the
-    gradient is that of a linear layer whose input is :math:`q / s` and whose weight is :math:`t\,m`:
+    gradient equals the gradient of a linear layer whose input is :math:`q / s` and whose weight is
+    :math:`t\,m`:
 
     .. math::
         \mathrm{d}W = \mathrm{d}y^\top (q / s), \quad \mathrm{d}\,\mathrm{RMSNorm}(x) =

@@ -2,7 +2,6 @@
 
 #include "activate/kernels.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "runtime/kernels.h"
@@ -30,7 +29,7 @@ void Activate::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   y.set_data(mx::allocator::malloc(y.nbytes()));
   const ActivateValues values{floats_of(inputs[0], stream()), options_.activation, y.data<void>(),
                               float_type(y.dtype())};
-  mx::cpu::get_command_encoder(stream()).dispatch([values, count = y.size()]() {
+  dispatch([values, count = y.size()]() {
     const auto& set = table<ActivateKernels>(kernels());
     parallel_for(count, kPieceValues,
                  [&](size_t first, size_t last) { set.compute(values, first, last); });
@@ -53,7 +52,7 @@ void ActivateGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const ActivateGradientValues values{floats_of(inputs[0], stream()),
                                       floats_of(inputs[1], stream()), options_.activation,
                                       d_x.data<void>()};
-  mx::cpu::get_command_encoder(stream()).dispatch([values, count = d_x.size()]() {
+  dispatch([values, count = d_x.size()]() {
     const auto& set = table<ActivateKernels>(kernels());
     parallel_for(count, kPieceValues,
                  [&](size_t first, size_t last) { set.differentiate(values, first, last); });

@@ -4,7 +4,6 @@
 
 #include "adamw/kernels.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
@@ -92,19 +91,18 @@ void Adamw::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                 outputs[1].data<float>(),
                 outputs[2].data<float>()};
   const size_t size = given.size(), rows = is_turned ? given.shape(0) : 0;
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [update, size, rows, own = factors.data<float>()]() mutable {
-        update.factors.decay = own[0];
-        update.factors.numerator = own[1];
-        update.factors.denominator = own[2];
-        if (rows) {
-          update_turned(update, rows, size / rows);
-          return;
-        }
-        parallel_for(size, kPieceValues, [&](size_t first, size_t last) {
-          update(update.gradient + first, first, last - first);
-        });
-      });
+  dispatch([update, size, rows, own = factors.data<float>()]() mutable {
+    update.factors.decay = own[0];
+    update.factors.numerator = own[1];
+    update.factors.denominator = own[2];
+    if (rows) {
+      update_turned(update, rows, size / rows);
+      return;
+    }
+    parallel_for(size, kPieceValues, [&](size_t first, size_t last) {
+      update(update.gradient + first, first, last - first);
+    });
+  });
 }
 
 OutputForms Adamw::output_forms(const Arguments& arguments) const {

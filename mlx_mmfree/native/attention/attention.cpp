@@ -100,7 +100,7 @@ void Attention::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   if (inputs.size() > 3) {
     set_mask(inputs[3], call);
   }
-  mx::cpu::get_command_encoder(stream()).dispatch([call]() { attend(call); });
+  dispatch([call]() { attend(call); });
 }
 
 Arrays Attention::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -134,7 +134,6 @@ OutputForms Attention::output_forms(const Arguments& arguments) const {
 
 void AttentionGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const auto given = arguments(inputs);
-  auto& encoder = mx::cpu::get_command_encoder(stream());
   const auto rows = [this](const mx::array& x) { return with_rows(x, false, stream()); };
   const auto queries = rows(*given[0]), keys = rows(*given[1]), values = rows(*given[2]);
   const auto y = rows(*given[4]), d_y = rows(*given[6]);
@@ -174,10 +173,10 @@ void AttentionGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     shape.insert(shape.begin(), static_cast<int>(parts));
     mx::array sums(shape, mx::float32, nullptr, {});
     sums.set_data(mx::allocator::malloc(sums.nbytes()));
-    encoder.add_temporary(sums);
+    mx::cpu::get_command_encoder(stream()).add_temporary(sums);
     call.parts = sums.data<float>();
   }
-  encoder.dispatch([call]() { attend_gradient(call); });
+  dispatch([call]() { attend_gradient(call); });
 }
 
 OutputForms AttentionGradient::output_forms(const Arguments& arguments) const {

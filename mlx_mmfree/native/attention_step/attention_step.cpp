@@ -5,7 +5,6 @@
 #include "attention_step/attend.h"
 #include "attention_step/slots.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 
@@ -102,7 +101,7 @@ void AttentionStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
       size(outputs[3], 1),
       outputs[0].data<void>(),
   };
-  mx::cpu::get_command_encoder(stream()).dispatch([call]() { attend(call); });
+  dispatch([call]() { attend(call); });
 }
 
 OutputForms AttentionStep::output_forms(const Arguments& arguments) const {

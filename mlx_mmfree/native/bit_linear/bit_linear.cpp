@@ -5,7 +5,6 @@
 
 #include "bit_linear/project.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "ternary_matmul/ternary_matmul.h"
@@ -115,7 +114,7 @@ void BitLinear::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                                 scale.size() > 1,
                                 floats(n + 2)});
   }
-  mx::cpu::get_command_encoder(stream()).dispatch([call = std::move(call)]() { project(call); });
+  dispatch([call = std::move(call)]() { project(call); });
 }
 
 OutputForms BitLinear::output_forms(const Arguments& arguments) const {

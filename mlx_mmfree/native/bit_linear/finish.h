@@ -5,11 +5,16 @@
 
 namespace mmfree {
 
+// Values that are finished at once.
+constexpr size_t kFinished = 256;
+
 template <class Isa>
 void finish_part(const Results& r, size_t row, size_t first, size_t count) {
   const float* sums = r.sums + row * r.outputs + first;
   const size_t start = row * r.stride + first;
-  float values[64], residual[64];
+  float own[kFinished], scratch[kFinished];
+  void* y = static_cast<char*>(r.y) + start * size_of(r.type);
+  float* values = values_of(y, r.type, own);
   const float divisor = r.input_scales ? r.input_scales[row] : 1.0f;
   if (r.has_scales) {
     for (size_t n = 0; n < count; ++n) {
@@ -22,19 +27,20 @@ void finish_part(const Results& r, size_t row, size_t first, size_t count) {
     }
   }
   if (r.residual.data) {
-    widen<Isa>(r.residual, start, count, residual);
+    const float* residual = as_float32<Isa>(r.residual, start, count, scratch);
     for (size_t n = 0; n < count; ++n) {
       values[n] += residual[n];
     }
   }
-  narrow<Isa>(values, count, r.type, static_cast<char*>(r.y) + start * size_of(r.type));
+  narrow<Isa>(values, count, r.type, y);
 }
 
 template <class Isa>
 void finish(const Results& r) {
   for (size_t row = 0; row < r.rows; ++row) {
-    for (size_t first = 0; first < r.outputs; first += 64) {
-      finish_part<Isa>(r, row, first, r.outputs - first < 64 ? r.outputs - first : 64);
+    for (size_t first = 0; first < r.outputs; first += kFinished) {
+      const size_t left = r.outputs - first;
+      finish_part<Isa>(r, row, first, left < kFinished ? left : kFinished);
     }
   }
 }

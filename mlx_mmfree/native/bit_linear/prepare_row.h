@@ -31,9 +31,9 @@ void prepare_row(const RowInput& input, size_t row, float* z, float* scratch) {
   } else {
     widen<Isa>(input.x, 2 * row * dims, dims, z);
     activate<Isa>(input.gate, z, dims);
-    widen<Isa>(input.x, (2 * row + 1) * dims, dims, scratch);
+    const float* up = as_float32<Isa>(input.x, (2 * row + 1) * dims, dims, scratch);
     for (size_t j = 0; j < dims; ++j) {
-      z[j] *= scratch[j];
+      z[j] *= up[j];
     }
   }
   if (input.norm.data) {

@@ -4,7 +4,6 @@
 
 #include "cross_entropy/kernels.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "runtime/kernels.h"
@@ -44,7 +43,7 @@ void CrossEntropy::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const CrossEntropyRows rows{
       floats_of(inputs[0], stream()), contiguous(inputs[1], stream()).data<int32_t>(),
       static_cast<size_t>(inputs[0].shape(-1)), outputs[0].data<float>(), outputs[1].data<float>()};
-  mx::cpu::get_command_encoder(stream()).dispatch([rows, count = outputs[0].size()]() {
+  dispatch([rows, count = outputs[0].size()]() {
     const auto& set = table<CrossEntropyKernels>(kernels());
     parallel_for(count, piece(rows.classes),
                  [&](size_t first, size_t last) { set.compute(rows, first, last); });
@@ -81,7 +80,7 @@ void CrossEntropyGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                                       numbers(2),
                                       numbers(3),
                                       outputs[0].data<void>()};
-  mx::cpu::get_command_encoder(stream()).dispatch([rows, count = inputs[1].size()]() {
+  dispatch([rows, count = inputs[1].size()]() {
     const auto& set = table<CrossEntropyKernels>(kernels());
     parallel_for(count, piece(rows.classes),
                  [&](size_t first, size_t last) { set.differentiate(rows, first, last); });

@@ -2,7 +2,6 @@
 
 #include "dense_matmul/product.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 
@@ -80,18 +79,17 @@ void DenseMatmul::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
   const auto data = [&](size_t input) { return contiguous(inputs[input], stream()); };
   const auto input = data(0), matrix = data(1);
-  auto& encoder = mx::cpu::get_command_encoder(stream());
   const float* x = input.data<float>();
   const size_t dims = input.shape(-1), count = matrix.shape(0);
   const size_t rows = count == 0 ? 0 : outputs[0].size() / count;
   float* y = outputs[0].data<float>();
   if (options_.bits == 0) {
     const FloatMatrix weight{matrix.data<void>(), float_type(matrix.dtype()), count};
-    encoder.dispatch([=]() { dense_product(x, rows, dims, weight, y); });
+    dispatch([=]() { dense_product(x, rows, dims, weight, y); });
     return;
   }
   const auto weight = quantized(matrix, data(2), data(3), dims, options_.bits);
-  encoder.dispatch(
+  dispatch(
       [=, rounds = options_.rounds]() { quantized_product(x, rows, dims, weight, rounds, y); });
 }
 
@@ -116,10 +114,9 @@ void DenseMatmulTransposed::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const auto dy = data(0), codes = data(1), scales = data(2), biases = data(3);
   const size_t dims = options_.dims, rows = outputs[0].size() / dims;
   const auto weight = quantized(codes, scales, biases, dims, options_.bits);
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [=, dy = dy.data<float>(), dx = outputs[0].data<float>()]() {
-        quantized_transposed(dy, rows, dims, weight, dx);
-      });
+  dispatch([=, dy = dy.data<float>(), dx = outputs[0].data<float>()]() {
+    quantized_transposed(dy, rows, dims, weight, dx);
+  });
 }
 
 Arrays DenseMatmulTransposed::jvp(const Arrays& primals, const Arrays& tangents,

@@ -22,8 +22,9 @@ constexpr size_t float_bytes(FloatType type) {
 }
 
 // The work on one line of weights is too long for the processor to run ahead far enough by itself.
+// The second-level cache waits for more lines at once than the first.
 MMFREE_INLINE inline void prefetch_weights(const void* weights) {
-  __builtin_prefetch(static_cast<const char*>(weights) + kPrefetchBytes, 0, 3);
+  __builtin_prefetch(static_cast<const char*>(weights) + kPrefetchBytes, 0, 2);
 }
 
 // Loads up to kLanes values and fills up with zeros.

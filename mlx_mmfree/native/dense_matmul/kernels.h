@@ -63,8 +63,9 @@ struct DenseMatmulKernels {
   size_t padding;
   // Outputs [first, last) of every row.
   void (*multiply)(const DenseProduct&, size_t first, size_t last);
-  // Activations as two 16-bit numbers, or rounded to 8 bits by block for codes of 1 and 2 bits.
-  QuantizedKernels quantized, rounded;
+  // For codes of 4, 6 and 8 bits, and for those of 1 and 2 with activations as they are or rounded
+  // to 8 bits by block.
+  QuantizedKernels quantized, few_bits, rounded;
   // One group of inputs of every row of dx.
   void (*multiply_quantized_transposed)(const QuantizedTransposed&, size_t group, float* scratch);
   // Floats of the scratch memory.

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "dense_matmul/few_bits_tile.h"
 #include "dense_matmul/kernels.h"
 #include "dense_matmul/quantized_tile.h"
-#include "dense_matmul/rounded_tile.h"
 #include "dense_matmul/transposed_tile.h"
 
 namespace mmfree {
@@ -12,7 +12,8 @@ constexpr DenseMatmulKernels DenseMatmulKernels::of() {
   return {2 * Dense::kLanes,
           mmfree::multiply_dense<Dense>,
           QuantizedKernels::of<Quantized<Dense>>(),
-          QuantizedKernels::of<Rounded<Dense>>(),
+          QuantizedKernels::of<FewBits<Dense, kParts>>(),
+          QuantizedKernels::of<FewBits<Dense, 1>>(),
           mmfree::multiply_quantized_transposed<Dense>,
           mmfree::transposed_scratch<Dense>};
 }

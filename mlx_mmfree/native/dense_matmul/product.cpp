@@ -66,7 +66,7 @@ void dense_product(const float* x, size_t rows, size_t dims, const FloatMatrix& 
 void quantized_product(const float* x, size_t rows, size_t dims, const QuantizedMatrix& weight,
                        bool rounds, float* y) {
   const auto& all = table<DenseMatmulKernels>(kernels());
-  const auto& set = rounds ? all.rounded : all.quantized;
+  const auto& set = rounds ? all.rounded : weight.bits <= 2 ? all.few_bits : all.quantized;
   const size_t stride = set.bytes(dims, weight.group, weight.bits);
   const size_t panel = panel_rows(rows, stride);
   for (size_t start = 0; start < rows; start += panel) {

@@ -6,7 +6,7 @@
 #include "dense_matmul/kernels.h"
 #include "runtime/unroll.h"
 
-// Products with codes of 1, 2, 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and
+// Products with codes of 4, 6 or 8 bits. Activations are two 16-bit whole numbers, high and
 // low, with a scale for each group: together they keep what a float holds beside the group's
 // largest, and the sums of a chunk are exact integers. An instruction set `Isa` gives, beside what
 // `float_tile.h` asks for,
@@ -208,11 +208,16 @@ void quantized_tile(const QuantizedProduct& p, size_t row, size_t output) {
                 MMFREE_INLINE { p.y[(row + m) * p.outputs + output] = Isa::total(sums[m]); });
 }
 
-// `Tiles` computes one output of M rows as `tile<bits, group, M>(p, row, output)`.
+// `Tiles` computes N outputs of M rows as `tile<bits, group, M, N>(p, row, output)`, where N is
+// kOutputs or 1.
 template <class Tiles, int bits, size_t group, size_t M>
 void tiled_rows(const QuantizedProduct& p, size_t row, size_t first, size_t last) {
-  for (size_t output = first; output < last; ++output) {
-    Tiles::template tile<bits, group, M>(p, row, output);
+  size_t output = first;
+  for (; output + Tiles::kOutputs <= last; output += Tiles::kOutputs) {
+    Tiles::template tile<bits, group, M, Tiles::kOutputs>(p, row, output);
+  }
+  for (; output < last; ++output) {
+    Tiles::template tile<bits, group, M, 1>(p, row, output);
   }
 }
 
@@ -241,14 +246,10 @@ void multiply_bits(const QuantizedProduct& p, size_t first, size_t last) {
   }
 }
 
-// Calls `call` with the number of bits as a constant.
+// Calls `call` with the number of bits, 4, 6 or 8, as a constant.
 template <class Call>
 MMFREE_INLINE inline auto with_bits(int bits, Call&& call) {
   switch (bits) {
-    case 1:
-      return call(std::integral_constant<int, 1>{});
-    case 2:
-      return call(std::integral_constant<int, 2>{});
     case 4:
       return call(std::integral_constant<int, 4>{});
     case 6:
@@ -260,7 +261,9 @@ MMFREE_INLINE inline auto with_bits(int bits, Call&& call) {
 
 template <class Isa>
 struct Quantized {
-  template <int bits, size_t group, size_t M>
+  static constexpr size_t kOutputs = 1;
+
+  template <int bits, size_t group, size_t M, size_t N>
   static void tile(const QuantizedProduct& p, size_t row, size_t output) {
     quantized_tile<Isa, bits, group, M>(p, row, output);
   }

@@ -4,23 +4,24 @@
 
 #include "dense_matmul/quantized_tile.h"
 
-// dx = dy W for codes of 1 or 2 bits, with what `quantized_tile.h` asks an instruction set for. The
-// codes of kColumns inputs meet some rows of dy. Outputs are summed in their order, whatever the
-// number of rows.
+// dx = dy W for codes of 1 or 2 bits. The codes of kColumns inputs meet some rows of dy. Outputs
+// are summed in their order, whatever the number of rows. An instruction set `Isa` gives, beside
+// what `quantized_tile.h` asks for,
+//   kTransposedRows             rows of dy that share the codes
+//   lowest_codes<bits>(words)   the lowest code of each 32-bit word as a float
 
 namespace mmfree {
 
-constexpr size_t kTransposedRows = 4;
-
 // The scales and biases of one group, and the values of some rows of dy times the scales, for all
-// outputs and zeros up to whole vectors.
+// outputs and zeros up to whole vectors. There is one vector more, so that rows of a power of two
+// do not share the sets of a cache.
 template <class Isa>
 struct GroupScales {
   size_t padded;
   float *scales, *biases, *scaled;
 
   MMFREE_INLINE GroupScales(float* memory, size_t outputs)
-      : padded((outputs + Isa::kLanes - 1) / Isa::kLanes * Isa::kLanes),
+      : padded(((outputs + Isa::kLanes - 1) / Isa::kLanes + 1) * Isa::kLanes),
         scales(memory),
         biases(memory + padded),
         scaled(memory + 2 * padded) {
@@ -62,8 +63,7 @@ void transposed_rows(const QuantizedTransposed& p, size_t first_input, size_t ro
       memcpy(&packed, codes + n * row_bytes, kBytes);
       unroll<2>([&](auto v) MMFREE_INLINE {
         const Integers words = Integers{} + static_cast<int32_t>(packed >> (v * kLanes * bits));
-        const Integers code = (words >> shifts) & ((1 << bits) - 1);
-        const auto floats = (Floats) __builtin_convertvector(code, Floats);
+        const Floats floats = Isa::template lowest_codes<bits>(words >> shifts);
         unroll<M>([&](auto m) MMFREE_INLINE {
           const auto factor = Isa::fill(own.scaled[m * own.padded + n]);
           sums[m][v] = Isa::multiply_add(factor, floats, sums[m][v]);
@@ -90,9 +90,10 @@ void transposed_group(const QuantizedTransposed& p, size_t group, float* scratch
     widen<Isa>(Floats{p.scales, p.type}, n * groups + group, 1, own.scales + n);
     widen<Isa>(Floats{p.biases, p.type}, n * groups + group, 1, own.biases + n);
   }
-  for (size_t row = 0; row < p.rows; row += kTransposedRows) {
-    const size_t rows = p.rows - row < kTransposedRows ? p.rows - row : kTransposedRows;
-    unroll<kTransposedRows>([&](auto m) {
+  constexpr size_t kRows = Isa::kTransposedRows;
+  for (size_t row = 0; row < p.rows; row += kRows) {
+    const size_t rows = p.rows - row < kRows ? p.rows - row : kRows;
+    unroll<kRows>([&](auto m) {
       if (rows == m + 1) {
         transposed_rows<Isa, bits, m + 1>(p, group * p.group, row, own);
       }
@@ -111,7 +112,7 @@ void multiply_quantized_transposed(const QuantizedTransposed& p, size_t group, f
 
 template <class Isa>
 size_t transposed_scratch(size_t outputs) {
-  return (2 + kTransposedRows) * GroupScales<Isa>(nullptr, outputs).padded;
+  return (2 + Isa::kTransposedRows) * GroupScales<Isa>(nullptr, outputs).padded;
 }
 
 }  // namespace mmfree

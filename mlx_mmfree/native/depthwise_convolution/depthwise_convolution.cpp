@@ -4,7 +4,6 @@
 
 #include "depthwise_convolution/convolve.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 
@@ -58,10 +57,9 @@ void DepthwiseConvolution::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   call.stride = options_.stride;
   call.target = y.data<void>();
   call.type = float_type(y.dtype());
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [call, weight = floats_of(given[1], stream()), bias = floats_of(given[2], stream())]() {
-        convolve(call, weight, bias);
-      });
+  dispatch([call, weight = floats_of(given[1], stream()), bias = floats_of(given[2], stream())]() {
+    convolve(call, weight, bias);
+  });
 }
 
 Arrays DepthwiseConvolution::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -91,7 +89,6 @@ void DepthwiseConvolutionGradient::eval_cpu(const Arrays& inputs, Arrays& output
     output.set_data(mx::allocator::malloc(output.nbytes()));
   }
   const auto &x = inputs[0], &weight = inputs[1], &d_y = inputs[2];
-  auto& encoder = mx::cpu::get_command_encoder(stream());
   if (options_.wants_x) {
     // the map takes the place of the result
     auto call = call_of(d_y, weight, x, stream());
@@ -99,7 +96,7 @@ void DepthwiseConvolutionGradient::eval_cpu(const Arrays& inputs, Arrays& output
     call.is_gradient = true;
     call.target = outputs[0].data<void>();
     call.type = float_type(x.dtype());
-    encoder.dispatch([call, weight = floats_of(weight, stream())]() {
+    dispatch([call, weight = floats_of(weight, stream())]() {
       convolve(call, weight, {nullptr, FloatType::float32});
     });
   }
@@ -117,8 +114,8 @@ void DepthwiseConvolutionGradient::eval_cpu(const Arrays& inputs, Arrays& output
                                    floats_of(d_y, stream()),
                                    0,
                                    nullptr};
-    encoder.dispatch([call, d_weight = outputs[first].data<float>(),
-                      d_bias = outputs[first + 1].data<float>()]() {
+    dispatch([call, d_weight = outputs[first].data<float>(),
+              d_bias = outputs[first + 1].data<float>()]() {
       sum_weight_gradients(call, d_weight, d_bias);
     });
   }

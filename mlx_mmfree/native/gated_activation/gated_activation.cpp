@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "runtime/kernels.h"
@@ -99,7 +98,7 @@ void GatedActivation::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                        options_.activation,
                        outputs[0].data<void>(),
                        float_type(y.dtype())};
-  mx::cpu::get_command_encoder(stream()).dispatch([rows, count = y.size() / rows.dims]() {
+  dispatch([rows, count = y.size() / rows.dims]() {
     const auto& set = table<GatedActivationKernels>(kernels());
     share(count, rows.dims, 2, [&](size_t first, size_t last, float* scratch) {
       set.compute(rows, first, last, scratch);
@@ -143,7 +142,7 @@ void GatedActivationGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
       are_halves ? d_gate + dims * outputs[0].itemsize() : outputs[1].data<char>(),
       are_halves ? 2 * dims : dims};
   const size_t count = given[2]->size() / dims;
-  mx::cpu::get_command_encoder(stream()).dispatch([all, count]() {
+  dispatch([all, count]() {
     const auto& set = table<GatedActivationKernels>(kernels());
     share(count, all.dims, 4, [&](size_t first, size_t last, float* scratch) {
       set.differentiate(all, first, last, scratch);

@@ -2,7 +2,6 @@
 
 #include "gated_delta_rule/rule.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/head_arrays.h"
 
 namespace mmfree {
@@ -62,10 +61,8 @@ void GatedDeltaRule::eval_cpu(const Arrays& inputs, Arrays& outputs) {
              {length * heads * dims, dims, heads * dims, 1},
              {true, is_in_order, o.size() == static_cast<size_t>(o.shape(0))});
   outputs[1].set_data(mx::allocator::malloc(outputs[1].nbytes()));
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [call = delta_call(rows, state, b), o = o.data<float>(), last = outputs[1].data<float>()]() {
-        run_rule(call, o, last);
-      });
+  dispatch([call = delta_call(rows, state, b), o = o.data<float>(),
+            last = outputs[1].data<float>()]() { run_rule(call, o, last); });
 }
 
 Arrays GatedDeltaRule::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -106,7 +103,7 @@ void GatedDeltaRuleGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                                   out(4),
                                   out(5),
                                   b ? out(6) : nullptr};
-  mx::cpu::get_command_encoder(stream()).dispatch([call]() { run_rule_gradient(call); });
+  dispatch([call]() { run_rule_gradient(call); });
 }
 
 OutputForms GatedDeltaRuleGradient::output_forms(const Arguments& arguments) const {

@@ -2,7 +2,6 @@
 
 #include "gated_linear_attention/chunks.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/head_arrays.h"
 
 namespace mmfree {
@@ -55,9 +54,8 @@ void GatedLinearAttention::eval_cpu(const Arrays& inputs, Arrays& outputs) {
              {length * heads * dims, dims, heads * dims, 1},
              {true, is_in_order, o.size() == static_cast<size_t>(o.shape(0))});
   outputs[1].set_data(mx::allocator::malloc(outputs[1].nbytes()));
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [call = gated_call(q, k, v, state, f), o = o.data<float>(),
-       last = outputs[1].data<float>()]() { run_chunks(call, o, last); });
+  dispatch([call = gated_call(q, k, v, state, f), o = o.data<float>(),
+            last = outputs[1].data<float>()]() { run_chunks(call, o, last); });
 }
 
 Arrays GatedLinearAttention::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -96,7 +94,7 @@ void GatedLinearAttentionGradient::eval_cpu(const Arrays& inputs, Arrays& output
                                   outputs[2].data<float>(),
                                   f ? outputs[4].data<float>() : nullptr,
                                   outputs[3].data<float>()};
-  mx::cpu::get_command_encoder(stream()).dispatch([call]() { run_chunks_gradient(call); });
+  dispatch([call]() { run_chunks_gradient(call); });
 }
 
 OutputForms GatedLinearAttentionGradient::output_forms(const Arguments& arguments) const {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
+#include "runtime/thread_pool.h"
 #include "ternary_matmul/product.h"
 #include "ternary_matmul/ternary_matmul.h"
 
@@ -25,49 +25,51 @@ struct Call {
   bool transposed;
 };
 
+// Fewer rows than this are copied by the caller alone.
+constexpr size_t kCopiedRows = 32;
+
 // The rows of each expert lie side by side for one product, which reads its words once.
 void multiply(const Call& c) {
-  std::vector<size_t> first(c.experts + 1, 0);
+  std::vector<PackedMatrix> experts;
+  std::vector<std::vector<size_t>> rows_of(c.experts);
   for (size_t row = 0; row < c.rows; ++row) {
     if (c.indices[row] < c.experts) {
-      ++first[c.indices[row] + 1];
+      rows_of[c.indices[row]].push_back(row);
+    } else {
+      std::fill_n(c.y + row * c.output_dims, c.output_dims, NAN);
     }
   }
+  std::vector<RowOf> rows;
   for (size_t expert = 0; expert < c.experts; ++expert) {
-    first[expert + 1] += first[expert];
+    experts.push_back({c.weight + expert * c.outputs * c.row_bytes, c.outputs, c.row_bytes});
+    for (size_t row : rows_of[expert]) {
+      rows.push_back({expert, c.x + row * c.input_dims, c.y + row * c.output_dims});
+    }
   }
-  const size_t known = first[c.experts];
-  std::vector<size_t> place(c.rows, c.rows), next(first.begin(), first.end() - 1);
+  if (!c.transposed) {
+    float_products(rows, c.input_dims, experts);
+    return;
+  }
   // not workspace, which the products take
-  std::unique_ptr<float[]> x(new float[known * c.input_dims]), y(new float[known * c.output_dims]);
-  for (size_t row = 0; row < c.rows; ++row) {
-    if (c.indices[row] < c.experts) {
-      place[row] = next[c.indices[row]]++;
-      std::copy_n(c.x + row * c.input_dims, c.input_dims, &x[place[row] * c.input_dims]);
-    }
+  std::unique_ptr<float[]> x(new float[rows.size() * c.input_dims]),
+      y(new float[rows.size() * c.output_dims]);
+  std::vector<TransposedProduct> products;
+  for (size_t first = 0; first < rows.size(); first += products.back().rows) {
+    const size_t expert = rows[first].matrix;
+    products.push_back({&x[first * c.input_dims], rows_of[expert].size(), experts[expert],
+                        &y[first * c.output_dims], c.output_dims});
   }
-  for (size_t expert = 0; expert < c.experts; ++expert) {
-    const size_t at = first[expert], count = first[expert + 1] - at;
-    if (count == 0) {
-      continue;
+  parallel_for(rows.size(), kCopiedRows, [&](size_t first, size_t last) {
+    for (; first < last; ++first) {
+      std::copy_n(rows[first].x, c.input_dims, &x[first * c.input_dims]);
     }
-    const PackedMatrix weight{c.weight + expert * c.outputs * c.row_bytes, c.outputs, c.row_bytes};
-    const float* from = &x[at * c.input_dims];
-    float* to = &y[at * c.output_dims];
-    if (c.transposed) {
-      transposed_product(from, count, c.output_dims, weight, to);
-    } else {
-      float_product(from, count, c.input_dims, weight, to);
+  });
+  transposed_products(products);
+  parallel_for(rows.size(), kCopiedRows, [&](size_t first, size_t last) {
+    for (; first < last; ++first) {
+      std::copy_n(&y[first * c.output_dims], c.output_dims, rows[first].y);
     }
-  }
-  for (size_t row = 0; row < c.rows; ++row) {
-    float* to = c.y + row * c.output_dims;
-    if (place[row] < c.rows) {
-      std::copy_n(&y[place[row] * c.output_dims], c.output_dims, to);
-    } else {
-      std::fill_n(to, c.output_dims, NAN);
-    }
-  }
+  });
 }
 
 mx::array gather(const mx::array& x, const mx::array& weight, const mx::array& indices,
@@ -100,11 +102,10 @@ void GatherTernaryMatmul::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const auto x = contiguous(inputs[0], stream()), weight = contiguous(inputs[1], stream()),
              indices = contiguous(inputs[2], stream());
   const auto size = [](int value) { return static_cast<size_t>(value); };
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [c = Call{x.data<float>(), indices.size(), size(x.shape(-1)), size(options_.dims),
-                weight.data<uint8_t>(), size(weight.shape(0)), size(weight.shape(1)),
-                4 * size(weight.shape(2)), indices.data<uint32_t>(), outputs[0].data<float>(),
-                options_.transposed}]() { multiply(c); });
+  dispatch([c = Call{x.data<float>(), indices.size(), size(x.shape(-1)), size(options_.dims),
+                     weight.data<uint8_t>(), size(weight.shape(0)), size(weight.shape(1)),
+                     4 * size(weight.shape(2)), indices.data<uint32_t>(), outputs[0].data<float>(),
+                     options_.transposed}]() { multiply(c); });
 }
 
 Arrays GatherTernaryMatmul::jvp(const Arrays& primals, const Arrays& tangents,

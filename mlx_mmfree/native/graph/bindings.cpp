@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "graph/graph.h"
+#include "graph/join.h"
 
 namespace mmfree {
 
@@ -38,6 +39,17 @@ void bind_graph(nb::module_& m) {
             name, the places of its inputs and outputs among the arrays, which of its arguments are
             inputs, or `None` for an operation of MLX, and its options; and the places of the
             results.)");
+
+  m.def("joined", &joined, "results"_a, "leaves"_a,
+        R"(Makes one operation of the graph of arrays that are yet to be computed.
+
+        Args:
+            results: The arrays.
+            leaves: Arrays at which the graph ends.
+
+        Returns:
+            The same arrays, made by the operation, which keeps what the graph reads beside the
+            leaves. It has no gradient.)");
 }
 
 }  // namespace mmfree

@@ -4,7 +4,6 @@
 
 #include "hadamard/kernels.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -44,8 +43,7 @@ void Hadamard::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                               static_cast<size_t>(options_.block),
                               options_.inverse,
                               outputs[0].data<void>()};
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [blocks, count = outputs[0].size() / blocks.block]() { transform(blocks, count); });
+  dispatch([blocks, count = outputs[0].size() / blocks.block]() { transform(blocks, count); });
 }
 
 Arrays Hadamard::vjp(const Arrays& primals, const Arrays& cotangents,

@@ -11,12 +11,12 @@ namespace mmfree {
 namespace {
 
 struct DenseAvx2 {
-  static constexpr size_t kLanes = 8, kRows = 2;
+  static constexpr size_t kLanes = 8, kRows = 2, kStreamOutputs = 1, kTransposedRows = 4;
   static constexpr bool kMasks = false;
   using Floats = __m256;
   using Words = __m256i;
   template <int bits>
-  static constexpr size_t kCodes = bits < 6 ? 16 / bits : 2;
+  static constexpr size_t kCodes = bits == 4 ? 4 : 2;
 
   MMFREE_INLINE static Floats zero() {
     return _mm256_setzero_ps();
@@ -47,6 +47,13 @@ struct DenseAvx2 {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
     half = _mm_add_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+  }
+
+  // the permutation looks only at the lowest two bits of each word
+  template <int bits, class Integers>
+  MMFREE_INLINE static Floats lowest_codes(Integers words) {
+    const __m128 values = bits == 1 ? _mm_setr_ps(0, 1, 0, 1) : _mm_setr_ps(0, 1, 2, 3);
+    return _mm256_permutevar_ps(_mm256_set_m128(values, values), (__m256i)words);
   }
 
   template <int bits>
@@ -112,14 +119,19 @@ struct DenseAvx2 {
   MMFREE_INLINE static Vector bytes(Vector words) {
     return _mm256_and_si256(_mm256_srli_epi16(words, bits * k), _mm256_set1_epi8((1 << bits) - 1));
   }
-  MMFREE_INLINE static Vector dot_signed(Vector sums, Vector codes, const int8_t* x) {
-    const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  MMFREE_INLINE static Vector dot_signed(Vector sums, Vector codes, Vector x) {
 #if defined(__AVXVNNI__)
-    return _mm256_dpbusd_avx_epi32(sums, codes, values);
+    return _mm256_dpbusd_avx_epi32(sums, codes, x);
 #else
-    // 16-bit sums of pairs: at most 2 * 3 * 127
-    const __m256i pairs = _mm256_maddubs_epi16(codes, values);
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    // 16-bit sums of pairs: at most 4 * 2 * 3 * 127 in a chunk of 2 bits, and 8 * 2 * 127 of 1 bit
+    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, x));
+#endif
+  }
+  MMFREE_INLINE static Vector lane_sums(Vector sums) {
+#if defined(__AVXVNNI__)
+    return sums;
+#else
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
 #endif
   }
   MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {

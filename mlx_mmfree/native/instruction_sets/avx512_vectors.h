@@ -10,12 +10,12 @@ namespace mmfree {
 namespace {
 
 struct DenseAvx512 {
-  static constexpr size_t kLanes = 16, kRows = 4;
+  static constexpr size_t kLanes = 16, kRows = 4, kStreamOutputs = 2, kTransposedRows = 12;
   static constexpr bool kMasks = true;
   using Floats = __m512;
   using Words = __m512i;
   template <int bits>
-  static constexpr size_t kCodes = bits < 6 ? 16 / bits : 2;
+  static constexpr size_t kCodes = bits == 4 ? 4 : 2;
 
   MMFREE_INLINE static Floats zero() {
     return _mm512_setzero_ps();
@@ -54,6 +54,13 @@ struct DenseAvx512 {
   }
   MMFREE_INLINE static float total(Floats sum) {
     return _mm512_reduce_add_ps(sum);
+  }
+
+  // the permutation looks only at the lowest two bits of each word
+  template <int bits, class Integers>
+  MMFREE_INLINE static Floats lowest_codes(Integers words) {
+    const __m128 values = bits == 1 ? _mm_setr_ps(0, 1, 0, 1) : _mm_setr_ps(0, 1, 2, 3);
+    return _mm512_permutevar_ps(_mm512_broadcast_f32x4(values), (__m512i)words);
   }
 
   template <int bits>
@@ -118,8 +125,11 @@ struct DenseAvx512 {
   MMFREE_INLINE static Vector bytes(Vector words) {
     return _mm512_and_si512(_mm512_srli_epi16(words, bits * k), _mm512_set1_epi8((1 << bits) - 1));
   }
-  MMFREE_INLINE static Vector dot_signed(Vector sums, Vector codes, const int8_t* x) {
-    return _mm512_dpbusd_epi32(sums, codes, _mm512_loadu_si512(x));
+  MMFREE_INLINE static Vector dot_signed(Vector sums, Vector codes, Vector x) {
+    return _mm512_dpbusd_epi32(sums, codes, x);
+  }
+  MMFREE_INLINE static Vector lane_sums(Vector sums) {
+    return sums;
   }
   MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
     return _mm512_dpbusd_epi32(sums, a, b);

@@ -10,13 +10,12 @@ namespace mmfree {
 namespace {
 
 struct DenseNeon {
-  static constexpr size_t kLanes = 4, kRows = 4;
+  static constexpr size_t kLanes = 4, kRows = 4, kStreamOutputs = 2, kTransposedRows = 4;
   static constexpr bool kMasks = false;
   using Floats = float32x4_t;
   using Words = uint16x8_t;
-  // a chunk of 1 or 2 bits is a part of a vector, so that it lies in one group
   template <int bits>
-  static constexpr size_t kCodes = bits < 6 ? 4 : 2;
+  static constexpr size_t kCodes = bits == 4 ? 4 : 2;
 
   MMFREE_INLINE static Floats zero() {
     return vdupq_n_f32(0);
@@ -48,15 +47,13 @@ struct DenseNeon {
   }
 
   template <int bits>
+  MMFREE_INLINE static Floats lowest_codes(int32x4_t words) {
+    return vcvtq_f32_s32(vandq_s32(words, vdupq_n_s32((1 << bits) - 1)));
+  }
+
+  template <int bits>
   MMFREE_INLINE static Words load_words(const uint8_t* bytes) {
-    if constexpr (bits == 2) {
-      return vmovl_u8(vld1_u8(bytes));
-    } else if constexpr (bits == 1) {
-      uint32_t packed;
-      memcpy(&packed, bytes, sizeof(packed));
-      const uint8x8_t halves = vcreate_u8(packed);
-      return vmovl_u8(vzip1_u8(halves, vshr_n_u8(halves, 4)));
-    } else if constexpr (bits == 6) {
+    if constexpr (bits == 6) {
       // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       static constexpr uint8_t kPairs[16] = {0, 1, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 10, 10, 11};
       uint8_t packed[16] = {};
@@ -112,8 +109,11 @@ struct DenseNeon {
   MMFREE_INLINE static Vector bytes(Vector words) {
     return vandq_u8(words >> (bits * k), vdupq_n_u8((1 << bits) - 1));
   }
-  MMFREE_INLINE static int32x4_t dot_signed(int32x4_t sums, Vector codes, const int8_t* x) {
-    return vdotq_s32(sums, vreinterpretq_s8_u8(codes), vld1q_s8(x));
+  MMFREE_INLINE static int32x4_t dot_signed(int32x4_t sums, Vector codes, Vector x) {
+    return vdotq_s32(sums, vreinterpretq_s8_u8(codes), vreinterpretq_s8_u8(x));
+  }
+  MMFREE_INLINE static int32x4_t lane_sums(int32x4_t sums) {
+    return sums;
   }
   MMFREE_INLINE static Vector dot_bytes(Vector sums, Vector a, Vector b) {
     return vreinterpretq_u8_u32(vdotq_u32(vreinterpretq_u32_u8(sums), a, b));

@@ -9,16 +9,15 @@ namespace {
 
 // Vectors that the compiler itself offers.
 struct DensePortable {
-  static constexpr size_t kLanes = 4, kRows = 2;
+  static constexpr size_t kLanes = 4, kRows = 2, kStreamOutputs = 1, kTransposedRows = 4;
   static constexpr bool kMasks = false;
   using Floats = float __attribute__((vector_size(16)));
   using Integers = int32_t __attribute__((vector_size(16)));
   using Shorts = int16_t __attribute__((vector_size(16)));
   using Words = uint16_t __attribute__((vector_size(16)));
   using Products = int32_t __attribute__((vector_size(32)));
-  // a chunk of 1 or 2 bits is a part of a vector, so that it lies in one group
   template <int bits>
-  static constexpr size_t kCodes = bits < 6 ? 4 : 2;
+  static constexpr size_t kCodes = bits == 4 ? 4 : 2;
 
   MMFREE_INLINE static Floats zero() {
     return Floats{};
@@ -59,18 +58,14 @@ struct DensePortable {
   }
 
   template <int bits>
+  MMFREE_INLINE static Floats lowest_codes(Integers words) {
+    return __builtin_convertvector(words & ((1 << bits) - 1), Floats);
+  }
+
+  template <int bits>
   MMFREE_INLINE static Words load_words(const uint8_t* bytes) {
     Words words;
-    if constexpr (bits == 2) {
-      using Bytes = uint8_t __attribute__((vector_size(8)));
-      Bytes packed;
-      memcpy(&packed, bytes, sizeof(packed));
-      words = __builtin_convertvector(packed, Words);
-    } else if constexpr (bits == 1) {
-      for (int j = 0; j < 8; ++j) {
-        words[j] = static_cast<uint16_t>(bytes[j / 2] >> (j % 2 * 4));
-      }
-    } else if constexpr (bits == 6) {
+    if constexpr (bits == 6) {
       // three bytes hold four codes: words take bytes 0 and 1, or 1 and 2
       for (int j = 0; j < 8; ++j) {
         const uint8_t* pair = bytes + j / 2 * 3 + j % 2;
@@ -121,13 +116,21 @@ struct DensePortable {
     constexpr uint32_t mask = (1 << bits) - 1;
     return (words >> (bits * k)) & (mask | mask << 8 | mask << 16 | mask << 24);
   }
-  MMFREE_INLINE static Integers dot_signed(Integers sums, Vector codes, const int8_t* x) {
-    int8_t values[16], others[16];
-    memcpy(values, x, sizeof(values));
-    memcpy(others, &codes, sizeof(others));
-    for (size_t i = 0; i < sizeof(values); ++i) {
-      sums[i / 4] += others[i] * values[i];
-    }
+  MMFREE_INLINE static Integers dot_signed(Integers sums, Vector codes, Vector x) {
+    using Bytes = int8_t __attribute__((vector_size(16)));
+    using Wide = int16_t __attribute__((vector_size(32)));
+    // 16-bit sums of four: at most 4 * 3 * 127
+    const Wide products =
+        __builtin_convertvector((Bytes)codes, Wide) * __builtin_convertvector((Bytes)x, Wide);
+    const Shorts pairs = __builtin_shufflevector(products, products, 0, 2, 4, 6, 8, 10, 12, 14) +
+                         __builtin_shufflevector(products, products, 1, 3, 5, 7, 9, 11, 13, 15);
+    const Integers even =
+        __builtin_convertvector(__builtin_shufflevector(pairs, pairs, 0, 2, 4, 6), Integers);
+    const Integers odd =
+        __builtin_convertvector(__builtin_shufflevector(pairs, pairs, 1, 3, 5, 7), Integers);
+    return sums + even + odd;
+  }
+  MMFREE_INLINE static Integers lane_sums(Integers sums) {
     return sums;
   }
   MMFREE_INLINE static Vector join(Vector a, Vector b) {

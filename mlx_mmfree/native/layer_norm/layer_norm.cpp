@@ -4,7 +4,6 @@
 
 #include "layer_norm/kernels.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "runtime/kernels.h"
@@ -61,8 +60,7 @@ void LayerNorm::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                            static_cast<size_t>(given[0]->shape(-1)),
                            options_.eps,
                            outputs[0].data<void>()};
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [rows, count = outputs[0].size() / rows.dims]() { normalize(rows, count); });
+  dispatch([rows, count = outputs[0].size() / rows.dims]() { normalize(rows, count); });
 }
 
 Arrays LayerNorm::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -91,9 +89,8 @@ void LayerNormGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const LayerNormGradientRows rows{floats(0),    floats(2),
                                    floats(1),    static_cast<size_t>(given[0]->shape(-1)),
                                    options_.eps, outputs[0].data<void>()};
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [rows, count = outputs[0].size() / rows.dims, d_weight = outputs[1].data<float>(),
-       d_bias = outputs[2].data<float>()]() { differentiate(rows, count, d_weight, d_bias); });
+  dispatch([rows, count = outputs[0].size() / rows.dims, d_weight = outputs[1].data<float>(),
+            d_bias = outputs[2].data<float>()]() { differentiate(rows, count, d_weight, d_bias); });
 }
 
 OutputForms LayerNormGradient::output_forms(const Arguments& arguments) const {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/thread_pool.h"
 
@@ -128,16 +127,15 @@ void LinearScan::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
   const auto f = with_steps(inputs[0], stream()), i = with_steps(inputs[1], stream());
   const auto s0 = contiguous(inputs[2], stream());
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [size = Size(inputs[0].shape()), f = Steps(f), i = Steps(i), s0 = s0.data<float>(),
-       states = outputs[0].data<float>(), final = outputs[1].data<float>()]() {
-        share(size, [&](size_t row, size_t first, size_t width) {
-          const size_t state = row * size.dims + first;
-          scan_row(f.data + row * f.row + first, f.step, i.data + row * i.row + first, i.step,
-                   s0 + state, states + row * size.length * size.dims + first, final + state,
-                   size.length, size.dims, width);
-        });
-      });
+  dispatch([size = Size(inputs[0].shape()), f = Steps(f), i = Steps(i), s0 = s0.data<float>(),
+            states = outputs[0].data<float>(), final = outputs[1].data<float>()]() {
+    share(size, [&](size_t row, size_t first, size_t width) {
+      const size_t state = row * size.dims + first;
+      scan_row(f.data + row * f.row + first, f.step, i.data + row * i.row + first, i.step,
+               s0 + state, states + row * size.length * size.dims + first, final + state,
+               size.length, size.dims, width);
+    });
+  });
 }
 
 Arrays LinearScan::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -159,18 +157,17 @@ void LinearScanGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   allocate(outputs);
   const auto f = with_steps(inputs[0], stream());
   const auto data = [&](size_t n) { return contiguous(inputs[n], stream()).data<float>(); };
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [size = Size(inputs[0].shape()), f = Steps(f), s0 = data(1), states = data(2),
-       d_states = data(3), d_final = data(4), d_f = outputs[0].data<float>(),
-       d_i = outputs[1].data<float>(), d_s0 = outputs[2].data<float>()]() {
-        share(size, [&](size_t row, size_t first, size_t width) {
-          const size_t state = row * size.dims + first;
-          const size_t start = row * size.length * size.dims + first;
-          scan_gradient_row(f.data + row * f.row + first, f.step, s0 + state, states + start,
-                            d_states + start, d_final + state, d_f + start, d_i + start,
-                            d_s0 + state, size.length, size.dims, width);
-        });
-      });
+  dispatch([size = Size(inputs[0].shape()), f = Steps(f), s0 = data(1), states = data(2),
+            d_states = data(3), d_final = data(4), d_f = outputs[0].data<float>(),
+            d_i = outputs[1].data<float>(), d_s0 = outputs[2].data<float>()]() {
+    share(size, [&](size_t row, size_t first, size_t width) {
+      const size_t state = row * size.dims + first;
+      const size_t start = row * size.length * size.dims + first;
+      scan_gradient_row(f.data + row * f.row + first, f.step, s0 + state, states + start,
+                        d_states + start, d_final + state, d_f + start, d_i + start, d_s0 + state,
+                        size.length, size.dims, width);
+    });
+  });
 }
 
 OutputForms LinearScanGradient::output_forms(const Arguments& arguments) const {

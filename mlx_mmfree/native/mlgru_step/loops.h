@@ -11,18 +11,19 @@ constexpr size_t kChannels = 256;
 // Computes at most kChannels channels from `first` on.
 template <class Isa>
 void recur_part(const RecurrenceStep& s, size_t first, size_t count) {
-  float i[kChannels], f[kChannels], g[kChannels], h[kChannels], weight[kChannels];
-  float bound[kChannels] = {};
+  float scratch[4][kChannels], h[kChannels], bound[kChannels] = {};
   memcpy(h, s.state + first, count * sizeof(float));
-  widen<Isa>(s.weight, first, count, weight);
+  const float* weight = as_float32<Isa>(s.weight, first, count, scratch[3]);
   if (s.lower_bound.data) {
     widen<Isa>(s.lower_bound, first, count, bound);
   }
   for (size_t row = 0; row < s.rows; ++row) {
     const size_t start = 3 * row * s.dims + first;
-    widen<Isa>(s.gates, start, count, i);
-    widen<Isa>(s.gates, start + s.dims, count, f);
-    widen<Isa>(s.gates, start + 2 * s.dims, count, g);
+    const float* i = as_float32<Isa>(s.gates, start, count, scratch[0]);
+    const float* f = as_float32<Isa>(s.gates, start + s.dims, count, scratch[1]);
+    const float* g = as_float32<Isa>(s.gates, start + 2 * s.dims, count, scratch[2]);
+    void* result = static_cast<char*>(s.y) + (row * s.dims + first) * size_of(s.gates.type);
+    float* y = values_of(result, s.gates.type, scratch[2]);
     if (!s.valid || s.valid[row]) {
       for (size_t c = 0; c < count; ++c) {
         const float forget = bound[c] + (1.0f - bound[c]) * sigmoid<Isa>(f[c]);
@@ -32,10 +33,9 @@ void recur_part(const RecurrenceStep& s, size_t first, size_t count) {
     }
     const float inverse = s.inverse[row];
     for (size_t c = 0; c < count; ++c) {
-      g[c] = g[c] * inverse * weight[c] * (h[c] * sigmoid<Isa>(h[c]));
+      y[c] = g[c] * inverse * weight[c] * (h[c] * sigmoid<Isa>(h[c]));
     }
-    narrow<Isa>(g, count, s.gates.type,
-                static_cast<char*>(s.y) + (row * s.dims + first) * size_of(s.gates.type));
+    narrow<Isa>(y, count, s.gates.type, result);
   }
   memcpy(s.last + first, h, count * sizeof(float));
 }

@@ -4,7 +4,6 @@
 
 #include "mlgru_step/kernels.h"
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "rms_norm_quantize/kernels.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -98,7 +97,7 @@ void MlgruStep::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                    nullptr, outputs[0].data<void>(), outputs[1].data<float>()},
                   static_cast<size_t>(state.shape(0)),
                   options_.eps};
-  mx::cpu::get_command_encoder(stream()).dispatch([call]() { compute(call); });
+  dispatch([call]() { compute(call); });
 }
 
 OutputForms MlgruStep::output_forms(const Arguments& arguments) const {

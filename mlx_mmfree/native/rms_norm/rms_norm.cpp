@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "rms_norm/kernels.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -53,8 +52,7 @@ void RmsNorm::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const NormRows rows{floats_of(given[0], stream()), floats_of(given[1], stream()),
                       static_cast<size_t>(given[0]->shape(-1)), options_.eps,
                       outputs[0].data<void>()};
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [rows, count = outputs[0].size() / rows.dims]() { normalize(rows, count); });
+  dispatch([rows, count = outputs[0].size() / rows.dims]() { normalize(rows, count); });
 }
 
 Arrays RmsNorm::vjp(const Arrays& primals, const Arrays& cotangents,
@@ -85,10 +83,9 @@ void RmsNormGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
                               static_cast<size_t>(given[0]->shape(-1)),
                               options_.eps,
                               outputs[0].data<void>()};
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [rows, count = outputs[0].size() / rows.dims, d_weight = outputs[1].data<float>()]() {
-        differentiate(rows, count, d_weight);
-      });
+  dispatch([rows, count = outputs[0].size() / rows.dims, d_weight = outputs[1].data<float>()]() {
+    differentiate(rows, count, d_weight);
+  });
 }
 
 OutputForms RmsNormGradient::output_forms(const Arguments& arguments) const {

@@ -84,8 +84,7 @@ float inverse_of(const float* values, size_t dims, float eps) {
 
 template <class Isa>
 float rms_inverse(const Floats& x, size_t start, size_t dims, float eps, float* scratch) {
-  widen<Isa>(x, start, dims, scratch);
-  return inverse_of<Isa>(scratch, dims, eps);
+  return inverse_of<Isa>(as_float32<Isa>(x, start, dims, scratch), dims, eps);
 }
 
 template <class Isa>

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "rms_norm/rms_norm.h"
 #include "rms_norm_quantize/kernels.h"
 #include "runtime/contiguous.h"
@@ -69,7 +68,7 @@ mx::array rms_norm_round(const mx::array& x, const std::optional<mx::array>& wei
 
 void RmsNormQuantize::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const RowQuantizer quantizer = quantizer_of(inputs, options_, outputs, stream());
-  mx::cpu::get_command_encoder(stream()).dispatch([quantizer, rows = outputs[1].size()]() {
+  dispatch([quantizer, rows = outputs[1].size()]() {
     share(rows, quantizer.dims, [&](const auto& set, size_t first, size_t last) {
       set.quantize_rows(quantizer, first, last);
     });
@@ -102,7 +101,7 @@ OutputForms RmsNormQuantize::output_forms(const Arguments& arguments) const {
 void RmsNormRound::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const RowQuantizer quantizer = quantizer_of(inputs, options_, outputs, stream());
   const size_t rows = outputs[0].size() / quantizer.dims;
-  mx::cpu::get_command_encoder(stream()).dispatch([quantizer, rows]() {
+  dispatch([quantizer, rows]() {
     share(rows, quantizer.dims, [&](const auto& set, size_t first, size_t last) {
       set.round_rows(quantizer, first, last);
     });

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "rotated_heads/kernels.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
@@ -94,7 +93,7 @@ void RotatedHeads::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     heads.arrays[n] = outputs[n].data<void>();
   }
   const size_t tokens = static_cast<size_t>(inputs[0].shape(0)) * heads.length;
-  mx::cpu::get_command_encoder(stream()).dispatch(
+  dispatch(
       [heads, tokens]() { share(heads, tokens, table<RotatedHeadsKernels>(kernels()).split); });
 }
 
@@ -130,8 +129,7 @@ void RotatedHeadsGradient::eval_cpu(const Arrays& inputs, Arrays& outputs) {
     heads.arrays[n] = values_of(inputs[n], stream());
   }
   const size_t tokens = static_cast<size_t>(inputs[0].shape(0)) * heads.length;
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [heads, tokens]() { share(heads, tokens, table<RotatedHeadsKernels>(kernels()).join); });
+  dispatch([heads, tokens]() { share(heads, tokens, table<RotatedHeadsKernels>(kernels()).join); });
 }
 
 OutputForms RotatedHeadsGradient::output_forms(const Arguments& arguments) const {

@@ -1,6 +1,10 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include "mlx/compile.h"
+#include "runtime/operation_times.h"
 #include "runtime/thread_pool.h"
 
 namespace mmfree {
@@ -21,6 +25,25 @@ void bind_runtime(nb::module_& m) {
         "Sets the number of threads that compute, the calling one included.");
 
   m.def("threads", &threads, "Returns the number of threads that compute.");
+
+  m.def(
+      "operation_times",
+      [](bool is_on) {
+        std::map<std::string, std::tuple<size_t, double, double>> found;
+        for (const auto& [name, time] : operation_times(is_on)) {
+          found.emplace(name, std::tuple(time.runs, time.seconds, time.waited));
+        }
+        return found;
+      },
+      "on"_a,
+      R"(Returns how long the operations of this library took since the last call.
+
+        Args:
+            on: Whether times are measured from now on.
+
+        Returns:
+            For each operation its runs, their seconds, and the seconds that its threads waited for
+            each other, all of them together.)");
 }
 
 }  // namespace mmfree

@@ -61,11 +61,18 @@ const float* as_float32(const Floats& x, size_t start, size_t count, float* scra
   return scratch;
 }
 
-// Rounds to the nearest, ties to even.
+// Where the float32 values of a result are computed: in the result itself if it is float32.
+MMFREE_INLINE inline float* values_of(void* result, FloatType type, float* scratch) {
+  return type == FloatType::float32 ? static_cast<float*>(result) : scratch;
+}
+
+// Rounds to the nearest, ties to even. The values may be those of `values_of`.
 template <class Isa>
 void narrow(const float* values, size_t count, FloatType type, void* result) {
   if (type == FloatType::float32) {
-    memcpy(result, values, count * sizeof(float));
+    if (values != result) {
+      memcpy(result, values, count * sizeof(float));
+    }
     return;
   }
   uint16_t* halves = static_cast<uint16_t*>(result);

@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "mlx/array.h"
+#include "mlx/backend/cpu/encoder.h"
 #include "mlx/ops.h"
 #include "mlx/primitives.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
+#include "runtime/operation_times.h"
 
 namespace mmfree {
 
@@ -151,6 +153,16 @@ class Operation : public mx::Primitive, public Described {
   }
 
  protected:
+  // Runs a function after all that was dispatched before. Its time is that of this operation.
+  template <class F>
+  void dispatch(F&& function) {
+    mx::cpu::get_command_encoder(stream()).dispatch(
+        [name = own().name(), function = std::forward<F>(function)]() mutable {
+          const Timed timed(name);
+          function();
+        });
+  }
+
   // The inputs of the primitive in the places that they had among the arguments of its call.
   Arguments arguments(const Arrays& inputs) const {
     Arguments result;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -17,6 +18,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+
+#include "runtime/operation_times.h"
 
 namespace mmfree {
 
@@ -88,6 +91,8 @@ class Pool {
     share(items, step, count);
     function_ = function;
     context_ = context;
+    is_timed_ = measures_times();
+    const double begin = is_timed_ ? now() : 0;
     gate_.fetch_and(~kClosed);
     for (size_t slot = 1; slot < count; ++slot) {
       slots_[slot].ticket.fetch_add(1);
@@ -99,6 +104,13 @@ class Pool {
     while (inside != 0) {
       wait_for_change(gate_, inside | kClosed);
       inside = gate_.load() & ~kClosed;
+    }
+    if (is_timed_) {
+      double waited = static_cast<double>(count) * (now() - begin);
+      for (size_t slot = 0; slot < count; ++slot) {
+        waited -= std::exchange(slots_[slot].seconds, 0.0);
+      }
+      add_waited(waited);
     }
   }
 
@@ -125,6 +137,7 @@ class Pool {
   struct alignas(64) Slot {
     std::atomic<size_t> next{0};
     size_t end = 0;
+    double seconds = 0;  // at work, if times are measured
     alignas(64) std::atomic<uint32_t> ticket{0};
     std::thread thread;
   };
@@ -184,8 +197,12 @@ class Pool {
   }
 
   void work(size_t slot) {
+    const double begin = is_timed_ ? now() : 0;
     Claims claims(this, slot);
     function_(context_, claims);
+    if (is_timed_) {
+      slots_[slot].seconds += now() - begin;
+    }
   }
 
   void serve(Slot& own, size_t slot) {
@@ -209,6 +226,7 @@ class Pool {
   Function function_ = nullptr;
   void* context_ = nullptr;
   size_t step_ = 1, count_ = 1;
+  bool is_timed_ = false;
 };
 
 namespace {

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "runtime/float_type.h"
 #include "runtime/kernels.h"
@@ -79,7 +78,7 @@ void SizeSumsOf::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const Floats weight = floats_of(inputs[0], stream());
   const size_t size = inputs[0].size(), count = columns(size), start = kBlocks * count;
   float* sums = output.data<float>();
-  mx::cpu::get_command_encoder(stream()).dispatch([=]() {
+  dispatch([=]() {
     add({weight, kBlocks, count, sums});
     add({offset(weight, start), 1, size - start, sums + count});
   });
@@ -97,13 +96,12 @@ void PackRounded::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const mx::array scale = contiguous(inputs[1], stream());
   RowPacker packer{floats_of(inputs[0], stream()), static_cast<size_t>(inputs[0].shape(1)), 0.0f,
                    4 * static_cast<size_t>(output.shape(1)), output.data<uint8_t>()};
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [packer, rows = output.shape(0), own = scale.data<float>()]() mutable {
-        packer.inverse = 1.0f / *own;
-        const auto& set = table<TernaryLinearKernels>(kernels());
-        parallel_for(rows, rows_of_piece(packer.dims),
-                     [&](size_t first, size_t last) { set.pack_rows(packer, first, last); });
-      });
+  dispatch([packer, rows = output.shape(0), own = scale.data<float>()]() mutable {
+    packer.inverse = 1.0f / *own;
+    const auto& set = table<TernaryLinearKernels>(kernels());
+    parallel_for(rows, rows_of_piece(packer.dims),
+                 [&](size_t first, size_t last) { set.pack_rows(packer, first, last); });
+  });
 }
 
 OutputForms PackRounded::output_forms(const Arguments& arguments) const {
@@ -117,18 +115,17 @@ void UnpackScaled::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   const mx::array packed = contiguous(inputs[0], stream()), scale = contiguous(inputs[1], stream());
   RowUnpacker unpacker{packed.data<uint8_t>(), 4 * static_cast<size_t>(packed.shape(1)),
                        static_cast<size_t>(options_.dims), nullptr, output.data<float>()};
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [unpacker, rows = output.shape(0), own = scale.data<float>()]() mutable {
-        std::array<float, 256 * 4> values;
-        for (size_t n = 0; n < values.size(); ++n) {
-          const int code = n / 4 >> 2 * (n % 4) & 3;
-          values[n] = static_cast<float>(code - 1) * *own;
-        }
-        unpacker.table = values.data();
-        const auto& set = table<TernaryLinearKernels>(kernels());
-        parallel_for(rows, rows_of_piece(unpacker.dims),
-                     [&](size_t first, size_t last) { set.unpack_rows(unpacker, first, last); });
-      });
+  dispatch([unpacker, rows = output.shape(0), own = scale.data<float>()]() mutable {
+    std::array<float, 256 * 4> values;
+    for (size_t n = 0; n < values.size(); ++n) {
+      const int code = n / 4 >> 2 * (n % 4) & 3;
+      values[n] = static_cast<float>(code - 1) * *own;
+    }
+    unpacker.table = values.data();
+    const auto& set = table<TernaryLinearKernels>(kernels());
+    parallel_for(rows, rows_of_piece(unpacker.dims),
+                 [&](size_t first, size_t last) { set.unpack_rows(unpacker, first, last); });
+  });
 }
 
 OutputForms UnpackScaled::output_forms(const Arguments& arguments) const {

@@ -106,25 +106,30 @@ MMFREE_INLINE inline void store(const CodeProduct& p, size_t row, size_t output,
   });
 }
 
+// How many bytes the stream of weights is prefetched ahead, to the second-level cache, which waits
+// for more lines at once than the first. They cover the latency of memory at its full rate.
+constexpr size_t kAheadBytes = 8 << 10;
+
+// The address may lie beyond the weights, because nothing is read from it.
+MMFREE_INLINE inline void prefetch_ahead(const uint8_t* weight) {
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) + kAheadBytes), 0, 2);
+}
+
 // Multiplies M rows by N weight rows, which are read side by side.
 template <class Isa, size_t M, size_t N>
 void code_tile(const CodeProduct& p, size_t row, size_t output) {
   Sums<Isa, M, N> sums;
   each_block<Isa, N>(
       p, row, output,
-      [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes)
-          MMFREE_INLINE { add_block<Isa, M, N>(sums, codes, p.stride, weight, row_bytes); });
+      [&](const int8_t* codes, const uint8_t* weight, size_t row_bytes) MMFREE_INLINE {
+        // later rows find the weights in the cache
+        if (row == 0) {
+          unroll<N>([&](auto n) MMFREE_INLINE { prefetch_ahead(weight + n * row_bytes); });
+        }
+        add_block<Isa, M, N>(sums, codes, p.stride, weight, row_bytes);
+      });
   store<Isa, M, N>(p, row, output, sums);
-}
-
-// How many bytes the stream of weights is prefetched ahead. They cover the latency of memory at its
-// full rate.
-constexpr size_t kAheadBytes = 8 << 10;
-
-// The address may lie beyond the weights, because nothing is read from it.
-MMFREE_INLINE inline void prefetch_ahead(const uint8_t* weight) {
-  __builtin_prefetch(
-      reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) + kAheadBytes));
 }
 
 // codes: one block of M rows; weight: one block

@@ -36,6 +36,10 @@ size_t piece(const PackedMatrix& weight, size_t rows) {
   return std::min(cached / kOutputs * kOutputs, even);
 }
 
+// Rows of one matrix among several whose results are moved to their places while they are in the
+// first-level cache.
+constexpr size_t kMovedRows = 24;
+
 // The largest number of rows at which pieces are shared out.
 size_t piece_rows(size_t dims) {
   return std::max<size_t>(kSharedBytes / std::max<size_t>(dims, 1) / 4, 1);
@@ -87,19 +91,82 @@ void float_product(const float* x, size_t rows, size_t dims, const PackedMatrix&
   }
 }
 
-void transposed_product(const float* dy, size_t rows, size_t dims, const PackedMatrix& weight,
-                        float* dx) {
+void float_products(const std::vector<RowOf>& rows, size_t dims,
+                    const std::vector<PackedMatrix>& matrices) {
+  struct Piece {
+    size_t row, rows;
+    PackedMatrix weight;
+    size_t output;
+  };
   const auto& set = table<TernaryMatmulKernels>(kernels());
-  const TransposedProduct product{dy, rows, weight, dx, dims};
-  const size_t groups = (rows + set.transposed_rows - 1) / set.transposed_rows;
-  const size_t work = weight.outputs * weight.row_bytes * rows;
-  const size_t items = groups * blocks(dims);
-  // the groups of a block follow one another, because its weights are in the cache
-  parallel_for(items, work <= kSharedBytes ? items : 1, [&](size_t first, size_t last) {
-    for (size_t item = first; item < last; ++item) {
-      const size_t row = item % groups * set.transposed_rows;
-      set.multiply_transposed(product, item / groups, row,
-                              std::min(set.transposed_rows, rows - row));
+  const size_t stride = std::max<size_t>(blocks(dims), 1) * kBlockWeights;
+  std::vector<Piece> pieces;
+  size_t most = 0, work = 0;
+  for (size_t row = 0, count; row < rows.size(); row += count) {
+    const PackedMatrix& all = matrices[rows[row].matrix];
+    count = 1;
+    while (row + count < rows.size() && rows[row + count].matrix == rows[row].matrix) {
+      ++count;
+    }
+    const size_t cached = kPieceBytes / std::max<size_t>(all.row_bytes, 1) / kOutputs * kOutputs;
+    const size_t step = std::max(cached, kOutputs);
+    for (size_t output = 0; output < all.outputs; output += step) {
+      const size_t outputs = std::min(step, all.outputs - output);
+      pieces.push_back(
+          {row, count, {all.bytes + output * all.row_bytes, outputs, all.row_bytes}, output});
+      most = std::max(most, outputs * std::min(count, kMovedRows));
+    }
+    work += 4 * count * all.outputs * all.row_bytes;
+  }
+  auto* permuted =
+      static_cast<float*>(workspace((rows.size() * stride + threads() * most) * sizeof(float)));
+  parallel_for(rows.size(), piece_rows(dims), [&](size_t first, size_t last) {
+    for (size_t row = first; row < last; ++row) {
+      set.permute_floats(rows[row].x, dims, permuted + row * stride);
+    }
+  });
+  const size_t step = work <= kSharedBytes ? pieces.size() : 1;
+  parallel_region(pieces.size(), step, threads(), [&](Claims& claims) {
+    float* own = permuted + rows.size() * stride + claims.thread() * most;
+    for (size_t first, last; claims.next(first, last);) {
+      for (; first < last; ++first) {
+        const auto& [start, count, weight, output] = pieces[first];
+        for (size_t row = start; row < start + count; row += kMovedRows) {
+          const size_t moved = std::min(kMovedRows, start + count - row);
+          set.multiply_floats({permuted + row * stride, moved, stride, weight, own}, 0,
+                              weight.outputs);
+          for (size_t m = 0; m < moved; ++m) {
+            std::copy_n(own + m * weight.outputs, weight.outputs, rows[row + m].y + output);
+          }
+        }
+      }
+    }
+  });
+}
+
+void transposed_products(const std::vector<TransposedProduct>& products) {
+  struct Piece {
+    const TransposedProduct* product;
+    size_t block, row;
+  };
+  const auto& set = table<TernaryMatmulKernels>(kernels());
+  std::vector<Piece> pieces;
+  size_t work = 0;
+  for (const auto& product : products) {
+    // the groups of a block follow one another, because its weights are in the cache
+    for (size_t block = 0; block < blocks(product.dims); ++block) {
+      for (size_t row = 0; row < product.rows; row += set.transposed_rows) {
+        pieces.push_back({&product, block, row});
+      }
+    }
+    work += product.weight.outputs * product.weight.row_bytes * product.rows;
+  }
+  const size_t step = work <= kSharedBytes ? pieces.size() : 1;
+  parallel_for(pieces.size(), step, [&](size_t first, size_t last) {
+    for (; first < last; ++first) {
+      const auto& [product, block, row] = pieces[first];
+      set.multiply_transposed(*product, block, row,
+                              std::min(set.transposed_rows, product->rows - row));
     }
   });
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "ternary_matmul/kernels.h"
 
 namespace mmfree {
@@ -14,8 +16,19 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
 // x: (rows, dims), y: (rows, outputs).
 void float_product(const float* x, size_t rows, size_t dims, const PackedMatrix& weight, float* y);
 
-// dy: (rows, outputs), dx: (rows, dims).
-void transposed_product(const float* dy, size_t rows, size_t dims, const PackedMatrix& weight,
-                        float* dx);
+// A row of some matrix's product: x (dims,) and y (outputs,).
+struct RowOf {
+  size_t matrix;
+  const float* x;
+  float* y;
+};
+
+// The products of several matrices of one shape, whose rows lie side by side. The threads share out
+// the outputs of all of them together.
+void float_products(const std::vector<RowOf>& rows, size_t dims,
+                    const std::vector<PackedMatrix>& matrices);
+
+// The threads share out the rows and blocks of all of them together.
+void transposed_products(const std::vector<TransposedProduct>& products);
 
 }  // namespace mmfree

@@ -1,7 +1,6 @@
 #include "ternary_matmul/ternary_matmul.h"
 
 #include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
 #include "runtime/contiguous.h"
 #include "ternary_matmul/product.h"
 
@@ -54,12 +53,11 @@ mx::array ternary_matmul(const mx::array& x, const mx::array& weight, bool codes
 void TernaryMatmul::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
   const auto x = contiguous(inputs[0], stream()), weight = contiguous(inputs[1], stream());
-  mx::cpu::get_command_encoder(stream()).dispatch(
-      [codes = options_.codes, x = x.data<float>(), rows = row_count(outputs[0]),
-       dims = static_cast<size_t>(x.shape(-1)), weight = packed(weight),
-       y = outputs[0].data<float>()]() {
-        (codes ? code_product : float_product)(x, rows, dims, weight, y);
-      });
+  dispatch([codes = options_.codes, x = x.data<float>(), rows = row_count(outputs[0]),
+            dims = static_cast<size_t>(x.shape(-1)), weight = packed(weight),
+            y = outputs[0].data<float>()]() {
+    (codes ? code_product : float_product)(x, rows, dims, weight, y);
+  });
 }
 
 Arrays TernaryMatmul::jvp(const Arrays& primals, const Arrays& tangents,
@@ -81,10 +79,10 @@ OutputForms TernaryMatmul::output_forms(const Arguments& arguments) const {
 void TernaryMatmulTransposed::eval_cpu(const Arrays& inputs, Arrays& outputs) {
   outputs[0].set_data(mx::allocator::malloc(outputs[0].nbytes()));
   const auto dy = contiguous(inputs[0], stream()), weight = contiguous(inputs[1], stream());
-  mx::cpu::get_command_encoder(stream()).dispatch(
+  dispatch(
       [dy = dy.data<float>(), rows = row_count(outputs[0]),
        dims = static_cast<size_t>(options_.dims), weight = packed(weight),
-       dx = outputs[0].data<float>()]() { transposed_product(dy, rows, dims, weight, dx); });
+       dx = outputs[0].data<float>()]() { transposed_products({{dy, rows, weight, dx, dims}}); });
 }
 
 Arrays TernaryMatmulTransposed::jvp(const Arrays& primals, const Arrays& tangents,

@@ -5,11 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..backend import launch
+from ..backend import dispatch
 from ..backend.cost import Call, Cost, meeting, softmax_work, work
-from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from ..backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
 from ..backend.gradient import traces_gradients
-from ..float_dtypes import FLOATS
 from . import metal_gradient
 from .definition import Mask as Mask
 from .definition import chunked, reference
@@ -61,7 +60,7 @@ def attention(
     if queries.size == 0:
         _check(queries, keys, values, mask, bias, sinks)
         return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
-    y: mx.array = _operation(queries, keys, values, mask, bias, sinks)
+    y: mx.array = operation(queries, keys, values, mask, bias, sinks)
     return y
 
 
@@ -154,7 +153,7 @@ def _metal(
     bias: mx.array | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """MLX's fused kernels, and those of `metal_gradient` while gradients are traced.
+    """MLX's fused kernels, and the ones of `metal_gradient` while gradients are traced.
 
     Then MLX 0.32 has no fused kernel, and would keep the weights of all keys for each query. It still
     computes what the own kernels do not take: fewer than 16 queries, heads of more than 128 dims, a bias
@@ -175,7 +174,7 @@ def _metal_unsupported(
 ) -> str | None:
     if not _is_trained(queries, values, mask, bias):
         return None
-    return launch.not_floats(queries, keys, values, sinks) or metal_gradient.fault(
+    return dispatch.not_floats(queries, keys, values, sinks) or metal_gradient.fault(
         queries, values, mask, sinks
     )
 
@@ -256,7 +255,7 @@ def _examples() -> Iterator[Example]:
 
 
 _kernel = native_kernel("attention", _gradient)
-_operation = Operation(
+operation = Operation(
     "attention",
     _examples,
     check=_check,

@@ -6,7 +6,7 @@ products of each result and its gradient, the gradients of keys and values by ti
 queries by tiles of queries. Nothing is added by several threads at once, so that the bits do not vary.
 Sums and weights are float32, whatever the arguments are.
 
-The form is that of FlashAttention-2 (Dao, https://arxiv.org/abs/2307.08691).
+The form follows FlashAttention-2 (Dao, https://arxiv.org/abs/2307.08691).
 """
 
 import math
@@ -84,7 +84,7 @@ _key_kernels, _query_kernels = (
 
 
 class _Form(NamedTuple):
-    """What selects the kernels, beside dtypes and sizes."""
+    """The options that select the kernels, beside dtypes and sizes."""
 
     is_causal: bool
     has_mask: bool

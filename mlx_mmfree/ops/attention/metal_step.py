@@ -34,24 +34,25 @@ _kernel = mx.fast.metal_kernel(
     const int groups = keys_shape[1];
     const int room = keys_shape[2];
     const int count = held_shape[1];
-    const int shared_by = HEADS / groups;
+    constexpr int WIDE = GATED ? 2 : 1;
+    const int heads = (projected_shape[2] / DIMS - 2 * groups) / WIDE;
+    const int shared_by = heads / groups;
     const int lane = thread_index_in_simdgroup;
     const int group = simdgroup_index_in_threadgroup;
     const int head = threadgroup_position_in_grid.x;
     const size_t row = threadgroup_position_in_grid.y;
     const int key_head = head / shared_by;
     constexpr int EACH = DIMS / 32;
-    constexpr int WIDE = GATED ? 2 : 1;
     threadgroup float turned[2 * DIMS];
     threadgroup float largest[SIMD_GROUPS];
     threadgroup float totals[SIMD_GROUPS];
     threadgroup float sums[SIMD_GROUPS * DIMS];
 
     const auto token = projected + row * projected_shape[2];
-    const auto new_value = token + (WIDE * HEADS + groups + key_head) * DIMS;
+    const auto new_value = token + (WIDE * heads + groups + key_head) * DIMS;
     // one SIMD group norms the query, another the key
     if (group < 2) {
-        const auto own = token + (group == 0 ? WIDE * head : WIDE * HEADS + key_head) * DIMS;
+        const auto own = token + (group == 0 ? WIDE * head : WIDE * heads + key_head) * DIMS;
         float squares = 0;
         #pragma clang loop unroll(full)
         for (int n = 0; n < EACH; n++) {
@@ -155,7 +156,7 @@ _kernel = mx.fast.metal_kernel(
         }
         read /= all;
         if (GATED) read *= sigmoid(static_cast<float>(token[(2 * head + 1) * DIMS + dim]));
-        y[(row * HEADS + head) * DIMS + dim] = static_cast<T>(read);
+        y[(row * heads + head) * DIMS + dim] = static_cast<T>(read);
     }
     """,
 )
@@ -178,7 +179,7 @@ def one_token(
     """The result of a token, and its key and value as the cache holds them.
 
     Args:
-        projected: Heads of queries, each with its gate behind it if there are some, keys and values.
+        projected: Heads of queries, each with its gate after it if there are some, keys and values.
         keys, values: The cache, `(B, G, C, K)`.
         places: The token's slots, and the position that each slot holds afterwards.
         angles: Cosines and sines of the rotation, `(1 or B, 1, R / 2)`; none without one.
@@ -187,7 +188,7 @@ def one_token(
         eps: Epsilon of both norms.
         is_interleaved: Whether rotated pairs are neighbours.
         is_gated: Whether there are gates.
-        is_windowed: Whether slots are taken again, so that the token's may lie among those of others.
+        is_windowed: Whether slots are taken again, so that the token's may lie among others.
 
     Returns:
         `(B, 1, H K)`, and `(B, G, 1, K)` twice.
@@ -205,7 +206,6 @@ def one_token(
         template=[
             ("T", projected.dtype),
             ("C", keys.dtype),
-            ("HEADS", num_heads),
             ("DIMS", dims),
             ("PAIRS", angles[0].shape[2] if angles else 0),
             ("NORMED", bool(norms)),

@@ -64,7 +64,7 @@ _IS_SEEN = (
     " && mask[mask_origin + query * mask_line + key * mask_step]",
 )
 
-# rows of an array as floats, with zeros behind the last row and dim
+# rows of an array as floats, with zeros after the last row and dim
 _LOAD = """
         for (int row = <begin>; row < <rows>; row += <every>) {
             const bool is_row = <first> + row < <stop>;
@@ -82,7 +82,7 @@ _OWN = """
         for (int m = 0; m < MATRICES; m++) simdgroup_load(own[m], own_rows + 8 * m, LINE);
 """
 
-# of the own rows and those of a tile
+# of the own rows and a tile's rows
 SCORES = """
         #pragma clang loop unroll(full)
         for (int at = 0; at < STEP; at += 8) {
@@ -178,7 +178,7 @@ def filled(text: str, **words: str) -> str:
 
 
 def is_seen(has_mask: bool) -> str:
-    """Whether a `query` sees a `key`, either of which may lie behind the last."""
+    """Whether a `query` sees a `key`, either of which may lie after the last."""
     return _IS_SEEN[0] + (_IS_SEEN[1] if has_mask else "")
 
 

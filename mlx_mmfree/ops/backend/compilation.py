@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
 
 from ...native import kernels, unavailable
 
@@ -24,6 +25,7 @@ _CALLS = 3
 
 _tracing = threading.RLock()
 _call: ContextVar[ExitStack | None] = ContextVar("call", default=None)
+# whether a function is traced by `compiled` here and now
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
 
 
@@ -89,7 +91,7 @@ def fold(*arrays: mx.array) -> None:
 
     Nothing happens outside of `compiled`, or to arrays that depend on the arguments of the step.
     """
-    if not is_tracing():
+    if not _is_tracing.get():
         return
     try:
         mx.eval(arrays)
@@ -98,9 +100,33 @@ def fold(*arrays: mx.array) -> None:
         return
 
 
-def is_tracing() -> bool:
-    """Whether a function is traced by `compiled` here and now."""
-    return _is_tracing.get()
+def joined(results: Any, arguments: Any) -> Any:
+    """Nested results of arguments that are arrays, as one operation of MLX where a CPU repeats a step.
+
+    MLX prepares each operation of a graph anew for each call, which takes as long as a small kernel.
+
+    Args:
+        results: The results, nested in any way.
+        arguments: All that they depend on, beside arrays that do not change, nested too.
+
+    Returns:
+        The results. They have no gradient.
+    """
+    join = _join()
+    if join is None or not _is_tracing.get() or mx.default_device() != _CPU:
+        return results
+    outputs, inputs = (
+        [each for _, each in cast(Any, tree_flatten(values)) if isinstance(each, mx.array)]
+        for values in (results, arguments)
+    )
+    found = iter(join(outputs, inputs))
+    return tree_map(lambda each: next(found) if isinstance(each, mx.array) else each, results)
+
+
+@cache
+def _join() -> Callable[..., list[mx.array]] | None:
+    """A function that makes one operation of several, or `None` without compiled kernels."""
+    return None if unavailable() else cast(Callable[..., list[mx.array]], kernels().joined)
 
 
 def can_compile() -> bool:

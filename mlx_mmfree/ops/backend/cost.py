@@ -1,7 +1,7 @@
-"""What operations are counted in: arithmetic by its kind and width, bytes, and products of matrices.
+"""The units of costs: arithmetic by its kind and width, bytes, and products of matrices.
 
-Each operation says itself what its compiled kernels take, by the shapes that a call declares. The counts
-are those of the formulas of its docstring.
+Each operation says itself what its compiled kernels take, by the shapes that a call declares. The
+counts follow from the formulas of its docstring.
 """
 
 from collections import Counter
@@ -63,7 +63,7 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation takes.
+    """The cost of an operation.
 
     Attributes:
         work: Its arithmetic.

@@ -21,6 +21,9 @@ from ...errors import BackendError, UsageError
 from . import choice, launch
 from .cost import Call, Cost
 
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+"""The dtypes of floats that weights and activations may have."""
+
 BACKENDS = ("metal", "cuda", "native", "chunked", "reference")
 """The known backends in order of preference.
 
@@ -76,6 +79,14 @@ class Example(NamedTuple):
     rows: int | None = None
     product: str = choice.DEFAULT
     is_trained: bool = False
+
+
+def not_floats(*arguments: Any, **options: Any) -> str | None:
+    """Returns why kernels cannot take these arguments, or `None` if all arrays of them are floats."""
+    for each in arguments:
+        if isinstance(each, mx.array) and each.dtype not in FLOATS:
+            return f"it takes float32, float16 or bfloat16, not {each.dtype}"
+    return None
 
 
 class Operation:
@@ -174,7 +185,7 @@ class Operation:
 
 
 def operations() -> dict[str, Operation]:
-    """All operations by their names: those of each file and folder of `ops`."""
+    """All operations by their names, from each file and folder of `ops`."""
     package = importlib.import_module(__name__.rsplit(".", 2)[0])
     return _operations_in(package.__name__, *package.__path__)
 
@@ -257,8 +268,10 @@ def environment_backend() -> str | None:
     """The backend that the environment names when it is first asked, or `None`.
 
     Raises:
-        UsageError: The environment names an unknown backend.
+        UsageError: The environment names an unknown backend, or for products a way that there is not.
     """
+    # only Metal asks for it, but a name that does nothing is told of everywhere
+    choice.environment_candidate()
     name = os.environ.get(ENVIRONMENT_VARIABLE) or None
     if name is not None and name not in BACKENDS:
         raise UsageError(f"[environment] '{ENVIRONMENT_VARIABLE}' {_rule(name)}")
@@ -333,7 +346,7 @@ def native_unavailable() -> str | None:
 
 
 def _missing(name: str, backend: Backend) -> str | None:
-    """What the default device lacks for a backend, or `None`."""
+    """The reason why the default device cannot run a backend, or `None`."""
     if name == "metal":
         return metal_unavailable()
     if name == "cuda":
@@ -364,7 +377,7 @@ def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | N
 
 
 def native_kernel(name: str, definition: Definition | None = None) -> Callable[[], Kernel]:
-    """Returns what loads a compiled kernel, whose gradient is that of its definition.
+    """Returns what loads a compiled kernel, whose gradient is its definition's.
 
     Args:
         name: The function of the compiled module.

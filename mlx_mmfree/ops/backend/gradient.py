@@ -46,7 +46,7 @@ def with_reference_gradient(
         reference: The same function in differentiable operations.
         backward: Computes the gradient faster. It is called as `backward(inputs, cotangents, outputs)`
             with sequences of arrays and returns one gradient for each input. Those of inputs that are
-            not floats are not used. By default the gradient is that of `reference`.
+            not floats are not used. By default the gradient is `reference`'s.
         is_differentiable: Whether MLX can differentiate `backward`. If not, all of its results are
             computed even if only one of them is used.
     """

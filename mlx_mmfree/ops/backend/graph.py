@@ -28,11 +28,11 @@ class GraphNode(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """What arrays will be computed of.
+    """The graph that arrays will be computed from.
 
     Attributes:
         arrays: All arrays, the leaves first.
-        nodes: The operations, each behind those that make its inputs.
+        nodes: The operations, each after the ones that make its inputs.
         results: The places of the results among the arrays.
     """
 

@@ -49,11 +49,6 @@ def keep() -> None:
         new.write_text(json.dumps(_kept[file], indent=1))
 
 
-def forget(section: str) -> None:
-    """Empties a section. The file stays as it is until the next `keep`."""
-    kept(section).clear()
-
-
 def variant_name(name: str, variant: dict[str, Any]) -> str:
     """A name with everything that selects a variant, for people and as a key of kept results."""
     values = ", ".join(f"{key}={value}" for key, value in variant.items())

@@ -8,8 +8,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..float_dtypes import FLOATS
-
 SIMD_GROUP = 32
 """The number of lanes of a SIMD group."""
 
@@ -59,7 +57,7 @@ def _is_fast(name: str) -> bool:
 
 
 def _as_one(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """What stands for the result of one of MLX's fast operations."""
+    """A stand-in for the result of one of MLX's fast operations."""
     result = function(*given, **options)
     if not isinstance(result, mx.array):
         return result
@@ -94,14 +92,6 @@ def generated_text(kernel: Any, inputs: Sequence[mx.array], **call: Any) -> tupl
 def rows_of_a_group(rows: int) -> int:
     """The rows of a group, so that groups are as few and of sizes as even as they can be."""
     return -(-rows // -(-rows // MAX_GROUP_ROWS))
-
-
-def not_floats(*arguments: Any, **options: Any) -> str | None:
-    """Returns why kernels cannot take these arguments, or `None` if all arrays of them are floats."""
-    for each in arguments:
-        if isinstance(each, mx.array) and each.dtype not in FLOATS:
-            return f"it takes float32, float16 or bfloat16, not {each.dtype}"
-    return None
 
 
 def launch(
@@ -157,14 +147,14 @@ _WORDS = {
     # MLX puts kernels into a namespace of its own
     " min(": " ::min(",
 }
-"""CUDA's words for those of Metal, where a threadgroup is a row of threads."""
+"""CUDA's words in place of Metal's, where a threadgroup is a row of threads."""
 
 
 class CudaKernel:
     """`mx.fast.cuda_kernel`, built when it is launched, since MLX builds none without CUDA.
 
-    MLX keeps compiled kernels by their names alone, so each combination of dtypes, those of the template
-    among them, has its own.
+    MLX keeps compiled kernels by their names alone, so each combination of dtypes, including the
+    template's, has its own.
 
     Args:
         name: The beginning of the kernels' names.

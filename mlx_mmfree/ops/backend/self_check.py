@@ -26,7 +26,7 @@ TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 Faults = dict[str, str | None]
 
 _SECTION = "kernels"
-# a compiler names the line of a text that it refuses: that of Metal, or that of CUDA
+# a compiler names the line of a text that it refuses: Metal's compiler, or CUDA's
 _REFUSED_TEXT = re.compile(r":\d+:\d+: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error: ")
 
 
@@ -101,7 +101,7 @@ def check_again() -> None:
     """Forgets all checks of the default device, also those that the cache folder keeps."""
     with kept_results.LOCK:
         _checks.clear()
-        kept_results.forget(_SECTION)
+        kept_results.kept(_SECTION).clear()
 
 
 def packed_pattern(outputs: int, words: int) -> mx.array:
@@ -133,7 +133,7 @@ def _kept_or_new_fault(name: str, check: Callable[[], "_Finding"]) -> str | None
 
 
 class _Finding(NamedTuple):
-    """What a check found, and whether another process would find the same."""
+    """The finding of a check, and whether another process would find the same."""
 
     fault: str | None
     lasts: bool = True

@@ -12,16 +12,14 @@ import mlx.core as mx
 
 from ..activations import ACTIVATIONS, Activation, activation_work
 from ..backend.cost import Call, Cost, norm_work, work
-from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
+from ..backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
 from ..backend.launch import EXAMPLE_ROWS
-from ..float_dtypes import FLOATS
 from ..rms_norm_quantize import Rounding, codes_work
 from ..ternary import MOST_CODES, packed_width
 from ..ternary_matmul import ternary_product, with_split_inputs
 from .definition import Options as Options
 from .definition import Projection as Projection
-from .definition import chunked, chunked_unsupported, reference
-from .dense_gradient import cuda
+from .definition import chunked, chunked_unsupported, cuda, reference
 from .metal import metal, unsupported
 from .metal_groups import MAX_MATRICES
 
@@ -46,7 +44,7 @@ def bit_linear(
         (q_p, s_p) = \mathrm{quantize}(\mathrm{RMSNorm}_p(z)), \quad
         y = \big[(q_p\,T_p^\top)\,m_p / s_p\big]_p + r
 
-    A norm whose epsilon is `None` is left out, and `quantize` is that of `rms_norm_quantize`. Computed
+    A norm whose epsilon is `None` is left out, and `quantize` is as in `rms_norm_quantize`. Computed
     in float32. A backend may compute one mean square of `z` for all projections.
 
     Source: Ma et al., arXiv 2402.17764, and its norm in the layer, Zhu et al., arXiv 2406.02528.
@@ -63,7 +61,7 @@ def bit_linear(
         residual: What is added to the result, `(..., N)` for N outputs in all.
 
     Returns:
-        The results, one behind the other in the last axis, in the dtype of `x`.
+        The results, one after the other in the last axis, in the dtype of `x`.
 
     Raises:
         ValueError: A matrix does not fit the input, the norms do not agree with their epsilons, or
@@ -176,7 +174,7 @@ def _cost(call: Call) -> Cost:
         place: Any = call.places[3 + n]
         own = ternary_product(rows, dims, weight, (place,), has_codes=has_codes)
         products.append(own)
-        # the scale of the matrix over that of the codes, then times the sums
+        # the scale of the matrix over the codes' scale, then times the sums
         total += own.work + work(multiply=rows * weight.shape[0])
         total += work(other=rows * scale.size) if has_codes else work()
     if residual is not None:

@@ -1,7 +1,8 @@
 """`bit_linear` on Metal: in one launch for some tens of rows, in two for more, or in plain operations.
 
-Which of these is fastest is timed. Plain operations also compute what our kernels do not take: many rows
-that are not quantised, gates with the exact GELU, and matrices of fewer than 8 words.
+See `ternary_matmul.metal` for which of these it is. Plain operations also compute what our kernels do
+not take: many rows that are not quantised, gates with the exact GELU, matrices of fewer than 8 words or
+of 2^31 and more.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,26 +13,20 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend import launch, self_check
-from ..backend.choice import choose, use
+from ..backend.choice import use
+from ..backend.dispatch import not_floats
 from ..backend.self_check import packed_pattern
 from ..ternary import packed_width
 from ..ternary_matmul.definition import is_exact
-from ..ternary_matmul.metal import (
-    GROUPS,
-    MOST_TIMED_ROWS,
-    SPLIT,
-    TILES,
-    candidates,
-    shape_class,
-    timed_shape,
-)
-from .definition import Options, Projection
-from .dense_gradient import Form, defined, with_dense_gradient
+from ..ternary_matmul.metal import GROUPS, MOST_TIMED_ROWS, SPLIT, TILES, way_of_product
+from .definition import Form, Options, Projection, defined, with_dense_gradient
 from .metal_groups import GATES, MAX_MATRICES, SIMD_GROUPS, Tuning, in_groups, slab_words
 from .metal_tiles import in_split_tiles, in_tiles
 
 # smaller arrays lie in another address space than the others
 MIN_WORDS = 8
+# places in larger ones are no numbers of 32 bits
+MAX_WORDS = 2**31
 
 _Product = Callable[..., mx.array]
 
@@ -45,7 +40,7 @@ _OF_CODES: dict[str | None, _Product] = {TILES: in_tiles, SPLIT: in_split_tiles}
 
 def unsupported(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
     own_norms = [projection.norm for projection in projections]
-    if reason := launch.not_floats(x, options.norm, options.residual, *own_norms):
+    if reason := not_floats(x, options.norm, options.residual, *own_norms):
         return reason
     return _fault(_way(x, projections, options), x, projections, options)
 
@@ -56,39 +51,33 @@ def metal(x: mx.array, projections: tuple[Projection, ...], options: Options) ->
 
 def _way(x: mx.array, projections: tuple[Projection, ...], options: Options) -> str | None:
     """The name of what computes the products, or `None` where `ternary_matmul` may choose."""
-    fits = options.gate in GATES and all(weight.size >= MIN_WORDS for weight, *_ in projections)
+    sizes = [weight.size for weight, *_ in projections]
+    fits = options.gate in GATES and min(sizes) >= MIN_WORDS and max(sizes) < MAX_WORDS
     width = x.shape[-1]
     rows = x.size // width
     if not fits or rows == 0:
         return None
     dims = width if options.gate is None else width // 2
     outputs = sum(weight.shape[0] for weight, *_ in projections)
-    mlx_is_exact = is_exact(mx.float32, dims, options.quantize)
-    names, others = candidates(rows, dims, outputs, mlx_is_exact=mlx_is_exact)
 
-    def results(name: str) -> mx.array:
+    def results(way: str) -> mx.array:
         few = x.reshape(rows, width)[:MOST_TIMED_ROWS]
         residual = options.residual
         if residual is not None:
             residual = residual.reshape(rows, outputs)[:MOST_TIMED_ROWS]
-        if fault := _fault(name, x, projections, options):
-            raise RuntimeError(fault)
-        return _results(name, few, projections, options._replace(residual=residual))
+        return _results(way, few, projections, options._replace(residual=residual))
 
-    chosen = choose(
+    return way_of_product(
         "bit_linear",
-        names,
-        others,
         results,
+        partial(_fault, x=x, projections=projections, options=options),
         x,
+        (rows, dims, outputs),
+        {"x": x.dtype, "quantize": options.quantize},
+        mlx_is_exact=is_exact(mx.float32, dims, options.quantize),
         # codes may differ where a value lies between two
         must_agree=False,
-        facts=timed_shape(rows, dims, outputs),
-        task=shape_class(rows, dims, outputs) | {"x": x.dtype, "quantize": options.quantize},
     )
-    # a kept choice may be one that does not run in this process
-    is_sound = chosen == names[0] or _fault(chosen, x, projections, options) is None
-    return chosen if is_sound else names[0]
 
 
 def _results(
@@ -107,7 +96,7 @@ def _results(
 
 
 def _product(way: str | None, quantize: bool) -> _Product | None:
-    """What computes the results for up to four matrices, or `None` for plain operations."""
+    """The kernel for the results of up to four matrices, or `None` for plain operations."""
     if way == GROUPS:
         return in_groups
     return _OF_CODES.get(way) if quantize else None

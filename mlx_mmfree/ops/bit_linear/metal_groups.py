@@ -17,7 +17,7 @@ from ..backend import launch
 from ..backend.metal_functions import PAIRS, QUANTIZE, SIGMOID, TERNARY, keeps_half_denormals
 from ..ternary import CODES_PER_WORD
 from ..ternary_matmul.definition import MOST_CODES
-from .dense_gradient import Form
+from .definition import Form
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "relu2": 2, "relu": 3}
 """The gates that the kernels compute."""
@@ -48,7 +48,7 @@ GATED = (
 
 
 def input_of_row(start: str) -> str:
-    """Input `k` of those of `x` that begin at `start`, gated.
+    """Input `k` of `x`, counted from `start`, gated.
 
     Neighbours are loaded at once where a number `k` is known to the compiler.
     """
@@ -59,8 +59,8 @@ def input_of_row(start: str) -> str:
 def choice_of_matrix(matrices: int, outputs_of_block: int | str, integer: str) -> str:
     """Sets the matrix of a threadgroup, `chosen`, and the `block` of its outputs.
 
-    A matrix has inputs of its own, named with its number. `outputs` and `weights` are those of the
-    chosen one, and `before` counts the outputs of those before it. Numbers are of type `integer`, and
+    A matrix has inputs of its own, named with its number. `outputs` and `weights` are the chosen one's,
+    and `before` counts the outputs of the matrices before it. Numbers are of type `integer`, and
     `outputs_of_block` is a number or the name of one.
     """
     first = f"""{integer} block = threadgroup_position_in_grid.x;
@@ -163,7 +163,7 @@ _SOURCE = """
         input_line[row] = min(first_row + row, rows - 1) * width;
     }
     #pragma clang loop unroll(full)
-    for (int n = 0; n < OUTPUTS; n++) word_line[n] = min(n, outputs - 1 - first) * words;
+    for (int n = 0; n < OUTPUTS; n++) word_line[n] = min(first + n, outputs - 1) * words;
 
     float factors[ROWS];  // of both norms
     float code_scales[ROWS];
@@ -234,7 +234,6 @@ _SOURCE = """
         }
     }
 
-    const device uint* first_line = weights + static_cast<size_t>(first) * words;
     float2 sums[ROWS][OUTPUTS];  // of inputs in the low and in the high halves of words
     float totals[ROWS];  // of the inputs that this thread lays out
     #pragma clang loop unroll(full)
@@ -281,7 +280,7 @@ _SOURCE = """
             uint2 packed[OUTPUTS];
             #pragma clang loop unroll(full)
             for (int n = 0; n < OUTPUTS; n++) {
-                packed[n] = shifts_of<HALVES>(first_line[word_line[n] + first_word + word]);
+                packed[n] = shifts_of<HALVES>(weights[word_line[n] + first_word + word]);
             }
             #pragma clang loop unroll(full)
             for (int four = 0; four < 2; four++) {
@@ -385,7 +384,7 @@ def slab_words(form: Form, rows: int) -> int:
 
 
 class Tuning(NamedTuple):
-    """What selects the text of a launch beside its form.
+    """The options that select the text of a launch, beside its form.
 
     Attributes:
         rows: Those of a group, which share the packed words that are read.

@@ -1,9 +1,9 @@
 """`bit_linear` on Metal for many rows, in two launches: codes, and their products with all matrices.
 
-The products are those of tiles of rows and outputs. They are scaled, added to the residual and stored in
-the dtype of `x` where they are summed. Where there are few tiles, the inputs can be split within a
-threadgroup, but never between several: their parts could be scaled only in another launch, after one
-that zeroes or gathers them.
+The products are computed in tiles of rows and outputs. They are scaled, added to the residual and
+stored in the dtype of `x` where they are summed. Where there are few tiles, the inputs can be split
+within a threadgroup, but never between several: their parts could be scaled only in another launch,
+after one that zeroes or gathers them.
 
 Of the codes, a threadgroup computes one row: its gate, its norms and its codes. Codes are 8-bit
 integers, four to a word. In half they would be as exact, but the products, which read them once for each
@@ -19,7 +19,7 @@ import mlx.core as mx
 from ..backend import launch
 from ..backend.metal_functions import QUANTIZE, TERNARY
 from ..ternary_matmul.metal_tiles import PARTS, UNDIVIDED, grid, product_of_tiles
-from .dense_gradient import Form
+from .definition import Form
 from .metal_groups import (
     GATED,
     GATES,

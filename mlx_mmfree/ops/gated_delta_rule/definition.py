@@ -48,7 +48,7 @@ def reference(
 
 
 class Chunks(NamedTuple):
-    """What is computed for all chunks at once, each `(B, H, chunks, ...)`.
+    """Arrays that are computed for all chunks at once, each `(B, H, chunks, ...)`.
 
     With the state `S` before a chunk, its outputs are `queries S + outputs`, and the state after it is
     `gates * S - keys.T (reads S) + added`.
@@ -112,7 +112,7 @@ def lead_gradient(
     gates, keys, reads, _, _ = inputs
     backwards = (x[:, :, ::-1] for x in (gates, reads, keys, cotangents[0]))
     after, d_state = lead(*backwards, cotangents[1])
-    # the gradients of the states behind the chunks
+    # the gradients of the states after the chunks
     after, before = after[:, :, ::-1], outputs[0]
     of_gates = (after * before).sum(axis=-1, keepdims=True)
     if gates.shape[3] == 1:

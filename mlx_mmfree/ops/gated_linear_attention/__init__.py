@@ -7,8 +7,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend.cost import Call, Cost, meeting, work
-from ..backend.dispatch import Arrays, Backend, Example, Operation, native_kernel
-from ..float_dtypes import FLOATS
+from ..backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
 from .definition import chunked, reference
 from .metal import metal, unsupported
 

@@ -80,7 +80,7 @@ def decayed_weights(q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, mx
 
     Returns:
         Weights `(..., size, size)`, zero above the diagonal; and in the shape of `f`, the product of
-        the gates up to each position and its own, and that of the gates after it.
+        the gates up to each position and its own, and the product of the gates after it.
     """
     if f.shape[-1] < q.shape[-1]:
         one = mx.ones(f.shape)

@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..backend import launch, self_check
+from ..backend.dispatch import not_floats
 from ..backend.gradient import with_reference_gradient
 from .definition import compute, reference
 
@@ -346,7 +347,7 @@ _kernels = {
 def unsupported(
     q: mx.array, k: mx.array, v: mx.array, f: mx.array | None, state: mx.array
 ) -> str | None:
-    if reason := launch.not_floats(q, k, v, f, state):
+    if reason := not_floats(q, k, v, f, state):
         return reason
     if q.shape[3] > MAX_KEYS:
         return f"it takes up to {MAX_KEYS} dims of a key"

@@ -6,9 +6,8 @@ from itertools import product
 import mlx.core as mx
 
 from ..backend.cost import Call, Cost, Product, work
-from ..backend.dispatch import Backend, Example, Operation, native_kernel
+from ..backend.dispatch import FLOATS, Backend, Example, Operation, native_kernel
 from ..backend.launch import EXAMPLE_ROWS, FEW_ROWS
-from ..float_dtypes import FLOATS
 from ..ternary import MOST_CODES, packed_width
 from .definition import chunked, reference
 from .metal import metal, unsupported
@@ -22,7 +21,7 @@ def ternary_matmul(x: mx.array, weight: mx.array, *, codes: bool = False) -> mx.
 
     With whole numbers for activations, such as the codes of `rms_norm_quantize`, every sum is an exact
     whole number, the same on every backend and for any number of rows, as long as `D <= 2 ** 24 / 128`.
-    The caller multiplies the sums by the scale. The gradient is that of `x`.
+    The caller multiplies the sums by the scale. The gradient is by `x` alone.
 
     Source: BitNet b1.58 (Ma et al., arXiv 2402.17764).
 
@@ -77,7 +76,7 @@ def native(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
 def ternary_product(
     rows: int, inputs: int, weight: mx.array, operands: tuple[int, ...], *, has_codes: bool
 ) -> Product:
-    """What a product with packed trits takes: additions, of integers for codes of 8 bits."""
+    """The cost of a product with packed trits: additions, of integers for codes of 8 bits."""
     outputs = weight.shape[0]
     count = rows * inputs * outputs
     own = work(integer=count) if has_codes else work(add=count)
@@ -92,11 +91,11 @@ def _cost(call: Call) -> Cost:
 
 
 def with_split_inputs(examples: Iterator[Example]) -> Iterator[Example]:
-    """The examples, those for many rows also with split inputs."""
+    """The examples, those for many rows with both of our kernels for them."""
     for example in examples:
-        yield example
-        if example.rows is not None and example.rows > FEW_ROWS:
-            yield example._replace(product="split")
+        is_large = example.rows is not None and example.rows > FEW_ROWS
+        for way in ("tiles", "split") if is_large else (example.product,):
+            yield example._replace(product=way)
 
 
 def _examples() -> Iterator[Example]:

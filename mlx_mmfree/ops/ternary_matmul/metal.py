@@ -1,30 +1,33 @@
-"""`ternary_matmul` on Metal: a kernel for some tens of rows, one for more, and that of MLX.
+"""`ternary_matmul` on Metal: a kernel for some tens of rows, one for more, and MLX's own.
 
 - `groups`: our kernel for groups of up to 4 rows, each of which reads the packed words again
 - `tiles`: our kernel for tiles of 64 rows and 64 outputs
 - `split`: the same for tiles of 32 rows and 32 outputs, each computed in parts of the inputs
 - `mlx`: `mx.quantized_matmul`
 
-Which one is fastest is timed, see `backend.choice`, but for four that counts leave out:
+Which of ours computes a product follows from counts of instructions:
 
-- For up to 8 rows, groups read each word once or twice, in one launch with all around the product.
-  MLX's own product takes launches for codes and scales beside its own, more instructions a weight and
-  row, and reads a quarter more: two floats for 128 weights.
-- Tiles compute 64 rows whatever their number, and groups of 4 take up to 9 instructions for 4 products,
-  so that tiles take more up to 32 rows, see `tests/ops/test_machine_code.py`.
-- Groups decode each word again for 4 rows, for more than 64 rows at least 17 times.
-- Where tiles fill a GPU, split inputs gain nothing, and decode each word for 32 rows instead of 64.
+- Groups of 4 rows take 1.8 to 2 slots of issue for a weight and row, see `ops/README.md`. Tiles compute
+  64 rows whatever their number, in some 84 slots a weight: 64 multiply-adds by matrices, their loads,
+  and what decodes and lays out, see `tests/ops/test_machine_code.py`. They cross between 44 and 48 rows.
+- Where tiles leave a part of a GPU idle, inputs are split. Where they fill it, that gains nothing, and
+  decodes each word for 32 rows instead of 64.
+
+Whether MLX's product is faster differs by machine and is timed, see `backend.choice`, but for up to 8
+rows: there groups read each word once or twice, in one launch with all around the product. MLX's takes
+launches for codes and scales beside its own, more instructions a weight and row, and reads a quarter
+more, two floats for 128 weights. Before anything is timed, ours computes; only in GPUs with units for
+matrices, of which MLX makes use, its product does for more rows than groups take.
 """
 
-from bisect import bisect_left
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 
-from ..backend import launch, self_check
-from ..backend.choice import choose
+from ..backend import choice, kept_results, launch, self_check
 from ..backend.gradient import with_reference_gradient
 from ..backend.metal_functions import PAIRS, TERNARY, keeps_half_denormals
 from ..backend.self_check import packed_pattern
@@ -41,58 +44,74 @@ FILLING_TILES = 128
 FEWEST_SPLIT_INPUTS = 512
 """The fewest inputs that are split: with 4 steps for each of 8 parts, adding these up takes little."""
 
-_CLASSES_OF_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512)
-MOST_TIMED_ROWS = _CLASSES_OF_ROWS[-1]
+MOST_TIMED_ROWS = 512
 _MOST_IN_ONE_LAUNCH = 8
-_MOST_IN_GROUPS = 64
-_FEWEST_IN_TILES = 33
+_FIRST_WITH_MATRIX_UNITS = 5
 
 
-def is_worth_splitting(rows: int, dims: int, outputs: int) -> bool:
-    """Whether the tiles of a product leave a part of a GPU idle, and each has many inputs to sum."""
+def own_way(rows: int, dims: int, outputs: int) -> str:
+    """Which of our kernels computes a product, by counts."""
+    if rows <= launch.FEW_ROWS:
+        return GROUPS
     side = tile(UNDIVIDED)
-    are_few = -(-rows // side) * -(-outputs // side) < FILLING_TILES
-    return rows >= _FEWEST_IN_TILES and are_few and dims >= FEWEST_SPLIT_INPUTS
+    tiles = -(-rows // side) * -(-outputs // side)
+    return SPLIT if tiles < FILLING_TILES and dims >= FEWEST_SPLIT_INPUTS else TILES
 
 
-def candidates(
-    rows: int, dims: int, outputs: int, *, mlx_is_exact: bool
-) -> tuple[list[str], list[str]]:
-    """The names of the ways that are timed, the default first, and of the others.
+def way_of_product(
+    operation: str,
+    run: Callable[[str], mx.array],
+    fault: Callable[[str], str | None],
+    x: mx.array,
+    shape: tuple[int, int, int],
+    task: dict[str, Any],
+    *,
+    mlx_is_exact: bool,
+    must_agree: bool,
+) -> str:
+    """The name of what computes a product.
 
     Args:
-        rows, dims, outputs: The shape.
-        mlx_is_exact: Whether MLX's product is as exact as the others.
+        operation: What is computed.
+        run: Gives the results of a way for up to `MOST_TIMED_ROWS` rows.
+        fault: Why the kernels of a way must not be used.
+        x: What the results depend on.
+        shape: Rows, inputs and outputs.
+        task: What tells a class of tasks from others, beside the shape.
+        mlx_is_exact: Whether MLX's product is as exact as ours.
+        must_agree: Whether results of both are the same bits.
     """
-    default = GROUPS if rows <= launch.FEW_ROWS else TILES
-    is_timed = {
-        GROUPS: rows <= _MOST_IN_GROUPS,
-        TILES: rows >= _FEWEST_IN_TILES,
-        SPLIT: is_worth_splitting(rows, dims, outputs),
-        MLX: rows > _MOST_IN_ONE_LAUNCH and mlx_is_exact,
-    }
-    timed = sorted((name for name in is_timed if is_timed[name]), key=lambda name: name != default)
-    others = [name for name in is_timed if name not in timed and (name != MLX or mlx_is_exact)]
-    return timed, others
-
-
-def shape_class(rows: int, dims: int, outputs: int) -> dict[str, Any]:
-    """The shapes that share a choice: rows up to one of some numbers, sizes between powers of 2.
-
-    Those for which split inputs come into question share none with others.
-    """
-    at = bisect_left(_CLASSES_OF_ROWS, rows)
-    return {
-        "rows": _CLASSES_OF_ROWS[min(at, len(_CLASSES_OF_ROWS) - 1)],
+    rows, dims, outputs = shape
+    ours, forced = own_way(*shape), choice.forced()
+    may_be_mlx = mlx_is_exact and rows > _MOST_IN_ONE_LAUNCH
+    ways = (ours, MLX)
+    if may_be_mlx and ours != GROUPS and _has_matrix_units():
+        ways = (MLX, ours)
+    if forced in choice.ON_METAL and (forced != MLX or mlx_is_exact):
+        return str(forced)
+    if forced is not None or not may_be_mlx or launch.is_recording():
+        return ways[0]
+    # sizes between powers of 2 share a choice
+    classes = {
+        "rows_below": min(1 << rows.bit_length(), MOST_TIMED_ROWS),
         "inputs_below": 1 << dims.bit_length(),
         "outputs_below": 1 << outputs.bit_length(),
-        "may_split": is_worth_splitting(rows, dims, outputs),
+        "ours": ours,
     }
 
+    def sound_results(way: str) -> mx.array:
+        if reason := fault(way):
+            raise RuntimeError(reason)
+        return run(way)
 
-def timed_shape(rows: int, dims: int, outputs: int) -> dict[str, Any]:
-    """The shape that is timed, as it is kept."""
-    return {"rows": min(rows, MOST_TIMED_ROWS), "inputs": dims, "outputs": outputs}
+    chosen = choice.choose(operation, ways, sound_results, x, classes | task, must_agree=must_agree)
+    # a kept choice may be one that does not run in this process
+    return chosen if chosen == ways[0] or fault(chosen) is None else ways[0]
+
+
+def _has_matrix_units() -> bool:
+    family = re.search(r"\bM(\d+)", kept_results.device_name())
+    return family is not None and int(family[1]) >= _FIRST_WITH_MATRIX_UNITS
 
 
 CODES_PER_WORD = 16
@@ -263,26 +282,20 @@ def _way(x: mx.array, weight: mx.array, codes: bool) -> str:
     """The name of what computes the sums."""
     (outputs, _), dims = weight.shape, x.shape[-1]
     rows = x.size // dims
-    mlx_is_exact = is_exact(x.dtype, dims, codes)
-    names, others = candidates(rows, dims, outputs, mlx_is_exact=mlx_is_exact)
 
     def sums(name: str) -> mx.array:
-        if fault := _fault(name, x, codes):
-            raise RuntimeError(fault)
         return _sums(x.reshape(rows, dims)[:MOST_TIMED_ROWS], weight, name, codes)
 
-    chosen = choose(
+    return way_of_product(
         "ternary_matmul",
-        names,
-        others,
         sums,
+        partial(_fault, x=x, codes=codes),
         x,
+        (rows, dims, outputs),
+        {"x": x.dtype, "codes": codes},
+        mlx_is_exact=is_exact(x.dtype, dims, codes),
         must_agree=codes,
-        facts=timed_shape(rows, dims, outputs),
-        task=shape_class(rows, dims, outputs) | {"x": x.dtype, "codes": codes},
     )
-    # a kept choice may be one that does not run in this process
-    return chosen if chosen == names[0] or _fault(chosen, x, codes) is None else names[0]
 
 
 def _fault(name: str, x: mx.array, codes: bool) -> str | None:

@@ -64,7 +64,7 @@ def product_of_tiles(
         load: Loads 4 inputs from `x_at[i]`, of which input `k` of the row is the first of a tile, into
             `inputs[i]`, and moves on by `STEP` inputs.
         laid_out: What was loaded into `inputs[i]`, as four numbers of `TileType`.
-        finish: Sets what the stores of an output share. The output may lie behind the last.
+        finish: Sets what the stores of an output share. The output may lie past the last.
         store: Stores `sum` of a `row` and an `output`.
     """
     texts = {

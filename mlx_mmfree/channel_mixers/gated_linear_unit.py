@@ -7,9 +7,10 @@ import mlx.nn as nn
 
 from ..layers import ChannelMixer, project_apart, project_gated
 from ..layers.arguments import check_features, check_sizes
+from ..layers.linear import project_sum
 from ..layers.mixer import Linears, Partition, factory_of
 from ..ops.activations import Activation
-from ..ops.float_dtypes import FLOATS
+from ..ops.backend.dispatch import FLOATS
 
 
 class GatedLinearUnit(ChannelMixer):
@@ -48,6 +49,7 @@ class GatedLinearUnit(ChannelMixer):
     """
 
     activation: ClassVar[Activation]
+    adds_branch = True
     partition = Partition(
         {"gate_proj": 1, "up_proj": 1, "gate_up_proj": 2},
         rows="down_proj",
@@ -87,14 +89,15 @@ class GatedLinearUnit(ChannelMixer):
         if x.shape[-1:] != (self._dims,) or x.dtype not in FLOATS:
             check_features(type(self).__name__, x, self._dims)
         # items, since attributes of a module are slow to find
-        inner = [self[name] for name in self["shared_inputs"]]
-        return project_gated(
-            project_apart(x, inner, norm=norm),
-            self["down_proj"],
-            self.activation,
-            norm=self.get("hidden_norm"),
-            residual=residual,
-        )
+        inner, down = [self[name] for name in self["shared_inputs"]], self["down_proj"]
+        parts, hidden_norm = project_apart(x, inner, norm=norm), self.get("hidden_norm")
+        return project_gated(parts, down, self.activation, norm=hidden_norm, residual=residual)
+
+    def of_sum(self, x: mx.array, branch: mx.array, norm: nn.Module | None) -> mx.array:
+        inner, hidden_norm = [self[name] for name in self["shared_inputs"]], self.get("hidden_norm")
+        parts, x = project_sum(x, branch, inner, norm=norm)
+        down = self["down_proj"]
+        return project_gated(parts, down, self.activation, norm=hidden_norm, residual=x)
 
 
 def default_hidden_dims(dims: int, ratio: float = 4) -> int:

@@ -96,7 +96,7 @@ class MixtureOfExperts(ChannelMixer):
 
     @property
     def widths(self) -> list[int]:
-        """How many numbers each projection takes and gives for a position: only those of the chosen."""
+        """How many numbers each projection takes and gives for a position: the chosen experts' alone."""
         sizes = [self.num_chosen * sum(sizes) for sizes in self._sizes.values()]
         return [self._dims + self.num_experts, *sizes]
 

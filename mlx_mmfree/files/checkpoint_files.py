@@ -7,7 +7,7 @@ INDEX_FILE = "model.safetensors.index.json"
 TORCH_WEIGHTS_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 WEIGHTS_PATTERN = "model*.safetensors"
-"""What mlx-lm takes for weights, with or without an index."""
+"""The files that mlx-lm takes for weights, with or without an index."""
 
 TORCH_WEIGHTS_PATTERN = "pytorch_model*.bin"
 SCALES_FILE = "ternary_scales.safetensors"

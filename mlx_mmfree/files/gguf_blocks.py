@@ -1,7 +1,7 @@
 """The tensor types of GGUF files: their sizes, and how their blocks are decoded and encoded.
 
-Sources: ggml's block formats, the format of bitnet.cpp for I2_S, and those of PrismML's llama.cpp for
-PQ2_0 and PTQ1_0. A block holds consecutive inputs of one row. Floats in blocks are little-endian
+Sources: ggml's block formats, the format of bitnet.cpp for I2_S, and the formats of PrismML's llama.cpp
+for PQ2_0 and PTQ1_0. A block holds consecutive inputs of one row. Floats in blocks are little-endian
 float16. The package `gguf` has none of these and no Q2_0, and rounds floats where exact codes are at
 hand here.
 """
@@ -22,14 +22,14 @@ class TensorType:
         name: The name that ggml gives it.
         block: The number of values in a block. Rows hold whole blocks.
         block_bytes: The number of bytes of a block.
-        tail_bytes: The number of bytes behind the last block.
+        tail_bytes: The number of bytes after the last block.
         decode: Turns bytes, `uint8 (blocks, block_bytes)`, into float32 values `(blocks, block)`. `None`
             for plain numbers and ternary types.
         codes: Turns the bytes of a ternary type into codes, `trit + 1`, `uint8 (blocks, block)`, and
-            float32 scales, one for each block. Where the scale is behind the last block, there are none.
+            float32 scales, one for each block. Where the scale follows the last block, there are none.
             A type of signs has no code 1.
         has_scale_first: Whether the scale of a ternary block is stored before its codes.
-        affine_bits: The bits of a code in MLX's affine form, which then holds the tensor; 0 if it does
+        code_bits: The bits of a code in MLX's affine form, which then holds the tensor; 0 if it does
             not. With 2 bits, code 3 stands for twice the scale. Each block may have a scale of its own.
     """
 
@@ -40,7 +40,7 @@ class TensorType:
     decode: Decoder | None = None
     codes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     has_scale_first: bool = False
-    affine_bits: int = 0
+    code_bits: int = 0
 
     def nbytes(self, values: int) -> int:
         """The number of bytes of a tensor with so many values."""
@@ -145,7 +145,7 @@ def _ptq1_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _i2_s(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two bits at `6 - 2l` of byte `j` are value `32l + j`. The scale is behind the last block."""
+    """The two bits at `6 - 2l` of byte `j` are value `32l + j`. The scale follows the last block."""
     shifts = np.arange(6, -1, -2, dtype=np.uint8)[:, None]
     codes = (blocks[:, None] >> shifts) & 3
     return codes.reshape(len(blocks), -1), np.empty(0, np.float32)
@@ -162,10 +162,10 @@ TYPES: dict[int, TensorType] = {
     34: TensorType("TQ1_0", 256, 54, codes=_tq1_0),
     35: TensorType("TQ2_0", 256, 66, codes=_tq2_0),
     36: TensorType("I2_S", 128, 32, 32, codes=_i2_s),
-    41: TensorType("Q1_0", 128, 18, codes=_q1_0, has_scale_first=True, affine_bits=1),
-    42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, affine_bits=2),
-    142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, affine_bits=2),
-    143: TensorType("PTQ1_0", 128, 28, codes=_ptq1_0, affine_bits=2),
+    41: TensorType("Q1_0", 128, 18, codes=_q1_0, has_scale_first=True, code_bits=1),
+    42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, code_bits=2),
+    142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, code_bits=2),
+    143: TensorType("PTQ1_0", 128, 28, codes=_ptq1_0, code_bits=2),
 }
 """The types that are read, by their numbers in the file."""
 
@@ -213,7 +213,7 @@ def ternary_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) ->
     return pack_codes(codes.reshape(shape))
 
 
-def affine_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def code_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The codes of an affine type in MLX's form, `uint32 (rows, inputs * bits / 32)`."""
     blocks = kind.blocks(data)
     if kind.codes is not None and not kind.has_scale_first:
@@ -221,7 +221,7 @@ def affine_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> 
     return np.ascontiguousarray(blocks[:, 2:]).reshape(shape[0], -1).view("<u4")
 
 
-def affine_scales(
+def code_scales(
     kind: TensorType, data: np.ndarray, shape: tuple[int, ...], factor: int = 1
 ) -> np.ndarray:
     """The scales of an affine type, times a factor, as the bits of float16 `(rows, inputs / block)`."""

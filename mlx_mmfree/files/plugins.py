@@ -216,7 +216,7 @@ def _text(file: Path) -> str:
 
 @cache
 def installed(kind: str) -> tuple[EntryPoint, ...]:
-    """What installed packages declare as a kind, by the entry points `mlx_mmfree.<kind>`."""
+    """The things of a kind that installed packages declare by the entry points `mlx_mmfree.<kind>`."""
     declared = _entry_points().select(group=f"mlx_mmfree.{kind}")
     return tuple(sorted(declared, key=lambda each: each.name))
 
@@ -239,7 +239,7 @@ def entry_module(entry: EntryPoint) -> ModuleType:
 
 
 def modules_of(kind: str) -> list[Plugin]:
-    """The modules that may hold things of a kind: the package's, those of other packages, plug-ins."""
+    """The modules that may hold things of a kind: the package's own, other packages', plug-ins."""
     package = _PACKAGES.get(kind, f"mlx_mmfree.{kind}")
     files = pkgutil.iter_modules(importlib.import_module(package).__path__)
     own = [

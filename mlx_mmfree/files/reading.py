@@ -40,7 +40,7 @@ def visible(folder: Path, pattern: str) -> list[Path]:
 
 
 def real_path(path: str | os.PathLike[str]) -> Path:
-    """The absolute path behind all links. A loop of links stays, and fails when it is opened."""
+    """The absolute path with all links followed. A loop of links stays, and fails when it is opened."""
     return Path(os.path.realpath(expanded(path)))
 
 
@@ -141,7 +141,7 @@ def check_not_utf16(data: bytes) -> None:
     """Refuses a text that begins with the byte-order mark of UTF-16.
 
     Raises:
-        ValueError: It does. The message is as that of `decode_text`.
+        ValueError: It does. The message is the one of `decode_text`.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ValueError("must be UTF-8 but is UTF-16")

@@ -72,7 +72,7 @@ class StoredArray:
         return os.fdopen(os.dup(self._file), "rb")
 
     def _fill(self, memory: memoryview, place: int) -> bool:
-        """Reads some bytes, and tells whether they are those of the file that was opened."""
+        """Reads some bytes, and says whether they belong to the file that was opened."""
         done = 0
         while done < len(memory):
             part = os.pread(self._file, len(memory) - done, place + done)

@@ -366,7 +366,7 @@ def write_safetensors(
 
 
 def file_head(specs: Iterable[TensorSpec], metadata: Mapping[str, str] = METADATA) -> bytes:
-    """What a file begins with; the bytes of its tensors follow, one behind the other."""
+    """The beginning of a file; the bytes of its tensors follow, one after the other."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     for spec in specs:

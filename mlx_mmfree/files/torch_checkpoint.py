@@ -162,7 +162,7 @@ def _read_entry(directory: bytes, position: int) -> tuple[str, int, int, int, in
 
 
 def _resolve_64(extra: bytes, values: list[int]) -> list[int]:
-    """Replaces the values that do not fit into 32 bits by those of the zip64 field."""
+    """Replaces the values that do not fit into 32 bits by the values of the zip64 field."""
     position = 0
     while position + 4 <= len(extra):
         kind, nbytes = struct.unpack_from("<2H", extra, position)

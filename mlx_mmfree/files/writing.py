@@ -127,7 +127,7 @@ _NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
 
 
 def new_scratch_folder() -> Path:
-    """Makes a folder that is deleted when the process ends, and deletes those of killed processes.
+    """Makes a folder that is deleted when the process ends, and deletes the folders of killed processes.
 
     Raises:
         OSError: There is no room for temporary files.

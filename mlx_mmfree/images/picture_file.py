@@ -179,6 +179,6 @@ def upright(picture: "Image") -> "Image":
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, in a short line; its kind if it says nothing."""
+    """The message of an error in a short line, or its kind if it has none."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -85,7 +85,7 @@ def processor_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         CheckpointError: A value is not what it must be.
-        UnsupportedModelError: It is that of an image processor that is not known.
+        UnsupportedModelError: The image processor is not known.
     """
     for key in _TYPES:
         if key in config:
@@ -176,7 +176,7 @@ def _scaled(size: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def _size(key: str, value: Any) -> tuple[bool, tuple[int, int]]:
-    """Whether a size is that of the shortest edge, and the height and width that it gives."""
+    """Whether a size is the shortest edge's, and the height and width that it gives."""
     if isinstance(value, Mapping):
         if set(value) == {"shortest_edge"}:
             side = _side(key, value["shortest_edge"])
@@ -313,7 +313,7 @@ class ImageProcessor:
         return mx.array((scaled - mean) / std)
 
     def view(self, picture: Any) -> "Image":
-        """What of a picture a model sees, scaled and cropped, as a picture of Pillow.
+        """The part of a picture that a model sees, scaled and cropped, as a picture of Pillow.
 
         Args:
             picture: As for a call.

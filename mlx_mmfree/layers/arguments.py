@@ -1,4 +1,4 @@
-"""What every layer and mixer asks of its arguments, and functions that take those of another."""
+"""Checks of the arguments of layers and mixers, and functions that take another's arguments."""
 
 import inspect
 from collections.abc import Callable

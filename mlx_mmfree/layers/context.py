@@ -1,4 +1,4 @@
-"""What a call of a model gives all its blocks, and what they compute of it once."""
+"""The context of a call, which all blocks share, and what they compute of it once."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
@@ -45,7 +45,7 @@ class Context:
         self._made: dict[Hashable, Any] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns; whoever comes later with the same key gets the same.
+        """The result of `make`; later calls with the same key get the same.
 
         Blocks share positions, slots and masks in this way. All of them have read the same tokens,
         so that a key needs to say only how they are kept, such as the size of a window.
@@ -153,7 +153,7 @@ class RealTokens(NamedTuple):
 
 
 def padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, RealTokens]:
-    """How padding gets behind the tokens, the same for all layers of a call.
+    """How padding is moved after the tokens, the same for all layers of a call.
 
     Args:
         context: The call.
@@ -181,7 +181,7 @@ def read_without_padding(
     context: Context,
     read: Callable[[mx.array, RealTokens], tuple[mx.array, Carried]],
 ) -> tuple[mx.array, Carried]:
-    """What `read` makes of rows whose padding stands behind their tokens.
+    """The result of `read` for rows whose padding comes after their tokens.
 
     Args:
         x: `(B, L, D)`, padded anywhere.

@@ -1,4 +1,4 @@
-"""What mixers share whose state is led by the delta rule: convolutions, heads, reading and writing."""
+"""The common parts of mixers with the delta rule: convolutions, heads, reading and writing."""
 
 import math
 from typing import Any, ClassVar, NamedTuple
@@ -16,7 +16,7 @@ from .short_convolution import ShortConvolution, convolve
 
 
 class DeltaRuleState(NamedTuple):
-    """What a mixer with the delta rule carries.
+    """The state of a mixer with the delta rule.
 
     Attributes:
         convolution: The last inputs of the convolutions of queries, keys and values, which lie side by
@@ -40,7 +40,7 @@ def fresh_decay_log(count: int) -> mx.array:
 
 
 def fresh_step_bias(count: int) -> mx.array:
-    """What `softplus` maps to steps of 0.001 to 0.1, `(count,)`, as Mamba-2 draws them."""
+    """Numbers that `softplus` maps to steps of 0.001 to 0.1, `(count,)`, as Mamba-2 draws them."""
     steps = mx.exp(mx.random.uniform(math.log(1e-3), math.log(1e-1), (count,)))
     return steps + mx.log(-mx.expm1(-steps))
 
@@ -60,7 +60,7 @@ class DeltaRuleMixer(TokenMixer):
         linear: Makes a projection.
         bias: Whether the projections have a bias.
         norm_eps: Epsilon of the output's norm.
-        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other, and
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one after the other, and
             one convolution, `qkv_conv`, reads them. The last projection is then called `out_proj`, by
             which names tell such a mixer from attention.
     """
@@ -129,7 +129,7 @@ class DeltaRuleMixer(TokenMixer):
         return None
 
     def finish(self, o: mx.array, x: mx.array) -> mx.array:
-        """What the norm and the gate make of what was read, both `(B, L, H, V)`, float32."""
+        """The norm and the gate, applied to what was read, both `(B, L, H, V)`, float32."""
         norm = self["output_norm"]
         return rms_norm(o, norm["weight"], eps=norm.eps)
 

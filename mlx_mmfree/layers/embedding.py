@@ -7,7 +7,8 @@ import mlx.nn as nn
 
 from ..ops import dense_matmul, linear_product
 from ..ops.backend.gradient import with_reference_gradient
-from .matrix import affine_form
+from ..ops.dense_matmul import add_bias
+from .matrix import affine_form, matrix_of
 
 # A common token adds up thousands of rows; in bfloat16 a sum stops growing at 256 times what is added.
 _rows = with_reference_gradient(
@@ -96,4 +97,50 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
         y: mx.array = head.as_linear(x) if hasattr(head, "as_linear") else head(x)
         return y
     y = dense_matmul(x, head.weight, form).astype(x.dtype)
-    return y + head.bias if "bias" in head else y
+    return add_bias(y, head.bias) if "bias" in head else y
+
+
+class TokenLayers(nn.Module):
+    """The two layers of a model that know its tokens: the embedding, and the head that gives logits.
+
+    Attributes:
+        embed: The embedding, `(V, D)`.
+        head: Maps `(..., D)` to `(..., V)`; left out where it is tied to the embedding.
+        vocab_size: Number of tokens V.
+        embed_scale: What embedded tokens are multiplied by.
+        hidden_scale: What the head gets the normed residual stream times.
+    """
+
+    vocab_size: int
+    embed_scale: float = 1.0
+    hidden_scale: float = 1.0
+
+    @property
+    def dims(self) -> int:
+        """Model dims D."""
+        matrix = matrix_of(self.embed)
+        return int(self.embed.weight.shape[1]) if matrix is None else matrix.input_dims
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The dtype of the residual stream."""
+        return self.embed(mx.zeros((1,), mx.int32)).dtype
+
+    @property
+    def num_logits(self) -> int:
+        """How many logits the head gives at a time."""
+        return self.vocab_size
+
+    @property
+    def head_modules(self) -> list[nn.Module]:
+        """The modules whose parameters the logits depend on."""
+        if "head" not in self:
+            return [self.embed]
+        matrix = matrix_of(self.head)
+        is_shared = matrix is None or matrix.is_shared
+        return [self.embed, self.head] if is_shared else [self.head]
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The head, applied to the normed residual stream."""
+        hidden = hidden if self.hidden_scale == 1.0 else hidden * self.hidden_scale
+        return apply_head(self.head if "head" in self else self.embed, hidden)

@@ -59,13 +59,13 @@ class KeyValueMixer(TokenMixer):
         context: Context,
         mix: Callable[[mx.array, HeldTokens, RealTokens], tuple[mx.array, HeldTokens]],
     ) -> tuple[mx.array, HeldTokens]:
-        """What `mix` makes of the tokens of a call, and the state.
+        """The result of `mix` for the tokens of a call, and the state.
 
         Args:
             x: `(B, L, D)`, padded anywhere.
             state: The state before.
             context: The call.
-            mix: Called with `x`, whose padding stands behind its tokens and is zero, the state before
+            mix: Called with `x`, whose padding comes after its tokens and is zero, the state before
                 and the tokens.
 
         Raises:
@@ -77,7 +77,7 @@ class KeyValueMixer(TokenMixer):
         return read_without_padding(x, context, lambda x, tokens: mix(x, state, tokens))
 
     def check_tokens(self, x: mx.array, before: HeldTokens = ()) -> None:
-        """Refuses what it cannot read behind the tokens before, as `read_tokens` does."""
+        """Refuses what it cannot read after the tokens before, as `read_tokens` does."""
         name = type(self).__name__
         check_sequences(name, x, self._dims)
         used = before.used if isinstance(before, KeyValueState) else 0
@@ -115,7 +115,7 @@ class Places(NamedTuple):
         return mx.take(table, mx.minimum(self.rows, table.shape[1] - 1), axis=1).swapaxes(0, 1)
 
     def columns_of(self, rows: mx.array) -> mx.array:
-        """What rows `(B or 1, H, L, M)` hold for the tokens that are seen, `(B or 1, H, L, N)`."""
+        """The entries of rows `(B or 1, H, L, M)` for the tokens that are seen, `(B or 1, H, L, N)`."""
         if self.columns is None:
             return rows[..., : self.length]
         columns = mx.clip(self.columns, 0, rows.shape[-1] - 1)[:, None]
@@ -129,7 +129,7 @@ class Places(NamedTuple):
 def read_placed(
     keys: mx.array, values: mx.array, state: HeldTokens, context: Context, tokens: RealTokens
 ) -> tuple[mx.array, mx.array, Places, HeldTokens]:
-    """Adds the tokens of a call to those of a state, and says where all stand.
+    """Adds the tokens of a call to a state's tokens, and says where all stand.
 
     Args:
         keys: `(B, G, L, K)`.

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from ..ops.backend import dispatch
 from .rotated import RotatedLinear
 
-_ARRAYS = ("weight", "scales", "biases")
+_ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 class JoinedLinears:
@@ -94,16 +94,15 @@ def joined_parts(linears: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, int]
 
 
 def _form(linear: nn.Module) -> tuple[Any, ...] | None:
-    """What linears that can be joined have in common; `None` for others."""
+    """The common form of linears that can be joined; `None` for others."""
     kind = type(linear)
-    if "bias" in linear or kind not in (nn.Linear, nn.QuantizedLinear, RotatedLinear):
+    if kind not in (nn.Linear, nn.QuantizedLinear, RotatedLinear):
         return None
-    if kind is nn.Linear:
-        return kind, linear["weight"].dtype
-    dtype = linear["scales"].dtype
+    dtype = linear["weight" if kind is nn.Linear else "scales"].dtype
     if kind is RotatedLinear:
         return kind, dtype, linear.codes_group, linear.bits, linear.block
-    return kind, dtype, linear.group_size, linear.bits, linear.mode
+    form = kind, dtype, "bias" in linear, linear["bias"].dtype if "bias" in linear else dtype
+    return form if kind is nn.Linear else (*form, linear.group_size, linear.bits, linear.mode)
 
 
 def _rotate_alike(linears: Sequence[nn.Module]) -> bool:

@@ -13,28 +13,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..ops import (
-    Projection,
-    Quantization,
-    bit_linear,
-    gated,
-    gated_activation,
-    gather_ternary_matmul,
-    linear_product,
-    pack_ternary,
-    packed_width,
-    rms_norm,
-    ternarize,
-    ternarize_packed,
-    ternary_linear,
-    ternary_matmul,
-    unpack_ternary,
-)
+from .. import ops
 from ..ops.activations import Activation
 from ..ops.backend import dispatch
 from ..ops.bit_linear import Options, operation
-from ..ops.float_dtypes import FLOATS
-from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm
+from ..ops.dense_matmul import add_bias
+from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
+from ..ops.norms import rms_operation
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .joined import joined_parts
@@ -49,7 +34,7 @@ Linears = LinearFactory | Mapping[str, LinearFactory]
 
 
 def factory_of(linears: Linears, name: str) -> LinearFactory:
-    """What makes the projection of this name."""
+    """The function that makes the projection of this name."""
     return linears[name] if isinstance(linears, Mapping) else linears
 
 
@@ -85,7 +70,7 @@ class PackedLayer(Matrix, Float32Scales):
 
 
 class _TernaryLinear(Matrix, nn.Module):
-    """What the ternary linears share: norm, activation quantisation, scales and bias."""
+    """The common part of the ternary linears: norm, activation quantisation, scales and bias."""
 
     is_ternary = True
     # ordinary attributes, which take less time than the properties that they are elsewhere
@@ -118,7 +103,7 @@ class _TernaryLinear(Matrix, nn.Module):
             bound = math.sqrt(1.0 / input_dims)
             self.weight = mx.random.uniform(-bound, bound, (output_dims, input_dims))
         elif self.holds_trits:
-            shape = (output_dims, packed_width(input_dims))
+            shape = (output_dims, ops.packed_width(input_dims))
             self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
             self.scale = mx.ones((1,))
             self.freeze(recurse=False, keys=list(self.kept))
@@ -139,8 +124,8 @@ class _TernaryLinear(Matrix, nn.Module):
 
     def packed_from(self, weight: mx.array) -> "PackedBitLinear":
         packed = self.packed_room()
-        trits, packed.scale = ternarize(weight)
-        packed.weight = pack_ternary(trits)
+        trits, packed.scale = ops.ternarize(weight)
+        packed.weight = ops.pack_ternary(trits)
         return packed
 
     def _extra_repr(self) -> str:
@@ -170,25 +155,25 @@ class _FromMaster(_TernaryLinear):
         return self.packed_from(self.master)
 
     def packed_trits(self) -> mx.array:
-        return ternarize_packed(self.master)[0]
+        return ops.ternarize_packed(self.master)[0]
 
     def multiply(self, x: mx.array) -> mx.array:
-        trits, scale = ternarize(self.master)
+        trits, scale = ops.ternarize(self.master)
         return (x.astype(mx.float32) @ trits.T) * scale
 
     def __call__(self, x: mx.array) -> mx.array:
         """The layer, straight-through for weight and activations."""
         check_features("BitLinear", x, self.input_dims)
-        y = ternary_linear(
+        y = ops.ternary_linear(
             x,
             self.master,
             None if self._norm_eps is None else self.norm.weight,
             eps=self._norm_eps,
-            quantization=Quantization(
+            quantization=ops.Quantization(
                 self._rounding, self._quantize_activations, self._quantization_strength
             ),
         )
-        return (y + self.bias).astype(x.dtype) if "bias" in self else y
+        return add_bias(y, self.bias) if "bias" in self else y
 
 
 class BitLinear(_FromMaster):
@@ -199,7 +184,7 @@ class BitLinear(_FromMaster):
 
     with the activation codes :math:`q` and their scale :math:`s` of `ops.rms_norm_quantize` and the
     trits :math:`t` and scale :math:`m` of `ops.ternarize`. Both quantisers are straight-through: the
-    gradient is that of a linear layer whose input and weight are the quantised ones. The arithmetic
+    gradient is as for a linear layer whose input and weight are the quantised ones. The arithmetic
     is float32, but for bfloat16 inputs a GPU multiplies codes and trits in bfloat16, which holds them
     exactly; the result has the dtype of the input.
 
@@ -303,7 +288,7 @@ class PackedBitLinear(_TernaryLinear, PackedLayer):
     kept = ("weight", "scale")
 
     def multiply(self, x: mx.array) -> mx.array:
-        y: mx.array = ternary_matmul(x.astype(mx.float32), self.weight) * self.scale
+        y: mx.array = ops.ternary_matmul(x.astype(mx.float32), self.weight) * self.scale
         return y
 
     def is_made_of(self, array: mx.array) -> bool:
@@ -312,16 +297,16 @@ class PackedBitLinear(_TernaryLinear, PackedLayer):
 
     @cached_property
     def activations(self) -> tuple[float | None, Rounding, bool]:
-        """What `ops.bit_linear` is told of the activations: epsilon, rounding, and whether."""
+        """The arguments of `ops.bit_linear` for activations: epsilon, rounding, and whether."""
         return self._norm_eps, self._rounding, self._quantize_activations
 
     def __call__(self, x: mx.array) -> mx.array:
         check_features("BitLinear", x, self.input_dims)
         eps, rounding, quantize = self.activations
         norm = None if eps is None else self.norm.weight
-        own = Projection(self.weight, self.scale, norm)
-        y = bit_linear(x, (own,), eps=eps, rounding=rounding, quantize=quantize)
-        return (y + self.bias).astype(x.dtype) if "bias" in self else y
+        own = ops.Projection(self.weight, self.scale, norm)
+        y = ops.bit_linear(x, (own,), eps=eps, rounding=rounding, quantize=quantize)
+        return add_bias(y, self.bias) if "bias" in self else y
 
 
 def set_quantization_strength(model: nn.Module, strength: float) -> int:
@@ -448,7 +433,9 @@ class PackedLinear(PackedLayer):
         super().__init__()
         check_sizes("PackedLinear", input_dims=input_dims, output_dims=output_dims)
         self.input_dims, self.output_dims = input_dims, output_dims
-        self.weight = mx.full((output_dims, packed_width(input_dims)), 0x55555555, dtype=mx.uint32)
+        self.weight = mx.full(
+            (output_dims, ops.packed_width(input_dims)), 0x55555555, dtype=mx.uint32
+        )
         self.scale = mx.ones((output_dims if has_row_scales else 1,))
         if has_column_scales:
             self.input_scale = mx.ones((input_dims,))
@@ -463,19 +450,19 @@ class PackedLinear(PackedLayer):
     def multiply(self, x: mx.array) -> mx.array:
         x = x.astype(mx.float32)
         x = x * self.input_scale if "input_scale" in self else x
-        y: mx.array = ternary_matmul(x, self.weight) * self.scale
+        y: mx.array = ops.ternary_matmul(x, self.weight) * self.scale
         return y
 
     def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
         x = x.astype(mx.float32)
         x = x * self.input_scale if "input_scale" in self else x
-        sums = gather_ternary_matmul(x, mx.unflatten(self.weight, 0, (count, -1)), indices)
+        sums = ops.gather_ternary_matmul(x, mx.unflatten(self.weight, 0, (count, -1)), indices)
         is_single = self.scale.size == 1
         scales = self.scale if is_single else mx.unflatten(self.scale, 0, (count, -1))[indices]
         return sums * scales
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
-        matrix = unpack_ternary(parts["weight"], self.input_dims) * parts["scale"][:, None]
+        matrix = ops.unpack_ternary(parts["weight"], self.input_dims) * parts["scale"][:, None]
         if "input_scale" in parts:
             matrix = matrix * parts["input_scale"]
         return matrix.astype(mx.float32)
@@ -493,7 +480,7 @@ class PackedLinear(PackedLayer):
         check_features("PackedLinear", x, self.input_dims)
         # a GPU computes the gradient in the dtype that meets the matrix
         scaled = x.astype(mx.float32) * self.input_scale if "input_scale" in self else x
-        y = ternary_matmul(scaled, self.weight, codes=False) * self.scale
+        y = ops.ternary_matmul(scaled, self.weight, codes=False) * self.scale
         if "bias" in self:
             y = y + self.bias
         return y.astype(x.dtype)
@@ -519,7 +506,7 @@ class Float32Linear(Float32Scales, nn.Linear):
     in_float32 = ("weight", "bias")
 
     def __call__(self, x: mx.array) -> mx.array:
-        return linear_product(x.astype(mx.float32), self["weight"], self.get("bias"))
+        return ops.linear_product(x.astype(mx.float32), self["weight"], self.get("bias"))
 
 
 def gathered_product(linear: nn.Module, x: mx.array, indices: mx.array, count: int) -> mx.array:
@@ -587,9 +574,12 @@ def apply_norm(norm: nn.Module, x: mx.array) -> mx.array:
         >>> [round(n, 4) for n in apply_norm(nn.RMSNorm(2), mx.array([3.0, 4.0])).tolist()]
         [0.8485, 1.1314]
     """
-    if type(norm) is nn.RMSNorm and norm["weight"].dtype in (x.dtype, mx.float32):
-        return rms_norm(x, norm["weight"], eps=norm.eps)
-    y: mx.array = norm(x)
+    y: mx.array
+    if type(norm) is nn.RMSNorm and x.size and norm["weight"].dtype in (x.dtype, mx.float32):
+        # the operation itself, because each token comes here often
+        y = rms_operation(x, norm["weight"], eps=norm.eps)
+    else:
+        y = norm(x)
     return y
 
 
@@ -618,7 +608,7 @@ def project(
         residual: Added to the result.
 
     Returns:
-        The results, one behind the other in the last axis, in the dtype of `x`.
+        The results, one after the other in the last axis, in the dtype of `x`.
 
     Raises:
         ValueError: The input does not fit a linear.
@@ -631,7 +621,7 @@ def project(
     first = linears[0]
     if _is_fused(linears, norm):
         dims = first.input_dims if gate is None else 2 * first.input_dims
-        if x.shape[-1:] != (dims,) or x.dtype not in FLOATS:
+        if x.shape[-1:] != (dims,) or x.dtype not in dispatch.FLOATS:
             check_features("BitLinear", x, dims)
         if x.size == 0:
             width = sum(linear.output_dims for linear in linears)
@@ -640,7 +630,7 @@ def project(
         weight, norm_eps = (None, None) if norm is None else (norm["weight"], norm.eps)
         # items and the operation itself, which take least time: each token comes here often
         projections = [
-            Projection(
+            ops.Projection(
                 linear["weight"],
                 linear["scale"],
                 None if eps is None else linear["norm"]["weight"],
@@ -656,10 +646,11 @@ def project(
     if gate == "silu" and norm is None and type(first) is RotatedLinear and len(linears) == 1:
         parts = [first.of_rotated(hadamard_of_gate(x, first.block, first["signs"]))]
     else:
-        x = x if gate is None else gated(x, gate)
+        x = x if gate is None else ops.gated(x, gate)
         if residual is not None and len(linears) == 1 and _adds(first, x, residual):
             x = x if norm is None else apply_norm(norm, x)
-            return mx.addmm(residual, x, first["weight"].T)
+            y = mx.addmm(residual, x, first["weight"].T)
+            return add_bias(y, first["bias"]) if "bias" in first else y
         parts = products(x, linears, norm=norm)
     y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
     return (y if residual is None else residual + y).astype(dtype)
@@ -708,19 +699,48 @@ def products(
     if norm is not None:
         x = apply_norm(norm, x)
     if len(found) > 1 and _are_one_product(linears, x):
-        return [linear_product(x, mx.concatenate([linear["weight"] for linear in linears]))]
+        return [ops.linear_product(x, mx.concatenate([linear["weight"] for linear in linears]))]
     return [apply_linear(linear, x) for linear in found]
+
+
+def project_sum(
+    x: mx.array, branch: mx.array, linears: Sequence[nn.Module], *, norm: nn.Module | None
+) -> tuple[tuple[mx.array, ...], mx.array]:
+    """As `project_apart` of a sum, and the sum.
+
+    Where its norm is rotated, both are computed in one launch.
+
+    Args:
+        x, branch: `(..., D)`.
+        linears: Modules that take `(..., D)`.
+        norm: Applied before the linears.
+
+    Returns:
+        The results in their order, and `x + branch`.
+
+    Example:
+        >>> parts, x = project_sum(mx.ones((1, 8)), mx.ones((1, 8)), [nn.Linear(8, 4)], norm=None)
+        >>> [part.shape for part in parts], x[0, 0].item()
+        ([(1, 4)], 2.0)
+    """
+    one, *more = (linear for linear, _ in joined_parts(linears))
+    if more or type(one) is not RotatedLinear or type(norm) is not nn.RMSNorm:
+        x = x + branch
+        return project_apart(x, linears, norm=norm), x
+    signs, weight = one["signs"], norm["weight"]
+    rotated, x = hadamard_of_sum(x, branch, weight, one.block, signs, eps=norm.eps)
+    return (one.of_rotated(rotated).astype(x.dtype),), x
 
 
 def _adds(linear: nn.Module, x: mx.array, residual: mx.array) -> bool:
     """Whether a GPU adds to the product in the same launch."""
-    is_plain = type(linear) is nn.Linear and "bias" not in linear
+    is_plain = type(linear) is nn.Linear
     dtypes = {x.dtype, residual.dtype, linear["weight"].dtype} if is_plain else ()
     return len(dtypes) == 1 and dispatch.metal_unavailable() is None
 
 
 def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array, int]:
-    """Where some columns stand among those of arrays that lie side by side.
+    """The place of some columns among arrays that lie side by side.
 
     Returns:
         The array that holds them, several of them copied together if there must be, and the first of
@@ -767,7 +787,7 @@ def project_gated(
         x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
         return project(x, (linear,), gate=gate, norm=norm, residual=residual)
     values, ups = parts
-    y = project(gated_activation(values, ups, gate), (linear,), norm=norm, residual=residual)
+    y = project(ops.gated_activation(values, ups, gate), (linear,), norm=norm, residual=residual)
     return y.astype(values.dtype)
 
 
@@ -776,10 +796,10 @@ def apply_linear(linear: nn.Module, x: mx.array) -> mx.array:
     `affine_product`.
     """
     if type(linear) is nn.Linear:
-        return linear_product(x, linear["weight"], linear.get("bias"))
+        return ops.linear_product(x, linear["weight"], linear.get("bias"))
     if (form := affine_form(linear)) is not None:
         y = affine_product(x, linear["weight"], form)
-        return y + linear["bias"] if "bias" in linear else y
+        return add_bias(y, linear["bias"]) if "bias" in linear else y
     y = linear(x)
     return y
 

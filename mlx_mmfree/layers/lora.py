@@ -20,7 +20,7 @@ ADAPTER_PARAMETERS = ("lora_a", "lora_b", "m")
 
 
 class AdaptedLayer(nn.Module):
-    """What linears and embeddings with an adapter share.
+    """The common part of linears and embeddings with an adapter.
 
     Args: as `LoRALinear`.
     """
@@ -104,7 +104,7 @@ class LoRALinear(AdaptedLayer):
         return y + self._low_rank(x).astype(y.dtype)
 
     def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
-        """As that of `Matrix`: all parts share `A`, and each has its own columns of `B`."""
+        """As in `Matrix`: all parts share `A`, and each has its own columns of `B`."""
         low = self.dropout(x.astype(mx.float32)) @ self.lora_a
         own = mx.unflatten(self.lora_b.T, 0, (count, -1)).swapaxes(1, 2)
         change = mx.gather_mm(low[..., None, :], own, rhs_indices=indices)[..., 0, :]

@@ -1,4 +1,4 @@
-"""What models of images are built of: convolutions of maps, and what branches of blocks are given."""
+"""The parts of image models: convolutions of maps, and the arguments of branches of blocks."""
 
 import math
 from functools import partial
@@ -152,7 +152,7 @@ class Convolution(nn.Module):
 
 
 def gather_windows(x: mx.array, side: int, stride: int) -> mx.array:
-    """What each window holds, row by row.
+    """The contents of each window, row by row.
 
     Args:
         x: Maps `(B, H, W, D)`.

@@ -1,4 +1,4 @@
-"""What a linear layer or an embedding says of its matrix, and what a model says of its parameters."""
+"""The matrix of a linear layer or an embedding, and how a model describes its parameters."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
@@ -8,21 +8,23 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..ops import AffineForm, dense_matmul
-from ..ops.backend.dispatch import metal_unavailable, on_cpu
+from ..ops.backend.dispatch import FLOATS, metal_unavailable, on_cpu
 from ..ops.dense_matmul import BITS, GROUP_SIZES
-from ..ops.float_dtypes import FLOATS
+
+FEW_BITS = (1, 2)
+"""The bits of codes that stand for signs or trits."""
 
 
 class Matrix:
     """The matrix `W`, `(output_dims, input_dims)`, of a linear layer or an embedding.
 
-    A layer of this package is a `Matrix` itself; `matrix_of` adapts those of MLX.
+    A layer of this package is a `Matrix` itself; `matrix_of` adapts MLX's layers.
 
     Attributes:
         holds_floats: The parameter `weight` of the layer is the matrix itself.
         holds_trits: The layer holds trits of 2 bits (`ops.ternary`) and scales.
         holds_codes: The layer holds codes, scales and biases of MLX's affine form.
-        is_shared: The layer holds none of its own, as a head that shares that of an embedding. A layer
+        is_shared: The layer holds no matrix of its own, as a head that shares the embedding's. A layer
             that neither shares one nor holds floats is packed: its weights have few bits.
         is_ternary: The layer is a `BitLinear` in one of its forms: it computes with the trits of the
             matrix that it is given, whatever its values.
@@ -95,7 +97,7 @@ class Matrix:
         raise NotImplementedError
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
-        """The float matrix, given the layer's parameters; that of few bits is float32."""
+        """The float matrix, given the layer's parameters; a matrix of few bits gives float32."""
         return parts["weight"]
 
     def is_made_of(self, array: mx.array) -> bool:
@@ -190,18 +192,14 @@ class _Codes(_OfMLX):
     def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
         layer: Any = self._layer
         parts = (mx.unflatten(layer[key], 0, (count, -1)) for key in ("weight", "scales", "biases"))
-        weight, scales, biases = parts
-        y = mx.gather_qmm(
-            x.astype(mx.float32)[..., None, :],
-            weight,
-            scales.astype(mx.float32),
-            biases.astype(mx.float32),
-            rhs_indices=indices,
-            transpose=True,
-            group_size=layer.group_size,
-            bits=layer.bits,
-        )
-        return y[..., 0, :]
+        rows, is_few = x.astype(mx.float32)[..., None, :], indices.size < count
+        # the scales of all parts would be most of what few rows read
+        weight, scales, biases = (part[indices] if is_few else part for part in parts)
+        codes = weight, scales.astype(mx.float32), biases.astype(mx.float32)
+        form = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
+        if is_few:
+            return mx.quantized_matmul(rows, *codes, **form)[..., 0, :]
+        return mx.gather_qmm(rows, *codes, rhs_indices=indices, **form)[..., 0, :]
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
         scales, biases = (parts[key].astype(mx.float32) for key in ("scales", "biases"))
@@ -259,7 +257,7 @@ def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
 
 
 def affine_form(layer: nn.Module) -> AffineForm | None:
-    """What turns the codes of a layer of MLX into weights; `None` unless `dense_matmul` takes it."""
+    """The form of the codes of a layer of MLX; `None` unless `dense_matmul` takes it."""
     if type(layer) not in (nn.QuantizedLinear, nn.QuantizedEmbedding) or layer.mode != "affine":
         return None
     size, bits = layer.group_size, layer.bits
@@ -289,7 +287,7 @@ def parameters(model: nn.Module) -> dict[str, mx.array]:
 
 
 def kept_names(model: nn.Module) -> set[str]:
-    """Names of the parameters whose dtype never changes: those of packed matrices."""
+    """Names of the parameters whose dtype never changes: the parameters of packed matrices."""
     return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
 
 
@@ -309,8 +307,8 @@ def converted(model: Model, dtype: mx.Dtype, kept: Collection[str] = ()) -> Mode
 class StoredLayout(NamedTuple):
     """The layout of an array on disk.
 
-    A layer says it of its parameters, and of those of its parts, as `stored_layouts`, a mapping from
-    their names behind its own path.
+    A layer says it of its parameters, and of its parts', as `stored_layouts`, a mapping from their names
+    after its own path.
 
     Attributes:
         shape: The shape on disk.

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from ..ops.float_dtypes import FLOATS
+from ..ops.backend.dispatch import FLOATS
 from .arguments import check_features, check_sequences
 from .attention.options import Quantization
 from .context import Context
@@ -23,12 +23,12 @@ Group = mx.distributed.Group
 class Partition(NamedTuple):
     """The parts of a mixer of which each process holds an equal share: some heads, or some channels.
 
-    A projection divided by its outputs needs no word from the others; the one behind it is divided by
+    A projection divided by its outputs needs no word from the others; the one after it is divided by
     its inputs, and its results are added up (Shoeybi et al., arXiv 1909.08053).
 
     Attributes:
         columns: The projections that are divided by their outputs, and of how many equal sections each
-            consists: 2 where it holds gate and up one behind the other.
+            consists: 2 where it holds gate and up one after the other.
         rows: The projection that is divided by its inputs.
         norm: An RMSNorm over all of the divided channels.
         counts: Attributes that count heads or channels.
@@ -62,7 +62,7 @@ State = Any
 
 
 class StatesByPosition(NamedTuple):
-    """What a mixer carried after each token of a call, where it cannot take tokens back.
+    """The state of a mixer after each token of a call, where it cannot take tokens back.
 
     Attributes:
         states: One state for each position, first to last.
@@ -74,15 +74,19 @@ class StatesByPosition(NamedTuple):
 class StateKind:
     """The states of one mixer.
 
-    The defaults are those of plain arrays whose sizes stay, as a recurrence carries them. A mixer whose
+    The defaults serve plain arrays whose sizes stay, as a recurrence carries them. A mixer whose
     state grows with the text returns a kind of its own.
 
     Args:
         init_state: That of the mixer.
         is_fixed: Whether the shapes stay while tokens are read.
+
+    Attributes:
+        takes_steps: Whether `attention_step` computes what the layer does with a single token.
     """
 
     _is_fixed: bool = False
+    takes_steps: bool = False
 
     def __init__(self, init_state: Callable[[int, mx.Dtype], State], *, is_fixed: bool):
         self._init_state = init_state
@@ -90,12 +94,8 @@ class StateKind:
 
     @property
     def settings(self) -> str:
-        """What of the mixer's arguments its states depend on, beside their shapes and its weights."""
+        """The arguments of the mixer that its states depend on, beside their shapes and its weights."""
         return ""
-
-    def empty(self, batch_size: int, dtype: mx.Dtype) -> State:
-        """The state before the first position."""
-        return self._init_state(batch_size, dtype)
 
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
         """A state of the shapes and dtypes that `length` tokens leave, unpadded.
@@ -106,7 +106,7 @@ class StateKind:
 
     @property
     def exact_length(self) -> int | None:
-        """The most tokens of a row whose state is exact; behind them it is quantised. `None`: all."""
+        """The most tokens of a row whose state is exact; after them it is quantised. `None`: all."""
         return None
 
     def is_of_batch(self, state: State, length: int) -> bool:
@@ -124,6 +124,16 @@ class StateKind:
     def rewound(self, state: State, count: int) -> State:
         """The state before its last `count` tokens, where `can_rewind` promised it."""
         raise NotImplementedError
+
+    def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> State:
+        """The state of which another form is held, which has the shapes of its arrays.
+
+        Args:
+            state: Something with a `shape` in the place of each array.
+            array: Makes the array of it; with a number, so many slots of it on axis 2.
+            after: How many of its last tokens `rewound` takes back.
+        """
+        return tree_map(array, state)
 
     @property
     def is_renewed(self) -> bool:
@@ -148,7 +158,7 @@ class StateKind:
         return state
 
     def joined(self, states: Sequence[State]) -> State:
-        """The rows of several states, one behind the other; each goes on as it would alone.
+        """The rows of several states, one after the other; each goes on as it would alone.
 
         Args:
             states: In the ordinary form, one at least. Their rows may have read different texts.
@@ -175,7 +185,7 @@ class TokenMixer(nn.Module):
     The state is returned, never kept or changed in place. Positions where `valid`, booleans `(B, L)`,
     is `False` are padding and change nothing. Where `starts`, booleans `(B, L)`, is `True` and the
     position is no padding, a new sample begins in the row: nothing before it is seen from there on,
-    and the result, the gradient and the state returned are those of that sample alone.
+    and the result, the gradient and the state returned are as for that sample alone.
 
     A mixer is made as `Mixer(dims, *, ..., linear=nn.Linear)`, with `is_causal` and `max_length` only
     where they mean something. What its kind can do is declared:
@@ -259,7 +269,7 @@ class TokenMixer(nn.Module):
         """How much of each position's values the result of each position holds, to be looked at.
 
         Times the values of a head, they are what the mixer computes before its output's gates, norms
-        and projection. Recurrences give those of their unrolled form.
+        and projection. Recurrences give the weights of their unrolled form.
 
         Args:
             x: A sequence from its beginning, without padding, `(B, L, D)`.
@@ -277,7 +287,7 @@ class TokenMixer(nn.Module):
 
     @property
     def state_kind(self) -> StateKind:
-        """What can be done with its states."""
+        """The operations on its states."""
         return StateKind(self.init_state, is_fixed=self.recurrent)
 
     def __call__(
@@ -298,7 +308,7 @@ class TokenMixer(nn.Module):
 
         Args:
             x: The sequence, or the residual stream before its norm, `(B, L, D)`.
-            state: The state before; `None`: that of an empty text.
+            state: The state before; `None`: the state of an empty text.
             valid: Booleans `(B, L)`, `False` where padded.
             starts: Booleans `(B, L)`, `True` where another sample begins in the row.
             memory: A second sequence.
@@ -334,7 +344,7 @@ class TokenMixer(nn.Module):
         return y if residual is None else residual + y, state
 
     mix: Callable[..., tuple[mx.array, State]]
-    """What a mixer computes: `mix(x, state, context, **arguments)` gives `(B, L, D)` and the new state,
+    """The mixer itself: `mix(x, state, context, **arguments)` gives `(B, L, D)` and the new state,
     for the checked input and a state. One that `fuses` is given `norm` and `residual` by name too."""
 
     def _check_takes(self, starts: mx.array | None, memory: Any) -> None:
@@ -356,7 +366,7 @@ def one_by_one(
     state: State,
     context: Context,
 ) -> tuple[mx.array, StatesByPosition]:
-    """What `mix` makes of each position after those before it, and the state after each."""
+    """The result of `mix` for each position after those before it, and the state after each."""
     parts, states = [], []
     calls = [context.at(n) for n in range(x.shape[1])]
     for n, call in enumerate(calls):
@@ -370,12 +380,14 @@ def one_by_one(
 class ChannelMixer(nn.Module):
     """A module that mixes within each position; a subclass computes it in `mix`.
 
-    One that looks back, as that of RWKV does, is a `TokenMixer`, which a block takes in its place.
+    One that looks back, as RWKV's does, is a `TokenMixer`, which a block takes in its place.
 
     Attributes:
         name: What a description of a model calls it; `""`: the name of its file.
         partition: How it is divided between processes; `None`: it cannot be.
         shared_inputs: As of a `TokenMixer`.
+        adds_branch: Whether a block leaves to it, where its first projection is rotated, the sum of
+            the residual stream and the branch before it: a mixer whose first launch adds.
 
     Shape:
         `x` and `y`: `(..., D)`.
@@ -389,14 +401,20 @@ class ChannelMixer(nn.Module):
     """
 
     name: ClassVar[str] = ""
+    adds_branch: ClassVar[bool] = False
     partition: Partition | None = None
 
     def take_part(self, group: Group) -> None:
-        """As that of a `TokenMixer`."""
+        """As in `TokenMixer`."""
 
     def mix(self, x: mx.array) -> mx.array:
-        """What the mixer computes, `(..., D)`."""
+        """The result of the mixer, `(..., D)`."""
         raise NotImplementedError
+
+    def of_sum(self, x: mx.array, branch: mx.array, norm: nn.Module | None) -> mx.array:
+        """`u + mixer(norm(u))`, where `u` is the sum of both."""
+        x = x + branch
+        return self(x, norm=norm, residual=x)
 
     def __call__(
         self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None

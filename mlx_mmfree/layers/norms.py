@@ -76,7 +76,7 @@ class PlacedRMSNorm(nn.Module):
 
 
 def store_less_one(norm: nn.Module) -> None:
-    r"""Says of an RMSNorm that files hold its gain less 1, as those of Gemma and Qwen3.5 do.
+    r"""Says of an RMSNorm that files hold its gain less 1, as files of Gemma and Qwen3.5 do.
 
     .. math::
         y = \frac{x}{\sqrt{\mathrm{mean}(x^2) + \epsilon}}\,(1 + w)
@@ -109,7 +109,7 @@ class BatchNorm(nn.Module):
     .. math::
         y_c = \frac{x_c - \mu_c}{\sqrt{\sigma_c^2 + \epsilon}}\,\gamma_c + \beta_c
 
-    In training, :math:`\mu` and :math:`\sigma^2` are those of the batch, and the running ones follow
+    In training, :math:`\mu` and :math:`\sigma^2` are the batch's, and the running ones follow
     them. In evaluation they are the running ones: the norm is one product and one sum for a channel,
     which `of_linear` joins with the matrix before it. A frozen norm, as under an adapter, keeps to the
     running ones in training too. Unlike MLX's own, it adds long sums block by block, and it counts
@@ -170,7 +170,7 @@ class BatchNorm(nn.Module):
         return y.astype(x.dtype)
 
     def scale_and_shift(self) -> tuple[mx.array, mx.array]:
-        """What a channel is multiplied by in evaluation, and what is added then: float32 `(D,)`."""
+        """The factor of a channel in evaluation, and the term that is then added: float32 `(D,)`."""
         mean, var, bias = (
             self[name].astype(mx.float32) for name in ("running_mean", "running_var", "bias")
         )
@@ -212,7 +212,7 @@ class BatchNorm(nn.Module):
 
 
 def running_statistics(model: nn.Module) -> dict[str, mx.array]:
-    """What training steps change in a model without a gradient, by names in memory."""
+    """The arrays that training steps change in a model without a gradient, by names in memory."""
     return {
         f"{path}.{name}": array
         for path, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""What recurrences share: gates, and sums over what was read."""
+"""The common parts of recurrences: gates, and sums over what was read."""
 
 import mlx.core as mx
 
@@ -77,7 +77,7 @@ def weights_of_gates(gate: mx.array, free: mx.array) -> mx.array:
 
 
 def with_ones(v: mx.array) -> mx.array:
-    """Values with a further one, always 1, whose sum is that of the keys: `(..., V + 1)`."""
+    """Values with a further one, always 1, whose sum is the sum of the keys: `(..., V + 1)`."""
     return mx.concatenate([v, mx.ones((*v.shape[:-1], 1), v.dtype)], axis=-1)
 
 

@@ -1,7 +1,7 @@
 """Linear layers of which each process of a group holds a part (tensor parallelism).
 
 After Shoeybi et al. (arXiv 1909.08053): a projection split by outputs needs no communication, the one
-behind it is split by inputs and sums its parts over the group. Dense and quantised linears become
+after it is split by inputs and sums its parts over the group. Dense and quantised linears become
 MLX's own sharded ones; here are the ternary ones.
 """
 
@@ -55,7 +55,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         y = \Big(\sum_r q_r\,t_r^\top\Big)\,m / s + b
 
     The sums over :math:`r` are sums of integers, and the activation scale :math:`s` comes from the
-    largest magnitude over all processes: codes and products are those of one process. Where a norm
+    largest magnitude over all processes: codes and products are as in one process. Where a norm
     lies before, the processes exchange its input and each computes the whole norm, since a mean square
     that is added up in another order would move codes at rounding boundaries.
 
@@ -102,7 +102,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
     ) -> mx.array:
         """The layer with what lies around it, in float32, as `layers.project` has it.
 
-        `norm` is that of whole tokens.
+        `norm` acts on whole tokens.
         """
         check_features("BitLinear", x, self.input_dims * (1 if gate is None else 2))
         z = x.astype(mx.float32)

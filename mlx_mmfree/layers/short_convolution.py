@@ -136,7 +136,7 @@ def shifted(x: mx.array, before: mx.array, context: Context) -> tuple[mx.array, 
 
 
 def _last_places(tokens: RealTokens, length: int, kernel_size: int) -> mx.array:
-    """Where the last inputs stand among those carried and those of the call, `(B, K - 1, 1)`."""
+    """Where the last inputs stand among the carried ones and the call's, `(B, K - 1, 1)`."""
     count = length if tokens.counts is None else tokens.counts[:, None, None]
     return mx.arange(kernel_size - 1)[:, None] + count
 

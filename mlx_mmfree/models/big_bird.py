@@ -1,6 +1,6 @@
 """Big Bird (Zaheer et al., arXiv 2007.14062): an encoder with near, global and random blocks.
 
-Random blocks are those of transformers, which in evaluation takes block 0 for each of them.
+Random blocks are chosen as in transformers, which in evaluation takes block 0 for each of them.
 """
 
 from collections.abc import Mapping

@@ -64,7 +64,7 @@ def _why_not_in_transformers(config: Config) -> str | None:
 def _shape(
     dims: int, hidden_dims: int, layers: int, heads: tuple[int, int], vocab_size: int
 ) -> dict[str, Any]:
-    """A published shape; `heads` are those of queries, and of keys and values."""
+    """A published shape; `heads` counts queries, and keys and values."""
     return {
         "model_type": "bitnet",
         "vocab_size": vocab_size,

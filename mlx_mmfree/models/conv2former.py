@@ -1,6 +1,6 @@
 """Conv2Former (Hou et al., arXiv 2211.11943): values weighted by convolutions, as in attention.
 
-Names of tensors are those of the code that belongs to the paper. No weights are on the Hub.
+Names of tensors follow the paper's code. No weights are on the Hub.
 """
 
 from collections.abc import Mapping

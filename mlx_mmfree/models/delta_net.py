@@ -31,23 +31,18 @@ class Config(ExpandedConfig):
     use_gate: bool = key("The output is gated.", boolean, False)
     allow_neg_eigval: bool = key("Twice as much is replaced.", boolean, False)
 
+    def of_mixer(self) -> dict[str, Any]:
+        return {
+            **super().of_mixer(),
+            "conv_size": self.conv_size,
+            "use_gate": self.use_gate,
+            "allow_negative": self.allow_neg_eigval,
+        }
+
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights."""
-
-    def mixer() -> DeltaNet:
-        return DeltaNet(
-            config.hidden_size,
-            num_heads=config.num_heads,
-            key_dims=config.key_dims,
-            value_dims=config.value_dims,
-            conv_size=config.conv_size,
-            use_gate=config.use_gate,
-            allow_negative=config.allow_neg_eigval,
-            norm_eps=config.norm_eps,
-        )
-
-    return build_recurrent(config, mixer, Decoder)
+    return build_recurrent(config, lambda: DeltaNet(**config.of_mixer()), Decoder)
 
 
 ARCHITECTURE = Architecture(

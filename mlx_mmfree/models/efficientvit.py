@@ -23,7 +23,7 @@ from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_ra
 
 
 class InvertedBottleneck(nn.Module):
-    r"""A depthwise convolution of more channels than there are before it and behind it.
+    r"""A depthwise convolution of more channels than there are before and after it.
 
     .. math::
         f(x) = \mathrm{norm}\Big(W_\mathrm{down}\,a\big(\mathrm{norm}(\mathrm{dwconv}(
@@ -231,7 +231,7 @@ def build(config: Config) -> ImageClassifier:
         *[InvertedBottleneck(stem, stem, is_residual=True) for _ in range(config.depths[0])],
     )
     inner, outer = config.head_widths
-    # what stands behind the last stage still sees places
+    # what follows the last stage still sees places
     neck = nn.Sequential(
         Convolution(widths[-1], inner, 1, bias=False, norm=BatchNorm(inner)), hardswish
     )

@@ -42,6 +42,8 @@ WEIGHT_NAMES = transformer.weight_names() | {
 class _GeGLU(GatedLinearUnit):
     """Feed-forward with the approximation of GELU, which no kernel has."""
 
+    adds_branch = False
+
     def __call__(
         self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None
     ) -> mx.array:

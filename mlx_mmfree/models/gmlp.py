@@ -37,7 +37,7 @@ class Config(PatchConfig):
 
 
 class _Block(ImageBlock):
-    """A block whose matrix along the sequence is stored as that of a linear layer."""
+    """A block whose matrix along the sequence is stored as the weight of a linear layer."""
 
     @property
     def stored_layouts(self) -> dict[str, StoredLayout]:

@@ -19,16 +19,7 @@ from ..files.declared import declare
 from ..layers import BitLinear, TiedBitLinear
 from ..token_mixers import MLGRU
 from .parts.architecture import Architecture, draw_weights
-from .parts.fields import (
-    HubConfig,
-    activation,
-    boolean,
-    integer,
-    key,
-    number,
-    standard_deviation,
-    word,
-)
+from .parts.fields import HubConfig, activation, boolean, integer, key, number, weight_std, word
 from .parts.recurrent import BoundedDecoder
 from .parts.stack import Block
 
@@ -83,7 +74,7 @@ class Config(HubConfig):
         "ternary",
         among=("ternary", "dense"),
     )
-    initializer_range: float = standard_deviation()
+    initializer_range: float = weight_std()
 
     @property
     def recurrence_dims(self) -> int:

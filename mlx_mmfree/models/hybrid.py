@@ -1,7 +1,7 @@
 """A transformer of the Llama family with other token mixers in place of its attention.
 
-It is what distillation makes of a transformer: embedding, norms, feed-forward and head are those of the
-base, and each layer has a mixer by name.
+It is what distillation makes of a transformer: embedding, norms, feed-forward and head are the
+base's, and each layer has a mixer by name.
 """
 
 from collections.abc import Sequence

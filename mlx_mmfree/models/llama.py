@@ -54,7 +54,7 @@ def _as_in_transformers(config: Config) -> Any:
 def _shape(
     dims: int, hidden_dims: int, layers: int, heads: tuple[int, int, int], vocab_size: int
 ) -> dict[str, Any]:
-    """A published shape; `heads` are those of queries, of keys and values, and their dims."""
+    """A published shape; `heads` counts queries, keys and values, and gives their dims."""
     return {
         "model_type": "llama",
         "vocab_size": vocab_size,
@@ -77,7 +77,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    packed_forms=PACKED_FORMS,
+    packed_forms=(*PACKED_FORMS, "hadamard"),
     may_hold_masters=True,
     is_ternarizable=True,
     mlx_lm=_needs_mlx_lm_file,

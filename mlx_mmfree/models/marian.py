@@ -1,6 +1,6 @@
 """Marian, the Transformer of Vaswani et al. (arXiv 1706.03762) as trained by Helsinki-NLP.
 
-Norms stand behind the sums, positions are sines before cosines, and one table embeds both texts and
+Norms follow the sums, positions are sines before cosines, and one table embeds both texts and
 makes the logits, with a bias for each token.
 """
 
@@ -25,8 +25,8 @@ from .parts.fields import (
     integer,
     key,
     refuse_unless,
-    standard_deviation,
     token_id,
+    weight_std,
 )
 from .parts.stack import Block, Stack
 
@@ -96,7 +96,7 @@ class Config(HubConfig):
     eos_token_id: int = key("The token after the last.", token_id, 0)
     decoder_start_token_id: int = key("The token before the first of the target.", token_id, 58100)
     num_beams: int = key("Beams that its publishers search with.", integer, 1, high=1024)
-    init_std: float = standard_deviation()
+    init_std: float = weight_std()
 
     def __post_init__(self) -> None:
         for name in ("encoder_attention_heads", "decoder_attention_heads"):

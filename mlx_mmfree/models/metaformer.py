@@ -26,9 +26,9 @@ from .parts.fields import (
     key,
     number,
     one_of,
-    standard_deviation,
     token_id,
     usual_word,
+    weight_std,
 )
 from .parts.mixers import MixerChoice, MixerPositions, read_choices
 from .parts.stack import Block, Decoder, NormOrder, ReversibleBlock, Stack, TokenModel
@@ -134,7 +134,7 @@ class Config(HubConfig):
         boolean,
         False,
     )
-    initializer_range: float = standard_deviation()
+    initializer_range: float = weight_std()
     eos_token_id: int = key(
         "The token that ends a text; that of a vocabulary that `mmfree train` makes is 0. An "
         "encoder-decoder begins its target with it too.",
@@ -185,7 +185,7 @@ def build(config: Config) -> TokenModel:
         UnsupportedModelError: A mixer is unknown, or cannot do what the task asks of it.
     """
     dims, eps = config.hidden_size, config.norm_eps
-    # norms behind the sums stand behind the last one too (arXiv 1706.03762)
+    # norms after the sums follow the last one too (arXiv 1706.03762)
     is_post = config.norm_order == "post"
     norm = nn.Identity if is_post else partial(_NORMS[config.norm], dims, eps=eps)
     is_causal = config.task in ("causal_lm", "encoder_decoder")

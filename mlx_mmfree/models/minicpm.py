@@ -57,7 +57,7 @@ class Config(transformer.TransformerConfig):
 
     @property
     def branch_scale(self) -> float:
-        """What each branch is multiplied by."""
+        """The factor of each branch."""
         return self.scale_depth / math.sqrt(self.num_hidden_layers)
 
 

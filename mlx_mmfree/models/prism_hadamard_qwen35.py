@@ -21,7 +21,7 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Config(qwen3_5_text.Config):
-    """The description of the text model, behind a check of what is said of the rotation."""
+    """The description of the text model, after its rotation has been checked."""
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:

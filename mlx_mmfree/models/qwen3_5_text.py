@@ -85,7 +85,7 @@ def newer_name(name: str, names: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class Config(TransformerConfig):
-    """The description of one text model, alone or in that of a model of texts and pictures."""
+    """The description of one text model, alone or within a model of texts and pictures."""
 
     model_type: ClassVar[str] = "qwen3_5_text"
     hub_class: ClassVar[str] = "Qwen3_5ForCausalLM"

@@ -31,7 +31,7 @@ from .parts.fields import (
     key,
     number,
     refuse_unless,
-    standard_deviation,
+    weight_std,
 )
 from .parts.stack import Decoder, ReversibleBlock
 
@@ -132,7 +132,7 @@ class ReformerConfig(HubConfig):
         high=2**63 - 1,
     )
     layer_norm_eps: float = key("Epsilon of the norms.", number, 1e-12, low=1e-15, high=1.0)
-    initializer_range: float = standard_deviation()
+    initializer_range: float = weight_std()
 
     def __post_init__(self) -> None:
         dims = self.axial_pos_embds_dim

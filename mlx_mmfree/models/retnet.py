@@ -23,17 +23,7 @@ class Config(ExpandedConfig):
 
 def build(config: Config) -> Decoder:
     """A model with fresh weights."""
-
-    def mixer() -> RetNet:
-        return RetNet(
-            config.hidden_size,
-            num_heads=config.num_heads,
-            key_dims=config.key_dims,
-            value_dims=config.value_dims,
-            norm_eps=config.norm_eps,
-        )
-
-    return build_recurrent(config, mixer, Decoder)
+    return build_recurrent(config, lambda: RetNet(**config.of_mixer()), Decoder)
 
 
 ARCHITECTURE = Architecture(

@@ -13,15 +13,7 @@ from ..layers.context import Context
 from ..layers.mixer import State
 from ..token_mixers import RWKV7, RWKV7Channel
 from .parts.architecture import Architecture, draw_weights
-from .parts.fields import (
-    HubConfig,
-    boolean,
-    integer,
-    key,
-    number,
-    refuse_unless,
-    standard_deviation,
-)
+from .parts.fields import HubConfig, boolean, integer, key, number, refuse_unless, weight_std
 from .parts.stack import Block, Decoder
 
 
@@ -55,7 +47,7 @@ class Config(HubConfig):
     max_position_embeddings: int = key(
         "The longest text of training; nothing depends on it.", integer, 2048, high=2**40
     )
-    initializer_range: float = standard_deviation()
+    initializer_range: float = weight_std()
 
     @property
     def num_heads(self) -> int:

@@ -35,7 +35,7 @@ class PatchMerging(nn.Module):
 
     Args:
         dims: Dims `D`.
-        output_dims: Dims behind it. Default: `2 * dims`.
+        output_dims: Dims of the result. Default: `2 * dims`.
         norm_eps: Epsilon of the norm.
         linear: Makes the projection, called as `linear(input_dims, output_dims, bias=...)`.
 

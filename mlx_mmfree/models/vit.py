@@ -124,7 +124,7 @@ class SelectingStage(Stage):
         self._prefix = prefix
 
     def until_last(self, x: mx.array) -> mx.array:
-        """What enters the last pair, or the last block if that has no partner."""
+        """The input of the last pair, or of the last block if that has no partner."""
         if not self.is_selecting:
             return super().until_last(x)
         whole = len(self._pairs) - (len(self.blocks) + 1) % 2
@@ -183,7 +183,7 @@ class SelectingStage(Stage):
 
 
 def with_scores(block: ImageBlock, x: mx.array) -> tuple[mx.array, mx.array]:
-    """What a block with softmax attention gives, and the products of its queries and keys, float32."""
+    """The result of a block with softmax attention, and its products of queries and keys, float32."""
     mixer: SelfAttention = block.mixer
     projected = mixer.project_inner(block.mixer_norm(x), None)
     q, k, v = (split_heads(part, mixer.num_heads) for part in mx.split(projected, 3, axis=-1))

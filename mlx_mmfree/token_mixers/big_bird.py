@@ -39,7 +39,7 @@ class BigBird(TokenMixer):
     `n - 1` and `r` random ones of the head; the first and the last block see everything. This is the
     "internal" form, ITC. Up to :math:`(5 + 2r) S` tokens all are seen, as in the published code, but
     with a plan of one's own only up to two blocks. Blocks are those of a call with its padding, which
-    none sees, behind the tokens: the last one may hold padding alone.
+    none sees, after the tokens: the last one may hold padding alone.
 
     A plan says which blocks are random. "drawn" draws them anew for each number of blocks, always the
     same ones, from the blocks that a block does not see anyway. "released" does what transformers does:
@@ -147,7 +147,7 @@ class BigBird(TokenMixer):
         return read_without_padding(x, context, self._attend)
 
     def _attend(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
-        """Attention of rows whose padding stands behind."""
+        """Attention of rows whose padding comes last."""
         queries, keys, values = (
             split_heads(self[name](x), self.num_heads) for name in _PROJECTIONS
         )

@@ -17,7 +17,7 @@ from ..ops.activations import relu
 
 
 class CosFormerState(NamedTuple):
-    """What a causal `CosFormer` carries.
+    """The state of a causal `CosFormer`.
 
     Attributes:
         sums: The sums of all features of keys with their values and, as a further column, alone,

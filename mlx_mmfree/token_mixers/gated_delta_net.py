@@ -5,22 +5,16 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..layers import delta_rule
 from ..layers.arguments import check_optional_sizes, dims_of_a_head
 from ..layers.context import Context
-from ..layers.delta_rule import (
-    DeltaRuleMixer,
-    DeltaRuleState,
-    fresh_decay_log,
-    fresh_step_bias,
-    gated_output,
-)
 from ..layers.linear import apply_norm, columns, products, project
 from ..layers.mixer import Linears, StatesByPosition, factory_of, one_by_one
 from ..ops.gated_delta_net import delta_rule_inputs, delta_rule_output, head_gates
 from ..ops.gated_delta_rule import led_by_delta_rule
 
 
-class GatedDeltaNet(DeltaRuleMixer):
+class GatedDeltaNet(delta_rule.DeltaRuleMixer):
     r"""DeltaNet whose state decays, by one gate for each head.
 
     .. math::
@@ -45,7 +39,7 @@ class GatedDeltaNet(DeltaRuleMixer):
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
         norm_eps: Epsilon of the norm.
-        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other, and
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one after the other, and
             one convolution, `qkv_conv`, reads them, as in Qwen3.5; the last projection is `out_proj`.
 
     Shape:
@@ -106,24 +100,24 @@ class GatedDeltaNet(DeltaRuleMixer):
             is_stacked=is_stacked,
         )
         self.decay_proj = factory_of(linear, "decay_proj")(dims, heads, bias=bias)
-        self.decay_log = fresh_decay_log(heads)
-        self.step_bias = fresh_step_bias(heads)
+        self.decay_log = delta_rule.fresh_decay_log(heads)
+        self.step_bias = delta_rule.fresh_step_bias(heads)
         self.gate_proj = factory_of(linear, "gate_proj")(dims, heads * value_dim, bias=bias)
-        # those of gates last
+        # the gates' projections last
         self.shared_inputs += ("gate_proj", "beta_proj", "decay_proj")
 
     def mix(
         self,
         x: mx.array,
-        state: DeltaRuleState,
+        state: delta_rule.DeltaRuleState,
         context: Context,
         *,
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
-    ) -> tuple[mx.array, DeltaRuleState | StatesByPosition]:
+    ) -> tuple[mx.array, delta_rule.DeltaRuleState | StatesByPosition]:
         if context.valid is None and context.starts is None and not context.by_position:
             return self._mix(x, state, norm, residual)
-        after: DeltaRuleState | StatesByPosition
+        after: delta_rule.DeltaRuleState | StatesByPosition
         x = x if norm is None else apply_norm(norm, x)
         if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
             y, after = one_by_one(self.mix, x, state, context)
@@ -134,10 +128,10 @@ class GatedDeltaNet(DeltaRuleMixer):
     def _mix(
         self,
         x: mx.array,
-        state: DeltaRuleState,
+        state: delta_rule.DeltaRuleState,
         norm: nn.Module | None,
         residual: mx.array | None,
-    ) -> tuple[mx.array, DeltaRuleState]:
+    ) -> tuple[mx.array, delta_rule.DeltaRuleState]:
         """Without padding and other samples, in few launches of a GPU."""
         sizes, output_norm = self._sizes, self["output_norm"]
         parts = products(x, [self[name] for name in self["shared_inputs"]], norm=norm)
@@ -157,10 +151,12 @@ class GatedDeltaNet(DeltaRuleMixer):
         o, memory = led_by_delta_rule(q, written, v, read, f, state.memory)
         weight, eps = output_norm["weight"], output_norm.eps
         y = delta_rule_output(o, gate, weight, eps=eps, first=first).astype(x.dtype)
-        return project(y, (self[self._output],), residual=residual), DeltaRuleState(last, memory)
+        return project(y, (self[self._output],), residual=residual), delta_rule.DeltaRuleState(
+            last, memory
+        )
 
     def gates(self, x: mx.array) -> mx.array:
         return head_gates(self["decay_proj"](x), self["decay_log"], self["step_bias"])
 
     def finish(self, o: mx.array, x: mx.array) -> mx.array:
-        return gated_output(self["output_norm"], o, self["gate_proj"](x))
+        return delta_rule.gated_output(self["output_norm"], o, self["gate_proj"](x))

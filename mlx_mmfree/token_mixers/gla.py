@@ -16,7 +16,7 @@ from ..ops.activations import log_sigmoid
 
 
 class GLAState(NamedTuple):
-    """What a `GLA` carries.
+    """The state of a `GLA`.
 
     Attributes:
         memory: The recurrent state, float32 `(B, H, K, V)`.

@@ -33,7 +33,7 @@ class GMLP(KeyValueMixer):
     Args:
         dims: Model dims `D`.
         max_length: The longest sequence `T`.
-        hidden_dims: Channels behind :math:`W_i`, both halves. Default: `4 * dims`.
+        hidden_dims: Channels after :math:`W_i`, both halves. Default: `4 * dims`.
         num_heads: Matrices along the sequence, each for an equal part of the channels.
         attention_dims: Dims of queries, keys and values of the small attention; `None`: there is none.
         norm_eps: Epsilon of the norm.

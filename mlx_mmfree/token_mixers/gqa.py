@@ -34,8 +34,8 @@ class GQA(SelfAttention):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
-        output_bias: Whether that of the output has one. Default: `bias`.
-        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other.
+        output_bias: Whether the output projection has one. Default: `bias`.
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one after the other.
         is_gated: Each head of queries comes with a gate as wide from the same projection, and what the
             head reads is multiplied by its sigmoid (Qiu et al., arXiv 2505.06708).
         rope: Rotates queries and keys, made for `head_dim` or for its first dims; `None`: it does not.
@@ -166,7 +166,7 @@ class LocalAttention(GQA):
     Args:
         dims: Model dims `D`.
         block_size: Tokens `S` of a block.
-        neighbours: Blocks `n` that are seen before the own one, and behind it if it is not causal.
+        neighbours: Blocks `n` that are seen before the own one, and after it if it is not causal.
         num_heads: Query heads `H`.
         num_kv_heads: Key and value heads `G`, a divisor of `H`. Default: `num_heads`.
         head_dim: Dims `K` of a head. Default: `dims / num_heads`.

@@ -16,7 +16,7 @@ from ..ops.activations import silu
 
 
 class HGRNState(NamedTuple):
-    """What an `HGRN` carries.
+    """The state of an `HGRN`.
 
     Attributes:
         hidden: The recurrent state, float32 `(B, E)`.

@@ -16,7 +16,7 @@ from ..ops.activations import silu
 
 
 class HGRN2State(NamedTuple):
-    """What an `HGRN2` carries.
+    """The state of an `HGRN2`.
 
     Attributes:
         memory: The recurrent state, float32 `(B, H, K, V)`.
@@ -39,7 +39,7 @@ class HGRN2(TokenMixer):
         y_t &= W_o\,\mathrm{RMSNorm}(q_t\,S_t\,s)
 
     for each head, with one norm over all heads. The lower bound `b` is an argument of the call, since a
-    model shares one table between its layers. The scale `s` is that of the released code; the paper has
+    model shares one table between its layers. The scale `s` is the released one; the paper has
     none, which the norm hides but for its epsilon.
 
     Source: Qin et al., arXiv 2404.07904.
@@ -53,7 +53,7 @@ class HGRN2(TokenMixer):
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias.
         norm_eps: Epsilon of the norm.
-        scale: :math:`s`. Default: :math:`K^{-1/2}`; 1 is that of the paper.
+        scale: :math:`s`. Default: :math:`K^{-1/2}`; 1 is the paper's.
 
     Shape:
         `x` and `y`: `(B, L, D)`; `lower_bound`: `(H * K,)`.

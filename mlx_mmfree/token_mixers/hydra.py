@@ -14,7 +14,7 @@ from ..ops import linear_scan, long_sum
 
 
 class HydraState(NamedTuple):
-    """What a causal `Hydra` carries.
+    """The state of a causal `Hydra`.
 
     Attributes:
         sums: The sums of all keys times their values, float32 `(B, D)`.
@@ -36,7 +36,7 @@ class Hydra(TokenMixer):
         \hat q = q / \max(\lVert q \rVert_2, \epsilon)
 
     with the norms over all dims. Not causal, the sum runs over all positions. Nothing divides by the
-    number of positions, so that results grow with the length: a norm behind it keeps the size of a
+    number of positions, so that results grow with the length: a norm after it keeps the size of a
     model's values. The published snippet has no epsilon and gives NaN for a zero vector.
 
     Source: Bolya et al., arXiv 2209.07484.

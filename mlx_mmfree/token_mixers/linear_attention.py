@@ -25,7 +25,7 @@ FEATURE_MAPS: dict[str, FeatureMap] = {
 
 
 class LinearAttentionState(NamedTuple):
-    """What a causal `LinearAttention` carries.
+    """The state of a causal `LinearAttention`.
 
     Attributes:
         fast_weights: The sums of all keys with their values, float32 `(B, H, F, V)`; normalised, the
@@ -50,7 +50,7 @@ class LinearAttention(TokenMixer):
     and :math:`y_t = W_o o_t`. Not causal, the sums run over all positions. Without the denominator,
     :math:`S` are the weights of a linear layer that the text programs: fast weights (Schlag et al.,
     arXiv 2102.11174). Padding is left out of the sums, since :math:`\phi(0) = 1` would count. With a
-    `memory`, keys and values are those of all its positions, and the state stays as it is.
+    `memory`, keys and values come from all its positions, and the state stays as it is.
 
     Source: Katharopoulos et al., arXiv 2006.16236.
 

@@ -23,7 +23,7 @@ class Linformer(TokenMixer):
 
     with :math:`E, F \in R^{k \times T}` shared by all heads ("headwise" in the paper). They are made for
     a longest sequence `T`; a shorter one takes their first columns. Each projected key mixes all tokens,
-    so that it cannot be causal. Padding is zero before it is projected, and stands behind the tokens.
+    so that it cannot be causal. Padding is zero before it is projected, and comes after the tokens.
     With a `memory`, keys and values are the memory's, and only its length is bound.
 
     Source: Wang et al., arXiv 2006.04768.

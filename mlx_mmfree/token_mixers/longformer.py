@@ -129,9 +129,9 @@ class Longformer(TokenMixer):
         is_global: mx.array | None,
         values: mx.array | None = None,
     ) -> mx.array:
-        """Attention of rows whose padding stands behind, `(B, H, L, V)`.
+        """Attention of rows whose padding comes last, `(B, H, L, V)`.
 
-        `values`, `(B, H, L, V)`, stand in the place of those of `x`.
+        `values`, `(B, H, L, V)`, replace the values of `x`.
         """
         batch, length, _ = x.shape
         token = mx.arange(length)[None]
@@ -143,7 +143,7 @@ class Longformer(TokenMixer):
         else:
             marks = cast("list[int]", is_global.sum(axis=1).tolist())
             count = max(marks, default=0)
-        # the global tokens of each row, and behind them some others where a row has fewer
+        # the global tokens of each row, and after them some others where a row has fewer
         places = mx.argsort(mx.where(is_global, token - length, token), axis=1)[:, :count]
         marked = mx.take_along_axis(is_global, places, axis=1)
         y = self._local(x, tokens.counts, is_global, places, marked, values)
@@ -166,7 +166,7 @@ class Longformer(TokenMixer):
         marked: mx.array,
         values: mx.array | None,
     ) -> mx.array:
-        """What each token sees in its window and of the global tokens, `(B, H, L, V)`."""
+        """The result of each token's window and of the global tokens, `(B, H, L, V)`."""
         batch, length, _ = x.shape
         blocks = SequenceBlocks.of_window(length, self._window)
         queries, keys, own_values = (
@@ -177,7 +177,7 @@ class Longformer(TokenMixer):
         others = blocks.near(mx.logical_not(is_global)[:, None, :, None]).swapaxes(2, 3)
         seen = mx.logical_and(seen, others)
         if places.shape[1]:
-            # every block sees the global tokens behind its own
+            # every block sees the global tokens after its own
             shape = (*seen.shape[:3], places.shape[1])
             of_all = mx.broadcast_to(blocks.for_each(marked[:, None, None]), shape)
             seen = mx.concatenate([seen, of_all], axis=-1)
@@ -191,7 +191,7 @@ class Longformer(TokenMixer):
     def _global(
         self, x: mx.array, counts: mx.array | None, places: mx.array, values: mx.array | None
     ) -> mx.array:
-        """What the tokens at some places see of all, `(B, H, G, V)`."""
+        """The result of the tokens at some places, which see all, `(B, H, G, V)`."""
         asking = mx.take_along_axis(x, places[..., None], axis=1)
         queries, keys, own_values = (
             split_heads(self[f"global_{name}"](source), self.num_heads)

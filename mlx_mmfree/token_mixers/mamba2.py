@@ -20,7 +20,7 @@ from ..ops.gated_delta_net import softplus
 
 
 class Mamba2State(NamedTuple):
-    """What a `Mamba2` carries.
+    """The state of a `Mamba2`.
 
     Attributes:
         convolution: The last inputs of the convolution, `(B, K - 1, C)`.

@@ -33,7 +33,7 @@ _INNER: dict[Stacking, tuple[str, ...]] = {
 
 
 class MLGRUState(NamedTuple):
-    """What an `MLGRU` carries.
+    """The state of an `MLGRU`.
 
     Attributes:
         hidden: The recurrent state, float32 `(B, E)`.
@@ -58,8 +58,8 @@ class MLGRU(TokenMixer):
         h_t &= f_t \odot h_{t-1} + i_t \\
         y_t &= W_o\,(\mathrm{RMSNorm}(W_g x_t) \odot \mathrm{silu}(h_t))
 
-    This is the released form: the norm lies on the gate projection and the swish on the state. In that
-    of the paper, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
+    This is the released form: the norm lies on the gate projection and the swish on the state. In the
+    paper's form, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
     the call, since a model shares one table between its layers.
 
     Source: Zhu et al., arXiv 2406.02528, sec. 3.3.
@@ -75,7 +75,7 @@ class MLGRU(TokenMixer):
             the output gate as `gates_proj`, as Keras-MML does; its "fully" and "partially" matmul-free
             forms are these two with "sigmoid".
         norm_eps: Epsilon of the gate's norm.
-        output_gate: "norm" for the released form, "sigmoid" for that of the paper.
+        output_gate: "norm" for the released form, "sigmoid" for the paper's.
         conv_size: Taps of short convolutions; 0 means none.
         share_conv: One convolution of the input for all gates, instead of one each after the input
             and the forget projection.
@@ -227,7 +227,7 @@ class MLGRU(TokenMixer):
         context: Context,
         lower_bound: mx.array | None = None,
     ) -> tuple[mx.array, mx.array]:
-        """What lies between the projections."""
+        """The step between the projections."""
         gate_norm = self.get("gate_norm")
         if gate_norm is None or isinstance(gate_norm, ShardedRMSNorm):
             i, f, g = mx.split(gates, 3, axis=-1)

@@ -22,7 +22,7 @@ class MLPMixer(TokenMixer):
 
     with the columns of `X` as vectors of `T` tokens and the exact GELU. They are made for a longest
     sequence `T`; a shorter one takes the first columns of :math:`W_1` and the first rows of
-    :math:`W_2`. Padding is zero, and stands behind the tokens.
+    :math:`W_2`. Padding is zero, and comes after the tokens.
 
     Source: Tolstikhin et al., arXiv 2105.01601.
 

@@ -46,9 +46,9 @@ class MultiHeadAttention(SelfAttention):
         y_t = W_o\,\Big[\sum_{j} \mathrm{softmax}_j\big(q_{t,h}^\top k_{j,h} / \sqrt{K}\big)\,
         v_{j,h}\Big]_{h=1..H}
 
-    Called with a `memory`, keys and values are those of all its positions, whatever `is_causal` says,
+    Called with a `memory`, keys and values come from all its positions, whatever `is_causal` says,
     and positions of neither sequence count. The state then holds them, and the memory of later calls
-    with this state is not read again: it must be the same. Heads with keys in common are `GQA`'s.
+    with this state is ignored: it must be the same. Heads with keys in common are `GQA`'s.
 
     Source: Vaswani et al., arXiv 1706.03762, sec. 3.2.2.
 
@@ -61,7 +61,7 @@ class MultiHeadAttention(SelfAttention):
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.
         bias: Whether the projections have a bias. The paper has none, most of its successors do.
-        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other; no
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one after the other; no
             memory can be read.
         rope: Rotates queries and keys, made for `head_dim`; `None`: it does not.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
@@ -218,13 +218,11 @@ class _MemoryKind(StateKind):
 
     def __init__(self, own: StateKind):
         self._own = own
+        self.takes_steps = own.takes_steps
 
     @property
     def settings(self) -> str:
         return self._own.settings
-
-    def empty(self, batch_size: int, dtype: mx.Dtype) -> State:
-        return self._own.empty(batch_size, dtype)
 
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
         return self._own.blank(batch_size, length, dtype)

@@ -16,7 +16,7 @@ from ..ops import gated_linear_attention
 from ..ops.activations import relu
 
 NO_MAXIMUM = -1e30
-"""What stands for the largest exponent where there is none yet."""
+"""The largest exponent before there is one."""
 
 
 def orthogonal_projection(features: int, dims: int, key: mx.array | None = None) -> mx.array:
@@ -95,11 +95,11 @@ def running_maximum(x: mx.array, before: mx.array, starts: mx.array | None) -> m
 
 
 DENOMINATOR_EPS = 1e-6
-"""What is added to each causal sum of key features, as in performer-pytorch."""
+"""A constant added to each causal sum of key features, as in performer-pytorch."""
 
 
 class PerformerState(NamedTuple):
-    """What a causal `Performer` carries.
+    """The state of a causal `Performer`.
 
     Attributes:
         sums: The sums of all features of keys with their values and, as a further column, alone, divided
@@ -141,8 +141,8 @@ class Performer(TokenMixer):
         num_features: `F`. Default: `K ln K`.
         kernel: "softmax", or "relu" for :math:`\phi(x) = \mathrm{relu}(W \tilde x) + \epsilon`.
         eps: :math:`\epsilon`. Default: 1e-4, and 1e-3 for "relu".
-        key_maximum: What `c` is. "seen": the largest exponent, for keys of a causal mixer the one of
-            those up to each token. "call": as in performer-pytorch, the largest :math:`W \tilde x`, for
+        key_maximum: What `c` is. "seen": the largest exponent, for keys of a causal mixer the largest
+            up to each token. "call": as in performer-pytorch, the largest :math:`W \tilde x`, for
             keys that of a call; :math:`\epsilon` then lets a token depend a little on later ones, and
             on how a text is cut into calls, and the attention of long vectors becomes uniform.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping

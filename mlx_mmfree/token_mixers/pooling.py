@@ -12,7 +12,7 @@ from ..ops import linear_scan
 
 
 class PoolingState(NamedTuple):
-    """What a causal `Pooling` carries.
+    """The state of a causal `Pooling`.
 
     Attributes:
         read: Tokens of each row that were read, integers `(B,)`.
@@ -121,7 +121,7 @@ class Pooling(TokenMixer):
     def _mean(
         self, x: mx.array, before: PoolingState, tokens: RealTokens
     ) -> tuple[mx.array, PoolingState]:
-        """The mean around each token, float32 `(B, L, D)`, of rows whose padding stands behind."""
+        """The mean around each token, float32 `(B, L, D)`, of rows whose padding comes last."""
         counts, starts = tokens
         length = x.shape[1]
         valid = None if counts is None else mx.arange(length) < counts[:, None]

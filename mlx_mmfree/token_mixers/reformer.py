@@ -55,12 +55,12 @@ def hash_buckets(queries: mx.array, rotations: mx.array, factors: Sequence[int])
 
 
 class Rules(NamedTuple):
-    """What a token sees, and how near it is.
+    """The tokens that a token sees, and how near they are.
 
     Attributes:
         chunk: Tokens `C` of a chunk.
         scale: What products of queries and keys are multiplied by.
-        own_score: The score of the token itself, lower than that of any other.
+        own_score: The score of the token itself, lower than any other token's.
         is_causal: Later tokens are not seen.
         has_ring: A token that asks alone sees two chunks of a ring, as `_ring` tells.
     """
@@ -176,7 +176,7 @@ def hashed_attention(
     count = buckets.shape[-1]
     rules = rules._replace(chunk=min(rules.chunk, count))
     has_ring = rules.has_ring and places is not None and places.shape[1] == 1
-    # a ring needs padding behind the last token
+    # a ring needs padding after the last token
     missing = rules.chunk - count % rules.chunk if has_ring else -count % rules.chunk
     if missing:
         pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
@@ -201,7 +201,7 @@ def hashed_attention(
 def _attend_all(
     queries: mx.array, tokens: Tokens, found: Sorted, rules: Rules
 ) -> tuple[mx.array, ...]:
-    """What `attend_chunks` gives for each round and token, `(B, H, R, N, ...)`."""
+    """The result of `attend_chunks` for each round and token, `(B, H, R, N, ...)`."""
     shape, place = found.order.shape, mx.flatten(found.order, 2)
     sizes = (place.shape[2] // rules.chunk, rules.chunk)
     sorted_queries = mx.take_along_axis(queries, place[..., None], axis=2)
@@ -220,7 +220,7 @@ def _attend_all(
 def _attend_some(
     queries: mx.array, tokens: Tokens, found: Sorted, rules: Rules, places: mx.array
 ) -> tuple[mx.array, ...]:
-    """What `attend_chunks` gives for each round and asking token, each in a chunk of its own."""
+    """The result of `attend_chunks` for each round and asking token, each in a chunk of its own."""
     rounds, count = found.rank.shape[2:]
     cell = mx.take_along_axis(found.rank, places[:, None, None], axis=3) // rules.chunk
     cell = cell + (mx.arange(rounds) * (count // rules.chunk))[:, None]
@@ -231,7 +231,7 @@ def _attend_some(
 def _attend_near(
     queries: mx.array, tokens: Tokens, near: mx.array, rules: Rules, places: mx.array
 ) -> tuple[mx.array, ...]:
-    """What `attend_chunks` gives for each round and asking token with the tokens near it."""
+    """The result of `attend_chunks` for each round and asking token with the tokens near it."""
     rounds = near.shape[2] // places.shape[1]
     own = mx.take_along_axis(tokens[2], places, axis=1)
     parts = attend_chunks(
@@ -254,7 +254,7 @@ def _ring(positions: mx.array, found: Sorted, rules: Rules, places: mx.array) ->
     chunk, token = rules.chunk, mx.arange(2 * rules.chunk)
     rank = mx.take_along_axis(found.rank, places[:, None, None], axis=3).astype(mx.int32)
     first = (rank // chunk - 1) * chunk
-    # padding is sorted behind the tokens, and hidden
+    # padding is sorted after the tokens, and hidden
     every = mx.minimum(token, found.order.shape[3] - 1)
     index = mx.where(count > chunk, (first + token) % count, every)
     return mx.take_along_axis(found.order, index, axis=3)
@@ -272,7 +272,7 @@ Convention = Literal["trax", "transformers", "reformer_pytorch"]
 
 
 class _Scores(NamedTuple):
-    """What sets public codes apart.
+    """The difference between public codes.
 
     Attributes:
         norm_eps: Epsilon of the norm of keys.
@@ -435,7 +435,7 @@ class Reformer(KeyValueMixer):
             seen, values, after = extend(before, queries, values, reading)
             positions = reading.positions
             if before.used:
-                # padding behind the tokens has no slot, and any place does
+                # padding after the tokens has no slot, and any place does
                 places = mx.minimum(reading.places, seen.shape[2] - 1)
         positions = mx.broadcast_to(positions, (x.shape[0], seen.shape[2]))
         is_step = self._rules.has_ring and length == 1

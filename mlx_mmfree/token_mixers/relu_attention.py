@@ -159,7 +159,7 @@ class ReLUAttention(SelfAttention):
         parts = []
         for start in range(0, length, QUERY_BLOCK):
             stop = min(start + QUERY_BLOCK, length)
-            # under a causal mask, the keys behind the queries are left out
+            # under a causal mask, the keys after the queries are left out
             seen = count - length + stop if isinstance(mask, str) else count
             rows: mx.array | None
             if isinstance(mask, str):

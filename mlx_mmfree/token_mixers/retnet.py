@@ -16,7 +16,7 @@ from ..ops import gated_linear_attention, gated_rms_norm
 
 
 class RetNetState(NamedTuple):
-    """What a `RetNet` carries.
+    """The state of a `RetNet`.
 
     Attributes:
         memory: The recurrent state, float32 `(B, H, K, V)`.

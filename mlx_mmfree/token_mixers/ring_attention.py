@@ -23,8 +23,9 @@ class RingAttention(SelfAttention):
 
     Of `P` processes, number `r` is called with the `r`-th part of the sequence and returns that part of
     the result. Keys and values go round in a ring, so that a process needs memory for its own part and
-    one other. The result is that of ordinary attention over the whole, and so are the gradients of the
-    inputs; those of the weights are this process's share, whose sum over the processes is the whole.
+    one other. The result equals ordinary attention over the whole, and so do the gradients of the
+    inputs; the gradients of the weights are this process's share, whose sum over the processes is the
+    whole.
     In a group of one process, which is the default, it is ordinary attention, with its state.
 
     While the sequence is split, it is read whole: there is no state to go on from, samples are not

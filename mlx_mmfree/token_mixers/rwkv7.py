@@ -20,7 +20,7 @@ _SHIFTS = ("query", "decay", "key", "value", "removal", "gate")
 
 
 class RWKV7State(NamedTuple):
-    """What an `RWKV7` carries.
+    """The state of an `RWKV7`.
 
     Attributes:
         shift: The last input, `(B, 1, D)`.
@@ -59,7 +59,7 @@ class RWKV7(TokenMixer):
     Args:
         dims: Model dims `D`.
         num_heads: Heads `H`.
-        mixes_values: Whether values are mixed with those of the first layer, as all but that one do.
+        mixes_values: Whether values are mixed with the first layer's, as in all other layers.
         decay_rank: Dims that :math:`D_1` maps to. Default: about `1.8 sqrt(D)`, a multiple of 32.
         removal_rank: Dims that :math:`A_1` maps to. Default: likewise.
         value_rank: Dims that :math:`V_1` maps to. Default: about `1.3 sqrt(D)`.

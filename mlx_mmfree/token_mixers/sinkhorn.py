@@ -261,7 +261,7 @@ class Sinkhorn(KeyValueMixer):
     takes the sorted values from the sorted keys; this does not). If it is causal, it is that package's
     form, not the paper's: a block sees the few blocks of the past that its first token finds nearest,
     times their weights, or learned empty blocks where there are too few; in half of the heads blocks
-    begin a token before those of the others, and what comes before the first of them sees only itself.
+    begin a token earlier than in the others, and what comes before the first of them sees only itself.
 
     Source: Tay et al., arXiv 2002.11296.
 
@@ -377,7 +377,7 @@ class Sinkhorn(KeyValueMixer):
         if not self.is_causal:
             return self._see_all(parts, None, None)
         kind = KeyValueKind(heads, 2 * dims, KeyValueCache(), False, value_dims=length)
-        before = kind.empty(batch, mx.float32)
+        before = kind.blank(batch, 0, mx.float32)
         return self._see_past(parts, before, None, mx.zeros((heads, 1, length)))[0]
 
     def _see_all(
@@ -440,7 +440,7 @@ class Sinkhorn(KeyValueMixer):
         # few tokens look for their own blocks, many let all blocks be computed
         is_few = length * self._block <= keys.shape[2]
         if before.used:
-            # padding behind the tokens has no slot, and any place does
+            # padding after the tokens has no slot, and any place does
             places = mx.minimum(reading.places, keys.shape[2] - 1)
             places = mx.broadcast_to(places, (keys.shape[0], length))
         groups = [

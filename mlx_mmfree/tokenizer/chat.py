@@ -169,7 +169,7 @@ def _with_object(described: Any, name: str) -> Any:
 
 
 def _parsed(value: Any, name: str) -> Any:
-    """What a JSON text holds. An empty one holds nothing, and anything else is given back."""
+    """The value of a JSON text. An empty one has none, and anything else is given back."""
     if not isinstance(value, str):
         return value
     try:
@@ -191,7 +191,7 @@ def _joined(parts: list[Any], number: int) -> str:
 
 
 class ChatVocabulary(Protocol):
-    """What this module asks of a vocabulary."""
+    """The part of a vocabulary that this module needs."""
 
     special: SpecialTokens
 

@@ -1,4 +1,4 @@
-"""What is done with many documents: a vocabulary is trained on them, and they are encoded."""
+"""Work on many documents: a vocabulary is trained on them, and they are encoded."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """Turns the vocabulary in the metadata of GGUF files into the tokenizer files of a checkpoint.
 
-Converters left out many ends of texts, or typed them as ordinary tokens, so that some are known by their
-names, which are those of `src/llama-vocab.cpp` in llama.cpp, as of llama-cpp-python 0.3.36.
+Converters left out many ends of texts, or typed them as ordinary tokens, so that some are known by
+their names, which come from `src/llama-vocab.cpp` in llama.cpp, as of llama-cpp-python 0.3.36.
 
 The protobuf message of a `tokenizer.model` is written by hand, since `sentencepiece` cannot build one.
 """

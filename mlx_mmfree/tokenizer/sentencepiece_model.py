@@ -21,7 +21,7 @@ _VARINT, _SIZED, _FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 _RARE = "\U0010fffd"
 # the end of a piece: its score (2), and the type (3) of user-defined ones
 _USER_DEFINED = re.compile(rb"\x15.{4}\x18\x04", re.DOTALL)
-# a protobuf message behind another one overrides its fields, here add_dummy_prefix (3) in
+# a protobuf message after another one overrides its fields, here add_dummy_prefix (3) in
 # normalizer_spec (3)
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
@@ -179,7 +179,7 @@ def user_defined_tokens(model: bytes) -> list[SpecialToken]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields the texts, messages and numbers within a protobuf message, with those of their fields."""
+    """Yields the texts, messages and numbers within a protobuf message, with their fields."""
     place = 0
     while place < len(message):
         tag, place = _varint(message, place)

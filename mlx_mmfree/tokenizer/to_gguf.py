@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
-from ..files.reading import read_json_object
 from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY, TokenType
 from .sentencepiece_model import SPACE, load_processor, user_defined_tokens
 from .tokenizer import Tokenizer
+from .tokenizer_json import parse_document
 from .vocabulary import ENDS_OF_TURN, MAX_VOCABULARY_BYTES, read_limited
 
 _SAMPLES = (
@@ -97,7 +97,7 @@ def _sentencepiece(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _byte_level(file: Path) -> dict[str, Any]:
-    content = read_json_object(file)
+    content = parse_document(read_limited(file, MAX_VOCABULARY_BYTES), file)
     model = content["model"]
     if model.get("type") != "BPE" or model.get("byte_fallback"):
         raise UnsupportedModelError(

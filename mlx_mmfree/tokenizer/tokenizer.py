@@ -1,5 +1,7 @@
 """The tokenizer of a checkpoint: turns text into token ids and back, and writes out conversations."""
 
+import codecs
+import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,18 +18,106 @@ from .tokenizer_json import JsonVocabulary
 from .vocabulary import (
     ENDS_OF_TURN,
     Before,
-    Detokenizer,
     Shield,
     SpecialToken,
     TokenizerSettings,
     Vocabulary,
     byte_vocabulary,
-    checked_id,
     read_settings,
 )
 
 # vocabularies may drop any number of them, or of the mark that SentencePiece writes for one
 _SPACES = (*filter(str.isspace, map(chr, range(0x3001))), SPACE)
+
+
+def checked_id(vocabulary: Vocabulary, token_id: int | None) -> int:
+    """A token id as a plain number.
+
+    Raises:
+        TypeError: The id is not a whole number.
+        ValueError: The vocabulary has no such token.
+    """
+    try:
+        number = operator.index(token_id)  # type: ignore[arg-type]
+        vocabulary.piece(number)
+    except TypeError as error:
+        raise TypeError(
+            f"[Tokenizer] 'ids' must be whole numbers in one list but got {type(token_id).__name__}. "
+            "Decode the lists of a batch one by one."
+        ) from error
+    except KeyError as error:
+        raise ValueError(
+            f"[Tokenizer] 'ids' must be token ids below {vocabulary.vocab_size} that the "
+            f"vocabulary has but got {number}. Use the tokenizer that belongs to the ids."
+        ) from error
+    return number
+
+
+class Detokenizer:
+    """Turns a stream of token ids into text, and never splits a character.
+
+    All calls together give the text of `Tokenizer.decode`. Bytes that do not form a whole character yet
+    are held back until the next token or `finalize`. Text that was given out never changes. The work per
+    token does not grow with the length of the text.
+
+    Args:
+        vocabulary: Gives the bytes of tokens.
+        known: Those of tokens that other text precedes, once they were asked for; texts share them.
+        skipped: The ids that add nothing to the text.
+        at_start: Whether no text stands before the first token, so that a space that the vocabulary puts
+            before every text is left out.
+
+    Example:
+        >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
+        >>> for token_id in ids:  # doctest: +SKIP
+        ...     print(detokenizer.add(token_id), end="", flush=True)
+        >>> print(detokenizer.finalize())  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        known: dict[int, bytes],
+        skipped: frozenset[int] = frozenset(),
+        *,
+        at_start: bool = True,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._skipped = skipped
+        self._known = known
+        self._decoder = codecs.getincrementaldecoder("utf-8")(vocabulary.utf8_errors)
+        self._starts = self._at_start = at_start
+
+    def add(self, token_id: int) -> str:
+        """Takes one token and returns the new text, which may be empty.
+
+        Args:
+            token_id: An id of the vocabulary.
+
+        Raises:
+            ValueError: The vocabulary has no such id.
+        """
+        try:
+            number = operator.index(token_id)
+            raw = None if self._at_start else self._known.get(number)
+            if raw is None:
+                raw = self._vocabulary.token_bytes(number, self._at_start)
+                if not self._at_start:
+                    self._known[number] = raw
+        except (KeyError, TypeError):
+            checked_id(self._vocabulary, token_id)
+            raise
+        if number in self._skipped:
+            return ""
+        self._at_start = False
+        return self._decoder.decode(raw)
+
+    def finalize(self) -> str:
+        """Returns what was held back and makes the object ready for the next text."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        self._at_start = self._starts
+        return rest
 
 
 class Tokenizer:
@@ -57,6 +147,8 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, settings: TokenizerSettings) -> None:
         self._vocabulary = vocabulary
         self._settings = settings
+        # bytes that tokens add, by their ids
+        self._known: dict[int, bytes] = {}
         self.vocab_size = vocabulary.vocab_size
         self.special_tokens = dict(vocabulary.special.ids)
         named = {key: vocabulary.token_id(text) for key, text in settings.named.items()}
@@ -195,8 +287,8 @@ class Tokenizer:
     def least_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least, found without encoding it.
 
-        That is its number of characters but spaces, divided by that of the longest token. It is 0 for a
-        vocabulary of which it is not known how much of a text one token may stand for.
+        It is the number of its characters except spaces, divided by the length of the longest token. It
+        is 0 for a vocabulary of which it is not known how much of a text one token may stand for.
         """
         longest = self._vocabulary.longest
         if longest is None:
@@ -242,7 +334,7 @@ class Tokenizer:
         special = self._vocabulary.special.id_set
         skipped = special if skip_special_tokens else frozenset()
         at_start = all(token in special for token in after)
-        return Detokenizer(self._vocabulary, skipped, at_start=at_start)
+        return Detokenizer(self._vocabulary, self._known, skipped, at_start=at_start)
 
     def piece(self, token_id: int) -> str:
         """The text of one token as the vocabulary file spells it.
@@ -341,7 +433,7 @@ class Tokenizer:
         return [re.sub(rf"\A(?:{'|'.join(spelled)})+", "", parts[0]), *parts[1:]]
 
     def _before(self, parts: Sequence[Sequence[int]]) -> Before:
-        """What stands before a text that follows others."""
+        """The tokens before a text that follows others."""
         last = next((ids[-1] for ids in reversed(parts) if ids), None)
         if last is None:
             return "nothing"

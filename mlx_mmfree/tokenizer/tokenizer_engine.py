@@ -17,7 +17,7 @@ _MAX_TOKENS_A_CHARACTER, _MAX_TOKENS = 64, 4096
 
 @dataclass(frozen=True)
 class Description:
-    """What a vocabulary file holds.
+    """The contents of a vocabulary file.
 
     Attributes:
         special: The tokens that text may spell. Each is its text, its id, whether it takes in spaces to
@@ -34,7 +34,7 @@ class Description:
 
 
 class TokenizerEngine:
-    """The vocabulary of one `tokenizer.json`. Errors are those of the package.
+    """The vocabulary of one `tokenizer.json`. Errors are the package's own.
 
     Args:
         data: The content of the file.

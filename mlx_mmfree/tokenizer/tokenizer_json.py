@@ -14,7 +14,7 @@ import math
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from hashlib import sha256
 from pathlib import Path
@@ -24,20 +24,9 @@ from typing import Any
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.reading import parse_json_object
 from ..platform.confinement.process import ConfinedProcess
+from . import vocabulary
 from .from_gguf import BYTE_LEVEL_PATTERNS
 from .tokenizer_engine import Description, TokenizerEngine
-from .vocabulary import (
-    CHANGE_THE_TEXT,
-    EACH_BYTE,
-    MAX_VOCABULARY_BYTES,
-    Before,
-    SpecialToken,
-    SpecialTokens,
-    TokenizerSettings,
-    clean_errors,
-    encode_split,
-    read_limited,
-)
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_DECODER_GROWTH, _MAX_DECODER_STEPS = 16, 16
@@ -85,7 +74,7 @@ class PieceDecoder:
                 self._steps.append(_from_byte_level)
             elif kind == "ByteFallback":
                 self._steps.append(_from_byte_piece)
-                self.utf8_errors = EACH_BYTE
+                self.utf8_errors = vocabulary.EACH_BYTE
             elif kind == "Metaspace":
                 self._steps.append(_metaspace(step))
             elif kind == "Replace" and "String" in step["pattern"]:
@@ -220,7 +209,21 @@ def is_known(document: Mapping[str, Any]) -> bool:
     normalizers, pre_tokenizers, processors, decoders = (steps or [] for steps in sections)
     if math.prod(map(_step_growth, normalizers)) > _MAX_GROWTH:
         return False
-    if not _are_known_pre_tokenizers(pre_tokenizers):
+    for step in pre_tokenizers:
+        kind, pattern = step.get("type"), step.get("pattern")
+        if kind == "Split" and isinstance(pattern, dict):
+            regex, text = pattern.get("Regex"), pattern.get("String")
+            is_fixed = regex in _SPLIT_PATTERNS if isinstance(regex, str) else _is_short(text)
+        elif kind == "Metaspace":
+            mark = step.get("replacement")
+            is_fixed = isinstance(mark, str) and len(mark) == 1
+        else:
+            is_fixed = isinstance(kind, str) and kind in {"ByteLevel", *_PLAIN_PRE_TOKENIZERS}
+        if not is_fixed:
+            return False
+    # each of these writes several characters for one, and two of a kind multiply
+    kinds = [step["type"] for step in pre_tokenizers]
+    if any(kinds.count(kind) > 1 for kind in ("ByteLevel", "Metaspace")):
         return False
     # the package panics if one adds a frame to the frame of another
     frames = [step for step in processors if step.get("type") != "ByteLevel"]
@@ -281,14 +284,14 @@ def _step_shrinkage(step: Mapping[str, Any]) -> float:
 
 
 def _is_known_unigram(model: Mapping[str, Any]) -> bool:
-    vocabulary = model.get("vocab")
-    if not isinstance(vocabulary, list):
+    pieces = model.get("vocab")
+    if not isinstance(pieces, list):
         return False
-    if not 0 < len(vocabulary) <= _MAX_UNIGRAM_PIECES or not all(map(_is_scored, vocabulary)):
+    if not 0 < len(pieces) <= _MAX_UNIGRAM_PIECES or not all(map(_is_scored, pieces)):
         return False
-    sizes = [len(piece) for piece, _ in vocabulary]
+    sizes = [len(piece) for piece, _ in pieces]
     unknown = model.get("unk_id")
-    has_unknown = type(unknown) is int and 0 <= unknown < len(vocabulary)
+    has_unknown = type(unknown) is int and 0 <= unknown < len(pieces)
     small = max(sizes) <= _MAX_UNIGRAM_LENGTH and sum(sizes) <= _MAX_UNIGRAM_CHARACTERS
     return has_unknown and min(sizes) > 0 and small
 
@@ -349,25 +352,6 @@ def _is_short(text: Any) -> bool:
     return isinstance(text, str) and 0 < len(text) <= _MAX_STEPS
 
 
-def _are_known_pre_tokenizers(steps: Sequence[Mapping[str, Any]]) -> bool:
-    for step in steps:
-        kind, pattern = step.get("type"), step.get("pattern")
-        if kind == "Split" and isinstance(pattern, dict):
-            regex, text = pattern.get("Regex"), pattern.get("String")
-            is_known = regex in _SPLIT_PATTERNS if isinstance(regex, str) else _is_short(text)
-        elif kind == "Metaspace":
-            mark = step.get("replacement")
-            is_known = isinstance(mark, str) and len(mark) == 1
-        else:
-            plain = {"ByteLevel", *_PLAIN_PRE_TOKENIZERS}
-            is_known = isinstance(kind, str) and kind in plain
-        if not is_known:
-            return False
-    # each of these writes several characters for one, and two of a kind multiply
-    kinds = [step["type"] for step in steps]
-    return all(kinds.count(kind) < 2 for kind in ("ByteLevel", "Metaspace"))
-
-
 def _is_known_frame(step: Mapping[str, Any]) -> bool:
     """Whether a post-processor puts a known number of tokens around a text."""
     kind, tokens = step.get("type"), step.get("special_tokens")
@@ -424,8 +408,8 @@ class ConfinedTokenizer:
         )
         return found, answer["ids"]
 
-    def encode(self, text: str, split_special: bool, before: Before) -> list[int]:
-        """The ids of a text. The file is read again if the last text ended the process."""
+    def encode(self, text: str, split_special: bool, before: vocabulary.Before) -> list[int]:
+        """The ids of a text. If the last text ended the process, another one opens the file."""
         if self._process.process_id is None:
             self.read()
         seconds = _ENCODE_CPU_SECONDS + len(text) / _CHARACTERS_A_SECOND
@@ -439,6 +423,16 @@ class ConfinedTokenizer:
 _LONG_TEXT = 10_000
 # each value is a Python object; the largest published files have half as many
 _MAX_VALUES = 4_000_000
+
+
+def parse_document(data: bytes, file: Path) -> dict[str, Any]:
+    """The content of a `tokenizer.json`, of which the largest have tens of megabytes."""
+    return parse_json_object(
+        data.removeprefix(codecs.BOM_UTF8),
+        f"'{file}'",
+        max_bytes=vocabulary.MAX_VOCABULARY_BYTES,
+        max_values=_MAX_VALUES,
+    )
 
 
 class JsonVocabulary:
@@ -457,23 +451,24 @@ class JsonVocabulary:
     bos_token_id: int | None = None
     eos_token_id: int | None = None
 
-    def __init__(self, file: Path, settings: TokenizerSettings) -> None:
+    def __init__(self, file: Path, settings: vocabulary.TokenizerSettings) -> None:
         self._file = file
         self._lock = Lock()
         # encodes long texts; `None`: as all others
         self._apart: JsonVocabulary | None = None
-        data = read_limited(file, MAX_VOCABULARY_BYTES).removeprefix(codecs.BOM_UTF8)
+        data = vocabulary.read_limited(file, vocabulary.MAX_VOCABULARY_BYTES).removeprefix(
+            codecs.BOM_UTF8
+        )
         listed = {token.content: token for token in settings.tokens}
         tokens = [
-            listed.get(text, SpecialToken(text, 0)) for text in sorted(settings.special_texts)
+            listed.get(text, vocabulary.SpecialToken(text, 0))
+            for text in sorted(settings.special_texts)
         ]
         special = [(t.content, t.lstrip, t.rstrip, t.single_word) for t in tokens if t.content]
         self._source = data, special
         self._engine: TokenizerEngine | ConfinedTokenizer
-        with clean_errors(f"'{file}' is damaged or not a tokenizer.json"):
-            document = parse_json_object(
-                data, f"'{file}'", max_bytes=MAX_VOCABULARY_BYTES, max_values=_MAX_VALUES
-            )
+        with vocabulary.clean_errors(f"'{file}' is damaged or not a tokenizer.json"):
+            document = parse_document(data, file)
             model = document.get("model")
             if isinstance(model, dict) and model.get("continuing_subword_prefix"):
                 raise UnsupportedModelError(
@@ -507,20 +502,26 @@ class JsonVocabulary:
             )
         self.utf8_errors = self._decode.utf8_errors
         self.vocab_size = max(self._pieces) + 1
-        self.special = SpecialTokens(
-            SpecialToken(text, number, True, *flags) for text, number, *flags in found.special
+        self.special = vocabulary.SpecialTokens(
+            vocabulary.SpecialToken(text, number, True, *flags)
+            for text, number, *flags in found.special
         )
 
     def encode(
-        self, text: str, before: Before = "nothing", *, parse_special: bool = False
+        self, text: str, before: vocabulary.Before = "nothing", *, parse_special: bool = False
     ) -> list[int]:
         """The ids of a text, in which special tokens that it spells may become those tokens."""
         if parse_special and before != "nothing":
-            return encode_split(self.encode, self.special.split(text), before)
+            return vocabulary.encode_split(self.encode, self.special.split(text), before)
         if self._apart is not None and len(text) > _LONG_TEXT:
             return self._apart.encode(text, before, parse_special=parse_special)
-        with self._lock, clean_errors(f"'{self._file}' cannot encode this text", CHANGE_THE_TEXT):
-            return self._engine.encode(text, not parse_special, before)
+        with self._lock:
+            try:
+                return self._engine.encode(text, not parse_special, before)
+            except BaseException as error:
+                vocabulary.raise_clean(
+                    error, f"'{self._file}' cannot encode this text", vocabulary.CHANGE_THE_TEXT
+                )
 
     def piece(self, token_id: int) -> str:
         """The text of a token as the file spells it."""

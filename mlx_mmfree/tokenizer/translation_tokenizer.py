@@ -1,4 +1,4 @@
-"""What an encoder-decoder needs of a tokenizer: the tokens of a source and of a target.
+"""The tokenizer of an encoder-decoder: the tokens of a source and of a target.
 
 Marian has a tokenizer of two languages: a SentencePiece model for each, and one list of tokens.
 """

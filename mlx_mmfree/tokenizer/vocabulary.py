@@ -1,7 +1,6 @@
-"""What the files of a tokenizer hold: settings, special tokens, a vocabulary, and tokens as text."""
+"""The files of a tokenizer: settings, special tokens, a vocabulary, and tokens as text."""
 
 import codecs
-import operator
 import os
 import re
 from bisect import bisect_left
@@ -9,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NoReturn, Protocol
 
 from ..errors import CheckpointError, MMFreeError
 from ..files.checkpoint_files import CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE, TEMPLATES_FOLDER
 from ..files.reading import decode_text, read_file, read_json_object, tokenizer_files
 
 Before = Literal["nothing", "special", "text"]
-"""What stands before a text: nothing, a special token, or other text."""
+"""The beginning of a text: nothing, a special token, or other text."""
 
 ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of a chat. Many files do not list them as ends of generation."""
@@ -205,23 +204,30 @@ CHANGE_THE_TEXT = "Encode another text, or use another tokenizer."
 
 @contextmanager
 def clean_errors(problem: str, way_out: str = "Download it again.") -> Iterator[None]:
-    """Turns whatever the block raises into a `CheckpointError`.
+    """Turns whatever the block raises into a `CheckpointError`, as `raise_clean` does."""
+    try:
+        yield
+    except BaseException as error:
+        raise_clean(error, problem, way_out)
+
+
+def raise_clean(
+    error: BaseException, problem: str, way_out: str = "Download it again."
+) -> NoReturn:
+    """Raises what a caught error becomes: a `CheckpointError`, or itself if it says enough.
 
     A Rust panic is no `Exception` in Python, so it is recognised by its name.
 
     Args:
-        problem: What the error says first, without a full stop.
+        error: What was caught.
+        problem: What the new error says first, without a full stop.
         way_out: What it says last.
     """
-    try:
-        yield
-    except MMFreeError:
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise CheckpointError(f"[tokenizer] {problem} ({reason}). {way_out}") from error
+    is_panic = type(error).__name__ == "PanicException"
+    if isinstance(error, MMFreeError) or not (is_panic or isinstance(error, Exception)):
+        raise error
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    raise CheckpointError(f"[tokenizer] {problem} ({reason}). {way_out}") from error
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -238,7 +244,7 @@ MAX_VOCABULARY_BYTES = 64_000_000
 MAX_TEMPLATE_BYTES = 128_000
 MAX_TOKEN_ID = 2**31 - 1
 GGUF_MARK = {"mlx_mmfree": {"source": "gguf"}}
-"""What tells in `tokenizer_config.json` that the files were made of a GGUF file."""
+"""The key of `tokenizer_config.json` that says that the files were made of a GGUF file."""
 
 _MOST_TEMPLATES = 64
 # of BitNet b1.58 2B4T: its publishers' program puts the first token before what the template writes
@@ -521,94 +527,6 @@ class Vocabulary(Protocol):
         """The bytes that a token adds to the text; `at_start` says that no text precedes it."""
 
     def token_id(self, piece: str) -> int | None: ...
-
-
-def checked_id(vocabulary: Vocabulary, token_id: int | None) -> int:
-    """A token id as a plain number.
-
-    Raises:
-        TypeError: The id is not a whole number.
-        ValueError: The vocabulary has no such token.
-    """
-    try:
-        number = operator.index(token_id)  # type: ignore[arg-type]
-        vocabulary.piece(number)
-    except TypeError as error:
-        raise TypeError(
-            f"[Tokenizer] 'ids' must be whole numbers in one list but got {type(token_id).__name__}. "
-            "Decode the lists of a batch one by one."
-        ) from error
-    except KeyError as error:
-        raise ValueError(
-            f"[Tokenizer] 'ids' must be token ids below {vocabulary.vocab_size} that the "
-            f"vocabulary has but got {number}. Use the tokenizer that belongs to the ids."
-        ) from error
-    return number
-
-
-class Detokenizer:
-    """Turns a stream of token ids into text, and never splits a character.
-
-    All calls together give the text of `Tokenizer.decode`. Bytes that do not form a whole character yet
-    are held back until the next token or `finalize`. Text that was given out never changes. The work per
-    token does not grow with the length of the text.
-
-    Args:
-        vocabulary: Gives the bytes of tokens.
-        skipped: The ids that add nothing to the text.
-        at_start: Whether no text stands before the first token, so that a space that the vocabulary puts
-            before every text is left out.
-
-    Example:
-        >>> detokenizer = tokenizer.detokenizer()  # doctest: +SKIP
-        >>> for token_id in ids:  # doctest: +SKIP
-        ...     print(detokenizer.add(token_id), end="", flush=True)
-        >>> print(detokenizer.finalize())  # doctest: +SKIP
-    """
-
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        skipped: frozenset[int] = frozenset(),
-        *,
-        at_start: bool = True,
-    ) -> None:
-        self._vocabulary = vocabulary
-        self._skipped = skipped
-        self._known: dict[int, bytes] = {}
-        self._decoder = codecs.getincrementaldecoder("utf-8")(vocabulary.utf8_errors)
-        self._starts = self._at_start = at_start
-
-    def add(self, token_id: int) -> str:
-        """Takes one token and returns the new text, which may be empty.
-
-        Args:
-            token_id: An id of the vocabulary.
-
-        Raises:
-            ValueError: The vocabulary has no such id.
-        """
-        try:
-            number = operator.index(token_id)
-            raw = None if self._at_start else self._known.get(number)
-            if raw is None:
-                raw = self._vocabulary.token_bytes(number, self._at_start)
-                if not self._at_start:
-                    self._known[number] = raw
-        except (KeyError, TypeError):
-            checked_id(self._vocabulary, token_id)
-            raise
-        if number in self._skipped:
-            return ""
-        self._at_start = False
-        return self._decoder.decode(raw)
-
-    def finalize(self) -> str:
-        """Returns what was held back and makes the object ready for the next text."""
-        rest = self._decoder.decode(b"", final=True)
-        self._decoder.reset()
-        self._at_start = self._starts
-        return rest
 
 
 _FIRST_BYTES = {("reformer", 258): 2}

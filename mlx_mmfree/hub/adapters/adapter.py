@@ -38,8 +38,8 @@ class Adapter:
             `(rank, N)` and, for DoRA, `m` `(N,)`.
         ties_head: Whether an adapter of the embedding also acts on a head that is the same matrix, as in
             mlx-lm. In PEFT's it does so only if it says so.
-        weights: Whole tensors that the folder holds too, by their names on the Hub. They must be those
-            of the model.
+        weights: Whole tensors that the folder holds too, by their names on the Hub. They must be the
+            model's.
     """
 
     kind: AdapterKind
@@ -136,9 +136,9 @@ def by_hub_names(
 def with_tied_head(
     model: Decoder, tensors: Mapping[str, Mapping[str, mx.array]]
 ) -> dict[str, Mapping[str, mx.array]]:
-    """The tensors by layer, with those of a head that changes because it is the embedding.
+    """The tensors by layer, with the tensors of a head that changes because it is the embedding.
 
-    PEFT has an adapter for each of the two. The product of the one is that of the other, transposed.
+    PEFT has an adapter for each of the two. The product of the one is the other's, transposed.
     """
     names = weight_names(model.config)
     layers = dict(tensors)
@@ -150,7 +150,7 @@ def with_tied_head(
 def _without_tied_head(
     model: Decoder, names: WeightNames, adapter: Adapter
 ) -> Mapping[str, Mapping[str, mx.array]]:
-    """The tensors by layer, without those of a head that is the embedding.
+    """The tensors by layer, without the tensors of a head that is the embedding.
 
     Raises:
         CheckpointError: The adapter changes one of the two alone, or each of them otherwise.
@@ -182,7 +182,7 @@ def _is_tied(model: Decoder, names: WeightNames) -> bool:
 
 
 def _transposed(parts: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The low-rank product of an embedding, `(V, rank)` and `(rank, D)`, as that of a head, or back."""
+    """The low-rank product of an embedding, `(V, rank)` and `(rank, D)`, as a head's, or back."""
     return {"lora_a": parts["lora_b"].T, "lora_b": parts["lora_a"].T}
 
 
@@ -193,7 +193,7 @@ def _are_equal(a: Mapping[str, mx.array], b: Mapping[str, mx.array]) -> bool:
 def _check_weights(
     model: Decoder, names: WeightNames, weights: tuple[tuple[str, mx.array], ...]
 ) -> None:
-    """Refuses whole tensors that are not those of the model."""
+    """Refuses whole tensors that are not the model's."""
     held, arrays = matrices(model), parameters(model) if weights else {}
     for hub_name, array in weights:
         path, _, key = (names.to_memory(hub_name) or "").rpartition(".")

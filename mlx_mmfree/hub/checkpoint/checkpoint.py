@@ -3,7 +3,7 @@
 Nothing is loaded here but headers. The `config.json` of a written folder has an object `mlx_mmfree`, and
 GGUF metadata have the same keys:
 
-- `version` is that of the library that wrote the folder;
+- `version` is the library's that wrote the folder;
 - `rounding` says how its ternary weights were made of floats. It is a number like
   `ops.ternary.ROUNDING_VERSION`, or `"source"` if the weights were ternary before. It is left out if
   that is not known;
@@ -75,7 +75,7 @@ class Checkpoint:
         folder: The local folder with the small files.
         config: The content of `config.json`.
         tensors: Every tensor by its name on the Hub.
-        dtype: The float dtype to compute in; `None` keeps that of each tensor.
+        dtype: The float dtype to compute in; `None` keeps each tensor's own.
 
     Example:
         >>> from mlx_mmfree import demo
@@ -124,8 +124,8 @@ class Checkpoint:
             folder = shlex.quote(str(self.folder))
             raise CheckpointError(
                 f"[{place}] '{self.folder}' must hold no adapter beside its base model {rule} but holds "
-                f"one. Merge it first: mmfree fuse --model {folder} --form dense, or --form ternary "
-                "with --data."
+                f"one. Merge it first: mmfree fuse --model {folder} --form ternary --data FILE, or "
+                "--form dense if it is not MatMul-free."
             )
 
 
@@ -440,7 +440,7 @@ def _is_from_16_bits(entry: TensorEntry) -> bool:
 
 
 def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
-    """What a `config.json` describes, as floats, where it is all that is at hand.
+    """The model that a `config.json` describes, as floats, where nothing else is at hand.
 
     It stands alone in a folder, or is all that is downloaded of a repository of the Hub. A model can be
     opened from the result, which tells its shapes and its size, but not loaded. The tensors have the

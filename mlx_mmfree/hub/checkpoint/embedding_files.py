@@ -1,4 +1,4 @@
-"""What files beside the weights say of a model that embeds texts, as sentence-transformers writes them.
+"""The files beside the weights of a model that embeds texts, as sentence-transformers writes them.
 
 `modules.json` lists what is done one after the other: the transformer, a pooling, whose own file has one
 true `pooling_mode_*`, and perhaps the scaling to length 1, which embeddings have in any case.
@@ -104,7 +104,7 @@ def _pooling(folder: Path, has_prompts: bool) -> Pooling:
 
 
 def _steps(file: Path) -> list[str]:
-    """What is done one after the other, by the names of the classes."""
+    """The steps one after the other, by the names of their classes."""
     try:
         listed = parse_json(read_file(file, MAX_BYTES, is_member=True))
     except (OSError, ValueError) as error:

@@ -1,19 +1,18 @@
 """Reads a GGUF file as a checkpoint of the Hub: its configuration, tokenizer files and tensors.
 
-Ternary linears keep their trits and their one scale, in the form of `forms.packed`, in two cases:
+Ternary linears keep their trits and their one scale in two cases:
 
 - I2_S, which bitnet.cpp multiplies with 8-bit activations, in every architecture;
 - TQ1_0, TQ2_0 and Q2_0 in the BitNet architectures, whose activations have 8 bits.
 
 A Llama in TQ1_0 or TQ2_0 says nothing about its activations. So they stay floats, and its linears are
 dense with exactly the stored values. Q1_0, Q2_0, PQ2_0 and PTQ1_0 may have a scale for each block. Such
-matrices take MLX's affine form of 1 or 2 bits without loss. All other types become floats.
+matrices keep their codes of 1 or 2 bits without loss. All other types become floats.
 """
 
 import json
-import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -24,28 +23,18 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError, show_as
 from ...files.checkpoint_files import VOCABULARY_FILES
-from ...files.gguf_blocks import (
-    affine_scales,
-    affine_words,
-    dequantized,
-    ternary_scale,
-    ternary_words,
-)
+from ...files.gguf_blocks import dequantized
 from ...files.gguf_file import StoredTensor, read_parts
 from ...files.reading import UNREADABLE, check_link, tokenizer_files
 from ...files.tensors import TensorEntry, read_tensor
 from ...files.writing import new_scratch_folder, writing
 from ...models import find
 from ...models.parts.architecture import GGUFForm
-from ...ops.ternary import packed_width
 from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
 from . import gguf_config
 from .embedding_files import files_of_pooling, with_embedding
-from .forms.affine import form
-from .forms.packed import describe_packing
-from .gguf_rotation import check_rotation, rotated_names, rotation_of
-from .weight_form import WRITER_KEY
+from .weight_form import WRITER_KEY, GGUFMatrix, WeightForm, rotated_form, weight_forms
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types of GGUF that hold plain floats."""
@@ -67,7 +56,7 @@ def read_gguf_checkpoint(
 
     Returns:
         A folder of this process with `config.json` and the tokenizer files, the configuration, the
-        tensors by their names on the Hub, and the dtype to compute in, `None` for that of each tensor.
+        tensors by their names on the Hub, and the dtype to compute in, `None` for each tensor's own.
 
     Raises:
         CheckpointError: The file is damaged or inconsistent.
@@ -77,7 +66,8 @@ def read_gguf_checkpoint(
         _check_link(file)
     metadata, found = read_parts(file)
     architecture = gguf_config.find_form(metadata)
-    check_rotation(metadata, architecture)
+    rotation = rotated_form()
+    rotation.check(metadata, architecture)
     has_norms = any(tensor.name.endswith("_norm_in.weight") for _, tensor in found)
     if has_norms:
         architecture = replace(architecture, is_ternary=True)
@@ -96,8 +86,8 @@ def read_gguf_checkpoint(
     config[WRITER_KEY] = {
         key.removeprefix(mark): value for key, value in metadata.items() if key.startswith(mark)
     }
-    rotated, signs = rotation_of(file, metadata, stored, architecture)
-    as_on_hub = rotated_names(metadata)
+    rotated, signs = rotation.open(file, metadata, stored, architecture)
+    as_on_hub = rotation.names(metadata)
     tensors, quantization = _hub_tensors(file, stored.values(), architecture, config, as_on_hub)
     tensors |= {entry.name: entry for entry in signs}
     config |= {**quantization, **rotated}
@@ -106,7 +96,7 @@ def read_gguf_checkpoint(
     pooling = files_of_pooling(metadata.get(f"{prefix}.pooling_type"))
     config = with_embedding(config, has_norms, bool(pooling) or (has_norms and is_tied))
     # beside codes, as llama.cpp computes: the norms are float32, and floats of a dtype of 16 bits rare
-    usual = mx.float32 if embedding.kind.affine_bits else mx.float16
+    usual = mx.float32 if embedding.kind.code_bits else mx.float16
     dtype: mx.Dtype | None = FLOAT_TYPES.get(embedding.kind.name, usual)
     described = find(config["model_type"])
     if described.layouts is not None and embedding.kind.name in FLOAT_TYPES:
@@ -132,11 +122,11 @@ def _hub_tensors(
     The inputs of rotated matrices lie as on the Hub.
     """
     tensors: dict[str, TensorEntry] = {}
-    floats = ["lm_head"]
-    affine: dict[str, Any] = {}
-    is_packed = False
+    linears = ["lm_head"]
+    held: dict[str, dict[str, StoredTensor]] = {}
     for part, tensor in stored:
-        for entry in _entries(part, tensor, architecture, config, rotated):
+        form, entries = _entries(part, tensor, architecture, config, rotated)
+        for entry in entries:
             if entry.name in tensors:
                 raise CheckpointError(
                     f"[GGUF] '{file}' must hold each tensor once but repeats {tensor.name!r:.100}. "
@@ -145,19 +135,16 @@ def _hub_tensors(
             tensors[entry.name] = entry
         name = gguf_config.hub_name(tensor.name, architecture)
         module = name.removesuffix(".weight")
-        if f"{module}.scales" in tensors:
-            affine[module] = form(tensor.kind.block, tensor.kind.affine_bits)
-        if _LINEAR.fullmatch(name) is not None and f"{module}.weight_scale" in tensors:
-            is_packed = True
-        elif _LINEAR.fullmatch(name) is not None:
-            floats.append(module)
-    quantization: dict[str, Any] = {}
-    if is_packed:
-        described = describe_packing({"modules_to_not_convert": floats})
-        quantization["quantization_config"] = described
-    if affine:
-        quantization["quantization"] = {**next(iter(affine.values())), **affine}
-    return tensors, quantization
+        if form is not None:
+            held.setdefault(form.name, {})[module] = tensor
+        if _LINEAR.fullmatch(name) is not None:
+            linears.append(module)
+    described: dict[str, Any] = {}
+    for form in weight_forms().values():
+        if form.gguf is not None and (own := held.get(form.name)):
+            others = [module for module in linears if module not in own]
+            described |= form.gguf.describe(own, others)
+    return tensors, described
 
 
 def _add_biases(file: Path, tensors: dict[str, TensorEntry]) -> dict[str, Any]:
@@ -185,7 +172,7 @@ def _rope_factors(stored: dict[str, tuple[Path, StoredTensor]]) -> dict[str, np.
         if name in stored:
             part, tensor = stored.pop(name)
             gguf_config.check_rope_factors(name, tensor.shape)
-            [entry] = _entries(part, tensor, GGUFForm({}), {})
+            _, [entry] = _entries(part, tensor, GGUFForm({}), {})
             found[name] = np.asarray(read_tensor(entry).astype(mx.float32))
     return found
 
@@ -196,11 +183,11 @@ def _entries(
     architecture: GGUFForm,
     config: Mapping[str, Any],
     rotated: Collection[str] = (),
-) -> list[TensorEntry]:
-    """The tensors that the Hub would have for one of the file. A packed linear has two."""
+) -> tuple[WeightForm | None, list[TensorEntry]]:
+    """The tensors that the Hub would have for one of the file, and the form in which they are."""
     name = gguf_config.hub_name(tensor.name, architecture)
     linear = _LINEAR.fullmatch(name)
-    kind, shape, place = tensor.kind, tensor.shape, (tensor.start, tensor.stop)
+    kind, shape = tensor.kind, tensor.shape
     order = None
     turned = _ROTATED.fullmatch(name)
     if turned is not None and architecture.rotates_pairs:
@@ -215,59 +202,49 @@ def _entries(
     if axis == 0:
         order = heads if heads is not None else order
     elif tensor.name not in rotated:
-        return _by_columns(file, tensor, name, cast(np.ndarray, heads))
+        return _by_columns(GGUFMatrix(file, tensor, name), cast(np.ndarray, heads))
     is_ternary = kind.codes is not None and (architecture.is_ternary or kind.name == "I2_S")
     if linear is not None and architecture.is_ternary and not is_ternary:
         raise UnsupportedModelError(
             f"[GGUF] tensor {tensor.name!r:.100} must be stored as I2_S, TQ1_0, TQ2_0 or Q2_0 in this "
             f"architecture but is stored as {kind.name}. Use a file with ternary tensors."
         )
-    if linear is not None and is_ternary and len(shape) == 2:
-        words = partial(_read, partial(ternary_words, kind, shape=shape), order)
-        packed = (shape[0], packed_width(shape[1]))
-        scale = f"{linear[1]}.weight_scale"
-        read_scale = partial(_one_scale, tensor)
-        return [
-            TensorEntry(name, file, mx.uint32, packed, *place, decode=words),
-            TensorEntry(scale, file, mx.float32, (1,), *place, decode=read_scale),
-        ]
-    if kind.affine_bits and len(shape) > 1:
-        return _affine_entries(file, tensor, name, order)
+    is_ternary = is_ternary and linear is not None and len(shape) == 2
+    matrix = GGUFMatrix(file, tensor, name, order, is_ternary)
+    form, entries = _in_form(matrix)
+    return form, entries or [_in_floats(matrix)]
+
+
+def _in_form(matrix: GGUFMatrix) -> tuple[WeightForm | None, list[TensorEntry]]:
+    """The tensors in few bits of a form that holds the matrix without loss; none without such a form."""
+    for form in weight_forms().values():
+        if form.gguf is not None and (entries := form.gguf.open(matrix)):
+            return form, entries
+    return None, []
+
+
+def _in_floats(matrix: GGUFMatrix) -> TensorEntry:
+    kind, shape = matrix.tensor.kind, matrix.tensor.shape
     if kind.name in FLOAT_TYPES:
         dtype = FLOAT_TYPES[kind.name]
-        read = partial(_read, partial(_plain, dtype.size, shape), order)
-        return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
+        return matrix.entry_of_rows(matrix.name, dtype, shape, partial(_plain, dtype.size, shape))
     dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32
-    read = partial(_read, partial(dequantized, kind, shape=shape), order)
-    return [TensorEntry(name, file, dtype, shape, *place, decode=read)]
+    return matrix.entry_of_rows(matrix.name, dtype, shape, partial(dequantized, kind, shape=shape))
 
 
 def _by_columns(
-    file: Path, tensor: StoredTensor, name: str, order: np.ndarray
-) -> list[TensorEntry]:
+    matrix: GGUFMatrix, order: np.ndarray
+) -> tuple[WeightForm | None, list[TensorEntry]]:
     """A matrix whose inputs lie in another order: in codes if whole blocks move, else as floats."""
-    block = max(tensor.kind.block, 1)
+    block = max(matrix.tensor.kind.block, 1)
     starts = order[::block]
-    moves_blocks = np.array_equal(order, (starts[:, None] + np.arange(block)).reshape(-1))
-    if tensor.kind.affine_bits and moves_blocks:
-        entries = _affine_entries(file, tensor, name, None)
-        return [replace(each, decode=_Columns(each, starts // block)) for each in entries]
-    dtype = FLOAT_TYPES.get(tensor.kind.name)
-    if dtype is not None:
-        read = partial(_plain, dtype.size, tensor.shape)
-    else:
-        dtype = mx.float16 if tensor.kind.codes is not None else mx.float32
-        read = partial(dequantized, tensor.kind, shape=tensor.shape)
-    entry = TensorEntry(
-        name,
-        file,
-        dtype,
-        tensor.shape,
-        tensor.start,
-        tensor.stop,
-        decode=partial(_read, read, None),
-    )
-    return [replace(entry, decode=_Columns(entry, order))]
+    form: WeightForm | None = None
+    entries: list[TensorEntry] = []
+    if np.array_equal(order, (starts[:, None] + np.arange(block)).reshape(-1)):
+        form, entries = _in_form(matrix)
+    if form is None:
+        entries, starts, block = [_in_floats(matrix)], order, 1
+    return form, [replace(each, decode=_Columns(each, starts // block)) for each in entries]
 
 
 class _Columns:
@@ -283,39 +260,8 @@ class _Columns:
         return np.ascontiguousarray(runs).reshape(array.shape)
 
 
-def _affine_entries(
-    file: Path, tensor: StoredTensor, name: str, order: np.ndarray | None
-) -> list[TensorEntry]:
-    """The tensors of a matrix in MLX's affine form.
-
-    With the scale s of a block, its weights are `(code - 1) * s`, and of one bit `(2 * code - 1) * s`.
-    """
-    *axes, inputs = tensor.shape
-    # the rows of experts lie one after the other
-    rows, module = math.prod(axes), name.removesuffix(".weight")
-    bits, groups = tensor.kind.affine_bits, inputs // tensor.kind.block
-    scales = partial(affine_scales, factor=2 if bits == 1 else 1)
-    parts: dict[str, tuple[mx.Dtype, int, Callable[..., np.ndarray]]] = {
-        "weight": (mx.uint32, inputs * bits // 32, affine_words),
-        "scales": (mx.float16, groups, scales),
-        "biases": (mx.float16, groups, partial(affine_scales, factor=-1)),
-    }
-    return [
-        TensorEntry(
-            f"{module}.{key}",
-            file,
-            dtype,
-            (rows, columns),
-            tensor.start,
-            tensor.stop,
-            decode=partial(_read, partial(decode, tensor.kind, shape=(rows, inputs)), order),
-        )
-        for key, (dtype, columns, decode) in parts.items()
-    ]
-
-
 def _rows_by_halves(tensor: StoredTensor, heads: Any) -> np.ndarray:
-    """The stored row of each row of the Hub's matrix, whose heads have one half behind the other."""
+    """The stored row of each row of the Hub's matrix, whose heads have one half after the other."""
     rows = tensor.shape[0]
     if type(heads) is not int or heads < 1 or rows % (2 * heads):
         raise CheckpointError(
@@ -325,23 +271,8 @@ def _rows_by_halves(tensor: StoredTensor, heads: Any) -> np.ndarray:
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
 
 
-def _read(decode: Any, order: np.ndarray | None, data: np.ndarray) -> np.ndarray:
-    array: np.ndarray = decode(data=data)
-    return array if order is None else array[order]
-
-
 def _plain(size: int, shape: tuple[int, ...], data: np.ndarray) -> np.ndarray:
     return data.view(f"<u{size}").reshape(shape)
-
-
-def _one_scale(tensor: StoredTensor, data: np.ndarray) -> np.ndarray:
-    scales = ternary_scale(tensor.kind, data)
-    if scales.size != 1:
-        raise UnsupportedModelError(
-            f"[GGUF] tensor {tensor.name!r:.100} must have one scale in all its blocks but has "
-            f"{scales.size}. Convert the model from its original checkpoint."
-        )
-    return scales.astype(np.float32)
 
 
 def _check_link(file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Translates the metadata and tensor names of GGUF files into those of the Hub, and back.
+"""Translates the metadata and tensor names of GGUF files into the Hub's, and back.
 
 Rotary positions are metadata under `rope.` and the tensor `rope_freqs`. `rope.scaling.type` is `linear`
 or `yarn`. Llama 3's scaling is a factor for each pair of dims, in `rope_freqs.weight`. llama.cpp itself
@@ -183,7 +183,7 @@ _NEEDED = (
     "attention.layer_norm_rms_epsilon",
     "context_length",
 )
-"""What llama.cpp needs too."""
+"""The values that llama.cpp needs too."""
 
 # keys that are checked here, or that change no result
 _CHECKED = {

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from ... import models
 from ...errors import CheckpointError
 from ...files import checkpoint_files
 from ...files.reading import read_json_object
@@ -21,20 +22,11 @@ from ...images import ImageProcessor
 from ...layers.arguments import with_arguments_of
 from ...layers.joined import join_projections
 from ...layers.matrix import converted, kept_names, matrices, parameters
-from ...models import (
-    Decoder,
-    EncoderDecoder,
-    ImageClassifier,
-    TextEmbedder,
-    TokenModel,
-    architecture_of,
-)
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
-from ...ops.backend.dispatch import on_cpu
+from ...ops.backend.dispatch import FLOATS, on_cpu
 from ...ops.backend.launch import MAX_GROUP_ROWS
 from ...ops.backend.self_check import check_early
-from ...ops.float_dtypes import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import (
     PairTokenizer,
@@ -48,10 +40,10 @@ from .checkpoint import Checkpoint, notify, open_checkpoint, rounding_of
 from .embedding_files import read_embedding_use
 from .pack_cache import PackCache
 from .weight_form import PACKED_DTYPES
-from .weights import Skeleton, build_skeleton, exact_gains, fill, simplified_bytes
+from .weights import Skeleton, build_skeleton, exact_floats, fill, simplified_bytes
 
 MASTERS_FOLDER = "masters"
-"""The folder of the float weights beside that of the packed model of a training run."""
+"""The folder of the float weights beside the packed model of a training run."""
 
 
 def master_weight(packed: nn.Module) -> mx.array:
@@ -117,11 +109,11 @@ class OpenedModel:
         cached = None if self._cache is None else _cached_skeleton(self._cache)
         self._is_cached = cached is not None
         self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
-        self.model: Decoder = self._skeleton.model
+        self.model: models.Decoder = self._skeleton.model
         self._arrays = parameters(self.model)
         self._kept = kept_names(self.model)
-        keeps_gains = dtype is None and checkpoint.dtype is not None
-        self._gains = exact_gains(self._skeleton) if keeps_gains else set[str]()
+        keeps_floats = dtype is None and checkpoint.dtype is not None
+        self._exact = exact_floats(self._skeleton) if keeps_floats else set[str]()
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
         # the linears that are to get masters, in their training form
@@ -148,7 +140,7 @@ class OpenedModel:
     def _dtype_of(self, name: str) -> mx.Dtype:
         """The dtype that a parameter of floats will have."""
         stored: mx.Dtype = self._skeleton.entries[name].dtype
-        is_free = self._dtype is not None and stored in FLOATS and name not in self._gains
+        is_free = self._dtype is not None and stored in FLOATS and name not in self._exact
         return self._dtype if self._dtype is not None and is_free else stored
 
     def tokenizer(self) -> Tokenizer:
@@ -160,7 +152,7 @@ class OpenedModel:
         return Tokenizer.from_folder(self.checkpoint.folder)
 
     def image_processor(self) -> ImageProcessor:
-        """Reads how a model of images wants its pictures.
+        """Reads how an image model wants its pictures.
 
         Raises:
             CheckpointError, UnsupportedModelError: The files do not say it as they must.
@@ -168,11 +160,11 @@ class OpenedModel:
         return ImageProcessor.from_config(self.checkpoint.config)
 
     def processor(self) -> Tokenizer | TranslationTokenizer | ImageProcessor:
-        """What prepares inputs of the model; raises as `tokenizer` and `image_processor` do."""
+        """The tokenizer or image processor; raises as `tokenizer` and `image_processor` do."""
         model: Any = self.model
-        if isinstance(model, ImageClassifier):
+        if isinstance(model, models.ImageClassifier):
             return self.image_processor()
-        if isinstance(model, EncoderDecoder):
+        if isinstance(model, models.EncoderDecoder):
             pair = self.translation_tokenizer()
             if isinstance(pair, TranslationTokenizer):
                 return pair
@@ -201,7 +193,7 @@ class OpenedModel:
             )
         return read_adapter(folder)
 
-    def load(self, adapter: Adapter | None = None) -> Decoder:
+    def load(self, adapter: Adapter | None = None) -> models.Decoder:
         """Reads the weights into the model, which is set to evaluation. It may be called once.
 
         Args:
@@ -231,12 +223,12 @@ class OpenedModel:
         if self._training:
             self._make_masters(model)
         model.rounding = rounding_of(self.checkpoint, warns=True)
-        if isinstance(model, EncoderDecoder):
+        if isinstance(model, models.EncoderDecoder):
             model.search_files = self._search_files()
-        if isinstance(model, TextEmbedder):
+        if isinstance(model, models.TextEmbedder):
             model.embedding = read_embedding_use(self.checkpoint.folder)
         if self._dtype is not None:
-            converted(model, self._dtype, self._gains)
+            converted(model, self._dtype, self._exact)
         if adapter is not None:
             attach(model, adapter)
         # what was cast after it was read is lazy, and other threads cannot compute it
@@ -251,7 +243,7 @@ class OpenedModel:
         generation = read_json_object(file, is_optional=True)
         return SearchFiles(generation, self.checkpoint.config)
 
-    def without_values(self) -> Decoder:
+    def without_values(self) -> models.Decoder:
         """The model with parameters of the dtypes that they will have, to build graphs of.
 
         They take no memory until something reads them, and have no meaning.
@@ -267,12 +259,12 @@ class OpenedModel:
     def _build_graphs(self) -> None:
         """Builds the graphs of a decoded token, and of a prompt that is read in the largest groups."""
         model: Any = self.without_values()
-        if not isinstance(model, TokenModel):
-            model.predictions(architecture_of(model.config).sample(model.config))
+        if not isinstance(model, models.TokenModel):
+            model.predictions(models.architecture_of(model.config).sample(model.config))
             return
         model.predictions(mx.zeros((1, 1), mx.int32))
         # a prompt needs no logits but the last
-        read = model.hidden if isinstance(model, Decoder) else model.predictions
+        read = model.hidden if isinstance(model, models.Decoder) else model.predictions
         read(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
 
     def _fill_with(self, cache: PackCache) -> None:
@@ -289,7 +281,7 @@ class OpenedModel:
         fill(self._skeleton)
         cache.store(self.model)
 
-    def _make_masters(self, model: Decoder) -> None:
+    def _make_masters(self, model: models.Decoder) -> None:
         """Gives the linears of a model their training form, in place. Nothing else changes.
 
         Raises:
@@ -343,7 +335,7 @@ def load(*args: Any, **options: Any) -> tuple[Any, Any]:
         path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, a file
             `owner/name/file.gguf` in one, or an opened checkpoint.
         revision: Branch, tag or commit of the repository.
-        dtype: The float dtype of weights and activations; `None` keeps that of the checkpoint. Ternary
+        dtype: The float dtype of weights and activations; `None` keeps the checkpoint's. Ternary
             weights do not depend on it.
         packed: Pack ternary matrices to 2 bits a weight, for inference. `False` keeps the float master
             weights, for training.
@@ -377,7 +369,7 @@ def load(*args: Any, **options: Any) -> tuple[Any, Any]:
 
 
 @with_arguments_of(OpenedModel)
-def load_model(*args: Any, **options: Any) -> Decoder:
+def load_model(*args: Any, **options: Any) -> models.Decoder:
     """Loads a model without a tokenizer.
 
     Args:

@@ -27,8 +27,8 @@ from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
 from .checkpoint import Checkpoint, notify
-from .forms.packed import OWN
 from .save import described_matrices, disk_tensors, write_tensors
+from .weight_form import weight_forms
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CachedModel:
 
     Attributes:
         name: The repository of the Hub. For a packed form without one, its file name without the suffix.
-        family: The `model_type` of its configuration, or of a model of images the `architecture`;
+        family: The `model_type` of its configuration, or of an image model the `architecture`;
             `None` if there is no configuration to read.
         nbytes: The bytes in the Hub's cache; 0 for a packed form alone.
         packed_bytes: The bytes of its packed forms.
@@ -150,7 +150,7 @@ MIN_SOURCE_BYTES = 64_000_000
 SUFFIX = ".safetensors"
 _SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_version"
 _FORMS = "mmfree_forms"
-"""What `config.json` would say of the matrices."""
+"""The matrices as `config.json` would describe them."""
 
 
 class PackCache:
@@ -237,8 +237,9 @@ def _readable_name(source: Path) -> str:
 def _fingerprint(checkpoint: Checkpoint) -> str:
     files = sorted({entry.file for entry in checkpoint.tensors.values()})
     stats = [(file, file.stat()) for file in files]
+    usual = next(form for form in weight_forms().values() if form.is_usual)
     value: Mapping[str, Any] = {
-        "format": [OWN["format_version"], _FORMS],
+        "format": [usual.own["format_version"], _FORMS],
         "rounding": ROUNDING_VERSION,
         "config": checkpoint.config,
         # a snapshot of the Hub links to a file that is named after its etag

@@ -7,13 +7,13 @@ import mlx.nn as nn
 
 from ...files.tensors import TensorEntry, read_tensor
 from ...layers.linear import Float32Scales
-from ...layers.matrix import Matrix, StoredLayout, matrices, parameters, stored_layouts
+from ...layers.matrix import FEW_BITS, Matrix, StoredLayout, matrices, parameters, stored_layouts
+from ...layers.ternary_values import pack_ternary_values
 from ...models import Decoder
 from ...ops import ternarize_packed
-from ...ops.float_dtypes import FLOATS
+from ...ops.backend.dispatch import FLOATS
 from .checkpoint import Checkpoint
-from .forms.packed import pack_ternary_values
-from .weights import EMBEDDING, build_skeleton, check_finite, check_packed, exact_gains
+from .weights import EMBEDDING, build_skeleton, check_finite, check_packed, exact_floats
 
 
 class ParameterReader:
@@ -41,7 +41,7 @@ class ParameterReader:
         self._masters = skeleton.masters
         self.own_layouts = skeleton.layouts
         self.model: Decoder = skeleton.model
-        self._gains = exact_gains(skeleton)
+        self._exact = exact_floats(skeleton)
 
     @cached_property
     def matrices(self) -> dict[str, Matrix]:
@@ -64,7 +64,7 @@ class ParameterReader:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What the Hub calls weights of one bit, where there are some."""
+        """The Hub's name for weights of one bit, where there are some."""
         return ("1-bit",) if self._in_one_bit else ()
 
     @cached_property
@@ -78,8 +78,13 @@ class ParameterReader:
 
     @cached_property
     def quantized(self) -> dict[str, nn.Module]:
-        """The modules in MLX's affine form by their paths."""
+        """The modules in codes with a scale and a bias for each group of inputs, by their paths."""
         return {path: matrix.layer for path, matrix in self.matrices.items() if matrix.holds_codes}
+
+    @cached_property
+    def few_bits(self) -> tuple[str, ...]:
+        """The paths of those with codes of 1 or 2 bits, which stand for signs or trits."""
+        return tuple(path for path, layer in self.quantized.items() if layer.bits in FEW_BITS)
 
     @cached_property
     def packed_dense(self) -> dict[str, Matrix]:
@@ -94,7 +99,7 @@ class ParameterReader:
     def ternary_values(self) -> dict[str, nn.Module]:
         """The linears of a dense model whose values are ternary, by their paths, without their codes.
 
-        They may be stored as floats, packed or in MLX's affine form. Each linear is read once for this.
+        They may be stored as floats, packed or in codes. Each linear is read once for this.
         """
         if self.ternary:
             return {}
@@ -131,7 +136,7 @@ class ParameterReader:
 
     @cached_property
     def activation_dtype(self) -> mx.Dtype:
-        """The dtype of the loaded model: that of its embedding, or of its first floats."""
+        """The dtype of the loaded model: its embedding's, or its first floats'."""
         names = ("embed.scales", "embed.weight", *self.shapes)
         stored = (self.dtype(name) for name in names if name in self._entries)
         return next(dtype for dtype in stored if dtype in FLOATS)
@@ -142,9 +147,9 @@ class ParameterReader:
         layers = {p: m for p, m in self.model.named_modules() if isinstance(m, Float32Scales)}
         return {f"{path}.{key}" for path, layer in layers.items() for key in layer.in_float32}
 
-    def keep_gains(self) -> None:
-        """Counts the gains of norms that are stored in float32 among those that stay so."""
-        self.in_float32.update(self._gains)
+    def keep_floats(self) -> None:
+        """Counts what is stored in float32, but for matrices, among what stays so."""
+        self.in_float32.update(self._exact)
 
     def is_tied(self, path: str) -> bool:
         """Whether a ternary head is stored as the embedding's master weight."""

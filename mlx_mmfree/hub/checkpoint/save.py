@@ -18,7 +18,7 @@ from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
 from ...models.parts.architecture import WeightNames
 from ...models.parts.encoders import SEARCH_KEYS
-from ...ops.float_dtypes import FLOATS
+from ...ops.backend.dispatch import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from .checkpoint import record
@@ -166,7 +166,7 @@ def save_model(
     """Writes a model as a checkpoint folder that `load` reads back without loss.
 
     Packed linears are written packed (see `forms.packed`), and float ones as they are. Names and
-    `config.json` are those of the Hub. The folder appears under its name only when it is complete.
+    `config.json` follow the Hub. The folder appears under its name only when it is complete.
 
     Args:
         path: The folder to make.
@@ -240,7 +240,7 @@ def describe_model(model: TokenModel) -> dict[str, Any]:
 
 
 def described_matrices(model: TokenModel, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What `config.json` says of how matrices are stored, given the rest of it."""
+    """The form of the stored matrices in `config.json`, given the rest of it."""
     held = matrices(model)
     names = WeightNames(architecture_of(model.config).weight_names).modules_to_disk(held)
     on_disk = {name: held[path] for path, name in names.items()}
@@ -262,5 +262,5 @@ def _tokenizer_files(source: Path | None) -> dict[str, Path]:
 
 
 def _searched(model: TokenModel) -> dict[str, Any]:
-    """What the `generation_config.json` of an encoder-decoder said."""
+    """The `generation_config.json` of an encoder-decoder."""
     return dict(model.search_files.generation) if isinstance(model, EncoderDecoder) else {}

@@ -1,4 +1,4 @@
-"""What the rest of the library asks of a form in which checkpoints store weights: one record each.
+"""The forms in which checkpoints store weights: a record for each, which the rest of the library asks.
 
 Each file of the folder `forms`, or on its search path, has such a record as `FORM`.
 """
@@ -6,16 +6,21 @@ Each file of the folder `forms`, or on its search path, has such a record as `FO
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from ...errors import UnsupportedModelError
 from ...files import plugins
+from ...files.gguf_file import StoredTensor as GGUFTensor
 from ...files.tensors import TensorEntry, TensorSpec
 from ...layers.matrix import Matrix
+from ...layers.rotated import RotatedLinear
+from ...models.parts.architecture import GGUFForm
 
 PACKED_DTYPES = (mx.uint8, mx.uint32)
 """The dtypes of packed weights, in all forms that are read."""
@@ -24,7 +29,6 @@ WRITER_KEY = "mlx_mmfree"
 """The key under which `config.json` describes its writer, see `hub.checkpoint.checkpoint`."""
 
 _SECTION = "quantization_config"
-_ROTATION_MARKS = ("hadamard", "rotation", "rotated", "walsh")
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,116 @@ class WrittenMatrix(NamedTuple):
         specs: The names, dtypes and shapes of its tensors.
         make: Makes them of its words in the layout of `ops.ternary` and its float32 scale.
         repeats_scale: Whether the scale is only in rounded copies, and needs a file of its own.
+        codes: Where it is written `InCodes`, or mlx-lm reads it as such, the inputs of a group and the
+            bits of a code.
     """
 
     specs: tuple[TensorSpec, ...]
     make: Callable[[mx.array, mx.array], Sequence[mx.array]]
     repeats_scale: bool = False
+    codes: tuple[int, int] | None = None
+
+
+class InCodes(NamedTuple):
+    """How codes are stored that have a scale and a bias for each group of inputs.
+
+    Attributes:
+        specs: From the name, the outputs and the inputs of a matrix, the inputs of a group, the bits of
+            a code, and the dtype of floats, the tensors for its codes, scales and biases.
+        describe: From the inputs of a group and the bits of a code of each module, by its name on disk,
+            the keys of `config.json` to add.
+        sizes: From the name of a module and a description that was checked, these two numbers.
+    """
+
+    specs: Callable[[str, int, int, int, int, mx.Dtype], tuple[TensorSpec, ...]]
+    describe: Callable[[Mapping[str, tuple[int, int]]], Mapping[str, Any]]
+    sizes: Callable[[str, Mapping[str, Any]], tuple[int, int]]
+
+
+class GGUFMatrix(NamedTuple):
+    """A tensor of a GGUF file that holds a matrix.
+
+    Attributes:
+        file: The file.
+        tensor: The tensor.
+        name: What the Hub calls it.
+        order: The stored row of each row of the Hub's matrix; `None` if they lie in one order.
+        is_ternary: Whether it holds the trits of a linear whose activations have 8 bits.
+    """
+
+    file: Path
+    tensor: GGUFTensor
+    name: str
+    order: np.ndarray | None = None
+    is_ternary: bool = False
+
+    def entry(
+        self, name: str, dtype: mx.Dtype, shape: tuple[int, ...], decode: Callable[..., np.ndarray]
+    ) -> TensorEntry:
+        """A tensor of the Hub that is made of this one's bytes, the keyword `data` of `decode`."""
+        place = (self.tensor.start, self.tensor.stop)
+        return TensorEntry(name, self.file, dtype, shape, *place, decode=decode)
+
+    def entry_of_rows(
+        self, name: str, dtype: mx.Dtype, shape: tuple[int, ...], decode: Callable[..., np.ndarray]
+    ) -> TensorEntry:
+        """As `entry`, with the rows in the order of the Hub."""
+        return self.entry(name, dtype, shape, partial(_in_order, decode, self.order))
+
+
+def _in_order(
+    decode: Callable[..., np.ndarray], order: np.ndarray | None, data: np.ndarray
+) -> np.ndarray:
+    rows = decode(data=data)
+    return rows if order is None else rows[order]
+
+
+class InGGUF(NamedTuple):
+    """How GGUF files store matrices that take a form when they are read.
+
+    Attributes:
+        open: The tensors that the form has for a matrix of a file; none if it has another form.
+        describe: From such matrices by the names of their modules on the Hub, and the names of the
+            linears that have another form, the keys of `config.json` to add.
+    """
+
+    open: Callable[[GGUFMatrix], list[TensorEntry]]
+    describe: Callable[[Mapping[str, GGUFTensor], Sequence[str]], Mapping[str, Any]]
+
+
+class RotatedForm(NamedTuple):
+    """How other programs are told that matrices are rotated.
+
+    Attributes:
+        marks: Words in the keys of a `config.json` that ask for a rotation.
+        gguf_type: The type of rotated matrices in GGUF: programs that would leave the rotation out do
+            not know it.
+        check: Refuses metadata of a GGUF file whose rotation is not read, or not in this architecture.
+        names: From these metadata, the names in the file of the rotated matrices.
+        open: From a GGUF file, its metadata, its tensors by their names, each with its file, and its
+            architecture, the keys of `config.json` to add, and further tensors.
+        gguf_metadata: From the rotated layers by their names in the file, their signs, and `is_tied`,
+            whether the head is the embedding, the metadata.
+        for_mlx_lm: From what `config.json` says of the model, the rotated layers by their names on disk,
+            and the numbers that `InCodes.describe` takes of the other matrices, the `config.json` by
+            which mlx-lm reads the model.
+        mlx_lm_type: The `model_type` there, the only one with rotated matrices.
+    """
+
+    marks: tuple[str, ...]
+    gguf_type: str
+    check: Callable[[Mapping[str, Any], GGUFForm], None]
+    names: Callable[[Mapping[str, Any]], tuple[str, ...]]
+    open: Callable[
+        [Path, Mapping[str, Any], Mapping[str, tuple[Path, GGUFTensor]], GGUFForm],
+        tuple[dict[str, Any], list[TensorEntry]],
+    ]
+    gguf_metadata: Callable[..., dict[str, Any]]
+    for_mlx_lm: Callable[
+        [Mapping[str, Any], Mapping[str, RotatedLinear], Mapping[str, tuple[int, int]]],
+        dict[str, Any],
+    ]
+    mlx_lm_type: str
 
 
 def always(said: Any) -> bool:
@@ -95,6 +204,10 @@ def always(said: Any) -> bool:
 
 def _no_words(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
+
+
+def _as_it_is(described: Mapping[str, Any] | None) -> dict[str, Any]:
+    return dict(described or {})
 
 
 @dataclass(frozen=True)
@@ -112,13 +225,18 @@ class WeightForm:
         is_for_all: Whether matrices of every architecture may have it.
         is_usual: Whether tensors that no description speaks of may have it.
         covers: From a description, whether all ternary linears have this form.
-        precedes: Whether it is asked before the others, since its matrices look like those of another.
+        precedes: Whether it is asked before the others, since its matrices look like another form's.
         simplify: From a loaded matrix, a layer of this form that computes the same with fewer bits;
             `None` if there is none.
         describe: From the matrices of a model by their names on disk, and its `config.json` so far, the
             keys to add; none if no matrix has the form.
         write: From the name, the outputs and the inputs of a ternary matrix, and the dtype of floats,
             how it is written.
+        describe_written: Turns the `quantization_config` of float masters into the one of the ternary
+            matrices that `write` writes.
+        codes: How it holds `InCodes`, if it does.
+        gguf: How it is stored `InGGUF`, if it is.
+        rotated: Its `RotatedForm`, if its matrices are rotated.
         trits_per_byte: How many ternary weights share a byte, where that is not 4.
         rows: What the outputs of a matrix that it writes must be a multiple of.
         opens_in: The programs that open it beside this library.
@@ -138,6 +256,10 @@ class WeightForm:
     simplify: Callable[[Matrix], nn.Module | None] | None = None
     describe: Callable[[Mapping[str, Matrix], Mapping[str, Any]], Mapping[str, Any]] = _no_words
     write: Callable[[str, int, int, mx.Dtype], WrittenMatrix] | None = None
+    describe_written: Callable[[Mapping[str, Any] | None], dict[str, Any]] = _as_it_is
+    codes: InCodes | None = None
+    gguf: InGGUF | None = None
+    rotated: RotatedForm | None = None
     trits_per_byte: int = 4
     rows: int = 1
     opens_in: tuple[str, ...] = ()
@@ -152,6 +274,17 @@ def weight_forms() -> dict[str, WeightForm]:
     """All forms by their names."""
     path = importlib.import_module(f"{__package__}.forms").__path__
     return _weight_forms(tuple(path), tuple(plugins.LOADED))
+
+
+def code_form() -> tuple[WeightForm, InCodes]:
+    """The form that holds `InCodes`, and how."""
+    return next((form, form.codes) for form in weight_forms().values() if form.codes is not None)
+
+
+def rotated_form() -> RotatedForm:
+    """How rotated matrices are described."""
+    forms = weight_forms().values()
+    return next(form.rotated for form in forms if form.rotated is not None)
 
 
 @cache
@@ -195,14 +328,16 @@ def described_forms(
     found = forms_of(config)
     quantization = config.get("quantization")
     keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
-    rotated = [key for key in keys if any(mark in key.lower() for mark in _ROTATION_MARKS)]
-    if rotated and not any(form.precedes for form, _ in found.values()):
+    forms = weight_forms().values()
+    usual = next(form for form in forms if form.is_usual)
+    marks = {mark for form in forms if form.rotated for mark in form.rotated.marks}
+    rotated = [key for key in keys if any(mark in key.lower() for mark in marks)]
+    if rotated and not any(form.rotated for form, _ in found.values()):
         raise UnsupportedModelError(
             f"[config.json] {rotated[0]!r:.80} must be absent, or come with 'modules' that say which "
             "weights are rotated: without the rotation the model would write nonsense. Use a checkpoint "
             "in a form that is read."
         )
-    usual = next(form for form in weight_forms().values() if form.is_usual)
     is_own = any(form.method == usual.method for form, _ in found.values())
     for form, own_section in found.values():
         if form.section != _SECTION:

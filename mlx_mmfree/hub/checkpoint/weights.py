@@ -29,7 +29,7 @@ from ...layers.matrix import (
 from ...models import Decoder, find_described
 from ...models.parts.architecture import Config, WeightNames
 from ...ops import ternarize_packed
-from ...ops.float_dtypes import FLOATS
+from ...ops.backend.dispatch import FLOATS
 from ...ops.host_blocks import all_finite, has_valid_codes
 from .checkpoint import Checkpoint
 from .weight_form import Place, StoredTensor, described_forms, weight_forms
@@ -47,7 +47,7 @@ class Skeleton:
     """A model that waits for its weights.
 
     Attributes:
-        model: The model. Its linears are packed where those of the checkpoint are, or everywhere.
+        model: The model. Its linears are packed where the checkpoint's are, or everywhere.
         names: Names on disk and in memory.
         entries: The tensor on disk of each stored parameter, by its name in memory.
         stored: How a parameter is stored where that differs from its form in memory, by the same names.
@@ -163,7 +163,7 @@ def _renamed(checkpoint: Checkpoint, newer: Mapping[str, str]) -> Checkpoint:
 
 
 def _lost_rotation(checkpoint: Checkpoint, signs: str) -> CheckpointError:
-    """What is said of signs of a rotation of which the configuration says nothing."""
+    """The error for signs of a rotation that the configuration does not mention."""
     return CheckpointError(
         f"[load] '{checkpoint.folder}' holds signs of a rotation, such as {signs!r:.100}, but "
         "config.json says nothing of rotated weights. Without the rotation the model would write "
@@ -203,7 +203,7 @@ def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[st
 
 
 def _wrongly_described(checkpoint: Checkpoint, floats: Sequence[str]) -> CheckpointError:
-    """What is said of packed weights that are not all there, or else whose description is lost."""
+    """The error for packed weights that are incomplete, or whose description is lost."""
     if floats:
         missing = sorted(f"{name}.weight_scale" for name in floats)
         return CheckpointError(
@@ -286,7 +286,7 @@ def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointE
 
 
 def _mismatch(entry: TensorEntry, stored: StoredTensor) -> CheckpointError:
-    """What is said of a tensor of another shape, or else of another dtype."""
+    """The error for a tensor of another shape or dtype."""
     rule = f"have shape {stored.shapes[0]}, as config.json says, but has {entry.shape}"
     if entry.shape in stored.shapes:
         *known, got = (
@@ -320,7 +320,7 @@ Simplify = Callable[[Matrix], nn.Module | None]
 
 
 def _simpler_forms(held: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]]:
-    """What makes a layer of fewer bits, and the weights of float matrices that it is asked for."""
+    """The function that makes a layer of fewer bits, and the weights of float matrices that it needs."""
     simpler = [form.simplify for form in weight_forms().values() if form.simplify is not None]
     floats = [p for p, matrix in held.items() if matrix.is_plain and not matrix.is_embedding]
     return simpler, {f"{path}.weight" for path in floats}
@@ -329,18 +329,15 @@ def _simpler_forms(held: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]
 _PROBED_ROWS = 4
 
 
-def exact_gains(skeleton: Skeleton) -> set[str]:
-    """The gains of RMSNorms that are stored in float32, by their names in memory.
+def exact_floats(skeleton: Skeleton) -> set[str]:
+    """The float32 tensors that are no matrices, by their names in memory.
 
-    They can stay so beside activations of 16 bits.
+    Gains, biases, taps and rates can stay so beside activations of 16 bits.
     """
-    modules = skeleton.model.named_modules()
-    names = {f"{path}.weight" for path, module in modules if type(module) is nn.RMSNorm}
-    return {
-        name
-        for name, entry in skeleton.entries.items()
-        if name in names and entry.dtype == mx.float32
-    }
+    held = matrices(skeleton.model)
+    found = (name for name, each in skeleton.entries.items() if each.dtype == mx.float32)
+    parts = ((name, *name.rpartition(".")) for name in found)
+    return {name for name, path, _, key in parts if path not in held or key == "bias"}
 
 
 def simplified_bytes(skeleton: Skeleton, dtype: mx.Dtype | None) -> dict[str, int]:

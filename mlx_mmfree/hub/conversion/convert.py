@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
-from tqdm import tqdm
 
 from ...errors import UnsupportedModelError
 from ...files.checkpoint_files import CONFIG_FILE, SCALES_FILE
@@ -18,19 +17,18 @@ from ...files.gguf_file import PlannedGGUFTensor, write_parts
 from ...files.reading import real_path, tokenizer_files, write_json
 from ...files.tensors import PlannedTensors, tensor_bytes, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
+from ...layers.ternary_values import scales_of_blocks
 from ...models import TextEmbedder, architecture_of
 from ...models.parts.architecture import GGUFForm
+from ...platform.progress import Progress
 from ...tokenizer.to_gguf import compare_tokenizers, vocabulary_metadata
 from ..checkpoint import gguf_config
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint, record, rounding_of
 from ..checkpoint.embedding_files import pooling_of_files
-from ..checkpoint.forms.affine import FEW_BITS
-from ..checkpoint.forms.packed import scales_of_blocks
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
-from ..checkpoint.gguf_rotation import ROTATED_KIND, rotation_metadata
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import check_target, copy_files, token_ids
-from ..checkpoint.weight_form import WRITER_KEY
+from ..checkpoint.weight_form import WRITER_KEY, rotated_form
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import BITNET_CPP_ONLY, openings
 from .to_folder import MODEL_FILE, FloatForms, FolderPlan, plan_hf, plan_mlx, rotated_layers
@@ -77,10 +75,9 @@ class TensorPlanner:
 
     def not_held(self) -> list[str]:
         """The paths of the matrices with codes of 1 or 2 bits that the type cannot hold."""
-        few = {p: each for p, each in self._reader.quantized.items() if each.bits in FEW_BITS}
         return [
             path
-            for path in (*few, *self._rotated)
+            for path in (*self._reader.few_bits, *self._rotated)
             if self._group_scales(path) is None and self._block_scales(path) is None
         ]
 
@@ -93,7 +90,8 @@ class TensorPlanner:
         layers = {self._name(f"{path}.weight"): layer for path, layer in self._rotated.items()}
         signs = (np.asarray(self._reader.read(f"{path}.signs")) for path in self._rotated)
         is_tied = self._reader.model.config.tie_word_embeddings
-        return rotation_metadata(layers, dict(zip(layers, signs, strict=True)), is_tied=is_tied)
+        signs_of = dict(zip(layers, signs, strict=True))
+        return rotated_form().gguf_metadata(layers, signs_of, is_tied=is_tied)
 
     def _name(self, parameter: str) -> str:
         return gguf_config.file_name(self._reader.names.to_disk(parameter), self._form)
@@ -109,7 +107,7 @@ class TensorPlanner:
             if path in self._reader.ternary:
                 return self._ternary(path, name)
             if (scales := self._group_scales(path)) is not None:
-                return self._affine(path, name, scales)
+                return self._codes(path, name, scales)
             if (scales := self._block_scales(path)) is not None:
                 return self._ternary_values(path, name, scales)
         return self._floats(parameter, name)
@@ -133,8 +131,8 @@ class TensorPlanner:
 
         return PlannedGGUFTensor(name, self._kind, (module.output_dims, module.input_dims), make)
 
-    def _affine(self, path: str, name: str, scales: np.ndarray) -> PlannedGGUFTensor:
-        """A matrix in MLX's affine form with the codes of the type."""
+    def _codes(self, path: str, name: str, scales: np.ndarray) -> PlannedGGUFTensor:
+        """A matrix whose codes are the type's own."""
         shape, (_, bits) = self._reader.matrix_shape(path), self._coded(path)
 
         def make() -> np.ndarray:
@@ -181,20 +179,20 @@ class TensorPlanner:
         return path in self._reader.packed_dense or path in self._reader.quantized
 
     def _coded(self, path: str) -> tuple[int, int]:
-        """Group size and bits of a matrix in MLX's affine form, rotated or not; 0 of any other."""
+        """Group size and bits of a matrix in codes, rotated or not; 0 of any other."""
         if path in self._rotated:
             return self._rotated[path].codes_group, self._rotated[path].bits
         module = self._reader.quantized.get(path)
         return (0, 0) if module is None else (module.group_size, module.bits)
 
     def _group_scales(self, path: str) -> np.ndarray | None:
-        """The scale of each block of a matrix in MLX's affine form, in the order of the file.
+        """The scale of each block of a matrix in codes, in the order of the file.
 
         `None` unless the type can hold it: code 0 stands for the negative scale, in Q2_0 code 1 for zero
         and in Q1_0 for the scale.
         """
         (group_size, bits), kind = self._coded(path), KINDS[self._kind]
-        if not bits or bits != kind.affine_bits or group_size % kind.block:
+        if not bits or bits != kind.code_bits or group_size % kind.block:
             return None
         scales, biases = (
             np.asarray(self._reader.read(f"{path}.{key}").astype(mx.float32))
@@ -218,7 +216,7 @@ class TensorPlanner:
         return None if scales is None else self._ordered_scales(np.asarray(scales), block, path)
 
     def _ordered_scales(self, scales: np.ndarray, group: int, path: str) -> np.ndarray | None:
-        """Scales of groups as those of the blocks of the file; `None` if a block has several."""
+        """Scales of groups as scales of the file's blocks; `None` if a block has several."""
         block = KINDS[self._kind].block
         wide = self._ordered(np.repeat(scales, group, axis=1), f"{path}.weight")
         blocks = wide.reshape(len(wide), -1, block)
@@ -249,7 +247,7 @@ _QUANTIZATION_VERSION = 2
 
 @dataclass(frozen=True)
 class GGUFPlan:
-    """What a conversion writes to a GGUF file.
+    """The plan of a GGUF file.
 
     Attributes:
         file_type: The type of the ternary tensors, or of the float matrices where none is ternary.
@@ -284,7 +282,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
     is_rotated = bool(rotated_layers(reader)) and not forms.unrotate
     is_chosen, kind = kind is not None, kind or _usual_kind(architecture, is_rotated)
     planner = TensorPlanner(reader, form, kind, forms)
-    if not is_chosen and (lost := planner.not_held()):
+    if not (is_chosen or is_rotated) and (lost := planner.not_held()):
         kind = "Q1_0" if reader.quantized[lost[0]].bits == 1 else "Q2_0"
         planner = TensorPlanner(reader, form, kind, forms)
     _check(reader, kind, forms, architecture)
@@ -312,7 +310,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
 
 def _usual_kind(architecture: str, is_rotated: bool) -> str:
     if is_rotated:
-        return ROTATED_KIND
+        return rotated_form().gguf_type
     return "I2_S" if architecture == BITNET_CPP_ONLY else "TQ2_0"
 
 
@@ -335,7 +333,7 @@ def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: 
         "'embed_bits' and 'head_bits' must be left out": forms.embed_bits or forms.head_bits,
         "'unrotate' must be dense": isinstance(forms.unrotate, int),
         "'gguf_type' must be pq2_0, which no program knows that would leave the rotation out,": (
-            is_rotated and kind != ROTATED_KIND
+            is_rotated and kind != rotated_form().gguf_type
         ),
         "'gguf_type' must not be i2_s, since bitnet.cpp has no such architecture,": (
             kind == "I2_S" and architecture == "qwen35" and reader.ternary
@@ -366,7 +364,13 @@ def _check(reader: ParameterReader, kind: str, forms: FloatForms, architecture: 
 def _check_codes(reader: ParameterReader, kind: str, planner: TensorPlanner) -> None:
     """Refuses a type that cannot hold the codes of 1 or 2 bits of the source."""
     if lost := planner.not_held():
-        module = reader.quantized[lost[0]]
+        module = reader.quantized.get(lost[0])
+        if module is None:
+            raise UnsupportedModelError(
+                "[convert] 'unrotate' (--unrotate) must be given for the rotated codes of "
+                f"{reader.names.to_disk(lost[0])!r}, which {kind} does not hold, but was left out. "
+                f"{rotated_form().gguf_type} holds those of 2 bits with a scale for each 128 inputs."
+            )
         raise UnsupportedModelError(
             f"[convert] 'gguf_type' must hold the {module.bits}-bit codes of "
             f"{reader.names.to_disk(lost[0])!r}, with a scale for each {module.group_size} inputs, but "
@@ -433,7 +437,7 @@ def convert(
             tensor is larger. `None` writes one file.
         check: Read the result again, and compare every tensor and the logits of a fixed input.
         overwrite: Replace an existing checkpoint folder.
-        show_progress: Show a progress bar with bytes on stderr.
+        show_progress: Show how much is written: a bar on a terminal, and elsewhere a line at times.
         card: What the model card says of the source; the rest is filled in. `None` writes no card.
 
     Returns:
@@ -458,7 +462,7 @@ def convert(
     reader = ParameterReader(source)
     if source.dtype is not None and forms.dtype is None:
         forms = replace(forms, dtype=source.dtype)
-        reader.keep_gains()
+        reader.keep_floats()
     rounding_of(source, warns=True)
     if to == "gguf":
         kind = gguf_type.upper() if gguf_type is not None else None
@@ -468,7 +472,7 @@ def convert(
         writer = _folder_writer(reader, plan_packed if to == "mlx" else plan_hf, forms)
     made = new_folder(target, replaces=overwrite, needed_bytes=writer.nbytes)
     with writing("convert", target), made as folder:
-        with _progress(writer.nbytes, show_progress) as bar:
+        with Progress("writing", writer.nbytes, "B", is_shown=show_progress) as bar:
             writer.write(folder, bar.update)
         written = ParameterReader(open_checkpoint(folder))
         report = take_stock(reader, written)
@@ -541,10 +545,6 @@ def _gguf_writer(
 
     scale_dtype = mx.float32 if plan.file_type == "I2_S" else mx.float16
     return _Writer(nbytes, write, compare_tokenizers, scale_dtype, plan.file_type)
-
-
-def _progress(nbytes: int, is_shown: bool) -> tqdm:
-    return tqdm(total=nbytes, unit="B", unit_scale=True, desc="writing", disable=not is_shown)
 
 
 def _filled(card: ModelCard, to: Target, report: Report, written: ParameterReader) -> ModelCard:

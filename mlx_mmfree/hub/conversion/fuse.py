@@ -16,7 +16,7 @@ from ...layers.lora import adapted_layers, remove_adapters
 from ...layers.matrix import kept_names, matrices, parameters
 from ...models import Decoder, ImageClassifier
 from ...models.parts.architecture import weight_names
-from ...ops.float_dtypes import FLOATS
+from ...ops.backend.dispatch import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ..adapters.adapter_folder import write_adapter, write_peft_adapter
 from ..checkpoint.checkpoint import ADAPTER_KEY
@@ -34,7 +34,7 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
     keeps it, and the layer then computes with float activations. `"ternary"` rounds it to ternary again
     (`ops.ternarize`), which loses a part of what was learned. Measure both.
 
-    A dense layer has the dtype of the layer before; one that was packed has that of the embedding.
+    A dense layer has the dtype of the layer before; one that was packed has the embedding's.
 
     Args:
         model: A model with adapters.
@@ -45,8 +45,8 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
 
     Raises:
         UnsupportedModelError: `"dense"` was asked of an architecture whose ternary linears have a norm
-            inside, of which no published form has dense linears with one; or of a ternary model of
-            images.
+            inside, of which no published form has dense linears with one; or of a ternary image
+            model.
     """
     check_form(model, form)
     merged: dict[str, nn.Module] = {}
@@ -98,12 +98,12 @@ def save_with_adapter(
 
     The adapter is taken off the model. `config.json` says that it belongs to the model, so that loading
     the folder puts it on again. Other programs see the base alone, and mlx-lm takes the same folder for
-    that of the adapter.
+    the adapter's.
 
     Args:
         path: The folder to make. It appears under its name only when it is complete.
         model: The model.
-        tokenizer: The tokenizer, whose files are copied; `None` for a model of images.
+        tokenizer: The tokenizer, whose files are copied; `None` for an image model.
         card: The model card; `None` writes none.
         overwrite: Replace an existing checkpoint folder.
 
@@ -156,7 +156,7 @@ def save_peft_adapter(
 
 
 def _first_dtype(model: Decoder) -> mx.Dtype:
-    """The dtype of the first floats of a model, which are those of its embedding if it has one."""
+    """The dtype of the first floats of a model, which are its embedding if it has one."""
     kept = kept_names(model)
     arrays = (array for name, array in parameters(model).items() if name not in kept)
     return next(array.dtype for array in arrays if array.dtype in FLOATS)

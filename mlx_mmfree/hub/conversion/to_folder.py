@@ -20,21 +20,21 @@ import mlx.core as mx
 from ...errors import UnsupportedModelError
 from ...files.tensors import PlannedTensors, TensorSpec
 from ...layers.matrix import Matrix, StoredLayout
+from ...layers.ternary_values import TERNARY_BITS, scales_of_blocks
 from ...models import architecture_of, architectures, find, find_described
 from ...models.parts.architecture import WeightNames, weight_names
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
-from ...ops.float_dtypes import FLOATS
+from ...ops.backend.dispatch import FLOATS
+from ...ops.dense_matmul import GROUP_SIZES
+from ..checkpoint import weight_form
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.forms import affine, hadamard
-from ..checkpoint.forms.packed import OWN, describe_packing, scales_of_blocks
 from ..checkpoint.parameter_reader import ParameterReader
-from ..checkpoint.weight_form import PACKED_DTYPES, WeightForm, weight_forms
 
 
 @dataclass
 class FolderPlan:
-    """What a conversion writes to a checkpoint folder.
+    """The plan of a checkpoint folder.
 
     Attributes:
         config: The content of `config.json`, without the ids of special tokens.
@@ -49,10 +49,10 @@ class FolderPlan:
 
 @dataclass(frozen=True)
 class FloatForms:
-    """What becomes of weights that are stored as floats.
+    """The form that weights take that are stored as floats.
 
     Attributes:
-        dtype: The dtype of floats; `None` keeps that of each tensor.
+        dtype: The dtype of floats; `None` keeps each tensor's own.
         embed_bits: The bits of the embedding in MLX's affine form; `None` leaves it a float matrix.
         head_bits: The bits of the output head; `None` leaves it as it is.
         ternarize_groups: Ternarise the linears of the blocks, with a scale for each 128 inputs.
@@ -136,7 +136,9 @@ def check_dense(checkpoint: Checkpoint) -> None:
             f"was given. It is for {', '.join(known)} and models of images."
         )
     is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
-    is_packed = any(entry.dtype in PACKED_DTYPES for entry in checkpoint.tensors.values())
+    is_packed = any(
+        entry.dtype in weight_form.PACKED_DTYPES for entry in checkpoint.tensors.values()
+    )
     if is_described or is_packed or "BitnetForCausalLM" in config.get("architectures", ()):
         raise UnsupportedModelError(
             f"[convert] 'ternarize' must be left out for '{checkpoint.folder}', which is quantised "
@@ -211,26 +213,22 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
     if architecture.name_in_mlx_lm:
         config["model_type"] = architecture.name_in_mlx_lm
     plan = FolderPlan(config, [])
-    described: dict[str, dict[str, Any]] = {}
+    codes: dict[str, tuple[int, int]] = {}
     if reader.ternary:
-        described_as = ternary.own or OWN
-        config["quantization_config"] = describe_packing(
-            config.get("quantization_config"), described_as
-        )
+        config["quantization_config"] = ternary.describe_written(config.get("quantization_config"))
     needed = architecture.mlx_lm(reader.model.config, reader.ternary_dims)
     # it also unpacks five trits a byte, if it is known at all
     if needed or (trits_per_byte != 4 and needed is not None):
         config["model_file"] = MODEL_FILE.name
     done: set[str] = set()
-    for path, module in reader.ternary.items():
-        name = reader.names.to_disk(path)
-        group_size = affine.group_size_of(module.input_dims)
-        described[name] = affine.form(group_size, affine.TERNARY_BITS)
-        plan.tensors.append(_ternary_tensors(reader, path, ternary, forms.dtype, plan.scales))
+    for path in reader.ternary:
+        written, tensors = _ternary_tensors(reader, path, ternary, forms.dtype, plan.scales)
+        if written.codes is not None:
+            codes[reader.names.to_disk(path)] = written.codes
+        plan.tensors.append(tensors)
         done |= {f"{path}.weight", f"{path}.scale"}
     for path, (group_size, bits, quantize) in quantized.items():
-        name = reader.names.to_disk(path)
-        described[name] = affine.form(group_size, bits)
+        codes[reader.names.to_disk(path)] = group_size, bits
         plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
         done |= reader.parts(path)
     rotated = {} if forms.unrotate else rotated_layers(reader)
@@ -242,25 +240,20 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         plan.tensors.append(written_out(reader, path, forms.dtype))
         done |= reader.parts(path)
     for path, kept in reader.quantized.items():
-        described[reader.names.to_disk(path)] = affine.form(kept.group_size, kept.bits)
+        codes[reader.names.to_disk(path)] = kept.group_size, kept.bits
     layouts = reader.own_layouts
     if rotated:
         on_disk = {reader.names.to_disk(path): layer for path, layer in rotated.items()}
-        config |= hadamard.description_for_mlx_lm(config, on_disk, described)
+        config |= weight_form.rotated_form().for_mlx_lm(config, on_disk, codes)
         if (in_mlx_lm := find(config["model_type"]).layouts) is not None:
             layouts = {**layouts, **in_mlx_lm(reader.model, {})}
-        described = {}
+    else:
+        config |= weight_form.code_form()[1].describe(codes)
     plan.tensors += [
         float_tensor(reader, name, forms.dtype, layouts=layouts)
         for name in reader.shapes
         if name not in done
     ]
-    if described:
-        default = next((f for f in described.values() if f["bits"] in affine.FEW_BITS), None)
-        config["quantization"] = {
-            **(default or affine.form(GROUP_SIZE, affine.TERNARY_BITS)),
-            **described,
-        }
     return plan
 
 
@@ -312,12 +305,12 @@ def quantized_forms(
                     f"{GROUP_SIZE} does not divide the {matrix.input_dims} inputs of "
                     f"{reader.names.to_disk(path)}. Use 'tensor'."
                 )
-            found[path] = (GROUP_SIZE, affine.TERNARY_BITS, ternarize_groups)
+            found[path] = (GROUP_SIZE, TERNARY_BITS, ternarize_groups)
     return found
 
 
 def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
-    """The same for dense linears whose values are ternary and fit the affine form without loss.
+    """The same for dense linears whose values are ternary and fit codes without loss.
 
     Linears that are in that form already are left out.
     """
@@ -325,15 +318,15 @@ def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize
     for path, packed in reader.ternary_values.items():
         if path in reader.quantized:
             continue
-        for group_size in reversed(affine.GROUP_SIZES):
+        for group_size in reversed(GROUP_SIZES):
             if (scales := scales_of_blocks(packed, group_size)) is not None:
-                values = partial(_affine_values, scales=scales)
-                found[path] = (group_size, affine.TERNARY_BITS, values)
+                values = partial(_values_in_codes, scales=scales)
+                found[path] = (group_size, TERNARY_BITS, values)
                 break
     return found
 
 
-def _affine_values(weight: mx.array, scales: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+def _values_in_codes(weight: mx.array, scales: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """The codes, scales and biases of a matrix of ternary values."""
     scales = scales.astype(weight.dtype)
     return pack_ternary(mx.sign(weight)), scales, -scales
@@ -349,11 +342,11 @@ def _why_not(place: str, matrix: Matrix | None) -> str:
     return "it is stored in few bits already. Leave it out."
 
 
-def _written_form(program: str, trits_per_byte: int = 4) -> WeightForm:
+def _written_form(program: str, trits_per_byte: int = 4) -> weight_form.WeightForm:
     """The form in which ternary matrices are written for a program."""
     return next(
         form
-        for form in weight_forms().values()
+        for form in weight_form.weight_forms().values()
         if form.write is not None
         and form.trits_per_byte == trits_per_byte
         and program in form.opens_in
@@ -363,11 +356,13 @@ def _written_form(program: str, trits_per_byte: int = 4) -> WeightForm:
 def _ternary_tensors(
     reader: ParameterReader,
     path: str,
-    form: WeightForm,
+    form: weight_form.WeightForm,
     dtype: mx.Dtype | None,
     exact: dict[str, mx.array],
-) -> PlannedTensors:
-    """The plan of a ternary linear. A scale that the form holds only rounded goes to `exact`."""
+) -> tuple[weight_form.WrittenMatrix, PlannedTensors]:
+    """How a ternary linear is written, and the plan. A scale that the form holds only rounded goes to
+    `exact`.
+    """
     name, matrix = reader.names.to_disk(path), reader.ternary[path]
     assert form.write is not None
     sizes = matrix.output_dims, matrix.input_dims
@@ -379,7 +374,7 @@ def _ternary_tensors(
             exact[f"{name}.weight_scale"] = scale
         return written.make(words, scale)
 
-    return PlannedTensors(written.specs, make)
+    return written, PlannedTensors(written.specs, make)
 
 
 def _quantized_tensors(
@@ -392,7 +387,9 @@ def _quantized_tensors(
 ) -> PlannedTensors:
     name = reader.names.to_disk(path)
     dtype = forms.dtype or reader.matrix_dtype(path)
-    specs = affine.specs(name, *reader.matrix_shape(path), group_size, bits, dtype)
+    specs = weight_form.code_form()[1].specs(
+        name, *reader.matrix_shape(path), group_size, bits, dtype
+    )
     return PlannedTensors(specs, lambda: quantize(reader.read_matrix(path).astype(dtype)))
 
 
@@ -413,16 +410,16 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
     hub_config, names = _in_terms_of_transformers(reader)
     config: dict[str, Any] = hub_config.to_hub()
     config["torch_dtype"] = str(forms.dtype or reader.activation_dtype).removeprefix("mlx.core.")
+    form = _written_form("transformers")
     if reader.ternary and not forms.keep_masters:
-        config["quantization_config"]["quantization_mode"] = "offline"
+        config["quantization_config"] = form.describe_written(config["quantization_config"])
     plan = FolderPlan(config, [])
     done: set[str] = set()
     for path in reader.ternary:
         if forms.keep_masters:
             plan.tensors += _masters(reader, path)
         else:
-            form = _written_form("transformers")
-            plan.tensors.append(_ternary_tensors(reader, path, form, None, plan.scales))
+            plan.tensors.append(_ternary_tensors(reader, path, form, None, plan.scales)[1])
         done |= {f"{path}.weight", f"{path}.scale"}
     for path in (*reader.quantized, *reader.packed_dense):
         plan.tensors.append(written_out(reader, path, forms.dtype))
@@ -489,7 +486,7 @@ def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
         return
     architecture = architecture_of(reader.model.config)
     form = _written_form("transformers")
-    # models of images are read in it, but transformers does not run them
+    # image models are read in it, but transformers does not run them
     if architecture.variants or form.method not in architecture.packed_forms:
         raise UnsupportedModelError(
             f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r}, which has "

@@ -13,11 +13,12 @@ from ...layers.matrix import converted
 from ...models import architecture_of
 from ...ops.ternary import unpack_ternary
 from ..checkpoint.checkpoint import Checkpoint
-from ..checkpoint.forms.affine import FEW_BITS, KEYS
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weights import build_skeleton, fill
 from ..publish.runtimes import Opening
 from .to_folder import FloatForms, quantized_forms, ternary_forms
+
+_CODE_PARTS = ("weight", "scales", "biases")
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Group:
 
 @dataclass
 class Report:
-    """What was written, and how it compares with the source.
+    """The written files, and how they compare with the source.
 
     Attributes:
         groups: The weights by kind.
@@ -119,7 +120,7 @@ class Comparison:
         self._scale_dtype = scale_dtype
         made = {**ternary_forms(source), **quantized_forms(source, forms)}
         self._made = {
-            path: form for path, form in made.items() if form[:2] == _affine_form(target, path)
+            path: form for path, form in made.items() if form[:2] == _codes_of(target, path)
         }
         self._done: set[str] = set()
 
@@ -136,7 +137,7 @@ class Comparison:
         for path in self._target.quantized:
             if path in self._made or f"{path}.weight" in self._done:
                 continue
-            if _affine_form(self._source, path) != _affine_form(self._target, path):
+            if _codes_of(self._source, path) != _codes_of(self._target, path):
                 yield self._compare_values(path)
         for name in self._target.shapes:
             if name not in self._done:
@@ -164,18 +165,18 @@ class Comparison:
         return name, largest_difference(scale, exact)
 
     def _compare_made(self, path: str) -> tuple[str, float]:
-        """A matrix that the conversion put into MLX's affine form."""
+        """A matrix that the conversion put into codes."""
         weight = self._source.read_matrix(path)
         dtype = self._target.dtype(f"{path}.scales")
         quantize = self._made[path][2]
-        for key, want in zip(KEYS, quantize(weight.astype(dtype)), strict=True):
+        for key, want in zip(_CODE_PARTS, quantize(weight.astype(dtype)), strict=True):
             name = f"{path}.{key}"
             self._check_equal(name, self._target.read(name), want)
             self._done.add(name)
         return f"{path}.weight", largest_difference(self._target.read_matrix(path), weight)
 
     def _compare_values(self, path: str) -> tuple[str, float]:
-        """A matrix in MLX's affine form whose values were stored in another form in the source."""
+        """A matrix in codes whose values were stored in another form in the source."""
         want, got = self._source.read_matrix(path), self._target.read_matrix(path)
         # the zero of a trit has no sign
         self._check_equal(f"{path}.weight", got + 0, want.astype(got.dtype) + 0)
@@ -226,8 +227,8 @@ def largest_difference(got: mx.array, want: mx.array) -> float:
     return float(mx.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))))
 
 
-def _affine_form(reader: ParameterReader, path: str) -> tuple[int, int] | None:
-    """Group size and bits of a module in MLX's affine form; `None` if it is in another form."""
+def _codes_of(reader: ParameterReader, path: str) -> tuple[int, int] | None:
+    """Group size and bits of a module in codes; `None` of any other."""
     module = reader.quantized.get(path)
     return None if module is None else (module.group_size, module.bits)
 
@@ -303,8 +304,7 @@ def verify(
 def kind_of(name: str, source: ParameterReader, target: ParameterReader) -> str:
     """Which group of the report a parameter belongs to, by its name in memory."""
     path = name.rpartition(".")[0]
-    quantized = (reader.quantized.get(path) for reader in (source, target))
-    has_few_bits = any(module is not None and module.bits in FEW_BITS for module in quantized)
+    has_few_bits = path in source.few_bits or path in target.few_bits
     if path in source.ternary or path in source.ternary_values or has_few_bits:
         return TERNARY
     return EMBEDDING if path in ("embed", "head") else REST
@@ -318,7 +318,7 @@ def compare_logits(source: ParameterReader, target: ParameterReader) -> float:
 
 
 def _compared_in(source: ParameterReader, target: ParameterReader) -> mx.Dtype | None:
-    """The dtype in which logits of both are computed; `None`: that of each parameter."""
+    """The dtype in which logits of both are computed; `None`: each parameter's own."""
     # in 16 bits MLX rounds the sum of each group, and the two may have other groups or none
     are_unlike = source.activation_dtype != target.activation_dtype
     return mx.float32 if are_unlike or source.quantized or target.quantized else None

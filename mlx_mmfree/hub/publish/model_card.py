@@ -153,7 +153,7 @@ _LICENSE_TEXTS = (
 
 @dataclass(frozen=True)
 class SourceCard:
-    """What the source of a model says about itself.
+    """The source of a model as it describes itself.
 
     Attributes:
         metadata: The front matter of its card.
@@ -172,7 +172,7 @@ class SourceCard:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a model card says.
+    """The contents of a model card.
 
     Attributes:
         name: The repository `owner/name` or the folder under which a user loads the model.
@@ -217,7 +217,7 @@ class ModelCard:
 
 
 def pipeline_of(folder: Path) -> Pipeline:
-    """What the model in a folder does, by its `config.json`; without one, it continues texts."""
+    """The task of the model in a folder, by its `config.json`; without one, it continues texts."""
     file = folder / CONFIG_FILE
     if not file.exists():
         return "text-generation"
@@ -339,7 +339,7 @@ def _provenance(card: ModelCard) -> str:
 
 
 def _result(card: ModelCard) -> str:
-    """What is known of how good the model is."""
+    """The known quality of the model."""
     if card.training:
         return card.training
     return _losses(card) if card.losses else _verification(card.verification)

@@ -12,9 +12,8 @@ from typing import Any, Literal
 from ...layers.attention.positions import yarn_attention_factor
 from ...models import TextEmbedder, architecture_of
 from ...models.parts.rotation import Rotation
-from ..checkpoint.gguf_rotation import ROTATED_KIND
 from ..checkpoint.parameter_reader import ParameterReader
-from ..checkpoint.weight_form import forms_of
+from ..checkpoint.weight_form import forms_of, rotated_form
 
 Form = Literal["mlx", "hf", "gguf"]
 
@@ -76,6 +75,11 @@ def _mlx_lm(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
         return _no(MLX_LM, "it needs MLX's form of ternary weights, which --to mlx writes")
     if written.packed_dense and not is_read:
         return _no(MLX_LM, "it knows no packed weights of this library; --to mlx writes others")
+    rotated = [form.rotated for form, _ in forms_of(config).values() if form.rotated is not None]
+    if rotated and config["model_type"] != rotated[0].mlx_lm_type:
+        return _no(
+            MLX_LM, "it reads rotated weights of Qwen3.5 alone; --unrotate undoes the rotation"
+        )
     model_file = config.get("model_file")
     needed = architecture_of(written.model.config).mlx_lm(
         written.model.config, written.ternary_dims
@@ -150,7 +154,7 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
     is_ternary = bool(written.ternary)
     name = architecture_of(config).gguf_name(config) or ""
     blocks = "rounds activations for each block of inputs instead of each token"
-    if kind == ROTATED_KIND:
+    if kind == rotated_form().gguf_type:
         llama_cpp = _no(
             LLAMA_CPP, f"it has no {kind}; PrismML's llama.cpp has, which was not tried"
         )

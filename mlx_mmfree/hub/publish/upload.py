@@ -53,7 +53,7 @@ _SENT = (
 
 @dataclass(frozen=True)
 class UploadPlan:
-    """What an upload sends, and where to.
+    """The files of an upload, and where it sends them.
 
     Attributes:
         folder: The model folder.
@@ -64,8 +64,8 @@ class UploadPlan:
         is_private: Whether a new repository is private.
         revision: The branch; `None` is the main one.
         message: The commit message.
-        card: The model card to send: that of the folder, with commands that name the repository, or a
-            new one for a repository that has none. `None` sends that of the folder as it is.
+        card: The model card to send: the folder's, with commands that name the repository, or a
+            new one for a repository that has none. `None` sends the folder's as it is.
     """
 
     folder: Path

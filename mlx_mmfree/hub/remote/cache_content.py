@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from ...errors import DownloadError
 from ...files.writing import check_space, sync
+from ...platform.progress import Progress
 
 PASSING = (408, 429, 500, 502, 503, 504)
 """The statuses that may pass: a later request may succeed."""
@@ -130,7 +131,7 @@ class RemoteFile:
 
 
 class Part:
-    """What the cache holds of a file so far, and its hash.
+    """The part of a file that the cache holds so far, and its hash.
 
     Args:
         file: The file.
@@ -248,7 +249,7 @@ def fetch_missing(snapshot: Callable[..., Any], repository: str, repo_type: str 
         DownloadError: A file does not have the hash that the Hub lists.
         HTTPError, OSError: The Hub or the disk fails.
     """
-    from huggingface_hub.utils import are_progress_bars_disabled, tqdm
+    from huggingface_hub.utils import are_progress_bars_disabled
 
     files = _missing_files(snapshot, repository, repo_type)
     if not files:
@@ -259,13 +260,8 @@ def fetch_missing(snapshot: Callable[..., Any], repository: str, repo_type: str 
     total = sum(file.nbytes for file in files)
     check_space(folder, total - done)
     is_stopped = threading.Event()
-    with tqdm(
-        total=total,
-        unit="B",
-        unit_scale=True,
-        desc=f"downloading {len(files)} files",
-        disable=are_progress_bars_disabled(),
-    ) as bar:
+    is_shown = not are_progress_bars_disabled()
+    with Progress(f"downloading {len(files)} files", total, "B", is_shown=is_shown) as bar:
 
         def update(count: int) -> None:
             if is_stopped.is_set():

@@ -67,7 +67,8 @@ def local_folder(
     if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
         raise CheckpointError(
             "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
-            f"got {name!r}, which is neither. Check the spelling."
+            f"got {name!r}, which is neither. Check the spelling; 'mmfree models --known' lists "
+            "repositories that load."
         )
     return Path(ask_hub(name, revision, patterns))
 
@@ -140,7 +141,7 @@ _ROWS = ("*.jsonl", "*.parquet")
 
 
 def names_split(name: str) -> bool:
-    """Whether a name is that of a split of a dataset, `owner/name:split`."""
+    """Whether a name means a split of a dataset, `owner/name:split`."""
     return _SPLIT.fullmatch(name) is not None and not expanded(name).exists()
 
 
@@ -390,7 +391,7 @@ def dataset_files(
 
     Args:
         name: The dataset, `owner/name`.
-        revision: Branch, tag or commit. The files are those of the commit that it is now.
+        revision: Branch, tag or commit. The files come from the commit that it is now.
         patterns: Names of the files to list.
 
     Raises:

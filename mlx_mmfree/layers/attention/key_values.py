@@ -1,6 +1,6 @@
 """The keys and values that attention holds, and which of them a token sees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +23,7 @@ GROWTH_STEP = 256
 class KeyValueState(NamedTuple):
     """Keys and values of the tokens read so far.
 
-    Slot `j` of a row holds its token `j`. With a window of W slots behind S sinks, slot `S + j` holds
+    Slot `j` of a row holds its token `j`. With a window of W slots after S sinks, slot `S + j` holds
     the latest token `S + p` with `p % W == j`. Rows may have read different numbers of tokens.
 
     Attributes:
@@ -67,25 +67,18 @@ class KeyValueState(NamedTuple):
         slots = slots_after(self.positions.shape[1], length, window, sinks)
         if slots <= room:
             return self
-        keys, values = padded((self.keys, self.values), _grown(slots, window, sinks) - room)
+        keys, values = _grown((self.keys, self.values), room, slots, window, sinks)
         return self._replace(keys=keys, values=values)
-
-    def without_last(self, count: int) -> "KeyValueState":
-        """The state before the last `count` tokens of every row; not once slots have rotated."""
-        return self._replace(positions=_before_last(self.positions, count)).without_slots(count)
-
-    def without_slots(self, count: int) -> "KeyValueState":
-        """The state in which the last `count` slots are free, since no row has a token there."""
-        return self._replace(positions=self.positions[:, : self.used - count])
 
     @classmethod
     def joined(cls, states: Sequence["KeyValueState"]) -> "KeyValueState":
-        """The rows of several states of the same sizes, one behind the other."""
+        """The rows of several states of the same sizes, one after the other."""
         return cls(*tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states))
 
     def widened(self, used: int, room: int) -> "KeyValueState":
         """The state with so many slots in use and so many in all, of which the new ones are empty."""
-        keys, values = padded((self.keys, self.values), room - self.room)
+        free = [(0, 0), (0, 0), (0, room - self.room), (0, 0)]
+        keys, values = tree_map(lambda buffer: mx.pad(buffer, free), (self.keys, self.values))
         missing = [(0, 0), (0, used - self.used)]
         return KeyValueState(keys, values, mx.pad(self.positions, missing, constant_values=-1))
 
@@ -103,27 +96,15 @@ class FixedKeyValueState(NamedTuple):
     values: mx.array
     positions: mx.array
 
-    def without_last(self, count: int) -> "FixedKeyValueState":
-        """The state before the last `count` tokens of every row; not once slots have rotated."""
-        return self._replace(positions=_before_last(self.positions, count))
 
-
-def _before_last(positions: mx.array, count: int) -> mx.array:
-    """The positions `(B, N)` without the last `count` of each row."""
-    last = mx.max(positions, axis=1, keepdims=True) - count
-    return mx.where(positions > last, -1, positions)
-
-
-def _grown(slots: int, window: int | None, sinks: int) -> int:
-    """How many slots are made where so many are needed."""
-    grown = -(-slots // GROWTH_STEP) * GROWTH_STEP
-    return grown if window is None else min(grown, sinks + window)
-
-
-def padded(buffers: tuple[Buffer, Buffer], count: int) -> Any:
-    """The buffers with so many more slots, of zeros."""
-    padding = [(0, 0), (0, 0), (0, count), (0, 0)]
-    return tree_map(lambda buffer: mx.pad(buffer, padding), buffers)
+def _grown(
+    buffers: tuple[Buffer, Buffer], room: int, slots: int, window: int | None, sinks: int
+) -> Any:
+    """Buffers of so many slots with as many as are made where `slots` are needed."""
+    made = -(-slots // GROWTH_STEP) * GROWTH_STEP
+    made = made if window is None else min(made, sinks + window)
+    free = [(0, 0), (0, 0), (0, made - room), (0, 0)]
+    return tree_map(lambda buffer: mx.pad(buffer, free), buffers)
 
 
 class Reading(NamedTuple):
@@ -136,8 +117,8 @@ class Reading(NamedTuple):
         places: The position of each token in its row, `(1, L)` or `(B, L)`.
         begins: Where in its row the sample of each token begins, `(B, L)`; `None`: at 0.
         slots: Where the tokens of the call go, as `new_slots` gives it; `None` if slots are filled anew.
-        source: What each slot is filled with then, `(B, C)`: the number of a token, of those in slots
-            before and those of the call behind them.
+        source: What each slot is filled with then, `(B, C)`: the number of a token, first the tokens in
+            slots, then the tokens of the call.
         positions: The position that each slot holds afterwards, `(B, C)`, -1 for none.
         seen: The position of each key that the call sees, `(B, N)`, -1 for none; `None`: its own.
         mask: What each query sees.
@@ -266,7 +247,7 @@ def sink_places(
         batch: Number of rows.
         count: Number of keys `N`.
         sinks: Number of first tokens that stay.
-        farthest: The position of a query behind a full window, from which the sinks look as near as
+        farthest: The position of a query after a full window, from which the sinks look as near as
             if the text between had never been.
 
     Returns:
@@ -316,9 +297,9 @@ def extend(
         )
         source = reading.source[:, None, :, None]
         kept = tree_map(lambda buffer: mx.take_along_axis(buffer, source, axis=2), attended)
-    elif used == 0 and (free := _grown(count, window, sinks) - length) > 0:
+    elif used == 0:
         # the first tokens take the first slots
-        kept = padded(new, free)
+        kept = _grown(new, length, count, window, sinks)
     else:
         state = state.with_room(length, window, sinks)
         slots = cast(mx.array, reading.slots)
@@ -343,7 +324,7 @@ SMALLEST = 64
 
 
 class SequenceBlocks:
-    """Blocks of one size, each beside the one before and the one behind if there are several.
+    """Blocks of one size, each beside the one before and the one after if there are several.
 
     Blocks become rows of a batch: where a row is cut into `n` blocks, row `b`, block `i` is row
     `b n + i`.
@@ -381,7 +362,7 @@ class SequenceBlocks:
         return mx.flatten(mx.concatenate(blocks, axis=3).swapaxes(1, 2), 0, 1)
 
     def _padded(self, x: mx.array, more: int, fill: int) -> mx.array:
-        """Filled up to whole blocks, with some blocks more before and behind."""
+        """Filled up to whole blocks, with some blocks more before and after."""
         missing = self.count * self.size - self.length
         if not missing and not more:
             return x
@@ -397,17 +378,17 @@ class SequenceBlocks:
         return mx.flatten(blocks, 2, 3)[:, :, : self.length]
 
     def every_row(self, x: mx.array, batch: int) -> mx.array:
-        """What is made for one row, `(n, ...)`, for each of a batch, `(B n, ...)`."""
+        """An array made for one row, `(n, ...)`, for each of a batch, `(B n, ...)`."""
         return x if x.shape[0] != self.count or batch == 1 else mx.concatenate([x] * batch)
 
     def for_each(self, x: mx.array) -> mx.array:
-        """What every block of a row is given, `(B, ...)`, as `(B n, ...)`."""
+        """An array given to every block of a row, `(B, ...)`, as `(B n, ...)`."""
         shape = (x.shape[0], self.count, *x.shape[1:])
         return mx.flatten(mx.broadcast_to(x[:, None], shape), 0, 1)
 
     @property
     def relative(self) -> mx.array:
-        """The position of each key less that of the query, `(1, S, N)`."""
+        """The position of each key less the query's, `(1, S, N)`."""
         key = mx.arange(self.span) - self._beside * self.size
         return key[None, None] - mx.arange(self.size)[:, None]
 
@@ -444,7 +425,7 @@ def near_mask(
 
     near_begin = blocks.near(column(begin), -1).swapaxes(2, 3)
     is_same = blocks.own(column(begin), -1) == near_begin
-    # filled up, places go on as those of the padding that they stand beside
+    # filled up, places go on from the padding beside them
     query = blocks.own(column(place))
     key = query + blocks.relative
     low = first_seen(query, window, step)
@@ -480,30 +461,22 @@ class KeyValueKind(StateKind):
     def settings(self) -> str:
         return repr(self.cache)
 
-    def empty(self, batch_size: int, dtype: mx.Dtype) -> KeyValueState:
-        """The state before the first token."""
-        value_dims = self.head_dim if self.value_dims is None else self.value_dims
-        slots = (batch_size, self.num_heads, 0)
-        keys, values = (mx.zeros((*slots, dims), dtype) for dims in (self.head_dim, value_dims))
-        state = KeyValueState(keys, values, mx.zeros((batch_size, 0), mx.int32))
-        if self.cache.quantization is None:
-            return state
-        return self.quantized(state) if self.cache.exact_slots == 0 else state
-
     def quantized(self, state: KeyValueState) -> KeyValueState:
         """The state with keys and values in few bits, if that is how they are to be kept."""
         quantization = self.cache.quantization
         return state if quantization is None else state.quantized(quantization)
 
     def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> KeyValueState:
-        state = self.empty(batch_size, dtype)
-        if self._quantizes(length):
-            state = self.quantized(state)
         window, sinks = self.cache.window, self.cache.sinks
+        value_dims = self.head_dim if self.value_dims is None else self.value_dims
         slots = slots_after(0, length, window, sinks)
-        keys, values = padded((state.keys, state.values), slots)
+        shape = batch_size, self.num_heads, slots
+        keys, values = (mx.zeros((*shape, dims), dtype) for dims in (self.head_dim, value_dims))
         ends = mx.full((batch_size,), length, mx.int32)
-        return KeyValueState(keys, values, held_positions(ends, slots, window, sinks))
+        state = KeyValueState(keys, values, held_positions(ends, slots, window, sinks))
+        if self.cache.quantization is None:
+            return state
+        return self.quantized(state) if self._quantizes(length) else state
 
     @property
     def exact_length(self) -> int | None:
@@ -517,7 +490,7 @@ class KeyValueKind(StateKind):
     def _quantizes(self, length: int) -> bool:
         """Whether the state after `length` tokens of one row is quantised."""
         exact = self.cache.exact_slots
-        return exact is not None and length > exact
+        return exact is not None and (exact == 0 or length > exact)
 
     def counted(self, state: AnyKeyValueState) -> tuple[mx.array, ...]:
         return (state.positions,)
@@ -532,9 +505,22 @@ class KeyValueKind(StateKind):
         exact = self.cache.exact_slots
         return exact is None or state.is_quantized or state.used + count <= exact
 
-    def rewound(self, state: Any, count: int) -> AnyKeyValueState:
-        rewound: AnyKeyValueState = state.without_last(count)
-        return rewound
+    def rewound(self, state: AnyKeyValueState, count: int) -> AnyKeyValueState:
+        positions = state.positions
+        last = mx.max(positions, axis=1, keepdims=True) - count
+        positions = mx.where(positions > last, -1, positions)
+        if isinstance(state, KeyValueState):
+            # no row has a token in the last slots
+            positions = positions[:, : positions.shape[1] - count]
+        return state._replace(positions=positions)
+
+    def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> KeyValueState:
+        """As `StateKind` has it, with room for some tokens, since most texts go on."""
+        slots = ((state.positions.shape[1] - after) // GROWTH_STEP + 1) * GROWTH_STEP
+        if self.cache.window is not None:
+            slots = min(slots, self.cache.sinks + self.cache.window)
+        keys, values = tree_map(lambda each: array(each, slots), state[:2])
+        return KeyValueState(keys, values, array(state.positions))
 
     def fixed(
         self, state: AnyKeyValueState, count: int = 1
@@ -556,7 +542,8 @@ class KeyValueKind(StateKind):
         return fixed, None if is_full else room - used
 
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
-        return KeyValueState(*state).without_slots(unread or 0)
+        keys, values, positions = state
+        return KeyValueState(keys, values, positions[:, : positions.shape[1] - (unread or 0)])
 
     def joined(self, states: Sequence[KeyValueState]) -> KeyValueState:
         """As `StateKind` has it; where one is quantised, the others become so."""
@@ -567,7 +554,7 @@ class KeyValueKind(StateKind):
 
     def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
         slots = slots_after(0, length, self.cache.window, self.cache.sinks)
-        # room up to the next step, after which no row holds a token
-        room = min(state.room, -(-slots // GROWTH_STEP) * GROWTH_STEP)
+        # room up to the next step, if there is so much; no row holds a token after it
+        room = -(-slots // GROWTH_STEP) * GROWTH_STEP
         keys, values = tree_map(lambda buffer: buffer[:, :, :room][rows], state[:2])
         return KeyValueState(keys, values, state.positions[:, :slots][rows])

@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Self, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ...ops import Rotation, attention, rotated_heads
+from ...ops import Rotation
 from ...ops.attention import Mask
+from ...ops.attention import operation as attention_operation
 from ...ops.attention_step import Options, Place, next_place, operation, without_gates
+from ...ops.rotated_heads import operation as rotate_operation
 from ...ops.splitting import split_many
 from ..arguments import check_sequences, check_sizes
 from ..context import Context, RealTokens, read_without_padding
@@ -27,22 +29,11 @@ from ..mixer import (
     factory_of,
     one_by_one,
 )
-from .key_values import (
-    FixedKeyValueState,
-    KeyValueKind,
-    KeyValueState,
-    Reading,
-    SequenceBlocks,
-    extend,
-    near_mask,
-    read,
-    read_whole,
-    sink_places,
-)
+from . import key_values
 from .options import GROUP_SIZES, AttentionNorms, KeyValueCache, Quantization
 from .positions import PositionBias, RoPE
 
-SelfAttentionState = KeyValueState | FixedKeyValueState | tuple[()]
+SelfAttentionState = key_values.KeyValueState | key_values.FixedKeyValueState | tuple[()]
 
 PIECE = 256
 """Tokens that are read at a time at least, where a long call is read in pieces."""
@@ -65,7 +56,7 @@ class SelfAttention(TokenMixer):
         linear: Makes the projections.
         bias: Whether queries, keys and values are projected with a bias.
         output_bias: Whether the output is. Default: `bias`.
-        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one behind the other.
+        is_stacked: One projection, `qkv_proj`, gives queries, keys and values one after the other.
         is_gated: Each head of queries comes with a gate :math:`g` as wide, from the same projection, and
             what the head reads is multiplied by :math:`\sigma(g)`.
         rope: Rotates queries and keys, made for `head_dim` or for its first dims.
@@ -178,11 +169,14 @@ class SelfAttention(TokenMixer):
         mask: Mask,
         bias: mx.array | None,
     ) -> mx.array:
-        """Weights the values; arguments and result as those of `ops.attention`."""
-        return attention(queries, keys, values, mask, bias=bias)
+        """Weights the values; arguments and result as in `ops.attention`."""
+        if not queries.size:
+            return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
+        y: mx.array = attention_operation(queries, keys, values, mask, bias)
+        return y
 
     def project_inner(self, x: mx.array, norm: nn.Module | None) -> mx.array:
-        """Queries, with their gates if there are some, keys and values of `x`, one behind the other."""
+        """Queries, with their gates if there are some, keys and values of `x`, one after the other."""
         # items, since attributes of a module are slow to find
         return project(x, [self[name] for name in self["shared_inputs"]], norm=norm)
 
@@ -229,24 +223,19 @@ class SelfAttention(TokenMixer):
         return batch_size * a_key * (kept + length)
 
     @property
-    def takes_steps(self) -> bool:
-        """Whether `attention_step` computes what this layer does with a single token."""
-        cache, rope = self._cache, self.get("rope")
-        if not self.has_plain_weights or "position_bias" in self or cache.step > 1:
-            return False
-        if self._is_gated and "query_norm" not in self and self._query_scale != 1.0:
-            return False
-        return rope is None or (rope.wavelengths is not None and not cache.sinks)
-
-    @property
     def state_kind(self) -> StateKind:
         if not self.is_causal:
             return super().state_kind
-        heads, dims = self.num_kv_heads, self.head_dim
-        return KeyValueKind(heads, dims, self._cache, takes_steps=self.takes_steps)
+        heads, dims, cache, rope = self.num_kv_heads, self.head_dim, self._cache, self.get("rope")
+        takes_steps = self.has_plain_weights and "position_bias" not in self and cache.step == 1
+        if self._is_gated and "query_norm" not in self and self._query_scale != 1.0:
+            takes_steps = False
+        if rope is not None and (rope.wavelengths is None or cache.sinks):
+            takes_steps = False
+        return key_values.KeyValueKind(heads, dims, cache, takes_steps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> SelfAttentionState:
-        return self.state_kind.empty(batch_size, dtype) if self.is_causal else ()
+        return self.state_kind.blank(batch_size, 0, dtype) if self.is_causal else ()
 
     def mix(
         self,
@@ -260,7 +249,7 @@ class SelfAttention(TokenMixer):
     ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
         after: SelfAttentionState | StatesByPosition
         if tokens is None and context.valid is not None:
-            # padding moves behind the tokens of its row
+            # padding moves after the tokens of its row
             y, after = read_without_padding(
                 x if norm is None else apply_norm(norm, x),
                 context,
@@ -284,11 +273,11 @@ class SelfAttention(TokenMixer):
     def _attend(
         self, projected: mx.array, state: SelfAttentionState, context: Context, tokens: RealTokens
     ) -> tuple[mx.array, SelfAttentionState]:
-        """Attention of the tokens of a call to each other and to those of a state, times their gates.
+        """Attention of the tokens of a call to each other and to a state, times their gates.
 
         Args:
-            projected: Heads of queries, each with its gate behind it if there are some, keys and values,
-                one behind the other, `(B, L, (H + 2G) K)` or `(B, L, (2H + 2G) K)`.
+            projected: Heads of queries, each with its gate after it if there are some, keys and values,
+                one after the other, `(B, L, (H + 2G) K)` or `(B, L, (2H + 2G) K)`.
             state: The tokens before; `()` where attention is not causal.
             context: The call.
             tokens: Those of the call that are no padding.
@@ -297,7 +286,7 @@ class SelfAttention(TokenMixer):
             `(B, L, H K)` and the state.
         """
         length = projected.shape[1]
-        is_fixed = isinstance(state, FixedKeyValueState)
+        is_fixed = isinstance(state, key_values.FixedKeyValueState)
         if not length or (is_fixed and not projected.size):
             shape = (projected.shape[0], length, self.num_heads * self.head_dim)
             return mx.zeros(shape, projected.dtype), state
@@ -309,13 +298,15 @@ class SelfAttention(TokenMixer):
             )
         quantization, first = self._cache.quantization, cast(int | None, None)
         is_exact = is_fixed or (
-            isinstance(state, KeyValueState) and isinstance(state.keys, mx.array)
+            isinstance(state, key_values.KeyValueState) and isinstance(state.keys, mx.array)
         )
-        if quantization is not None and isinstance(state, KeyValueState) and is_exact:
+        if quantization is not None and isinstance(state, key_values.KeyValueState) and is_exact:
             # tokens before the state is quantised
             first = max(0, cast(int, self._cache.exact_slots) - state.used)
             is_exact = first > 0
-        if length == 1 and is_plain and is_exact and projected.size and self.takes_steps:
+        is_step = length == 1 and is_plain and is_exact and projected.size
+        # a layer that does not take steps has no state of fixed shapes
+        if is_step and (is_fixed or self.state_kind.takes_steps):
             return self._step(projected, state, context)
         if first is not None and first < length and tokens.starts is not None:
             raise ValueError(
@@ -323,7 +314,9 @@ class SelfAttention(TokenMixer):
                 f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
         if first == 0:
-            state = cast(KeyValueState, state).quantized(cast(Quantization, quantization))
+            state = cast(key_values.KeyValueState, state).quantized(
+                cast(Quantization, quantization)
+            )
         is_bounded = self._cache.window is not None or "position_bias" in self
         cuts: list[int] = []
         if length > 1 and (is_fixed or is_bounded or first is not None):
@@ -339,7 +332,7 @@ class SelfAttention(TokenMixer):
         gate = None
         if self._is_gated:
             projected, gate = without_gates(projected, self.num_heads, self.head_dim)
-        if isinstance(state, KeyValueState):
+        if isinstance(state, key_values.KeyValueState):
             y, state = self._attend_before(projected, state, context, tokens)
         else:
             y = self._attend_around(projected, context, tokens)
@@ -352,12 +345,14 @@ class SelfAttention(TokenMixer):
         In fixed shapes, tokens are read one by one, so that a draft model's are read as others are.
 
         With a window, a token of a long call costs what one of a short call does. With a bias, the
-        scores of a piece are alive at once rather than those of the call.
+        scores of a piece are alive at once rather than all scores of the call.
         """
-        if isinstance(state, FixedKeyValueState):
+        if isinstance(state, key_values.FixedKeyValueState):
             return list(range(1, length))
         cuts = set() if first is None or not 0 < first < length else {first}
-        if isinstance(state, KeyValueState) and (self._cache.window or "position_bias" in self):
+        if isinstance(state, key_values.KeyValueState) and (
+            self._cache.window or "position_bias" in self
+        ):
             size = max(self._cache.capacity or 0, PIECE)
             if length > 2 * size:
                 cuts |= set(range(size, length, size))
@@ -366,10 +361,10 @@ class SelfAttention(TokenMixer):
     def _step(
         self, projected: mx.array, state: SelfAttentionState, context: Context
     ) -> tuple[mx.array, SelfAttentionState]:
-        """As `_attend`, of one token to itself and those of an exact state."""
+        """As `_attend`, of one token to itself and the tokens of an exact state."""
         window, sinks = self._cache.window, self._cache.sinks
         keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state)
-        if positions.shape[1] == keys.shape[2] and isinstance(state, KeyValueState):
+        if positions.shape[1] == keys.shape[2] and isinstance(state, key_values.KeyValueState):
             roomy = state.with_room(1, window, sinks)
             keys, values = cast("tuple[mx.array, mx.array]", roomy[:2])
         rope, query_norm, key_norm = self.get("rope"), self.get("query_norm"), self.get("key_norm")
@@ -411,18 +406,23 @@ class SelfAttention(TokenMixer):
         return y, cast(Any, type(state))(*new)
 
     def _attend_before(
-        self, projected: mx.array, state: KeyValueState, context: Context, tokens: RealTokens
-    ) -> tuple[mx.array, KeyValueState]:
+        self,
+        projected: mx.array,
+        state: key_values.KeyValueState,
+        context: Context,
+        tokens: RealTokens,
+    ) -> tuple[mx.array, key_values.KeyValueState]:
         """Attention of each token to itself and those before it, `(B, H, L, K)`."""
         length, (counts, starts), cache = projected.shape[1], tokens, self._cache
         window, sinks, step = cache.window, cache.sinks, cache.step
         before = state.positions
         which = (before.shape[1], length, window, sinks, step)
         reading = context.once(
-            ("reading", *which), lambda: read(before, length, counts, starts, window, sinks, step)
+            ("reading", *which),
+            lambda: key_values.read(before, length, counts, starts, window, sinks, step),
         )
         queries, keys, values = self._rotated_heads(projected, reading.offset, which, context)
-        keys, values, state = extend(state, keys, values, reading, window, sinks)
+        keys, values, state = key_values.extend(state, keys, values, reading, window, sinks)
         mask = reading.mask
         if sinks and "rope" in self and not isinstance(mask, str | None):
             near = self._apart(self._split(projected)[0])[0]
@@ -436,17 +436,18 @@ class SelfAttention(TokenMixer):
         """Attention of each token to those on both sides, `(B, H, L, K)`."""
         length, (counts, starts), cache = projected.shape[1], tokens, self._cache
         which: tuple[Any, ...] = ("whole", length)
-        offset, mask = context.once(which, lambda: read_whole(length, counts, starts))
+        offset, mask = context.once(which, lambda: key_values.read_whole(length, counts, starts))
         queries, keys, values = self._rotated_heads(projected, offset, which, context)
         if cache.window is None:
             token = mx.arange(length)
             bias = self._bias(lambda: token[None, None] - token[:, None], which, context)
             return self.weigh(queries, keys, values, mask, bias)
         window, step, batch = cache.window, cache.step, projected.shape[0]
-        blocks = SequenceBlocks.of_window(length, window)
+        blocks = key_values.SequenceBlocks.of_window(length, window)
         which = ("near", length, blocks.size)
         near = context.once(
-            (*which, window, step), lambda: near_mask(blocks, counts, starts, window, step)
+            (*which, window, step),
+            lambda: key_values.near_mask(blocks, counts, starts, window, step),
         )
         y = self.weigh(
             blocks.own(queries),
@@ -510,24 +511,22 @@ class SelfAttention(TokenMixer):
         rope = self.get("rope")
         waves = None if rope is None or rope.query_scale != 1.0 else rope.wavelengths
         is_whole = waves is not None and 2 * waves.size == self.head_dim
-        if rope is None or waves is None or not is_whole or "query_norm" in self:
+        is_rotated_here = is_whole and "query_norm" not in self and projected.size
+        if rope is None or waves is None or not is_rotated_here:
             plain, values = self._split(projected)
             return *self._apart(self._rotated(plain, offset, which, context)), values
         rotation = context.once(
             ("angles", id(rope), *which), lambda: Rotation.of(offset, projected.shape[1], waves)
         )
-        return rotated_heads(
-            projected,
-            rotation,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            is_interleaved=rope.is_interleaved,
+        heads: tuple[mx.array, mx.array, mx.array] = rotate_operation(
+            projected, rotation, self.num_heads, self.num_kv_heads, rope.is_interleaved
         )
+        return heads
 
     def _bias(
         self, relative: Callable[[], mx.array], which: tuple[Any, ...], context: Context
     ) -> mx.array | None:
-        """The term of scores by relative positions `(B, L, N)`; `which` tells those of a call apart."""
+        """The term of scores by relative positions `(B, L, N)`; `which` names it within a call."""
         bias = self.get("position_bias")
         if bias is None:
             return None
@@ -538,15 +537,16 @@ class SelfAttention(TokenMixer):
         plain: mx.array,
         queries: mx.array,
         keys: mx.array,
-        reading: Reading,
+        reading: key_values.Reading,
         which: tuple[Any, ...],
         context: Context,
     ) -> tuple[mx.array, mx.array]:
-        """Queries and keys of twice the dims: for sinks, a query stands right behind a full window."""
+        """Queries and keys of twice the dims: for sinks, a query stands right after a full window."""
         batch, count, sinks = plain.shape[0], keys.shape[2], self._cache.sinks
         farthest = _farthest(self._cache)
         at, is_sink = context.once(
-            ("sinks", *which), lambda: sink_places(reading, batch, count, sinks, farthest)
+            ("sinks", *which),
+            lambda: key_values.sink_places(reading, batch, count, sinks, farthest),
         )
         (near,) = self._rotated((plain,), at, ("sinks", *which), context)
         zero = mx.zeros((), keys.dtype)
@@ -558,7 +558,7 @@ class SelfAttention(TokenMixer):
 
     @property
     def _query_scale(self) -> float:
-        """What queries are multiplied by, instead of queries and keys by its root."""
+        """The factor of queries, instead of its root for queries and keys."""
         scale: float = self["rope"].query_scale if "rope" in self else 1.0
         return scale
 
@@ -608,8 +608,8 @@ def _angles(place: Callable[[], Place], wavelengths: mx.array) -> Rotation:
     return Rotation.of(place().lengths, 1, wavelengths)
 
 
-def _relative(reading: Reading, cache: KeyValueCache) -> mx.array:
-    """The position of each key less that of the query, `(B, L, N)`."""
+def _relative(reading: key_values.Reading, cache: KeyValueCache) -> mx.array:
+    """The position of each key less the query's, `(B, L, N)`."""
     query, key = reading.places, reading.seen
     if key is None:
         key = mx.arange(query.shape[1])[None]
@@ -617,12 +617,12 @@ def _relative(reading: Reading, cache: KeyValueCache) -> mx.array:
     if not cache.sinks:
         return relative
     batch, count = reading.positions.shape[0], key.shape[1]
-    near, is_sink = sink_places(reading, batch, count, cache.sinks, _farthest(cache))
+    near, is_sink = key_values.sink_places(reading, batch, count, cache.sinks, _farthest(cache))
     if reading.begins is not None:
         near = near + reading.begins
     return mx.where(is_sink[:, 0].swapaxes(1, 2), key[:, None] - near[..., None], relative)
 
 
 def _farthest(cache: KeyValueCache) -> int:
-    """The position of a query behind a full window."""
+    """The position of a query after a full window."""
     return cache.sinks + (cache.window or 0) - 1

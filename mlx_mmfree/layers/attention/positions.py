@@ -1,4 +1,4 @@
-"""What tells positions apart: rotations, terms of scores, and codes that are added."""
+"""How attention tells positions apart: rotations, terms of scores, and codes that are added."""
 
 import math
 from collections.abc import Sequence
@@ -119,7 +119,7 @@ def yarn_wavelengths(
 
 
 def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
-    r"""What YaRN multiplies rotated queries and keys by, :math:`1 + 0.1\,w \ln f`, 1 for `f <= 1`."""
+    r"""YaRN's factor of rotated queries and keys, :math:`1 + 0.1\,w \ln f`, 1 for `f <= 1`."""
     return 1.0 if factor <= 1.0 else 1.0 + 0.1 * weight * math.log(factor)
 
 
@@ -142,7 +142,7 @@ class RoPE(nn.Module):
     Args:
         dims: Head dims `K`, even.
         base: Base of the wavelengths.
-        wavelengths: Positions per radian of each pair, `(K / 2,)`, instead of those of `base`.
+        wavelengths: Positions per radian of each pair, `(K / 2,)`, instead of the ones from `base`.
         is_interleaved: Pairs are neighbours `(2i, 2i + 1)`, as in the original Llama, instead of
             halves `(i, i + K / 2)`, as in checkpoints of the Hub.
         attention_factor: What YaRN multiplies rotated queries and keys by. It is not applied here:
@@ -193,7 +193,7 @@ class RoPE(nn.Module):
         object.__setattr__(self, "wavelengths", waves)
 
     def rotation(self, offset: int | mx.array, length: int) -> Any:
-        """What `rotate` needs for `length` tokens; layers that share the positions share it.
+        """The table of `rotate` for `length` tokens, which layers with the same positions share.
 
         Args:
             offset: As in a call.
@@ -308,7 +308,7 @@ class PositionBias(nn.Module):
     Attention takes one as `position_bias=` and asks it for the positions that it sees.
 
     Shape:
-        Integers `(B, L, N)`, the position of the key less that of the query; result float32
+        Integers `(B, L, N)`, the position of the key less the query's; result float32
         `(B, H, L, N)`.
     """
 
@@ -386,7 +386,7 @@ class RelativeBias(PositionBias):
         num_heads: Query heads `H`.
         num_buckets: The buckets of both directions together.
         max_distance: The distance from which all fall into the last bucket.
-        is_causal: Keys behind the query share the bucket of distance 0.
+        is_causal: Keys after the query share the bucket of distance 0.
 
     Shape: as `PositionBias`.
 
@@ -573,7 +573,7 @@ class AxialPositions(nn.Module):
 
 
 class AddedPositionsState(NamedTuple):
-    """What `AddedPositions` carries: how many tokens of each row were read, int32 `(B,)`."""
+    """The state of `AddedPositions`: how many tokens of each row were read, int32 `(B,)`."""
 
     read: mx.array
 

@@ -1,4 +1,4 @@
-"""What the library asks of an architecture: one record in the file of each, found by name.
+"""The record of an architecture: everything that the library asks of it, found by name.
 
 Names of tensors on disk, which are the Hub's, are translated into those in memory by its table.
 """
@@ -29,7 +29,7 @@ Pipeline = Literal[
     "translation",
     "image-classification",
 ]
-"""What a model does, in the Hub's words."""
+"""The task of a model, in the Hub's words."""
 
 
 class Config(Protocol):
@@ -87,7 +87,7 @@ class GGUFForm:
         own_keys: Keys that the architecture alone has, without its name; a file must have them.
         read: From the values of all keys, what `own_keys` say about the Hub's configuration.
         write: From a description, the values of `own_keys`.
-        names: Further names of tensors, `{}` a layer number, to those of the Hub.
+        names: Further names of tensors, with `{}` for a layer number, and their names on the Hub.
         heads: From the Hub's name of a tensor and the configuration, the axis of the tensor along which
             heads lie in the file in another order, and the place in the file of each number along it;
             `None`: all lie as on the Hub.
@@ -152,7 +152,7 @@ class Architecture:
         layouts: From a model and the shapes of the tensors of a file by their names, how parameters lie
             in it, by their names in memory, where that is not as on the Hub.
         packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored;
-            of models of images, all that there are.
+            for image models, all that there are.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
         is_ternarizable: Its dense models can be made ternary ones.
         needs_range: Activations may go beyond float16, as the squares of ReLU do.
@@ -224,11 +224,11 @@ class Architecture:
 
     @property
     def can_be_ternary(self) -> bool:
-        """Whether its dense models can be made ternary ones: all models of images can."""
+        """Whether its dense models can be made ternary ones: all image models can."""
         return self.is_ternarizable or bool(self.variants)
 
     def pipeline(self, config: Any) -> Pipeline:
-        """What a model of this description does: all models of images classify them."""
+        """The task of a model of this description: all image models classify."""
         return "image-classification" if self.variants else self.does(config)
 
 
@@ -335,7 +335,7 @@ def find_described(config: Mapping[str, Any]) -> Architecture:
 
 
 def known_variants() -> list[str]:
-    """The `architecture` values of models of images that can be loaded, sorted."""
+    """The `architecture` values of image models that can be loaded, sorted."""
     return sorted(name for each in architectures().values() for name in each.variants)
 
 
@@ -379,7 +379,7 @@ _SCALE_ON_DISK, _SCALE_IN_MEMORY = "weight_scale", "scale"
 
 
 Layer = tuple[int, ...]
-"""The numbers of a layer in names on disk: its own, and before it that of a stage if there are any."""
+"""The numbers of a layer in names on disk: its own, and before it the stage's if there are stages."""
 
 _BLOCK = re.compile(r"(?:stages\.(?:\{\}|[0-9]+)\.)?blocks\.\{\}")
 
@@ -425,7 +425,7 @@ class WeightNames:
         return entry is not None and self._to_memory[entry] is None
 
     def left_out(self, disk_name: str) -> str | None:
-        """What part of the file a tensor belongs to that is never read, in words; `None`: to none."""
+        """The part of the file that is never read and holds a tensor, in words; `None` if none does."""
         entry, _ = _translate(disk_name, self._left_out)
         return None if entry is None else self._left_out[entry]
 
@@ -444,7 +444,7 @@ class WeightNames:
         return _translate(self.to_memory(disk_name) or "", patterns)[1]
 
     def second_name(self, disk_name: str) -> tuple[str, bool] | None:
-        """What a second name stands for in memory, and whether it is a copy; `None` for other names."""
+        """The name in memory of a second name, and whether it is a copy; `None` for other names."""
         entry, name = _translate(disk_name, self._second, _SCALE_ON_DISK, _SCALE_IN_MEMORY)
         if name is None or entry is None:
             return None
@@ -486,7 +486,7 @@ class WeightNames:
 
 @lru_cache
 def _layer_patterns(to_disk: tuple[tuple[str, str], ...]) -> list[re.Pattern[str]]:
-    """What names on disk look like that lie in a layer, without repetitions."""
+    """The patterns of names on disk that lie in a layer, without repetitions."""
     heads: dict[str, None] = {}
     for ours, hub in to_disk:
         if found := _BLOCK.match(ours):

@@ -17,7 +17,7 @@ from ...layers.embedding import known_rows
 from ...layers.mixer import TokenMixer
 from .architecture import Copy, draw_weights
 from .encoders import MaskedLM
-from .fields import ACTIVATIONS, HubConfig, activation, integer, key, number, standard_deviation
+from .fields import ACTIVATIONS, HubConfig, activation, integer, key, number, weight_std
 from .stack import Block
 
 TINY: Mapping[str, Any] = {
@@ -50,7 +50,7 @@ class BertConfig(HubConfig):
         "Rows of the table of segments, of which the first is used.", integer, 2, high=2**10
     )
     layer_norm_eps: float = key("Epsilon of the norms.", number, 1e-12, low=1e-15, high=1.0)
-    initializer_range: float = standard_deviation()
+    initializer_range: float = weight_std()
 
     def to_hub(self) -> dict[str, Any]:
         return {**super().to_hub(), "tie_word_embeddings": True}
@@ -72,7 +72,7 @@ class AttentionConfig(BertConfig):
 
 
 class Front(nn.Module):
-    """What comes before the first block: positions and the first segment are added, then normed.
+    """The layers before the first block: positions and the first segment are added, then normed.
 
     Args:
         config: The encoder.

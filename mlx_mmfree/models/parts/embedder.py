@@ -15,7 +15,7 @@ class EmbeddingUse:
     """How the publishers of a model embed texts, as sentence-transformers writes it down.
 
     Attributes:
-        pooling: The vector of a text is that of its first or last token, or the mean of all.
+        pooling: The vector of a text is its first or last token's, or the mean of all.
         prompts: What comes before a text, by the name of what the text is, such as "query".
         default_prompt: The name of the prompt of texts that name none; `None`: they have none.
         max_length: The most tokens of a text; `None`: as many as the model was made for.

@@ -61,7 +61,7 @@ class SequenceClassifier(TokenModel):
         head: Maps `(B, D)` to `(B, C)`, a logit for each class.
         config: The architecture's configuration.
         positions: Adds positions to the embedded tokens; `None`: nothing does.
-        pooling: The vector of a text is that of its first token, as in BERT (arXiv 1810.04805), that
+        pooling: The vector of a text is the vector of its first token, as in BERT (arXiv 1810.04805),
             of its last, as causal models need it, or the mean of all.
 
     Shape:
@@ -155,12 +155,12 @@ SEARCH_KEYS = frozenset(
         "decoder_start_token_id",
     )
 )
-"""What files say of a search, by transformers' names."""
+"""The settings of a search in files, by transformers' names."""
 
 
 @dataclass(frozen=True)
 class SearchFiles:
-    """What a model's files say of how its publishers search for a target, by transformers' names.
+    """How a model's publishers search for a target, by transformers' names.
 
     Attributes:
         generation: The content of `generation_config.json`.
@@ -236,7 +236,7 @@ class EncoderDecoder(TokenModel):
         self.search_files = SearchFiles()
 
     def encode(self, source: mx.array, source_valid: mx.array | None = None) -> mx.array:
-        """What the target's blocks see of the source, `(B, M, D)`."""
+        """The source as the target's blocks see it, `(B, M, D)`."""
         return self.encoder.transform(self.embedded(source), Context(source_valid))
 
     def embedded(self, tokens: mx.array) -> mx.array:

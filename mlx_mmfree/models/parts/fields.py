@@ -25,7 +25,7 @@ ACTIVATIONS: Mapping[str, str] = {
 
 
 def _refused(key: str, value: Any, rule: str) -> CheckpointError:
-    """What is said of a value that is missing, or is not what it must be."""
+    """The error for a value that is missing, or is not what it must be."""
     if value is MISSING:
         return CheckpointError(f"[config.json] '{key}' must be given but is missing.")
     return CheckpointError(f"[config.json] '{key}' must {rule} but got {value!r:.80}.")
@@ -236,8 +236,8 @@ def one_of(words: str, *among: str) -> Any:
     return key(words, usual_word, among[0], among=among)
 
 
-def standard_deviation() -> Any:
-    """Declares that of freshly made weights, which most architectures have."""
+def weight_std() -> Any:
+    """Declares the range of freshly made weights, which most architectures have."""
     return key("Standard deviation of freshly made weights.", number, 0.02, low=0.0, high=10.0)
 
 

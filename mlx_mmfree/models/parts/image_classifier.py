@@ -28,7 +28,7 @@ _MOST_PIXELS = 2**13
 
 @dataclass(frozen=True)
 class ImageConfig(HubConfig):
-    """What all models of images have in common.
+    """The common part of all image models.
 
     A `config.json` names a variant under `architecture`; `model_args` has what differs from it, as the
     keyword arguments of `timm.create_model`, which reads the same file.
@@ -158,12 +158,12 @@ class ImageConfig(HubConfig):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What each class is called; empty where the file does not say."""
+        """The names of the classes; empty where the file does not give them."""
         return tuple(self.label_descriptions.get(name, name) for name in self.label_names)
 
 
 def _input_size(prepared: Mapping[str, Any]) -> list[int]:
-    """Channels, height and width that the file says, or those of most models."""
+    """Channels, height and width as the file says, or as most models have them."""
     size = prepared.get("input_size", [3, 224, 224])
     if not isinstance(size, list | tuple) or len(size) != 3:
         raise CheckpointError(
@@ -209,7 +209,7 @@ def _descriptions(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 class ImageBlock(nn.Module):
-    r"""Two residual branches, each behind a norm (MetaFormer, arXiv 2111.11418).
+    r"""Two residual branches, each after a norm (MetaFormer, arXiv 2111.11418).
 
     .. math::
         u = x + \mathrm{drop}\big(\gamma_1 \odot \mathrm{Mixer}(\mathrm{norm}(x))\big), \quad
@@ -271,7 +271,7 @@ class ImageBlock(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks and what stands behind the last.
+    """Blocks and what follows the last.
 
     Args:
         blocks: The blocks, first to last. Each maps an array to one of the same shape, as `ImageBlock`
@@ -293,13 +293,13 @@ class Stage(nn.Module):
         return self.from_last(self.until_last(x))
 
     def until_last(self, x: mx.array) -> mx.array:
-        """What enters the last block."""
+        """The input of the last block."""
         for block in self.blocks[:-1]:
             x = block(x)
         return x
 
     def from_last(self, x: mx.array) -> mx.array:
-        """What the last block and the norm make of `until_last`."""
+        """The result of the last block and the norm, from `until_last`."""
         for block in self.blocks[-1:]:
             x = block(x)
         y: mx.array = self.norm(x)
@@ -327,7 +327,7 @@ Pool = Literal["mean", "first"]
 
 
 class AnyStage(Protocol):
-    """What `ImageClassifier` asks of a stage, such as a `Stage` or a `Stack`."""
+    """The interface of a stage of an `ImageClassifier`, such as a `Stage` or a `Stack`."""
 
     def transform(self, x: mx.array) -> mx.array:
         """Vectors of the same shape."""
@@ -346,7 +346,7 @@ class ImageClassifier(nn.Module):
         embed: Maps images `(B, H, W, C)` to vectors of patches, a sequence `(B, N, D)` or a map
             `(B, H', W', D)`.
         stages: Map them to such of the same dims.
-        head: Maps `(B, D)` to `(B, K)`, a logit for each class. A norm behind the pooling is part of it.
+        head: Maps `(B, D)` to `(B, K)`, a logit for each class. A norm after the pooling is part of it.
             Where `config` has no classes, it gives features in place of logits.
         merges: One between each stage and the next, which changes dims and places; `None` where they
             stay.
@@ -418,7 +418,7 @@ class ImageClassifier(nn.Module):
         """The vectors that enter the last block of the last stage.
 
         Raises:
-            ValueError: Its blocks are those of a model of texts, which are not called one by one.
+            ValueError: Its blocks belong to a text model, and are not called one by one.
         """
         return self._last_stage.until_last(self._entering_last_stage(images))
 

@@ -15,6 +15,8 @@ from ...layers import ChannelMixer, RoPE
 from ...layers.attention.positions import ALiBi, RelativeBias
 from ...layers.mixer import Linears, SpatialMixer, TokenMixer
 
+Made = TypeVar("Made")
+
 _CAPABILITIES = {
     "causal": "causal",
     "bidirectional": "bidirectional",
@@ -61,7 +63,7 @@ def _found(
 
 
 def capabilities(mixer: type[TokenMixer]) -> list[str]:
-    """What mixers of this class can do, in words."""
+    """The abilities of mixers of this class, in words."""
     return [words for name, words in _CAPABILITIES.items() if getattr(mixer, name)]
 
 
@@ -87,13 +89,7 @@ def find_spatial_mixer(name: object) -> type[SpatialMixer]:
     Raises:
         UnsupportedModelError: None has this name.
     """
-    known = spatial_mixers()
-    if isinstance(name, str) and name in known:
-        return known[name]
-    raise UnsupportedModelError(
-        f"[model] a spatial mixer must be one of {', '.join(known)} but got {name!r:.100}. "
-        f"{plugins.where_else()}"
-    )
+    return _named("spatial", spatial_mixers(), name)
 
 
 def find_channel_mixer(name: object) -> type[ChannelMixer]:
@@ -102,11 +98,14 @@ def find_channel_mixer(name: object) -> type[ChannelMixer]:
     Raises:
         UnsupportedModelError: None has this name.
     """
-    known = channel_mixers()
+    return _named("channel", channel_mixers(), name)
+
+
+def _named(kind: str, known: Mapping[str, Made], name: object) -> Made:
     if isinstance(name, str) and name in known:
         return known[name]
     raise UnsupportedModelError(
-        f"[model] a channel mixer must be one of {', '.join(known)} but got {name!r:.100}. "
+        f"[model] a {kind} mixer must be one of {', '.join(known)} but got {name!r:.100}. "
         f"{plugins.where_else()}"
     )
 
@@ -117,12 +116,10 @@ _MOST = 2**20
 _OF_THE_MODEL = ("dims", "linear", "is_causal", "max_length", "usual_length", "rope")
 """Arguments that the model decides for all its mixers, besides those that it gives some."""
 
-Made = TypeVar("Made")
-
 
 @dataclass(frozen=True)
 class MixerPositions:
-    """What tells positions apart within mixers.
+    """How mixers tell positions apart.
 
     Attributes:
         kind: `rope`, `alibi`, `relative_bias`, or another word for nothing.
@@ -145,7 +142,7 @@ class MixerPositions:
         return "rope" if self.kind == "rope" else "position_bias" if self.is_bias else None
 
     def refusal(self, mixer: str) -> UnsupportedModelError:
-        """What is said of a mixer that has no place for it."""
+        """The error for a mixer that has no place for it."""
         return UnsupportedModelError(
             f"[config.json] 'positions' must not be {self.kind} for {mixer}, which has no scores to add "
             "it to. mmfree mixers describes those that have."
@@ -196,7 +193,7 @@ class MixerChoice:
         return cls(value["name"], options)
 
     def plain(self) -> str | dict[str, Any]:
-        """What `read` reads back."""
+        """The description that `read` reads back."""
         return {"name": self.name, **self.options} if self.options else self.name
 
     def token_mixer(
@@ -295,7 +292,7 @@ def _is_plain(annotation: object) -> bool:
 
 
 def _checked(name: str, make: Callable[[], Made]) -> Made:
-    """What is made, with what a mixer says against its options as an error of the description."""
+    """The result of a call; a mixer's objection to its options becomes an error of the description."""
     try:
         return make()
     except (TypeError, ValueError) as error:

@@ -127,7 +127,7 @@ class PatchTokens(nn.Module):
 
     @property
     def prefix(self) -> int:
-        """How many tokens stand before those of patches."""
+        """The number of tokens before the patches."""
         return int("class_token" in self)
 
     @property

@@ -17,16 +17,7 @@ from ...layers.attention.options import KeyValueCache
 from ...layers.mixer import TokenMixer
 from ...token_mixers import GQA
 from .architecture import draw_weights
-from .fields import (
-    HubConfig,
-    activation,
-    boolean,
-    integer,
-    key,
-    number,
-    refuse_unless,
-    standard_deviation,
-)
+from .fields import HubConfig, activation, boolean, integer, key, number, refuse_unless, weight_std
 from .stack import Block, Decoder
 
 TINY = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
@@ -87,7 +78,7 @@ class RecurrentConfig(HubConfig):
         "use_short_conv": False,
     }
     hidden_ratio: ClassVar[int] = 4
-    """What makes the width of the channel mixer where the configuration has neither."""
+    """The rule for the width of the channel mixer where the configuration has neither."""
 
     vocab_size: int = key("Number of tokens V.", integer, 32000, high=2**24)
     hidden_size: int = key("Model dims D.", integer, 2048, high=2**17)
@@ -106,7 +97,7 @@ class RecurrentConfig(HubConfig):
     max_position_embeddings: int = key(
         "The longest text of training; only attention depends on it.", integer, 2048, high=2**40
     )
-    initializer_range: float = standard_deviation()
+    initializer_range: float = weight_std()
     attn: tuple[AttentionBlocks, ...] = declare("Blocks with attention in place of the mixer.", ())
 
     def __post_init__(self) -> None:
@@ -155,6 +146,16 @@ class ExpandedConfig(RecurrentConfig):
     @property
     def value_dims(self) -> int:
         return int(self.hidden_size * self.expand_v)
+
+    def of_mixer(self) -> dict[str, Any]:
+        """The arguments of a mixer."""
+        return {
+            "dims": self.hidden_size,
+            "num_heads": self.num_heads,
+            "key_dims": self.key_dims,
+            "value_dims": self.value_dims,
+            "norm_eps": self.norm_eps,
+        }
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:
@@ -282,7 +283,7 @@ def weight_names(mixer: Mapping[str, str]) -> dict[str, str | None]:
     """Hub names to ours, whatever the blocks with attention are.
 
     Args:
-        mixer: Names within the mixer, without those of the four projections of attention.
+        mixer: Names within the mixer, without the four projections of attention.
     """
     names: dict[str, str | None] = {
         "model.embeddings": "embed",

@@ -1,4 +1,4 @@
-"""What a Hub configuration says about rotary positions."""
+"""Rotary positions as a Hub configuration describes them."""
 
 import math
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from operator import index
 from typing import Any, ClassVar, Literal, cast, get_args
@@ -12,12 +12,11 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from ...errors import UnsupportedModelError
-from ...layers import ChannelMixer, apply_head, apply_norm
+from ...layers import ChannelMixer, apply_norm
 from ...layers.arguments import check_features, check_sizes
 from ...layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
 from ...layers.context import Context
-from ...layers.embedding import embed_tokens, known_rows
-from ...layers.matrix import matrix_of
+from ...layers.embedding import TokenLayers, embed_tokens, known_rows
 from ...layers.mixer import State, TokenMixer
 from ...ops.ternary import ROUNDING_VERSION
 
@@ -28,7 +27,7 @@ _PARTS = {
     name: (f"{name}_mixer", f"{name}_norm", f"{name}_output_norm")
     for name in ("token", "memory", "channel")
 }
-"""What belongs to each mixer of a block: itself, its norm, and its norm on the branch."""
+"""The parts of a block for each mixer: the mixer, its norm, and its norm on the branch."""
 
 
 class Block(nn.Module):
@@ -46,8 +45,8 @@ class Block(nn.Module):
         \text{parallel:}\quad y &= x + \mathrm{TokenMixer}(\mathrm{norm}(x))
         + \mathrm{ChannelMixer}(\mathrm{norm}(x))
 
-    Norms on the branches alone are those of OLMo 2 (arXiv 2501.00656), both sides those of Gemma 2
-    (arXiv 2408.00118), parallel mixers those of GPT-NeoX (arXiv 2204.06745). `set_dropout` drops
+    OLMo 2 (arXiv 2501.00656) has norms on the branches alone, Gemma 2 (arXiv 2408.00118) on both sides,
+    and GPT-NeoX (arXiv 2204.06745) has parallel mixers. `set_dropout` drops
     elements of what the mixers add, in training. A memory mixer, between the two and of the same form,
     mixes a second sequence in, as the decoder of an encoder-decoder does (Vaswani et al., arXiv
     1706.03762).
@@ -142,6 +141,14 @@ class Block(nn.Module):
         names, residual, given = self["_names"], x, x
         has_memory, carries = "memory" in names, len(self["carriers"]) > 1
         order, drops = self._order, self._dropout > 0 and self.training
+        is_plain = order == "pre" and names == ("token", "channel") and not drops
+        channel: Any = self["channel_mixer"] if is_plain else None
+        if getattr(channel, "adds_branch", False) and getattr(
+            type(channel[channel["shared_inputs"][0]]), "is_rotated", False
+        ):
+            mixer, norm = self["token_mixer"], self["token_norm"]
+            branch, after = mixer(x, state, context=context, norm=norm, **arguments)
+            return channel.of_sum(x, branch, self["channel_norm"]), after
         states = {"token": state}
         if carries:
             states["token"], states["channel"] = (None, None) if state is None else state
@@ -178,7 +185,7 @@ class Block(nn.Module):
     def mixing_weights(
         self, x: mx.array, state: State, context: Context, **arguments: Any
     ) -> dict[str, Callable[[], mx.array]]:
-        """What gives the weights of "token" and "memory" mixer for the input of a call."""
+        """The functions that give the weights of "token" and "memory" mixer for the input of a call."""
         weights: dict[str, Callable[[], mx.array]]
         weights = {"token": partial(self._weights, "token", x, **arguments)}
         if "memory_mixer" in self:
@@ -299,12 +306,12 @@ class ReversibleBlock(Block):
         return super().mixing_weights(mx.split(x, 2, axis=-1)[1], state, context, **arguments)
 
     def of_tokens(self, context: Context, x: mx.array) -> mx.array:
-        """What the first stream gets of the second, of whole sequences."""
+        """The share of the second stream that is added to the first, of whole sequences."""
         mixed, _ = self.token_mixer(x, context=context, norm=self.get("token_norm"))
         return mixed
 
     def of_channels(self, x: mx.array) -> mx.array:
-        """What the second stream gets of the first."""
+        """The share of the first stream that is added to the second."""
         y: mx.array = self.channel_mixer(x, norm=self.get("channel_norm"))
         return y
 
@@ -315,7 +322,7 @@ def two_streams(x: mx.array) -> mx.array:
 
 
 def one_stream(x: mx.array) -> mx.array:
-    """The residual stream behind the last block: the mean of both, `(B, L, D)`."""
+    """The residual stream after the last block: the mean of both, `(B, L, D)`."""
     first, second = mx.split(x, 2, axis=-1)
     return (first + second) / 2
 
@@ -325,9 +332,9 @@ class ReversibleSequence(nn.Module):
 
     Of all activations only the last ones are kept: the memory of training does not grow with the number
     of blocks but for their parameters and gradients. The backward pass computes each mixer once more.
-    What it undoes is rounded anew in each block, so that its gradients differ a little from those of
-    kept activations; streams in 16 bits are not exact enough. Mixers must give the same twice: dropout
-    does not.
+    What it undoes is rounded anew in each block, so that its gradients differ a little from the
+    gradients with kept activations; streams in 16 bits are not exact enough. Mixers must give the same
+    twice: dropout does not.
 
     Args:
         blocks: The blocks, first to last.
@@ -373,7 +380,7 @@ class ReversibleSequence(nn.Module):
 def _undone(
     block: ReversibleBlock, parameters: Any, y: mx.array, gradient: mx.array, context: Context
 ) -> tuple[mx.array, mx.array, Any]:
-    """The input of a block, its gradient and those of the parameters, from its output and gradient."""
+    """The input of a block, its gradient and the parameters', from its output and gradient."""
     first, second = mx.split(y, 2, axis=-1)
     of_first, of_second = mx.split(gradient, 2, axis=-1)
 
@@ -404,7 +411,7 @@ def _undone(
 def _vjp(
     call: Callable[[Any, mx.array], mx.array], parameters: Any, x: mx.array, gradient: mx.array
 ) -> tuple[mx.array, list[mx.array], mx.array]:
-    """What a mixer gives, and the gradients of the parameters and of its input."""
+    """The result of a mixer, and the gradients of the parameters and of its input."""
 
     def flat(*arrays: mx.array) -> list[mx.array]:
         return [call(_unflatten(parameters, arrays[:-1]), arrays[-1])]
@@ -480,7 +487,7 @@ class Stack(nn.Module):
 
     Args:
         blocks: The blocks, first to last; or reversible ones, whose two streams begin alike and are
-            averaged behind the last, unless a subclass has another `joined`.
+            averaged after the last, unless a subclass has another `joined`.
         norm: The norm after the last.
         positions: Adds positions before the first block; `None`: nothing does.
 
@@ -520,7 +527,7 @@ class Stack(nn.Module):
 
     @property
     def token_mixers(self) -> list[TokenMixer]:
-        """All that carry a state: those of the blocks, first to last, and after them the positions."""
+        """All that carry a state: the blocks' mixers, first to last, and after them the positions."""
         added = [self.positions] if "positions" in self else []
         return [block[name] for block in self.blocks for name in block.carriers] + added
 
@@ -531,11 +538,11 @@ class Stack(nn.Module):
 
     @property
     def packs_samples(self) -> bool:
-        """Whether a row may hold several samples, one behind the other."""
+        """Whether a row may hold several samples, one after the other."""
         return all(mixer.packs_samples for mixer in self.token_mixers)
 
     def block_arguments(self) -> list[dict[str, mx.array]]:
-        """What each block's token mixer is given for itself; it depends on weights alone."""
+        """The arguments of each block's token mixer alone; they depend on weights only."""
         return [{}] * len(self.blocks)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[State, ...]:
@@ -608,13 +615,13 @@ class Stack(nn.Module):
         return apply_norm(self.norm, x)
 
     def joined(self, x: mx.array) -> mx.array:
-        """What the norm gets of both streams behind reversible blocks, `(B, L, 2 D)`."""
+        """The input of the norm from both streams after reversible blocks, `(B, L, 2 D)`."""
         return one_stream(x)
 
     def _placed(
         self, x: mx.array, state: tuple[State, ...] | None, context: Context
     ) -> tuple[mx.array, tuple[State, ...] | None, tuple[State, ...]]:
-        """The residual stream with positions, the state of the blocks, and that of the positions."""
+        """The residual stream with positions, the state of the blocks, and the positions' state."""
         if context.starts is not None and not self.packs_samples:
             raise ValueError(
                 "[model] 'starts' must be None for a model whose token mixers cannot keep the "
@@ -627,7 +634,7 @@ class Stack(nn.Module):
         return x, rest, (after,)
 
 
-class TokenModel(Stack):
+class TokenModel(TokenLayers, Stack):
     r"""Embedding, blocks, norm, head.
 
     .. math::
@@ -647,8 +654,7 @@ class TokenModel(Stack):
     Attributes:
         purpose: What such a model is for, in the words of an error message.
         command: The command that uses such a model.
-        embed_scale: What embedded tokens are multiplied by.
-        hidden_scale: What the head gets the normed residual stream times.
+        embed_scale, hidden_scale: As of `TokenLayers`.
         rounding: How its packed weights were made of floats, as `hub.checkpoint.checkpoint` has it.
 
     Shape:
@@ -663,8 +669,6 @@ class TokenModel(Stack):
 
     purpose = ""
     command = ""
-    embed_scale: float = 1.0
-    hidden_scale: float = 1.0
 
     def __init__(
         self,
@@ -685,13 +689,7 @@ class TokenModel(Stack):
         self.vocab_size = int(embed.weight.shape[0])
         self.rounding: int | str | None = ROUNDING_VERSION
 
-    @property
-    def dims(self) -> int:
-        """Model dims D."""
-        matrix = matrix_of(self.embed)
-        return int(self.embed.weight.shape[1]) if matrix is None else matrix.input_dims
-
-    @property
+    @cached_property
     def max_length(self) -> int | None:
         """The most tokens of a text, where a mixer or a table of positions ends; `None`: none does."""
         modules = self.modules()
@@ -714,36 +712,12 @@ class TokenModel(Stack):
         bounds = (self.max_length, made_for)
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The dtype of the residual stream."""
-        return self.embed(mx.zeros((1,), mx.int32)).dtype
-
     def init_state(self, batch_size: int, dtype: mx.Dtype | None = None) -> tuple[State, ...]:
         return super().init_state(batch_size, self.dtype if dtype is None else dtype)
 
     def predictions(self, tokens: mx.array) -> mx.array:
         """The logits for tokens `(B, L)`, whatever else the model takes or returns when it is called."""
         raise NotImplementedError
-
-    @property
-    def num_logits(self) -> int:
-        """How many logits the head gives at a time."""
-        return self.vocab_size
-
-    @property
-    def head_modules(self) -> list[nn.Module]:
-        """The modules whose parameters the logits depend on."""
-        if "head" not in self:
-            return [self.embed]
-        matrix = matrix_of(self.head)
-        is_shared = matrix is None or matrix.is_shared
-        return [self.embed, self.head] if is_shared else [self.head]
-
-    def logits(self, hidden: mx.array) -> mx.array:
-        """The head, applied to the normed residual stream."""
-        hidden = hidden if self.hidden_scale == 1.0 else hidden * self.hidden_scale
-        return apply_head(self.head if "head" in self else self.embed, hidden)
 
 
 class Decoder(TokenModel):
@@ -783,7 +757,7 @@ class Decoder(TokenModel):
         """The normed residual stream before the head, `(B, L, D)`, and the new state.
 
         The tokens are taken as they are: their caller has checked them on the host, as a generator
-        does. `block_arguments` are those of `block_arguments()`, from a caller who has computed them
+        does. `block_arguments` is the result of `block_arguments()`, from a caller who has computed it
         before. With `by_position`, the new state is as mixers give it whose context asks so.
         """
         x = embed_tokens(self.embed, tokens, self.embed_scale)

@@ -1,4 +1,4 @@
-"""What `quantization_config` of a Hub configuration says about ternary linears.
+"""Ternary linears as `quantization_config` of a Hub configuration describes them.
 
 How their weights are stored is the business of `hub`; here is what they compute.
 """
@@ -16,7 +16,7 @@ from ...layers.mixer import LinearFactory
 from .fields import boolean, number, refuse_unless, section
 
 PACKED_FORMS = ("mmfree", "bitnet", "affine")
-"""The `packed_forms` of an architecture whose linears are those of a `TernaryLinears`."""
+"""The `packed_forms` of an architecture whose linears a `TernaryLinears` describes."""
 
 _STORAGE_KEYS = {
     "quant_method",

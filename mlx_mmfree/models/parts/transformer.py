@@ -15,16 +15,7 @@ from ...files.declared import declare
 from ...token_mixers import GQA, AttentionNorms
 from .architecture import draw_weights, find
 from .embedder import TextEmbedder
-from .fields import (
-    HubConfig,
-    activation,
-    boolean,
-    integer,
-    key,
-    number,
-    section,
-    standard_deviation,
-)
+from .fields import HubConfig, activation, boolean, integer, key, number, section, weight_std
 from .mixers import MixerChoice, MixerPositions, read_choices
 from .rotation import Rotation
 from .stack import Block, Decoder, NormOrder
@@ -89,7 +80,7 @@ class TransformerConfig(HubConfig):
         "The longest text of training, where dynamic scaling begins.", integer, 2048, high=2**40
     )
     is_embedder: bool = declare("Whether the model embeds texts in place of writing them.", False)
-    initializer_range: float = standard_deviation()
+    initializer_range: float = weight_std()
 
     def __post_init__(self) -> None:
         dims, heads = self.hidden_size, self.num_attention_heads
@@ -307,7 +298,7 @@ class HybridConfig:
 
     Attributes:
         base: The transformer.
-        token_mixers: For each layer its mixer, or "attention" for that of the base.
+        token_mixers: For each layer its mixer, or "attention" for the base's own.
     """
 
     base: TransformerConfig

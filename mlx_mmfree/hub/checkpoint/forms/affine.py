@@ -7,25 +7,26 @@ float for each group of inputs. The weight is `code * scale + bias`. Activations
 `bias = -scale`, and 1-bit Bonsai 1 bit with `bias = -scale / 2`.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ....errors import CheckpointError, UnsupportedModelError
-from ....files.tensors import TensorSpec
-from ....layers.matrix import Matrix
+from ....files.gguf_blocks import code_scales, code_words
+from ....files.tensors import TensorEntry, TensorSpec
+from ....layers.matrix import FEW_BITS, Matrix
+from ....layers.ternary_values import TERNARY_BITS
+from ....ops.dense_matmul import GROUP_SIZES
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from ..weight_form import Place, StoredMatrix, WeightForm, WrittenMatrix
+from .. import weight_form
+from .packed import describe_packing
 
 METHOD = "affine"
-TERNARY_BITS = 2
-FEW_BITS = (1, TERNARY_BITS)
-"""The bits of codes that stand for trits or signs."""
 BITS = (1, 2, 3, 4, 5, 6, 8)
-GROUP_SIZES = (32, 64, 128)
-KEYS = ("weight", "scales", "biases")
-"""Names of the tensors of a module."""
 
 _FORM_KEYS = {"group_size", "bits", "mode"}
 
@@ -79,28 +80,27 @@ def check_form(described: Any) -> None:
             )
 
 
-def _sizes_of(name: str, described: Mapping[str, Any]) -> dict[str, int]:
-    """The group size and bits of a module, by its name on disk, of a description that was checked."""
+def _sizes_of(name: str, described: Mapping[str, Any]) -> tuple[int, int]:
     own = described.get(name)
     given = own if isinstance(own, Mapping) else described
     # some writers of JSON give whole numbers a fraction of zero
-    return {key: int(given[key]) for key in ("group_size", "bits")}
+    return int(given["group_size"]), int(given["bits"])
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
 
-def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
+def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
     found = {}
     for path, (matrix, name, tensors, said) in places.items():
         if not matrix.is_plain or "scales" not in tensors:
             continue
-        sizes: dict[str, Any] = _sizes_of(name, said)
-        if matrix.input_dims % sizes["group_size"]:
+        group_size, bits = _sizes_of(name, said)
+        if matrix.input_dims % group_size:
             raise CheckpointError(
                 f"[config.json] 'group_size' must divide the {matrix.input_dims} inputs of {name!r} but "
-                f"got {sizes['group_size']}. Take config.json from the original checkpoint."
+                f"got {group_size}. Take config.json from the original checkpoint."
             )
         scales, biases = tensors["scales"], tensors.get("biases", tensors["scales"])
         if biases.dtype != scales.dtype:
@@ -110,7 +110,7 @@ def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
                 f"is, but is {got}. Check that config.json and the weights belong together and are "
                 "complete."
             )
-        found[path] = StoredMatrix(matrix.in_codes(**sizes))
+        found[path] = weight_form.StoredMatrix(matrix.in_codes(group_size, bits))
     return found
 
 
@@ -127,7 +127,9 @@ def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str
     return {"quantization": {**usual, **others}}
 
 
-def _write(name: str, output_dims: int, input_dims: int, dtype: mx.Dtype) -> WrittenMatrix:
+def _write(
+    name: str, output_dims: int, input_dims: int, dtype: mx.Dtype
+) -> weight_form.WrittenMatrix:
     """Codes with the scale s and the bias -s for each group, rounded to a dtype."""
     padded, group_size = packed_width(input_dims) * CODES_PER_WORD, group_size_of(input_dims)
     planned = specs(name, output_dims, padded, group_size, TERNARY_BITS, dtype)
@@ -136,15 +138,63 @@ def _write(name: str, output_dims: int, input_dims: int, dtype: mx.Dtype) -> Wri
         scales = mx.broadcast_to(scale.astype(dtype), planned[1].shape)
         return words, scales, -scales
 
-    return WrittenMatrix(planned, make, repeats_scale=True)
+    return weight_form.WrittenMatrix(
+        planned, make, repeats_scale=True, codes=(group_size, TERNARY_BITS)
+    )
 
 
-FORM = WeightForm(
+def _describe_codes(sizes: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """Names the form of each module; the usual form is the form of the first trits or signs."""
+    usual = next((own for own in sizes.values() if own[1] in FEW_BITS), (128, TERNARY_BITS))
+    own = {name: form(*each) for name, each in sizes.items()}
+    return {"quantization": {**form(*usual), **own}} if sizes else {}
+
+
+def _open_gguf(matrix: weight_form.GGUFMatrix) -> list[TensorEntry]:
+    """Codes, scales and biases without loss.
+
+    With the scale s of a block, weights are `(code - 1) * s`, and of one bit `(2 * code - 1) * s`.
+    """
+    kind, (*axes, inputs) = matrix.tensor.kind, matrix.tensor.shape
+    bits = kind.code_bits
+    if matrix.is_ternary or not bits or not axes:
+        return []
+    # the rows of experts lie one after the other
+    rows, module = math.prod(axes), matrix.name.removesuffix(".weight")
+    parts: dict[str, tuple[mx.Dtype, int, Callable[..., np.ndarray]]] = {
+        "weight": (mx.uint32, inputs * bits // 32, code_words),
+        "scales": (
+            mx.float16,
+            inputs // kind.block,
+            partial(code_scales, factor=2 if bits == 1 else 1),
+        ),
+        "biases": (mx.float16, inputs // kind.block, partial(code_scales, factor=-1)),
+    }
+    return [
+        matrix.entry_of_rows(
+            f"{module}.{key}", dtype, (rows, columns), partial(decode, kind, shape=(rows, inputs))
+        )
+        for key, (dtype, columns, decode) in parts.items()
+    ]
+
+
+def _describe_gguf(
+    held: Mapping[str, weight_form.GGUFTensor], others: Sequence[str]
+) -> dict[str, Any]:
+    return _describe_codes(
+        {name: (each.kind.block, each.kind.code_bits) for name, each in held.items()}
+    )
+
+
+FORM = weight_form.WeightForm(
     name=METHOD,
     open=_open,
     section="quantization",
     check=check_form,
     describe=_describe,
     write=_write,
+    describe_written=describe_packing,
+    codes=weight_form.InCodes(specs, _describe_codes, _sizes_of),
+    gguf=weight_form.InGGUF(_open_gguf, _describe_gguf),
     opens_in=("mlx-lm",),
 )

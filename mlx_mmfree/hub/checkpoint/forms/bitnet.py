@@ -24,16 +24,10 @@ import numpy as np
 
 from ....errors import UnsupportedModelError
 from ....files.tensors import TensorEntry, TensorSpec, host_array, read_tensor
-from ....ops.float_dtypes import FLOATS
+from ....ops.backend.dispatch import FLOATS
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from ..weight_form import (
-    Place,
-    StoredMatrix,
-    StoredTensor,
-    WeightForm,
-    WrittenMatrix,
-)
+from .. import weight_form
 from .packed import open_packed
 
 QUANT_METHOD = "bitnet"
@@ -81,7 +75,7 @@ def is_packed(described: Mapping[str, Any]) -> bool:
     return described.get("quant_method") == QUANT_METHOD and _form(described)[1] == "offline"
 
 
-def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
+def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
     packed = {path: place for path, place in places.items() if is_packed(place.said)}
     found = open_packed(packed)
     for path, stored in found.items():
@@ -90,12 +84,12 @@ def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
         read_scale = partial(scale_of, said)
         read = partial(repack, output_dims=matrix.output_dims)
         tensors = {
-            "weight": StoredTensor((shape,), (mx.uint8,), read),
-            "scale": StoredTensor(((1,), ()), FLOATS, read_scale),
+            "weight": weight_form.StoredTensor((shape,), (mx.uint8,), read),
+            "scale": weight_form.StoredTensor(((1,), ()), FLOATS, read_scale),
         }
         if "bias" in matrix.layer and _scales_bias(said):
             scaled = partial(_scaled, entries["weight_scale"], read_scale)
-            tensors["bias"] = StoredTensor(((matrix.output_dims,),), FLOATS, scaled)
+            tensors["bias"] = weight_form.StoredTensor(((matrix.output_dims,),), FLOATS, scaled)
         found[path] = replace(stored, tensors=tensors)
     return found
 
@@ -123,13 +117,19 @@ def _scaled(
     return (bias.astype(mx.float32) * scale).astype(bias.dtype)
 
 
-def _write(name: str, output_dims: int, input_dims: int, dtype: mx.Dtype) -> WrittenMatrix:
+def _write(
+    name: str, output_dims: int, input_dims: int, dtype: mx.Dtype
+) -> weight_form.WrittenMatrix:
     """With a scale that multiplies. It stays float32, since any other dtype would round it."""
     specs = (
         TensorSpec(f"{name}.weight", mx.uint8, packed_shape(output_dims, input_dims)),
         TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
     )
-    return WrittenMatrix(specs, lambda words, scale: (pack(words, input_dims), scale))
+    return weight_form.WrittenMatrix(specs, lambda words, scale: (pack(words, input_dims), scale))
+
+
+def _describe_written(described: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {**(described or {}), "quantization_mode": "offline"}
 
 
 def repack(weight: mx.array, output_dims: int) -> mx.array:
@@ -174,13 +174,14 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
     return codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
 
 
-FORM = WeightForm(
+FORM = weight_form.WeightForm(
     name=QUANT_METHOD,
     open=_open,
     own={"quant_method": QUANT_METHOD},
     check=check_form,
     covers=is_packed,
     write=_write,
+    describe_written=_describe_written,
     rows=CODES_PER_BYTE,
     opens_in=("transformers",),
 )

@@ -19,10 +19,12 @@ import mlx.core as mx
 import numpy as np
 
 from ....files.tensors import TensorSpec, host_array
+from ....layers.ternary_values import TERNARY_BITS
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm, WrittenMatrix, always
-from .packed import OWN, open_packed
+from .affine import group_size_of
+from .packed import OWN, describe_packing, open_packed
 
 TRITS_PER_BYTE = 5
 NUMBERS = 3**TRITS_PER_BYTE
@@ -53,7 +55,9 @@ def _write(name: str, output_dims: int, input_dims: int, dtype: mx.Dtype) -> Wri
         TensorSpec(f"{name}.weight", mx.uint8, _shape(output_dims, input_dims)),
         TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
     )
-    return WrittenMatrix(specs, lambda words, scale: (pack(words, input_dims), scale))
+    # the codes to which the file beside the weights unpacks them for mlx-lm
+    codes = group_size_of(input_dims), TERNARY_BITS
+    return WrittenMatrix(specs, lambda words, scale: (pack(words, input_dims), scale), codes=codes)
 
 
 def _shape(output_dims: int, input_dims: int) -> tuple[int, int]:
@@ -130,13 +134,16 @@ def _codes_of_pairs() -> np.ndarray:
     return (codes[:, None] << np.uint32(_BITS_OF_BYTE) | codes).reshape(-1)
 
 
+# other bits, so that versions that do not know the form refuse it
+_OWN = {**OWN, "bits": BITS, "trits_per_byte": TRITS_PER_BYTE}
+
 FORM = WeightForm(
     name="five_trits",
     open=_open,
-    # other bits, so that versions that do not know the form refuse it
-    own={**OWN, "bits": BITS, "trits_per_byte": TRITS_PER_BYTE},
+    own=_OWN,
     covers=always,
     write=_write,
+    describe_written=partial(describe_packing, own=_OWN),
     trits_per_byte=TRITS_PER_BYTE,
     # with the file that unpacks it
     opens_in=("mlx-lm",),

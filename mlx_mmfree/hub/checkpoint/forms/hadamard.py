@@ -1,24 +1,36 @@
-"""PrismML's form of rotated weights, as Bonsai 2 is stored: MLX's affine form behind a rotation.
+"""PrismML's form of rotated weights, as Bonsai 2 is stored: MLX's affine form after a rotation.
 
 `modules` in `config.json` lists what is packed, each with its `path`, whether it is an `embedding`, and
 its `block`, the inputs that are rotated together. A module with a block has `.signs`, float32, beside
 the tensors of MLX's affine form; one whose block is 0 is not rotated. A program that leaves the rotation
 out gets results of the right shape that mean nothing. So a file with signs is refused unless each of
 them is used, and each rotated module must have its own.
+
+In GGUF files, the metadata under `prism.hadamard.` name the rotated matrices, the inputs that are
+rotated together, and one vector of signs for each number of inputs. A matrix under
+`inverse_weight_names` is an embedding, whose rows are rotated back. Whatever is missing or unknown is
+refused.
 """
 
+import re
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ....errors import CheckpointError, UnsupportedModelError
 from ....files.tensors import TensorEntry
 from ....layers.matrix import Matrix
 from ....layers.rotated import RotatedEmbedding, RotatedLinear
+from ....models.parts.architecture import GGUFForm
+from ....ops.dense_matmul import GROUP_SIZES
 from ....ops.hadamard import MAX_BLOCK
-from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm
-from .affine import BITS, GROUP_SIZES, form
+from .. import weight_form
+from ..gguf_config import hub_name
+from .affine import BITS, form
 
 SECTION = "modules"
 SIGNS = "signs"
@@ -60,9 +72,9 @@ def check_modules(described: Any) -> None:
             )
 
 
-def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
+def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
     by_name = {place.name: path for path, place in places.items()}
-    found: dict[str, StoredMatrix] = {}
+    found: dict[str, weight_form.StoredMatrix] = {}
     if not places:
         return found
     described: Any = next(iter(places.values())).said
@@ -93,7 +105,7 @@ def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
     return found
 
 
-def _stored(place: Place, block: int) -> StoredMatrix:
+def _stored(place: weight_form.Place, block: int) -> weight_form.StoredMatrix:
     """A rotated matrix, with room for its codes and signs."""
     matrix, name, tensors, _ = place
     dims = matrix.input_dims
@@ -123,7 +135,9 @@ def _stored(place: Place, block: int) -> StoredMatrix:
     sizes = (matrix.output_dims, dims) if matrix.is_embedding else (dims, matrix.output_dims)
     layer = kind(*sizes, group_size=group_size, bits=bits, block=block)
     read = _Signs(signs)
-    return StoredMatrix(layer, {SIGNS: StoredTensor(((dims,),), (mx.float32,), read)})
+    return weight_form.StoredMatrix(
+        layer, {SIGNS: weight_form.StoredTensor(((dims,),), (mx.float32,), read)}
+    )
 
 
 def _sizes(dims: int, weight: TensorEntry | None, scales: TensorEntry | None) -> tuple[int, int]:
@@ -165,20 +179,21 @@ def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str
     return {"quantization": form(first.codes_group, first.bits), **config, SECTION: modules}
 
 
+_MLX_LM_TYPE = "prism_hadamard_qwen35"
 _MLX_LM_BLOCKS = (512, 1024, 2048, 4096, 8192)
 
 
 def description_for_mlx_lm(
     config: Mapping[str, Any],
     rotated: Mapping[str, RotatedLinear],
-    others: Mapping[str, Mapping[str, Any]],
+    others: Mapping[str, tuple[int, int]],
 ) -> dict[str, Any]:
-    """The keys of `config.json` by which mlx-lm reads a model of Qwen3.5 with rotated weights.
+    """The `config.json` by which mlx-lm reads a model of Qwen3.5 with rotated weights.
 
     Args:
         config: What describes the model, without its form.
         rotated: The rotated matrices by their names on disk.
-        others: The forms of the matrices in MLX's affine form, by their names on disk.
+        others: Group sizes and bits of the matrices in MLX's affine form, by their names on disk.
 
     Raises:
         UnsupportedModelError: mlx-lm does not read such matrices.
@@ -191,16 +206,16 @@ def description_for_mlx_lm(
                 f"from 512 to 8192, for mlx-lm, but has {each.bits} bits, groups of {each.codes_group} "
                 f"and blocks of {each.block}. Give 'unrotate' (--unrotate)."
             )
-    if wrong := [name for name, other in others.items() if dict(other) != usual]:
+    if wrong := [name for name, other in others.items() if form(*other) != usual]:
         raise UnsupportedModelError(
             f"[convert] {wrong[0]!r} must have the form {usual} beside rotated weights, for mlx-lm, but "
-            f"has {dict(others[wrong[0]])}. Give 'unrotate' (--unrotate)."
+            f"has {form(*others[wrong[0]])}. Give 'unrotate' (--unrotate)."
         )
     blocks = {**dict.fromkeys(others, 0), **{name: each.block for name, each in rotated.items()}}
     embeddings = {name for name, each in rotated.items() if each.is_embedding}
     embeddings |= {name for name in others if name.endswith("embed_tokens")}
     return {
-        "model_type": "prism_hadamard_qwen35",
+        "model_type": _MLX_LM_TYPE,
         "base_model_type": "qwen3_5",
         "schema_version": 1,
         "tensor_namespace": "mlx-lm-text",
@@ -214,13 +229,240 @@ def description_for_mlx_lm(
     }
 
 
-FORM = WeightForm(
+MARK = "prism.hadamard."
+ROTATED_TYPE = "PQ2_0"
+"""The type of rotated matrices: programs that would leave the rotation out do not know it."""
+_FIXED = {
+    "version": (1, 2),
+    "transform": ("normalized-sylvester-walsh-hadamard",),
+    "axis": ("input-last-dimension",),
+    "sign_mode": ("explicit", "identity"),
+    "gdn_v_grouped": (True,),
+}
+_NAMES = ("weight_names", "inverse_weight_names")
+_NUMBERS = ("sign_widths", "sign_values")
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_TIED = "tied_output"
+"""In version 2, and only there: the head is the rotated embedding, and the file has no other."""
+_FOLDED = re.compile(
+    r"output\.weight|blk\.[0-9]+\.(?:attn_(?:q|k|v|qkv|gate|output)|ffn_(?:gate|up|down)|ssm_out)\.weight",
+    re.ASCII,
+)
+"""The matrices whose rotation PrismML's program knows."""
+_NO_GGUF = "Without the right rotation the model would write nonsense. Fetch the file again."
+
+
+def rotated_names(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in the file of the rotated matrices, embeddings among them."""
+    return tuple(name for key in _NAMES for name in metadata.get(MARK + key, ()))
+
+
+def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
+    """Refuses metadata of a rotation that are not those that are read.
+
+    Raises:
+        CheckpointError: Signs or names are missing or damaged.
+        UnsupportedModelError: The rotation is another, or the architecture reads none.
+    """
+    given = {key.removeprefix(MARK): value for key, value in metadata.items() if _is_of(key)}
+    if not given:
+        return
+    known = {*_FIXED, *_NAMES, *_NUMBERS, "block_size", _TIED}
+    if not form.may_be_rotated or given.keys() - known:
+        key = next(iter(sorted(given.keys() - known) or sorted(given)))
+        raise UnsupportedModelError(
+            f"[GGUF] '{MARK}{key:.80}' must be absent: such a rotation of the weights is not read. "
+            "Without it the model would write nonsense. Use another file."
+        )
+    for key, allowed in _FIXED.items():
+        if given.get(key) not in allowed or isinstance(given[key], bool) != (allowed == (True,)):
+            raise UnsupportedModelError(
+                f"[GGUF] '{MARK}{key}' of rotated weights must be "
+                f"{' or '.join(map(repr, allowed))} but got {given.get(key)!r:.80}. {_NO_GGUF}"
+            )
+    is_tied = given["version"] == 2
+    if given.get(_TIED, False) is not is_tied:
+        raise CheckpointError(
+            f"[GGUF] '{MARK}{_TIED}' of rotated weights must be {is_tied} in version {given['version']} "
+            f"but got {given.get(_TIED)!r:.40}. {_NO_GGUF}"
+        )
+    block = given.get("block_size")
+    if type(block) is not int:
+        raise CheckpointError(
+            f"[GGUF] '{MARK}block_size' of rotated weights must be a whole number but got "
+            f"{block!r:.40}. {_NO_GGUF}"
+        )
+    for key in _NAMES:
+        names = given.get(key, [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(
+                f"[GGUF] '{MARK}{key}' of rotated weights must be a list of names but got "
+                f"{names!r:.80}. {_NO_GGUF}"
+            )
+    if not given.get(_NAMES[0]):
+        raise CheckpointError(
+            f"[GGUF] '{MARK}{_NAMES[0]}' must name the rotated weights but names none. {_NO_GGUF}"
+        )
+    listed = rotated_names(metadata)
+    if len(set(listed)) < len(listed):
+        raise CheckpointError(
+            f"[GGUF] '{MARK}{_NAMES[0]}' must name each rotated weight once but names some twice. "
+            f"{_NO_GGUF}"
+        )
+    if given["sign_mode"] == "explicit":
+        _check_signs(given)
+
+
+def _is_of(key: str) -> bool:
+    return key.startswith(MARK)
+
+
+def _check_signs(given: Mapping[str, Any]) -> None:
+    for key in _NUMBERS:
+        numbers = given.get(key)
+        if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
+            raise CheckpointError(
+                f"[GGUF] '{MARK}{key}' must hold the signs of the rotation, or how many there are, as "
+                f"whole numbers but {'is missing' if numbers is None else 'does not'}. {_NO_GGUF}"
+            )
+    widths, values = given["sign_widths"], given["sign_values"]
+    if min(widths, default=0) < 1 or len(set(widths)) < len(widths) or sum(widths) != len(values):
+        raise CheckpointError(
+            f"[GGUF] '{MARK}sign_values' must hold as many signs of the rotation as "
+            f"'{MARK}sign_widths' has inputs, {sum(widths)}, but holds {len(values)}. {_NO_GGUF}"
+        )
+    if wrong := [value for value in values if value not in (1, -1)]:
+        raise CheckpointError(
+            f"[GGUF] '{MARK}sign_values', the signs of the rotation, must be 1 or -1 but one is "
+            f"{wrong[0]}. {_NO_GGUF}"
+        )
+
+
+def rotation_of(
+    file: Path,
+    metadata: Mapping[str, Any],
+    stored: Mapping[str, tuple[Path, weight_form.GGUFTensor]],
+    form: GGUFForm,
+) -> tuple[dict[str, Any], list[TensorEntry]]:
+    """The key of `config.json` that lists rotated modules, and their signs.
+
+    Raises:
+        CheckpointError: A rotated matrix is not in the file, or has no signs.
+    """
+    names = rotated_names(metadata)
+    if not names:
+        return {}, []
+    if metadata.get(MARK + _TIED) and (_HEAD in stored or _EMBEDDING not in names):
+        raise CheckpointError(
+            f"[GGUF] '{file}' must hold no {_HEAD!r} and rotate {_EMBEDDING!r}, since '{MARK}{_TIED}' "
+            f"says that its head is the rotated embedding, but does not. {_NO_GGUF}"
+        )
+    signs = _signs_by_width(metadata)
+    embeddings = frozenset(metadata.get(MARK + _NAMES[1], ()))
+    modules, entries = [], []
+    for name in names:
+        if name not in stored or len(stored[name][1].shape) != 2:
+            raise CheckpointError(
+                f"[GGUF] '{file}' must hold the rotated matrix {name!r:.100} but does not. {_NO_GGUF}"
+            )
+        width = stored[name][1].shape[1]
+        if signs is not None and width not in signs:
+            raise CheckpointError(
+                f"[GGUF] '{MARK}sign_widths' must have signs of the rotation for the {width} inputs of "
+                f"{name!r:.100} but has {sorted(signs)}. {_NO_GGUF}"
+            )
+        own = np.ones(width, np.float32) if signs is None else signs[width]
+        module = hub_name(name, form).removesuffix(".weight")
+        modules.append(
+            {
+                "path": module,
+                "embedding": name in embeddings,
+                "block": metadata[f"{MARK}block_size"],
+            }
+        )
+        decode = partial(_constant, own.view(np.uint32))
+        entry = TensorEntry(f"{module}.{SIGNS}", file, mx.float32, (width,), 0, 0, decode=decode)
+        entries.append(entry)
+    return {SECTION: modules}, entries
+
+
+def rotation_metadata(
+    layers: Mapping[str, RotatedLinear], signs: Mapping[str, np.ndarray], *, is_tied: bool
+) -> dict[str, Any]:
+    """The keys by which PrismML's program reads rotated weights; none without such weights.
+
+    Args:
+        layers: The rotated matrices by their names in the file.
+        signs: The signs of each, by the same names.
+        is_tied: Whether the head is the embedding.
+
+    Raises:
+        UnsupportedModelError: GGUF cannot say how they are rotated.
+    """
+    if not layers:
+        return {}
+    by_width: dict[int, np.ndarray] = {}
+    for name, own in signs.items():
+        if not np.array_equal(by_width.setdefault(len(own), own), own):
+            raise UnsupportedModelError(
+                f"[convert] all matrices with {len(own)} inputs must be rotated by the same signs for "
+                f"GGUF but {name!r} has others. Give 'unrotate' (--unrotate)."
+            )
+    embeddings = [name for name, layer in layers.items() if layer.is_embedding]
+    linears = [name for name in layers if name not in embeddings]
+    blocks = {layer.block for layer in layers.values()}
+    unknown = [name for name in linears if not _FOLDED.fullmatch(name)]
+    if unknown or len(blocks) > 1 or not linears:
+        raise UnsupportedModelError(
+            "[convert] rotated weights must be projections that PrismML's llama.cpp knows, with blocks "
+            f"of one size, for GGUF, but got {', '.join(unknown or map(str, sorted(blocks)))}. Give "
+            "'unrotate' (--unrotate)."
+        )
+    is_shared = is_tied and bool(embeddings)
+    values = {
+        "version": 2 if is_shared else 1,
+        **({_TIED: True} if is_shared else {}),
+        **{key: _FIXED[key][0] for key in ("transform", "axis", "sign_mode", "gdn_v_grouped")},
+        "block_size": blocks.pop(),
+        "weight_names": linears,
+        **({"inverse_weight_names": embeddings} if embeddings else {}),
+        "sign_widths": [np.int32(width) for width in by_width],
+        "sign_values": [np.int32(sign) for own in by_width.values() for sign in own],
+    }
+    return {MARK + key: value for key, value in values.items()}
+
+
+def _signs_by_width(metadata: Mapping[str, Any]) -> dict[int, np.ndarray] | None:
+    """The signs for each number of inputs; `None`: all are 1."""
+    if metadata[f"{MARK}sign_mode"] == "identity":
+        return None
+    widths = metadata[f"{MARK}sign_widths"]
+    values = np.array(metadata[f"{MARK}sign_values"], np.float32)
+    parts = np.split(values, np.cumsum(widths)[:-1])
+    return dict(zip(widths, parts, strict=True))
+
+
+def _constant(bits: np.ndarray, data: np.ndarray) -> np.ndarray:
+    return bits
+
+
+FORM = weight_form.WeightForm(
     name="hadamard",
     open=_open,
     section=SECTION,
     check=check_modules,
     describe=_describe,
     precedes=True,
+    rotated=weight_form.RotatedForm(
+        ("hadamard", "rotation", "rotated", "walsh"),
+        ROTATED_TYPE,
+        check_rotation,
+        rotated_names,
+        rotation_of,
+        rotation_metadata,
+        description_for_mlx_lm,
+        _MLX_LM_TYPE,
+    ),
     opens_in=("mlx-lm",),
     words="codes of 2 bits of rotated weights, with signs",
 )

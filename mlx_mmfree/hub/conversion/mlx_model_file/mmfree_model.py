@@ -103,7 +103,7 @@ class ModelArgs(BaseModelArgs):
 
     @property
     def branch_scale(self) -> float:
-        """What each branch is multiplied by. The residual stream is held divided by it."""
+        """The factor of each branch. The residual stream is held divided by it."""
         return self.scale_depth / self.num_hidden_layers**0.5 if self.scale_depth else 1.0
 
     @property
@@ -113,7 +113,7 @@ class ModelArgs(BaseModelArgs):
 
     @property
     def head_scale(self) -> float:
-        """What the input of the head is multiplied by."""
+        """The factor of the head's input."""
         return self.dim_model_base / self.hidden_size if self.dim_model_base else 1.0
 
     @property
@@ -434,7 +434,7 @@ class MatrixMixer(Mixer):
     def _read(
         self, q: mx.array, k: mx.array, v: mx.array, log_gate: mx.array, cache: Any
     ) -> mx.array:
-        """What queries `(B, L, H * K)` find, in heads `(B, L, H, V)`, in float32."""
+        """The results of queries `(B, L, H * K)`, in heads `(B, L, H, V)`, in float32."""
         mask = create_ssm_mask(q, cache)
         if mask is not None:
             k, log_gate = (mx.where(mask[..., None], x, 0) for x in (k, log_gate))
@@ -648,7 +648,7 @@ class Decoder(nn.Module):
         return [layer.make_cache() for layer in self.layers]
 
     def _shared(self, x: mx.array, cache: Any) -> list[tuple[Any, ...]]:
-        """What each layer is told beside its input: the mask of all, or the bound of a forget gate."""
+        """Arguments of each layer beside its input: the mask of all, or the bound of a forget gate."""
         if self._is_plain:
             return [(create_attention_mask(x, cache[0]),)] * len(self.layers)
         if "lower_bounds" not in self:

@@ -1,4 +1,4 @@
-"""What an answer is made of, in the order in which it is written: thoughts, texts, calls of tools."""
+"""The parts of an answer, in the order in which they are written: thoughts, texts, calls of tools."""
 
 import secrets
 from collections.abc import Iterator
@@ -73,7 +73,7 @@ class PartReader(Protocol):
         """Takes new text and returns what is certain by now."""
 
     def finalize(self) -> list[Part]:
-        """What was held back, once no more follows."""
+        """The text that was held back, once no more follows."""
 
 
 class TextReader:
@@ -111,7 +111,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Change:
-    """What a part does to the blocks of an answer.
+    """The change of an answer's blocks by a part.
 
     Attributes:
         kind: The block begins, grows by `text`, or ends.

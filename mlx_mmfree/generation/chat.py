@@ -10,21 +10,10 @@ from mlx.utils import tree_reduce
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.parts.stack import token_array
+from . import decode
 from .answer_parts import PartReader, TextReader
-from .decode import (
-    PREFILL_STEP_SIZE,
-    Completion,
-    Decoding,
-    GenerationResponse,
-    Progress,
-    State,
-    check_max_tokens,
-    end_tokens,
-    responses,
-)
-from .ngrams import NgramDecoding, RepeatedText
-from .sampling import LogitsProcessor, Sampler, greedy, with_known_tokens
-from .speculative import NUM_DRAFT_TOKENS
+from .sampling import LogitsProcessor, Sampler, greedy
+from .speculative import NUM_DRAFT_TOKENS, NgramDecoding, RepeatedText
 from .thoughts import ThoughtBudget, ThoughtReader, ThoughtTags, thought_tags
 
 
@@ -40,7 +29,7 @@ class _Mark:
     """
 
     text: str
-    state: State
+    state: decode.State
     unread: tuple[int, ...]
     size: int
 
@@ -69,7 +58,7 @@ class Chat:
         ngram_drafts: Propose what followed the same tokens earlier in the conversation, which changes
             the speed alone.
         num_draft_tokens: How many tokens are proposed at a time.
-        reasoning_budget: The most tokens of a thought; `None`: no limit but that of the answer.
+        reasoning_budget: The most tokens of a thought; `None`: no limit but the answer's.
 
     Attributes:
         messages: The conversation so far, each with `role` and `content`.
@@ -100,14 +89,14 @@ class Chat:
         sampler: Sampler = greedy,
         extra_eos_tokens: Collection[int | str] = (),
         variables: Mapping[str, Any] | None = None,
-        state: State = None,
-        prefill_step_size: int = PREFILL_STEP_SIZE,
-        prompt_progress_callback: Progress | None = None,
+        state: decode.State = None,
+        prefill_step_size: int = decode.PREFILL_STEP_SIZE,
+        prompt_progress_callback: decode.Progress | None = None,
         ngram_drafts: bool = False,
         num_draft_tokens: int = NUM_DRAFT_TOKENS,
         reasoning_budget: int | None = None,
     ):
-        check_max_tokens(max_tokens)
+        decode.check_max_tokens(max_tokens)
         self.has_template: bool = tokenizer.has_chat_template
         if system_prompt is not None and not self.has_template:
             raise UsageError(
@@ -119,7 +108,7 @@ class Chat:
         self._first = [] if system_prompt is None else [_message("system", system_prompt)]
         self.max_tokens = max_tokens
         self.sampler = sampler
-        self._end = end_tokens(tokenizer, extra_eos_tokens)
+        self._end = decode.end_tokens(tokenizer, extra_eos_tokens)
         self._variables = dict(variables or {})
         self._start = _Mark("", model.init_state(1) if state is None else state, (), 0)
         self._prefill_step_size = prefill_step_size
@@ -151,7 +140,7 @@ class Chat:
         state = self._marks[-1].state
         return int(tree_reduce(lambda total, array: total + array.nbytes, state, 0))
 
-    def answer(self, text: str) -> Generator[GenerationResponse, None, None]:
+    def answer(self, text: str) -> Generator[decode.GenerationResponse, None, None]:
         """Takes the user's next words and yields the answer as it is written.
 
         An iterator that is closed early ends the answer there, and the conversation goes on from
@@ -173,11 +162,11 @@ class Chat:
         size = mark.size - len(mark.unread) + len(ids)
         asked = _Mark(whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size)
         del mark
-        completion = Completion(self._tokenizer, (), self._end, max_tokens)
+        completion = decode.Completion(self._tokenizer, (), self._end, max_tokens)
         # its state is not known while a step runs
-        idle: Decoding | NgramDecoding | None = None
+        idle: decode.Decoding | NgramDecoding | None = None
         try:
-            for response in responses(decoding, completion, len(ids), start):
+            for response in decode.responses(decoding, completion, len(ids), start):
                 self._marks = [asked]
                 idle = decoding
                 yield response
@@ -206,19 +195,20 @@ class Chat:
         return [ThoughtBudget(self._tokenizer, self._thoughts, is_open, self._reasoning_budget)]
 
     def _decoding(
-        self, ids: Sequence[int], state: State, processors: Sequence[LogitsProcessor]
-    ) -> Decoding | NgramDecoding:
-        """What answers a question of these ids."""
+        self, ids: Sequence[int], state: decode.State, processors: Sequence[LogitsProcessor]
+    ) -> decode.Decoding | NgramDecoding:
+        """The iterator that answers a question of these ids."""
         options: dict[str, Any] = {
             "state": state,
             "sampler": self.sampler,
-            "processors": with_known_tokens(self._model, self._tokenizer, processors),
+            "processors": processors,
+            "known": self._tokenizer.vocab_size,
             "prefill_step_size": self._prefill_step_size,
             "progress": self._progress,
         }
         tokens = token_array(ids, self._model.vocab_size)
         if not self._ngram_drafts:
-            return Decoding(self._model, tokens, **options)
+            return decode.Decoding(self._model, tokens, **options)
         self._repeated.add(ids)
         return NgramDecoding(
             self._model,
@@ -252,7 +242,7 @@ class Chat:
         asked: _Mark,
         last_read: int,
         tokens: Sequence[int],
-        state: State,
+        state: decode.State,
         max_tokens: int,
     ) -> list[_Mark]:
         """The places that the next turn may start from, after an answer of these tokens."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from time import perf_counter
-from typing import Any, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -14,7 +14,7 @@ from ..errors import NumericalError
 from ..models import Decoder, check_causal
 from ..models.parts.stack import check_tokens, token_array
 from ..ops import long_sum
-from ..ops.backend.compilation import can_compile, compiled
+from ..ops.backend.compilation import can_compile, compiled, joined
 from ..platform.resident_memory import BYTES_PER_GB
 from .sampling import LogitsProcessor, Sampler, greedy
 
@@ -42,7 +42,9 @@ def prompt_tokens(
             ids = ids[1:]
     if len(ids) == 0:
         raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
-    check_tokens(ids, vocab_size)
+    # the tokenizer's own are whole numbers, of which the largest tells
+    if not isinstance(prompt, str) or max(ids) >= vocab_size:
+        check_tokens(ids, vocab_size)
     return [int(token) for token in ids]
 
 
@@ -63,7 +65,7 @@ def check_finite(finite: mx.array) -> None:
 
 
 def not_finite() -> NumericalError:
-    """What is wrong where logits are not finite."""
+    """The error where logits are not finite."""
     return NumericalError(
         "[model] the model's logits must be finite but hold NaN or infinity, or are all zero "
         "because a number before them overflowed. The weights, the adapter or the prompt cache are "
@@ -87,28 +89,14 @@ def fixed_state(
         The state, and for each mixer the number of tokens after which it must grow, `None` for never;
         or the same state and `()` where a mixer has no such form.
     """
+    kinds = [mixer.state_kind for mixer in model.token_mixers]
     fixed = []
-    for mixer, old in zip(model.token_mixers, state, strict=True):
-        pair = mixer.state_kind.fixed(old, count)
+    for kind, old in zip(kinds, state, strict=True):
+        pair = kind.fixed(old, count)
         if pair is None:
             return state, ()
         fixed.append(pair)
     return tuple(new for new, _ in fixed), tuple(room for _, room in fixed)
-
-
-def growing_state(
-    model: Decoder, state: tuple[Any, ...], rooms: tuple[int | None, ...], read: int
-) -> tuple[Any, ...]:
-    """The ordinary form of a state of `fixed_state`, once `read` tokens were read into it.
-
-    Any number of tokens may follow it.
-    """
-    if not rooms:
-        return state
-    return tuple(
-        mixer.state_kind.growing(new, None if room is None else room - read)
-        for mixer, new, room in zip(model.token_mixers, state, rooms, strict=True)
-    )
 
 
 class Reader:
@@ -120,13 +108,19 @@ class Reader:
     Args:
         model: Gives the logits.
         state: What it has read of each row.
+        known: How many tokens have a text, of an embedding that may be larger than the tokenizer's
+            vocabulary; the logits of the others are minus infinity. `None`: all.
 
     Attributes:
         arrays: The state as it is, for MLX to compute.
     """
 
-    def __init__(self, model: Decoder, state: State):
+    # the model takes tokens `(B, L)`, and those to read lack this axis
+    _axis: ClassVar[int] = 1
+
+    def __init__(self, model: Decoder, state: State, known: int | None = None):
         self._model = model
+        self._known = known
         self._block_arguments = model.block_arguments()
         mx.eval(self._block_arguments)
         self._can_compile = can_compile()
@@ -135,8 +129,15 @@ class Reader:
 
     @property
     def state(self) -> State:
-        """What the model has read, in the ordinary form, which any number of tokens may follow."""
-        return growing_state(self._model, self.arrays, self._rooms, self._size)
+        """The model's state, in the ordinary form, which any number of tokens may follow."""
+        if not self._rooms:
+            return self.arrays
+        return tuple(
+            mixer.state_kind.growing(state, None if room is None else room - self._size)
+            for mixer, state, room in zip(
+                self._model.token_mixers, self.arrays, self._rooms, strict=True
+            )
+        )
 
     def go_on(self, state: State, count: int = 1) -> None:
         """Goes on with these rows; the graphs for numbers of rows are kept.
@@ -156,20 +157,13 @@ class Reader:
         # what reads tokens into a state of these shapes; it builds a graph for each number of rows
         step = self._steps.pop(shapes, None)
         if step is None:
-            step = partial(self._run, self._model, self._block_arguments)
+            arguments = self._model, self._block_arguments, self._known, self._axis
+            step = partial(_read, *arguments)
             step = compiled(step) if self._rooms else step
         self._step = self._steps[shapes] = step
         if len(self._steps) > _MOST_SHAPES:
             # graphs of the shapes that were used longest ago
             del self._steps[next(iter(self._steps))]
-
-    @staticmethod
-    def _run(
-        model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: State
-    ) -> tuple[mx.array, mx.array, State]:
-        hidden, state = model.hidden(tokens[:, None], state, block_arguments=block_arguments)
-        logits = model.logits(hidden).squeeze(1).astype(mx.float32)
-        return logits, are_finite(logits), state
 
     def read(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
         """Reads tokens `(B,)`.
@@ -183,6 +177,26 @@ class Reader:
         logits, finite, self.arrays = self._step(tokens, self.arrays)
         self._size += 1
         return logits, finite
+
+
+def _read(
+    model: Decoder,
+    block_arguments: list[dict[str, mx.array]],
+    known: int | None,
+    axis: int,
+    tokens: mx.array,
+    state: State,
+) -> tuple[mx.array, mx.array, State]:
+    """One token of each row, `(B,)` with axis 1, or several of one, `(L,)` with axis 0."""
+    tokens = mx.expand_dims(tokens, axis)
+    new = model.hidden(tokens, state, block_arguments=block_arguments, by_position=axis == 0)
+    # not with the head, so that the state can be waited for while the logits are computed
+    hidden, state = joined(new, (tokens, state))
+    logits = model.logits(hidden).squeeze(axis).astype(mx.float32)
+    finite = are_finite(logits)
+    if known is not None and known < logits.shape[1]:
+        logits = mx.where(mx.arange(logits.shape[1]) < known, logits, -mx.inf)
+    return logits, finite, state
 
 
 class StopStrings:
@@ -299,6 +313,8 @@ class Completion:
         tokens: Those so far.
         remaining: How many may follow.
         finish_reason: Why the text has ended; `None` where it has not.
+        stop_string: The stop string that has ended it, if one has.
+        is_cut: Whether the last tokens are a stop string, or may be the beginning of one.
     """
 
     def __init__(
@@ -311,6 +327,8 @@ class Completion:
     ):
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
+        self.stop_string: str | None = None
+        self.is_cut = False
         self._detokenizer = tokenizer.detokenizer(after=after)
         self._stop = StopStrings(stop) if len(stop) or isinstance(stop, str) else None
         self._end = end
@@ -320,16 +338,6 @@ class Completion:
     @property
     def text(self) -> str:
         return "".join(self._parts)
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that has ended it, if one has."""
-        return None if self._stop is None else self._stop.met
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the last tokens are a stop string, or may be the beginning of one."""
-        return self._stop is not None and (self._stop.is_met or self._stop.holds_back)
 
     def add(self, token: int) -> str:
         """Takes a token and returns the text that it adds."""
@@ -345,10 +353,12 @@ class Completion:
                 text += self._detokenizer.finalize()
         if self._stop is not None:
             text = self._stop.add(text)
+            self.stop_string = self._stop.met
             if self._stop.is_met:
                 self.finish_reason = "stop"
             elif self.finish_reason:
                 text += self._stop.finalize()
+            self.is_cut = self._stop.is_met or self._stop.holds_back
         self._parts.append(text)
         return text
 
@@ -373,14 +383,15 @@ def prefill(
     Args:
         model: Reads the tokens.
         tokens: Integers `(B, L)`.
-        state: The state before them; `None` is that of an empty text.
+        state: The state before them; `None` is an empty text's.
         step_size: Positions a chunk.
         progress: Called before the first chunk and after each.
 
     Returns:
-        The state, a tuple with that of each token mixer.
+        The state, a tuple with each token mixer's.
 
     Raises:
+        UnsupportedModelError: The model cannot continue a text.
         ValueError: The step size is not positive.
 
     Example:
@@ -391,6 +402,7 @@ def prefill(
         >>> tokenizer.decode(list(generate_tokens(model, tokens[-1:], state=state, max_tokens=4)))
         ', there was a'
     """
+    check_causal(model)
     if step_size < 1:
         raise ValueError(f"[prefill] 'prefill_step_size' must be at least 1 but got {step_size}.")
     batch, length = tokens.shape
@@ -411,7 +423,7 @@ def prefill(
 
 @dataclass(frozen=True)
 class DraftStats:
-    """What drafts were worth.
+    """The value of drafts.
 
     Attributes:
         proposed: Tokens that were proposed.
@@ -440,6 +452,7 @@ class Decoding:
         state: The state before the prompts.
         sampler: Chooses tokens from logits.
         processors: Change the logits before.
+        known: As for `Reader`.
         prefill_step_size: Positions of the prompt read at a time.
         progress: Called as the prompt is read.
 
@@ -458,17 +471,17 @@ class Decoding:
         state: State = None,
         sampler: Sampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
+        known: int | None = None,
         prefill_step_size: int = PREFILL_STEP_SIZE,
         progress: Progress | None = None,
     ):
-        check_causal(model)
         self._sampler = sampler
         self._processors = processors
         self._steps = 0
         self._finite: mx.array
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
         read = prefill(model, tokens[:, :-1], state, step_size=prefill_step_size, progress=progress)
-        self._reader = Reader(model, read)
+        self._reader = Reader(model, read, known)
         # memory that nothing else holds is written in place
         del read
         self._seen = [p.start(tokens, None, model.vocab_size) for p in processors]
@@ -478,7 +491,7 @@ class Decoding:
 
     @property
     def state(self) -> State:
-        """What the model has read: the prompt and the tokens of all steps, save one with `is_last`."""
+        """The tokens read so far: the prompt and the tokens of all steps, save one with `is_last`."""
         return self._reader.state
 
     def _start(self) -> None:
@@ -591,7 +604,7 @@ class GenerationResponse:
         finish_reason: `"stop"` at a stop string or the end of the text, `"length"` at the last
             token allowed, otherwise `None`.
         from_draft: Whether the token was proposed, by a draft model or by the text.
-        draft: What the drafts were worth so far; `None` without them.
+        draft: The value of the drafts so far; `None` without them.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -614,7 +627,7 @@ class GenerationResponse:
 
 
 class _Steps(Protocol):
-    """What decodes a text: `Decoding`, alone or with drafts."""
+    """The interface of decoding: `Decoding`, alone or with drafts."""
 
     @property
     def from_draft(self) -> bool:
@@ -622,7 +635,7 @@ class _Steps(Protocol):
 
     @property
     def stats(self) -> DraftStats | None:
-        """What the drafts were worth so far; `None` without them."""
+        """The value of the drafts so far; `None` without them."""
 
     def step(self, *, is_last: bool = False) -> list[int]:
         """The next token of each row."""

@@ -43,7 +43,7 @@ def embed(
         model: Reads the texts. One that was made to write texts has the mean of its tokens by default.
         tokenizer: Belongs to the model. It puts the tokens around a text that its files ask for.
         texts: The texts.
-        pooling: The vector of a text is that of its "first" or "last" token, or the "mean" of all.
+        pooling: The vector of a text is its "first" or "last" token's, or the "mean" of all.
             Default: what the model's files say.
         prompt_name: The model's prompt that comes before each text, such as "query". Default: the one
             that the model's files name, if they name one.

@@ -155,13 +155,14 @@ Step = Callable[..., Sequence[mx.array]]
 
 CHOSEN_TOKENS = 8
 TOLERANCE = 0.5
-"""The most by which logits may differ from those of the model's kernels, as a share of the largest.
-Kernels add norms up in another order, which moves a code of 8 bits to its neighbour now and then: logits
-of a large model with random weights differed by 0.09. Beyond this, something else is computed."""
+"""The most by which logits may differ from the results of the model's kernels, as a share of the
+largest. Kernels add norms up in another order, which moves a code of 8 bits to its neighbour now and
+then: logits of a large model with random weights differed by 0.09. Beyond this, something else is
+    computed."""
 
 
 class Example(NamedTuple):
-    """What a step must do.
+    """The requirements of a step.
 
     Attributes:
         prompt: Tokens to read.
@@ -173,7 +174,7 @@ class Example(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a step did.
+    """The results of a step.
 
     Attributes:
         example: What it read and chose.
@@ -322,7 +323,7 @@ _MOST_PROMPT = 8
 
 @dataclass(frozen=True)
 class Export:
-    """What was written.
+    """The files that were written.
 
     Attributes:
         folder: Where.

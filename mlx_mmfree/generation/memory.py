@@ -1,7 +1,7 @@
 """Unified memory: what a model needs, whether the device has it, and MLX's limits while it runs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ Setter = Callable[[int], int]
 DEFAULT_MARGIN_BYTES = 4 * 2**30
 # Float32 values that are alive at once, for each input and output of the widest linear (measured).
 _COPIES_OF_WIDEST = 6
-# Queries whose weights are alive beside those of the whole chunk (measured).
+# Queries whose weights are alive beside the whole chunk's (measured).
 _ATTENTION_BLOCK = 256
 # Copies of matrices while they are unpacked (measured).
 _COPIES_OF_UNPACKED = 1.5
@@ -34,7 +34,7 @@ _COPIES_OF_UNPACKED = 1.5
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What running a model takes.
+    """The memory of running a model.
 
     Attributes:
         weights_bytes: The loaded weights.
@@ -148,6 +148,17 @@ def _backend(op: str, *args: Any, **kwargs: Any) -> str:
     return forced_backend() or next(runs)
 
 
+def joint_bytes(needs: Sequence[MemoryNeed]) -> int:
+    """The memory of several models that are loaded together and compute in turn.
+
+    Example:
+        >>> joint_bytes([MemoryNeed(1000, 20, 300), MemoryNeed(500, 10, 400)])
+        1930
+    """
+    kept = sum(need.weights_bytes + need.state_bytes for need in needs)
+    return kept + max((need.activations_bytes for need in needs), default=0)
+
+
 def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | None:
     """Compares what a model needs with what the device offers.
 
@@ -172,15 +183,7 @@ def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | No
             f"[memory] the weights need {_gb(need.weights_bytes)} but {device.name} has "
             f"{_gb(device.memory_bytes)} of memory. Choose a smaller model or packed weights."
         )
-    offers = {
-        "recommends at most": device.working_set_bytes,
-        "has free": device.available_bytes,
-        "has": device.memory_bytes,
-    }
-    verb, offered = min(
-        ((verb, size) for verb, size in offers.items() if size is not None),
-        key=lambda offer: offer[1],
-    )
+    verb, offered = memory_offer(device)
     if need.total_bytes <= offered:
         return None
     return (
@@ -188,6 +191,19 @@ def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | No
         f"{_gb(need.state_bytes)}, one chunk of the prompt {_gb(need.activations_bytes)}) but "
         f"{device.name} {verb} {_gb(offered)}: it may be slow or fail. Reduce the prefill step size "
         "or the batch size, or close other programs."
+    )
+
+
+def memory_offer(device: DeviceInfo) -> tuple[str, int]:
+    """How many bytes a device offers now, after the word for it: it "has" them, or "has free"."""
+    offers = {
+        "recommends at most": device.working_set_bytes,
+        "has free": device.available_bytes,
+        "has": device.memory_bytes,
+    }
+    return min(
+        ((verb, size) for verb, size in offers.items() if size is not None),
+        key=lambda offer: offer[1],
     )
 
 

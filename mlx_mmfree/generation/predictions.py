@@ -1,4 +1,4 @@
-"""What a model says of a whole input in one pass: classes of texts and images, words for open places."""
+"""Predictions for a whole input in one pass: classes of texts and images, words for open places."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ..ops import log_softmax
 
 @dataclass(frozen=True)
 class Classes:
-    """What one input may belong to.
+    """A class that one input may belong to.
 
     Attributes:
         labels: The likeliest classes, best first.
@@ -143,7 +143,7 @@ def likeliest(logits: mx.array, labels: Sequence[str], top_k: int) -> Classes:
 
 @dataclass(frozen=True)
 class Filling:
-    """What may stand in one open place.
+    """A word that may stand in one open place.
 
     Attributes:
         tokens: The likeliest tokens, best first.

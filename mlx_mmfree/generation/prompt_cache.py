@@ -34,7 +34,7 @@ Settings = Mapping[str, int | None]
 
 @dataclass(frozen=True)
 class PromptCache:
-    """What a model has read.
+    """The tokens that a model has read, and its state.
 
     Attributes:
         tokens: The ids that were read.
@@ -137,7 +137,7 @@ def save_prompt_cache(
 
 
 def read_settings(path: str | os.PathLike[str]) -> tuple[dict[str, int | None], int]:
-    """What a file says about the model that made it, without its state.
+    """The description of the model that made a file, without its state.
 
     Returns:
         The arguments of `with_key_values`, and the number of tokens.

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..models import Decoder
 from ..ops import log_softmax, long_cumsum, relative_weights
 
 State = Any
@@ -176,31 +175,6 @@ def make_processors(
     return processors
 
 
-@dataclass(frozen=True)
-class _KnownTokens:
-    """Keeps out the rows of an embedding that is larger than the tokenizer's vocabulary."""
-
-    count: int
-
-    def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> tuple[()]:
-        return ()
-
-    def __call__(self, logits: mx.array, state: tuple[()]) -> mx.array:
-        return mx.where(mx.arange(logits.shape[-1]) < self.count, logits, -mx.inf)
-
-    def update(self, state: tuple[()], tokens: mx.array) -> tuple[()]:
-        return ()
-
-
-def with_known_tokens(
-    model: Decoder, tokenizer: Any, processors: Sequence[LogitsProcessor]
-) -> list[LogitsProcessor]:
-    """The processors, and one before them where the tokenizer has no text for some token."""
-    if tokenizer.vocab_size >= model.vocab_size:
-        return list(processors)
-    return [_KnownTokens(tokenizer.vocab_size), *processors]
-
-
 Filter = Callable[[mx.array], mx.array]
 
 
@@ -311,7 +285,7 @@ class TopK:
 
 
 Sampler = Callable[[mx.array], mx.array]
-"""What chooses a token for each text: takes logits `(B, V)` and returns token ids `(B,)`.
+"""Chooses a token for each text: takes logits `(B, V)` and returns token ids `(B,)`.
 
 Example:
     >>> second: Sampler = lambda logits: mx.argsort(-logits, axis=-1)[:, 1]

@@ -44,7 +44,7 @@ class Scanner(ABC):
         return parts
 
     def finalize(self) -> list[Part]:
-        """What was held back, once no more follows."""
+        """The text that was held back, once no more follows."""
         self._has_ended = True
         return self.add("")
 

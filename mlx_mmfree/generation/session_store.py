@@ -9,13 +9,14 @@ import hashlib
 import json
 import os
 import re
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from warnings import warn
 
 import mlx.core as mx
@@ -67,27 +68,9 @@ def token_bytes(tokens: Sequence[int], vocab_size: int) -> bytes:
     return ids.astype("<i4").tobytes()
 
 
-def keys_of_beginnings(identity: bytes, tokens: bytes, counts: Iterable[int]) -> Iterator[TextKey]:
-    """The keys of beginnings of a text; each token is digested once.
-
-    Args:
-        identity: That of the model.
-        tokens: As `token_bytes` gives them.
-        counts: The lengths of the beginnings, ascending and none longer than the text.
-    """
-    digest = hashlib.sha256(identity)
-    start = 0
-    for count in counts:
-        stop = count * BYTES_PER_TOKEN
-        digest.update(tokens[start:stop])
-        yield TextKey(digest.copy().digest(), count)
-        start = stop
-
-
 def key_of(identity: bytes, tokens: bytes) -> TextKey:
-    """The key of a whole text."""
-    (key,) = keys_of_beginnings(identity, tokens, [len(tokens) // BYTES_PER_TOKEN])
-    return key
+    """The key of a text, of which `token_bytes` gives the tokens, for a model of this identity."""
+    return TextKey(hashlib.sha256(identity + tokens).digest(), len(tokens) // BYTES_PER_TOKEN)
 
 
 Value = TypeVar("Value")
@@ -96,7 +79,7 @@ Value = TypeVar("Value")
 class _Entry(NamedTuple, Generic[Value]):
     value: Value
     nbytes: int
-    serves: tuple[TextKey, ...]
+    serves: list[TextKey]
 
 
 class RecentTexts(Generic[Value]):
@@ -132,7 +115,7 @@ class RecentTexts(Generic[Value]):
         return key in self._holders
 
     def get(self, key: TextKey) -> tuple[TextKey, Value] | None:
-        """What serves a text, which then counts as used last, and the text that it belongs to."""
+        """The state that serves a text, which then counts as used last, and its own text."""
         holders = self._holders.get(key)
         if holders is None:
             return None
@@ -159,19 +142,27 @@ class RecentTexts(Generic[Value]):
             return [key]
         for beginning in beginnings:
             self.remove(beginning)
-        entry = _Entry(value, nbytes, (key, *beginnings))
-        self._entries[key] = entry
+        self._entries[key] = _Entry(value, nbytes, [])
         self.nbytes += nbytes
-        for served in entry.serves:
-            if served not in self._holders:
-                self._holders[served] = {}
-                self.lengths[served.length] += 1
-            self._holders[served][key] = None
+        self.serve(key, [key, *beginnings])
         gone = []
         while self.nbytes > self.limit:
             gone.append(next(iter(self._entries)))
             self.remove(gone[-1])
         return gone
+
+    def serve(self, key: TextKey, beginnings: Iterable[TextKey]) -> None:
+        """Lets what belongs to a text, if there is something, serve beginnings of it too."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return
+        for served in beginnings:
+            holders = self._holders.setdefault(served, {})
+            if not holders:
+                self.lengths[served.length] += 1
+            if key not in holders:
+                holders[key] = None
+                entry.serves.append(served)
 
     def remove(self, key: TextKey) -> None:
         """Forgets what belongs to a text, if there is something."""
@@ -195,7 +186,7 @@ _TOKENS, _STATE, _CHECKSUM = "tokens", "state.", "checksum"
 
 
 class SessionContent(NamedTuple):
-    """What a session's file holds.
+    """The contents of a session's file.
 
     Attributes:
         head: The header.
@@ -222,7 +213,7 @@ def identity_of(model: Decoder) -> bytes:
 
 
 def content_of(model: Decoder, identity: bytes, tokens: bytes) -> SessionContent:
-    """What the file of a text must hold."""
+    """The required contents of a text's file."""
     length = len(tokens) // BYTES_PER_TOKEN
     arrays = arrays_by_place(blank_state(model, 1, length))
     specs = [TensorSpec(_STATE + place, each.dtype, each.shape) for place, each in arrays.items()]
@@ -233,15 +224,22 @@ def content_of(model: Decoder, identity: bytes, tokens: bytes) -> SessionContent
     return SessionContent(head, tokens, sum(spec.nbytes for spec in specs))
 
 
-def write_content(file: Path, content: SessionContent, state: bytes) -> None:
-    """Writes a session's file.
+def write_content(
+    file: Path, content: SessionContent, pieces: Sequence[bytes | memoryview]
+) -> None:
+    """Writes a session's file, with the pieces of its state.
 
     Raises:
         OSError: It cannot be written.
     """
+    checksum = hashlib.sha256()
     with open(file, "xb") as stream:
-        for piece in (content.head, content.tokens, state, hashlib.sha256(state).digest()):
+        stream.write(content.head)
+        stream.write(content.tokens)
+        for piece in pieces:
+            checksum.update(piece)
             stream.write(piece)
+        stream.write(checksum.digest())
 
 
 def read_state(file: Path, content: SessionContent) -> bytes:
@@ -331,7 +329,9 @@ class SessionFolder:
                         key = TextKey(bytes.fromhex(named[1]), int(named[2]))
                         yield StoredText(key, status.st_size, status.st_mtime_ns)
 
-    def write(self, key: TextKey, content: SessionContent, state: bytes) -> None:
+    def write(
+        self, key: TextKey, content: SessionContent, pieces: Sequence[bytes | memoryview]
+    ) -> None:
         """Writes a session. Once this returns, it outlives the process and the system.
 
         Raises:
@@ -343,7 +343,7 @@ class SessionFolder:
                 file.parent.mkdir(mode=0o700, exist_ok=True)
                 sync(self.path)
             with new_file(file, content.nbytes) as new:
-                write_content(new, content, state)
+                write_content(new, content, pieces)
 
     def read(self, key: TextKey, content: SessionContent) -> bytes:
         """The packed state of a session.
@@ -392,7 +392,7 @@ class WriteBehind(Generic[Job]):
             return len(self._waiting) + (self._busy is not None)
 
     def add(self, key: TextKey, job: Job, nbytes: int) -> int:
-        """Takes a job, unless that of the same text waits or is being done.
+        """Takes a job, unless one for the same text waits or is being done.
 
         Returns:
             How many jobs were given up.
@@ -472,7 +472,7 @@ _LISTINGS_PER_LIMIT = 16
 
 @dataclass(frozen=True)
 class StoredSessions:
-    """What a store holds.
+    """The contents of a store.
 
     Attributes:
         sessions: States that are kept, in memory or on the disk.
@@ -501,7 +501,7 @@ class SessionStore:
     One thread reads and adds. A thread of the store writes to the disk.
 
     Args:
-        memory_bytes: Bytes of memory at most, those of the tables estimated.
+        memory_bytes: Bytes of memory at most; the tables' are estimated.
         folder: Where sessions outlive the process; `None`: nowhere.
         disk_bytes: Bytes of all files of the folder at most.
 
@@ -513,7 +513,7 @@ class SessionStore:
         self.has_folder = folder is not None
         self._lock = Lock()
         self._folder = folder
-        self._memory: RecentTexts[bytes] = RecentTexts(memory_bytes)
+        self._memory: RecentTexts[Any] = RecentTexts(memory_bytes)
         self._disk: RecentTexts[None] = RecentTexts(disk_bytes)
         self._writer = WriteBehind(self._write_now, WAITING_BYTES)
         self._unlisted_bytes = 0
@@ -523,13 +523,28 @@ class SessionStore:
         self._told: set[str] = set()
         self._list()
 
-    def lengths(self) -> set[int]:
-        """The lengths of the texts."""
+    def beginnings(self, identity: bytes, tokens: bytes, below: int) -> list[TextKey]:
+        """The keys of beginnings of a text, of lengths that some texts here have, the shortest first.
+
+        Args:
+            identity: That of the model.
+            tokens: As `token_bytes` gives them.
+            below: They are shorter than this, and this is no longer than the text.
+        """
         with self._lock:
-            return self._memory.lengths.keys() | self._disk.lengths.keys()
+            lengths = sorted(self._memory.lengths.keys() | self._disk.lengths.keys())
+        found, start = [], 0
+        # each token is digested once
+        digest = hashlib.sha256(identity)
+        for length in lengths[: bisect_left(lengths, below)]:
+            stop = length * BYTES_PER_TOKEN
+            digest.update(tokens[start:stop])
+            found.append(TextKey(digest.copy().digest(), length))
+            start = stop
+        return found
 
     def stored(self) -> StoredSessions:
-        """What there is now; any thread may ask."""
+        """The contents now; any thread may ask."""
         waiting = len(self._writer)
         with self._lock:
             in_memory_alone = sum(key not in self._disk for key in self._memory)
@@ -554,15 +569,29 @@ class SessionStore:
         with self._lock:
             return [key for key in keys if key in self._memory]
 
-    def recall(self, key: TextKey) -> tuple[TextKey, bytes] | None:
+    def recall(self, key: TextKey) -> tuple[TextKey, Any] | None:
         """From memory the state that serves a text, and the text that it belongs to."""
         with self._lock:
             return self._memory.get(key)
 
-    def remember(self, key: TextKey, state: bytes, beginnings: Sequence[TextKey] = ()) -> None:
-        """Takes a state into memory, in place of those of beginnings that it serves, too."""
+    def remember(
+        self, key: TextKey, state: Any, nbytes: int, beginnings: Sequence[TextKey] = ()
+    ) -> None:
+        """Takes a state into memory, in place of the states of beginnings that it serves, too.
+
+        Args:
+            key: The text.
+            state: Its packed state.
+            nbytes: What the pieces of the state take.
+            beginnings: The beginnings.
+        """
         with self._lock:
-            self._memory.add(key, state, len(state) + _OVERHEAD_BYTES, beginnings)
+            self._memory.add(key, state, nbytes + _OVERHEAD_BYTES, beginnings)
+
+    def serve(self, key: TextKey, beginnings: Iterable[TextKey]) -> None:
+        """Lets the state of a text in memory serve beginnings of it too."""
+        with self._lock:
+            self._memory.serve(key, beginnings)
 
     def touch(self, key: TextKey) -> None:
         """Marks a session of the disk as used last, if it is there."""
@@ -582,11 +611,13 @@ class SessionStore:
             raise FileNotFoundError(f"no folder holds {key}")
         return self._folder.read(key, content)
 
-    def write(self, key: TextKey, content: SessionContent, state: bytes) -> None:
-        """Takes a state that the disk shall get, and returns at once."""
+    def write(
+        self, key: TextKey, content: SessionContent, pieces: Sequence[bytes | memoryview]
+    ) -> None:
+        """Takes the pieces of a state that the disk shall get, and returns at once."""
         self._tell()
         if self._folder is not None:
-            given_up = self._writer.add(key, (content, state), content.nbytes)
+            given_up = self._writer.add(key, (content, pieces), content.nbytes)
             with self._lock:
                 self._lost += given_up
 
@@ -614,9 +645,11 @@ class SessionStore:
         self._writer.close()
         self._tell()
 
-    def _write_now(self, key: TextKey, job: tuple[SessionContent, bytes]) -> None:
+    def _write_now(
+        self, key: TextKey, job: tuple[SessionContent, Sequence[bytes | memoryview]]
+    ) -> None:
         """Runs on the thread of the writer."""
-        content, state = job
+        content, pieces = job
         folder = self._folder
         if folder is None:
             return
@@ -626,7 +659,7 @@ class SessionStore:
                     f"[sessions] '{folder.path}' must take a session of {content.nbytes:,} bytes but "
                     f"has a limit of {self._disk.limit:,} bytes. Raise the limit."
                 )
-            folder.write(key, content, state)
+            folder.write(key, content, pieces)
         except CheckpointError as error:
             with self._lock:
                 self._lost += 1

@@ -1,15 +1,14 @@
 """The states of a model, found by the tokens that led to them.
 
-They are kept as bytes, which no decoding can write to and any thread may read. A state is many small
-arrays, and a GPU's memory is handed out in pages of 16 KB: as one piece it takes what it holds.
+They are kept as bytes, which no decoding can write to and any thread may read.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -20,9 +19,59 @@ from ..models import Decoder
 from . import session_store, states
 from .prompt_cache import load_prompt_cache
 
+_INFINITY = {mx.float32: 0x7F800000, mx.bfloat16: 0x7F80, mx.float16: 0x7C00}
+"""The bits of infinity, by float types."""
 
-def pack(model: Decoder, state: Any, count: int) -> bytes | None:
-    """The arrays of a state, one after the other.
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An array as bytes.
+
+    Attributes:
+        data: Its numbers, row after row.
+        dtype: Their type.
+        shape: Its shape.
+    """
+
+    data: bytes | memoryview
+    dtype: mx.Dtype
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, array: mx.array) -> "Piece":
+        """That of an array which is computed."""
+        return cls(memoryview(cast(Any, array)).tobytes(), array.dtype, array.shape)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        infinity, size = _INFINITY.get(self.dtype), self.dtype.size
+        if infinity is None or not self.data:
+            return True
+        # bits are ordered as magnitudes are: the largest without a sign is positive, with one negative
+        positive = np.frombuffer(self.data, f"i{size}").max()
+        negative = np.frombuffer(self.data, f"u{size}").max()
+        return bool(positive < infinity and negative < infinity + (1 << (8 * size - 1)))
+
+    def array(self, slots: int | None = None) -> mx.array:
+        """The array in memory of its own, with so many slots on axis 2, of which new ones are zeros."""
+        words = np.frombuffer(self.data, f"u{self.dtype.size}").reshape(self.shape)
+        if slots is None:
+            array = mx.array(words)
+        else:
+            batch, heads, used, dims = self.shape
+            # without an operation of MLX, which would wait for those that are under way
+            array = mx.array(np.zeros((batch, heads, slots, dims), words.dtype))
+            np.array(array, copy=False)[:, :, :used] = words[:, :, :slots]
+        return array != 0 if self.dtype == mx.bool_ else array.view(self.dtype)
+
+
+_PIECE_BYTES = 300
+"""About what a piece takes beside its data (measured)."""
+
+
+def pack(model: Decoder, state: Any, count: int) -> Any | None:
+    """The state with a `Piece` in the place of each array.
 
     Args:
         model: The model that made it.
@@ -30,8 +79,8 @@ def pack(model: Decoder, state: Any, count: int) -> bytes | None:
         count: How many tokens it has read.
 
     Returns:
-        The bytes; `None` if they are worth nothing: a number is NaN or infinite, or longer rows beside
-        this one have made it what it would not be alone.
+        The packed state; `None` if it is worth nothing: a number is NaN or infinite, or longer rows
+        beside this one have made it what it would not be alone.
 
     Raises:
         ValueError: The state is not one that the model has after so many tokens of one row.
@@ -44,49 +93,66 @@ def pack(model: Decoder, state: Any, count: int) -> bytes | None:
             f"[Sessions] 'state' must be the state that the model has after its {count} tokens, as one "
             "row without padding, but is another."
         )
-    return _joined(trimmed)
+    return _packed(trimmed)
 
 
-def can_be_packed(model: Decoder, data: bytes, count: int) -> bool:
-    """Whether `pack` can give these bytes: their numbers are finite, and the positions right."""
-    trimmed = states.trimmed_state(model, unpack(model, data, count), count)
-    return trimmed is not None and _joined(trimmed) == data
+def can_be_packed(model: Decoder, packed: Any, count: int) -> bool:
+    """Whether `pack` can give this state: its numbers are finite, and the positions right."""
+    trimmed = states.trimmed_state(model, unpack(model, packed), count)
+    return trimmed is not None and _packed(trimmed) == packed
 
 
-def _joined(state: tuple[Any, ...]) -> bytes | None:
-    arrays = list(states.arrays_by_place(state).values())
-    floats = [array for array in arrays if mx.issubdtype(array.dtype, mx.floating)]
-    finite = mx.stack([mx.array(True), *(mx.all(mx.abs(array) < mx.inf) for array in floats)]).all()
-    pieces = [mx.contiguous(array).reshape(-1).view(mx.uint8) for array in arrays]
-    mx.eval(finite, pieces)
-    return b"".join(np.asarray(piece).data for piece in pieces) if finite.item() else None
+def _packed(state: tuple[Any, ...]) -> Any | None:
+    mx.eval(state)
+    packed = tree_map(Piece.of, state)
+    return packed if all(piece.is_finite for piece in _pieces(packed)) else None
 
 
-def unpack(model: Decoder, data: bytes, count: int) -> tuple[Any, ...]:
-    """The state that `pack` was given, in memory of its own."""
-    position = 0
+def _pieces(packed: Any) -> list[Piece]:
+    return cast(list[Piece], list(states.arrays_by_place(packed).values()))
 
-    def taken(want: mx.array) -> mx.array:
+
+def unpack(model: Decoder, packed: Any, after: int = 0) -> tuple[Any, ...]:
+    """The state that `pack` was given, in memory of its own with room for more tokens.
+
+    Args:
+        model: The model that made it.
+        packed: The packed state.
+        after: How many of its last tokens are taken back, where `can_rewind` promised it.
+    """
+    pairs = [
+        (mixer.state_kind, part) for mixer, part in zip(model.token_mixers, packed, strict=True)
+    ]
+    state = [kind.unpacked(part, Piece.array, after) for kind, part in pairs]
+    if after:
+        state = [kind.rewound(part, after) for (kind, _), part in zip(pairs, state, strict=True)]
+    return tuple(state)
+
+
+def _packed_of(model: Decoder, data: bytes, count: int) -> Any:
+    """The packed state whose pieces a file holds, one after the other."""
+    position, view = 0, memoryview(data)
+
+    def taken(want: mx.array) -> Piece:
         nonlocal position
-        words = np.frombuffer(data, f"u{want.dtype.size}", want.size, position)
         position += want.nbytes
-        array = mx.array(words.reshape(want.shape))
-        return array != 0 if want.dtype == mx.bool_ else array.view(want.dtype)
+        return Piece(view[position - want.nbytes : position], want.dtype, want.shape)
 
-    state: tuple[Any, ...] = tree_map(taken, states.blank_state(model, 1, count))
-    return state
+    return tree_map(taken, states.blank_state(model, 1, count))
 
 
 DISK_BYTES = 10 * 10**9
+_ANY_LENGTH = 2**31
+"""More tokens than a text has."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a text.
+    """The entry of a text.
 
     Attributes:
         count: How many of its first tokens were read before; 0 if nothing is known.
-        state: The model's state after them, as a batch of one row; `None` is that of an empty text.
+        state: The model's state after them, as a batch of one row; `None` is an empty text's.
     """
 
     count: int
@@ -95,12 +161,12 @@ class Known:
 
 @dataclass(frozen=True)
 class SessionStats(session_store.StoredSessions):
-    """What sessions take and what they save.
+    """The memory that sessions take and the work that they save.
 
     Attributes:
         hits: Texts of which a beginning was known.
         misses: Texts of which nothing was known.
-        tokens_saved: Tokens of all texts that were not read again.
+        tokens_saved: Tokens of all texts that were already cached.
     """
 
     hits: int
@@ -133,11 +199,15 @@ class Sessions:
     a server. Files hold the texts, as token ids, for whoever may read the folder.
 
     Args:
-        model: The model, with its adapter.
+        model: The model, with its adapter; `None` where only those of `for_model` are used.
         memory_bytes: Bytes of memory at most.
         folder: Where sessions outlive the process; `None`: nowhere. A folder that is missing is made,
             for its owner alone.
         disk_bytes: Bytes of all files of the folder at most.
+
+    Attributes:
+        serves_all: The state after a text can be cut to any beginning of it, and there is no folder, so
+            that a beginning need not be kept before the whole text is.
 
     Raises:
         ValueError: A limit is negative.
@@ -153,7 +223,7 @@ class Sessions:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | None,
         *,
         memory_bytes: int,
         folder: str | os.PathLike[str] | None = None,
@@ -162,20 +232,23 @@ class Sessions:
         for name, size in (("memory_bytes", memory_bytes), ("disk_bytes", disk_bytes)):
             if size < 0:
                 raise ValueError(f"[Sessions] '{name}' must not be negative but got {size}.")
-        self._model = model
-        self._identity = session_store.identity_of(model)
-        self._can_rewind = states.can_rewind(model, 1, 1)
         files = None if folder is None else session_store.SessionFolder(folder)
         self._store = session_store.SessionStore(memory_bytes, files, disk_bytes)
         self._counts = _Counts()
+        if model is not None:
+            self._take(model)
 
     def for_model(self, model: Decoder) -> "Sessions":
         """Sessions of another model or adapter within the same limits, counted together."""
         other = copy(self)
-        other._model = model
-        other._identity = session_store.identity_of(model)
-        other._can_rewind = states.can_rewind(model, 1, 1)
+        other._take(model)
         return other
+
+    def _take(self, model: Decoder) -> None:
+        self._model = model
+        self._identity = session_store.identity_of(model)
+        self._can_rewind = states.can_rewind(model, 1, 1)
+        self.serves_all = not self._store.has_folder and states.can_rewind(model, 1, _ANY_LENGTH)
 
     def __enter__(self) -> "Sessions":
         return self
@@ -198,17 +271,23 @@ class Sessions:
             ValueError: A token is outside the vocabulary.
         """
         text = session_store.token_bytes(tokens, self._model.vocab_size)
-        lengths = sorted(length for length in self._store.lengths() if length < len(tokens))
-        for key in reversed(list(session_store.keys_of_beginnings(self._identity, text, lengths))):
-            state = self._state(key, text)
-            if state is not None:
-                self._counts.hits += 1
-                self._counts.tokens_saved += key.length
-                return Known(key.length, state)
+        for key in reversed(self._store.beginnings(self._identity, text, below=len(tokens))):
+            found = self._store.recall(key)
+            if found is None and self._store.is_on_disk(key):
+                found = self._read(key, text[: key.length * session_store.BYTES_PER_TOKEN])
+            if found is None:
+                continue
+            if self._store.has_folder:
+                self._store.touch(key)
+            holder, packed = found
+            state = unpack(self._model, packed, holder.length - key.length)
+            self._counts.hits += 1
+            self._counts.tokens_saved += key.length
+            return Known(key.length, state)
         self._counts.misses += 1
         return Known(0, None)
 
-    def keep(self, tokens: Sequence[int], state: Any) -> None:
+    def keep(self, tokens: Sequence[int], state: Any, beginnings: Collection[int] = ()) -> None:
         """Keeps the state after a text.
 
         It is copied before this returns. One that is worth nothing is not kept: it holds NaN or
@@ -217,6 +296,7 @@ class Sessions:
         Args:
             tokens: All tokens that the model has read, one at least.
             state: Its state after them, as one row in the ordinary form.
+            beginnings: Lengths of beginnings that shall be found too, if `serves_all`.
 
         Raises:
             ValueError: A token is outside the vocabulary, or the state is not one after so many tokens.
@@ -231,18 +311,30 @@ class Sessions:
             packed = pack(self._model, state, key.length)
             if packed is None:
                 return
-            self._store.remember(key, packed, self._served_beginnings(key, text))
+            self._remember(key, packed, self._served_beginnings(key, text))
         else:
-            holder, packed = found
-            if holder != key:
-                return
-        if not self._store.has_folder:
+            key, packed = found
+        if self.serves_all:
+            # nothing is known of an empty text
+            sizes = (length * session_store.BYTES_PER_TOKEN for length in beginnings if length)
+            parts = (text[:size] for size in sizes)
+            self._store.serve(key, [session_store.key_of(self._identity, part) for part in parts])
+        if not self._store.has_folder or key.length > len(tokens):
             return
         if self._store.is_on_disk(key):
             self._store.touch(key)
         else:
             content = session_store.content_of(self._model, self._identity, text)
-            self._store.write(key, content, packed)
+            self._store.write(key, content, [piece.data for piece in _pieces(packed)])
+
+    def _remember(
+        self,
+        key: session_store.TextKey,
+        packed: Any,
+        beginnings: Sequence[session_store.TextKey] = (),
+    ) -> None:
+        nbytes = sum(len(piece.data) + _PIECE_BYTES for piece in _pieces(packed))
+        self._store.remember(key, packed, nbytes, beginnings)
 
     def preload(self, path: str | os.PathLike[str]) -> int:
         """Keeps what a file of `save_prompt_cache` holds, and returns how many tokens that are.
@@ -277,32 +369,16 @@ class Sessions:
         self._store.close()
 
     def stats(self) -> SessionStats:
-        """What there is now; any thread may ask."""
+        """The figures now; any thread may ask."""
         return SessionStats(**vars(self._store.stored()), **vars(self._counts))
-
-    def _state(self, key: session_store.TextKey, text: bytes) -> tuple[Any, ...] | None:
-        """The state after a beginning of a text, from memory or from the disk."""
-        found = self._store.recall(key)
-        if found is None and self._store.is_on_disk(key):
-            found = self._read(key, text[: key.length * session_store.BYTES_PER_TOKEN])
-        if found is None:
-            return None
-        if self._store.has_folder:
-            self._store.touch(key)
-        holder, packed = found
-        state = unpack(self._model, packed, holder.length)
-        if holder == key:
-            return state
-        return states.rewound_state(self._model, state, holder.length - key.length)
 
     def _served_beginnings(
         self, key: session_store.TextKey, text: bytes
     ) -> list[session_store.TextKey]:
-        """The beginnings in memory whose states can be had from that of the whole text."""
+        """The beginnings in memory whose states can be had from the whole text's."""
         if not self._can_rewind:
             return []
-        lengths = sorted(length for length in self._store.lengths() if length < key.length)
-        beginnings = session_store.keys_of_beginnings(self._identity, text, lengths)
+        beginnings = self._store.beginnings(self._identity, text, below=key.length)
         return [
             each
             for each in self._store.in_memory(beginnings)
@@ -311,12 +387,13 @@ class Sessions:
 
     def _read(
         self, key: session_store.TextKey, text: bytes
-    ) -> tuple[session_store.TextKey, bytes] | None:
+    ) -> tuple[session_store.TextKey, Any] | None:
         try:
-            state = self._store.read(
+            data = self._store.read(
                 key, session_store.content_of(self._model, self._identity, text)
             )
-            if not can_be_packed(self._model, state, key.length):
+            packed = _packed_of(self._model, data, key.length)
+            if not can_be_packed(self._model, packed, key.length):
                 raise ValueError("holds numbers that no state has")
         except FileNotFoundError:
             # another process has removed it
@@ -324,6 +401,6 @@ class Sessions:
         except (OSError, ValueError) as error:
             self._store.drop(key, str(error))
         else:
-            self._store.remember(key, state)
-            return key, state
+            self._remember(key, packed)
+            return key, packed
         return None

@@ -1,14 +1,16 @@
 """Speculative decoding (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 
 Tokens are proposed, by a small draft model or by the text itself; the model reads them all at once
-and keeps those that it would have chosen itself.
+and keeps those that it would have chosen itself. Drafts from the text (prompt lookup) are what followed
+the last tokens where they stood before. They need no second model, and help where a text repeats what
+was read or written: edits, code, quotes.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -16,15 +18,8 @@ from mlx.utils import tree_map
 from ..layers.mixer import State, StateKind, StatesByPosition
 from ..models import Decoder
 from ..ops import log_softmax
-from .decode import (
-    PREFILL_STEP_SIZE,
-    DraftStats,
-    Progress,
-    Reader,
-    are_finite,
-    check_finite,
-    prefill,
-)
+from ..ops.backend.compilation import random_key, set_random_key
+from . import decode
 from .sampling import Draw, LogitsProcessor, Sampler, greedy
 
 
@@ -109,41 +104,34 @@ def accept_drawn(
     return kept, mx.random.categorical(mx.log(left)).astype(mx.int32)
 
 
-class RewindingReader(Reader):
+class RewindingReader(decode.Reader):
     """Reads tokens of one text, several at a time, and takes back those that turn out wrong.
 
-    Attention forgets the keys and values of such tokens. A state that is not shortened, as that of a
-    recurrence, is kept after each token instead.
+    Attention forgets the keys and values of such tokens. A state that is not shortened, such as a
+    recurrence's, is kept after each token instead.
 
     Args:
         model: Gives the logits.
         state: What it has read.
         ahead: How many tokens follow the first that are read after `take_back`, at most.
+        known: As for `Reader`.
     """
 
-    def __init__(self, model: Decoder, state: Any, ahead: int):
-        super().__init__(model, state)
+    _axis = 0
+
+    def __init__(self, model: Decoder, state: Any, ahead: int, known: int | None = None):
+        super().__init__(model, state, known)
         self._ahead = ahead
         self._trails = [_Trail(mixer.state_kind) for mixer in model.token_mixers]
         self._unsettled = 0
 
-    @staticmethod
-    def _run(
-        model: Decoder, block_arguments: list[dict[str, mx.array]], tokens: mx.array, state: Any
-    ) -> tuple[mx.array, mx.array, Any]:
-        hidden, state = model.hidden(
-            tokens, state, block_arguments=block_arguments, by_position=True
-        )
-        logits = model.logits(hidden)[0].astype(mx.float32)
-        return logits, are_finite(logits), state
-
     def read(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
-        """Reads tokens `(1, L)`.
+        """Reads tokens of the text, `(L,)`.
 
         Returns:
             The logits after each, float32 `(L, V)`, and which are finite, `(L,)`, yet to be computed.
         """
-        length = tokens.shape[1]
+        length = tokens.shape[0]
         if not self._unsettled and self._size + length + self._ahead > self._room:
             self.go_on(self.state, length + self._ahead)
         logits, finite, states = self._step(tokens, self.arrays)
@@ -247,7 +235,7 @@ class Speculation(ABC):
         self._left = max_tokens
         self._end = end
         self._ready: deque[tuple[int, bool]] = deque()
-        self.stats = DraftStats()
+        self.stats = decode.DraftStats()
         self.from_draft = False
 
     @property
@@ -257,7 +245,7 @@ class Speculation(ABC):
 
     @property
     def state(self) -> Any:
-        """What the model has read, in the ordinary form; once none is ready, all tokens but the last."""
+        """The model's state, in the ordinary form; once none is ready, all tokens but the last."""
         return self._target.state
 
     def step(self, *, is_last: bool = False) -> list[int]:
@@ -276,12 +264,12 @@ class Speculation(ABC):
         """Proposes tokens and gives those that were kept and the one that follows them."""
         drafts, seen = self._propose(most)
         tokens = mx.concatenate([mx.array([self._last], mx.int32), *drafts])
-        logits, finite = self._target.read(tokens[None])
+        logits, finite = self._target.read(tokens)
         # the positions are rows of a batch
         rows = tree_map(lambda *arrays: mx.concatenate(list(arrays)), *seen)
         kept, new = self._accept(self._process(logits, rows), drafts)
         numbers = cast(list[int], mx.concatenate([kept, new, *drafts]).tolist())
-        check_finite(finite)
+        decode.check_finite(finite)
         accepted, self._last, proposed = numbers[0], numbers[1], numbers[2:]
         ends = (n for n, token in enumerate(proposed[:accepted]) if token in self._end)
         if (end := next(ends, None)) is not None:
@@ -291,7 +279,7 @@ class Speculation(ABC):
         self._seen = self._update(seen[accepted], mx.array([self._last], mx.int32))
         mx.eval(self._target.arrays, self._arrays(), self._seen)
         stats = self.stats
-        self.stats = DraftStats(stats.proposed + len(proposed), stats.accepted + accepted)
+        self.stats = decode.DraftStats(stats.proposed + len(proposed), stats.accepted + accepted)
         fresh = [*proposed[:accepted], self._last]
         return [(number, n < accepted) for n, number in enumerate(fresh)]
 
@@ -308,7 +296,7 @@ class Speculation(ABC):
         """Takes in how many tokens were kept, and the last one."""
 
     def _arrays(self) -> Any:
-        """What else is computed at each round."""
+        """The other arrays of each round."""
         return ()
 
     def _process(self, logits: mx.array, seen: Any) -> mx.array:
@@ -332,7 +320,7 @@ class SpeculativeDecoding(Speculation):
     other sampler, greedy included, chooses from the model's logits, and proposed tokens are kept as
     long as they are its choices.
 
-    The steps of the draft model are compiled as those of the model are.
+    The steps of the draft model are compiled like the model's.
 
     Args:
         model: Gives the logits.
@@ -343,6 +331,7 @@ class SpeculativeDecoding(Speculation):
         draft_state: What the draft model has read before it; `None`: nothing.
         sampler: Chooses tokens from logits, of both models.
         processors: Change the logits before, of both models.
+        known: As for `Reader`, of both models.
         prefill_step_size: Positions of the prompt read at a time.
         progress: Called as each model reads the prompt.
         max_tokens, end: As for `Speculation`.
@@ -362,8 +351,9 @@ class SpeculativeDecoding(Speculation):
         draft_state: Any = None,
         sampler: Sampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
-        prefill_step_size: int = PREFILL_STEP_SIZE,
-        progress: Progress | None = None,
+        known: int | None = None,
+        prefill_step_size: int = decode.PREFILL_STEP_SIZE,
+        progress: decode.Progress | None = None,
         max_tokens: float = inf,
         end: Collection[int] = (),
     ):
@@ -372,7 +362,10 @@ class SpeculativeDecoding(Speculation):
         options: dict[str, Any] = {"step_size": prefill_step_size, "progress": progress}
         target, self._draft = (
             RewindingReader(
-                reader, prefill(reader, tokens[:, :-1], before, **options), num_draft_tokens
+                reader,
+                decode.prefill(reader, tokens[:, :-1], before, **options),
+                num_draft_tokens,
+                known,
             )
             for reader, before in ((model, state), (draft_model, draft_state))
         )
@@ -396,7 +389,7 @@ class SpeculativeDecoding(Speculation):
         self._scores = []
         tokens = mx.array(self._pending, mx.int32)
         for _ in range(most):
-            logits, _ = self._draft.read(tokens[None])
+            logits, _ = self._draft.read(tokens)
             logits = self._process(logits[-1:], seen[-1])
             if isinstance(self._sampler, Draw):
                 self._scores.append(self._sampler.scores(logits))
@@ -425,3 +418,188 @@ class SpeculativeDecoding(Speculation):
 
     def _arrays(self) -> Any:
         return self._draft.arrays
+
+
+_SIZE = 4
+_MOST_WASTED, _FREE_WASTE = 0.03, 3
+_WORTHWHILE, _SURE = 2 / 3, 12
+
+
+class RepeatedText:
+    """Tokens that were read, and where each run of four of them stood last.
+
+    Args:
+        tokens: The first tokens.
+
+    Attributes:
+        foreseen: How many of the last tokens, one after the other, were those that followed before.
+
+    Example:
+        >>> text = RepeatedText([1, 2, 3, 4, 5, 6, 1, 2, 3, 4])
+        >>> text.following(1)
+        [5]
+        >>> text.add([5])
+        >>> text.following(3)
+        [6, 1, 2]
+    """
+
+    def __init__(self, tokens: Sequence[int] = ()):
+        self._tokens: list[int] = []
+        self._places: dict[tuple[int, ...], int] = {}
+        self._place = 0
+        self.foreseen = 0
+        self.add(tokens)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Goes on with tokens."""
+        known = self._tokens
+        for token in tokens:
+            place = self._next_place()
+            if place is None or known[place] != token:
+                self.foreseen = 0
+            else:
+                self.foreseen += 1
+                self._place = place + 1
+            # a run is known once a token has followed it
+            if len(known) >= _SIZE:
+                self._places[self._run()] = len(known)
+            known.append(token)
+
+    def following(self, count: int) -> list[int]:
+        """The tokens that follow, so many at most, if they are those that followed before."""
+        place = self._next_place()
+        return [] if place is None else self._tokens[place : place + count]
+
+    def _next_place(self) -> int | None:
+        """Where the next token stood before."""
+        return self._place if self.foreseen else self._places.get(self._run())
+
+    def _run(self) -> tuple[int, ...]:
+        return tuple(self._tokens[-_SIZE:])
+
+
+class KeyedSampler(Protocol):
+    """Chooses tokens with numbers that a key gives, which is set back for tokens that are refused."""
+
+    key: mx.array
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """Token ids `(B,)` for logits `(B, V)`."""
+
+
+class GlobalSampler:
+    """A sampler that draws from MLX's generator, if it draws at all.
+
+    Args:
+        sampler: Chooses tokens.
+    """
+
+    def __init__(self, sampler: Sampler):
+        self._sampler = sampler
+
+    @property
+    def key(self) -> mx.array:
+        """That of the generator's next numbers, as a copy."""
+        return random_key()
+
+    @key.setter
+    def key(self, key: mx.array) -> None:
+        set_random_key(key)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        return self._sampler(logits)
+
+
+class NgramDecoding(Speculation):
+    """One text in the middle of decoding with drafts from the text itself; steps as `Decoding` does.
+
+    The tokens are those that `Decoding` gives, sampled ones too: the sampler is called once for each
+    token, with the random numbers that it would have there.
+
+    Where the last four tokens stood before, the token that followed is proposed, and more of them once
+    it was right. Unless two thirds of the proposals are kept, or twelve tokens in a row were foreseen,
+    the refused ones are at most 3 % of the rows that the model computes, or three.
+
+    Args:
+        model: Gives the logits.
+        tokens: The prompt, integers `(1, L)`.
+        text: All that may be repeated, the prompt at its end; it takes the new tokens in.
+        num_draft_tokens: How many tokens are proposed at a time, at most.
+        state: What the model has read before the prompt.
+        sampler: Chooses tokens from logits; one with a `key` draws with its own numbers.
+        processors: Change the logits before.
+        known: As for `Reader`.
+        prefill_step_size: Positions of the prompt read at a time.
+        progress: Called as the prompt is read.
+        max_tokens, end: As for `Speculation`.
+
+    Raises:
+        ValueError: A number is too small.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokens: mx.array,
+        text: RepeatedText,
+        *,
+        num_draft_tokens: int = NUM_DRAFT_TOKENS,
+        state: Any = None,
+        sampler: Sampler | KeyedSampler = greedy,
+        processors: Sequence[LogitsProcessor] = (),
+        known: int | None = None,
+        prefill_step_size: int = decode.PREFILL_STEP_SIZE,
+        progress: decode.Progress | None = None,
+        max_tokens: float = inf,
+        end: Collection[int] = (),
+    ):
+        check_num_draft_tokens(num_draft_tokens)
+        state = decode.prefill(
+            model, tokens[:, :-1], state, step_size=prefill_step_size, progress=progress
+        )
+        super().__init__(
+            RewindingReader(model, state, num_draft_tokens, known),
+            tokens,
+            model.vocab_size,
+            num_draft_tokens=num_draft_tokens,
+            sampler=sampler,
+            processors=processors,
+            max_tokens=max_tokens,
+            end=end,
+        )
+        self._text = text
+        self._rows = 0
+        self._draws = sampler if hasattr(sampler, "key") else GlobalSampler(sampler)
+        self._keys: list[mx.array] = []
+
+    def _propose(self, most: int) -> tuple[list[mx.array], list[Any]]:
+        found = self._text.following(most if self._text.foreseen else min(most, 1))
+        if not self._may_propose(len(found)):
+            found = []
+        drafts = [mx.array([token], mx.int32) for token in found]
+        seen = [self._seen]
+        for draft in drafts:
+            seen.append(self._update(seen[-1], draft))
+        return drafts, seen
+
+    def _may_propose(self, count: int) -> bool:
+        """Whether so many proposals would be worth it though all of them were refused."""
+        proposed, accepted = self.stats.proposed + count, self.stats.accepted
+        rows = self._rows + count + 1
+        is_little = proposed - accepted <= max(_FREE_WASTE, _MOST_WASTED * rows)
+        is_likely = self._text.foreseen >= _SURE or accepted >= _WORTHWHILE * proposed
+        return is_little or is_likely
+
+    def _accept(self, logits: mx.array, drafts: list[mx.array]) -> tuple[mx.array, mx.array]:
+        chosen = []
+        self._keys = []
+        for row in range(logits.shape[0]):
+            chosen.append(self._draws(logits[row : row + 1]))
+            self._keys.append(self._draws.key)
+        return accept_chosen(mx.concatenate(chosen), drafts)
+
+    def _settle(self, accepted: int, proposed: list[int]) -> None:
+        # as if nothing had been drawn for what was refused
+        self._draws.key = self._keys[accepted]
+        self._rows += 1 + len(proposed)
+        self._text.add([*proposed[:accepted], self._last])

@@ -127,12 +127,6 @@ def can_rewind(model: Decoder, length: int, count: int) -> bool:
     return all(mixer.state_kind.can_rewind(each, count) for mixer, each in pairs)
 
 
-def rewound_state(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """The state before its last `count` tokens, where `can_rewind` promised it."""
-    pairs = zip(model.token_mixers, state, strict=True)
-    return tuple(mixer.state_kind.rewound(each, count) for mixer, each in pairs)
-
-
 def state_before(
     model: Decoder, state: tuple[Any, ...], length: int, count: int, held: Sequence[Any] = ()
 ) -> tuple[Any, ...] | None:
@@ -182,6 +176,13 @@ def selected_rows(
     )
 
 
+def without_room(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The state after `count` tokens of one row, in memory that has no room for more."""
+    blank = blank_state(model, 1, count)
+    parts: tuple[Any, ...] = tree_map(_first_part, state, blank)
+    return cast(tuple[Any, ...], tree_map(mx.contiguous, parts))
+
+
 def trimmed_state(model: Decoder, state: Any, count: int) -> tuple[Any, ...] | None:
     """The state of one row without the room after its tokens.
 
@@ -200,10 +201,14 @@ def trimmed_state(model: Decoder, state: Any, count: int) -> tuple[Any, ...] | N
         _holds(found[place], array) for place, array in expected.items()
     ):
         return None
-    trimmed = tree_map(lambda array, want: array[_slices(want)], state, blank)
-    pairs = zip(counted(model, trimmed), counted(model, blank), strict=True)
-    same = [mx.array_equal(array, want) for array, want in pairs]
-    return trimmed if not same or mx.stack(same).all().item() else None
+    trimmed = tree_map(_first_part, state, blank)
+    own, expected_own = counted(model, trimmed), counted(model, blank)
+    mx.eval(own, expected_own)
+    is_same = all(
+        memoryview(cast(Any, array)) == memoryview(cast(Any, want))
+        for array, want in zip(own, expected_own, strict=True)
+    )
+    return trimmed if is_same else None
 
 
 def arrays_by_place(tree: Any) -> dict[str, mx.array]:
@@ -221,8 +226,9 @@ def _holds(array: mx.array, want: mx.array) -> bool:
     )
 
 
-def _slices(want: mx.array) -> tuple[slice, ...]:
-    return tuple(slice(size) for size in want.shape)
+def _first_part(array: mx.array, want: mx.array) -> mx.array:
+    """As much of an array as is wanted."""
+    return array if array.shape == want.shape else array[tuple(map(slice, want.shape))]
 
 
 _WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}

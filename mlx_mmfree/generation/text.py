@@ -10,34 +10,17 @@ import mlx.core as mx
 from ..layers.arguments import with_arguments_of
 from ..models import Decoder
 from ..platform.resident_memory import BYTES_PER_GB
-from .decode import (
-    PREFILL_STEP_SIZE,
-    Completion,
-    Decoding,
-    FinishReason,
-    GenerationResponse,
-    Progress,
-    Prompt,
-    check_max_tokens,
-    end_tokens,
-    prompt_tokens,
-    responses,
-)
-from .ngrams import NgramDecoding, RepeatedText
-from .sampling import LogitsProcessor, Sampler, greedy, with_known_tokens
+from . import decode, speculative
+from .decode import prompt_tokens
+from .sampling import LogitsProcessor, Sampler, greedy
 from .scheduling import Event, Request, Scheduler
-from .speculative import (
-    NUM_DRAFT_TOKENS,
-    Speculation,
-    SpeculativeDecoding,
-    check_one_kind_of_draft,
-)
+from .speculative import NgramDecoding, RepeatedText
 
 
 def stream_generate(
     model: Decoder,
     tokenizer: Any,
-    prompt: Prompt,
+    prompt: decode.Prompt,
     *,
     max_tokens: int = 100,
     sampler: Sampler = greedy,
@@ -45,13 +28,13 @@ def stream_generate(
     stop: Sequence[str] = (),
     extra_eos_tokens: Collection[int | str] = (),
     state: Any = None,
-    prefill_step_size: int = PREFILL_STEP_SIZE,
+    prefill_step_size: int = decode.PREFILL_STEP_SIZE,
     draft_model: Decoder | None = None,
-    num_draft_tokens: int = NUM_DRAFT_TOKENS,
-    prompt_progress_callback: Progress | None = None,
+    num_draft_tokens: int = speculative.NUM_DRAFT_TOKENS,
+    prompt_progress_callback: decode.Progress | None = None,
     is_answer: bool = False,
     ngram_drafts: bool = False,
-) -> Iterator[GenerationResponse]:
+) -> Iterator[decode.GenerationResponse]:
     """Continues a prompt and yields the text as it comes.
 
     Args:
@@ -88,17 +71,18 @@ def stream_generate(
         ...     print(response.text, end="", flush=True)
         , there was a little girl named Lily
     """
-    check_max_tokens(max_tokens)
+    decode.check_max_tokens(max_tokens)
     ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
     after = () if is_answer else ids
-    end = end_tokens(tokenizer, extra_eos_tokens)
-    completion = Completion(tokenizer, stop, end, max_tokens, after)
+    end = decode.end_tokens(tokenizer, extra_eos_tokens)
+    completion = decode.Completion(tokenizer, stop, end, max_tokens, after)
     start = perf_counter()
     tokens = mx.array([ids], mx.int32)
     options: dict[str, Any] = {
         "state": state,
         "sampler": sampler,
-        "processors": with_known_tokens(model, tokenizer, processors),
+        "processors": processors,
+        "known": tokenizer.vocab_size,
         "prefill_step_size": prefill_step_size,
         "progress": prompt_progress_callback,
     }
@@ -107,15 +91,15 @@ def stream_generate(
         "max_tokens": max_tokens,
         "end": end,
     }
-    decoding: Decoding | Speculation
+    decoding: decode.Decoding | speculative.Speculation
     if draft_model is not None:
-        check_one_kind_of_draft(draft_model, ngram_drafts)
-        decoding = SpeculativeDecoding(model, draft_model, tokens, **options, **drafts)
+        speculative.check_one_kind_of_draft(draft_model, ngram_drafts)
+        decoding = speculative.SpeculativeDecoding(model, draft_model, tokens, **options, **drafts)
     elif ngram_drafts:
         decoding = NgramDecoding(model, tokens, RepeatedText(ids), **options, **drafts)
     else:
-        decoding = Decoding(model, tokens, **options)
-    return responses(decoding, completion, len(ids), start)
+        decoding = decode.Decoding(model, tokens, **options)
+    return decode.responses(decoding, completion, len(ids), start)
 
 
 @with_arguments_of(stream_generate, verbose=(bool, False))
@@ -154,8 +138,8 @@ def generate(*args: Any, **options: Any) -> str:
     return "".join(parts)
 
 
-def statistics_lines(statistics: "GenerationResponse | BatchStats") -> list[str]:
-    """What was read and written how fast, as lines for people."""
+def statistics_lines(statistics: "decode.GenerationResponse | BatchStats") -> list[str]:
+    """The speed of reading and writing, as lines for people."""
     return [
         _speed_line("Prompt", statistics.prompt_tokens, statistics.prompt_tps),
         _speed_line("Generation", statistics.generation_tokens, statistics.generation_tps),
@@ -174,7 +158,7 @@ BatchProgress = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class BatchStats:
-    """What a batch took.
+    """The time and memory of a batch.
 
     Attributes:
         prompt_tokens: Tokens of all prompts.
@@ -224,14 +208,14 @@ class BatchResponse:
     texts: list[str]
     tokens: list[list[int]]
     prompt_tokens: list[int]
-    finish_reasons: list[FinishReason | None]
+    finish_reasons: list[decode.FinishReason | None]
     stats: BatchStats
 
 
 def batch_generate(
     model: Decoder,
     tokenizer: Any,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[decode.Prompt],
     *,
     max_tokens: int = 100,
     sampler: Sampler = greedy,
@@ -239,7 +223,7 @@ def batch_generate(
     stop: Sequence[str] = (),
     extra_eos_tokens: Collection[int | str] = (),
     batch_size: int = 32,
-    prefill_step_size: int = PREFILL_STEP_SIZE,
+    prefill_step_size: int = decode.PREFILL_STEP_SIZE,
     progress: BatchProgress | None = None,
     is_answer: bool = False,
 ) -> BatchResponse:
@@ -275,11 +259,11 @@ def batch_generate(
         >>> batch_generate(model, tokenizer, ["Once upon a time", "One day"], max_tokens=4).texts
         [', there was a', ', she went to']
     """
-    check_max_tokens(max_tokens)
+    decode.check_max_tokens(max_tokens)
     if batch_size < 1:
         raise ValueError(f"[batch_generate] 'batch_size' must be at least 1 but got {batch_size}.")
     rows = [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in prompts]
-    end = end_tokens(tokenizer, extra_eos_tokens)
+    end = decode.end_tokens(tokenizer, extra_eos_tokens)
     scheduler = Scheduler(
         model, tokenizer, max_rows=batch_size, prefill_step_size=prefill_step_size
     )
@@ -331,7 +315,7 @@ class _Text:
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.tokens: list[int] = []
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: decode.FinishReason | None = None
 
     def add(self, event: Event) -> None:
         if event.error is not None:
@@ -342,7 +326,7 @@ class _Text:
 
 
 class _Clock:
-    """Tells the time that prompts take from that of the texts."""
+    """Separates the time of the prompts from the time of the texts."""
 
     def __init__(self) -> None:
         self._begun: set[int] = set()
@@ -364,7 +348,7 @@ class _Clock:
         return events
 
     def stats(self, read: int, written: int) -> BatchStats:
-        """What was measured, of so many tokens read and written."""
+        """The measurements, for so many tokens read and written."""
         return BatchStats(
             prompt_tokens=read,
             prompt_tps=rate(read, self._prompt_time),

@@ -16,7 +16,7 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True)
 class ThoughtTags:
-    """What stands before and after a thought."""
+    """The marks before and after a thought."""
 
     begin: str
     end: str
@@ -90,6 +90,11 @@ class ThoughtReader(Scanner):
         inner: Reads what follows.
         tags: What stands around the thought.
         is_open: Whether the prompt has opened it.
+        goes_on: Whether the prompt ends within the thought, whose space is then part of it.
+
+    Attributes:
+        size: Characters up to the end of the thought and its tag, 0 without a thought; `None` while that
+            is not known.
 
     Example:
         >>> from mlx_mmfree.generation.answer_parts import TextReader
@@ -98,12 +103,18 @@ class ThoughtReader(Scanner):
         [ThinkingDelta(text='Two and t'), ThinkingDelta(text='wo.'), TextDelta(text='4')]
     """
 
-    def __init__(self, inner: PartReader, tags: ThoughtTags, is_open: bool):
+    def __init__(self, inner: PartReader, tags: ThoughtTags, is_open: bool, goes_on: bool = False):
         self._inner = inner
         self._tags = tags
         self._is_open = is_open
-        self._space: list[str] | None = None
+        self._space: list[str] | None = [] if goes_on else None
+        self.size: int | None = None
+        self._passed = 0
         super().__init__()
+
+    def add(self, text: str) -> list[Part]:
+        self._passed += self._at
+        return super().add(text)
 
     def finalize(self) -> list[Part]:
         return [*super().finalize(), *self._inner.finalize()]
@@ -115,11 +126,14 @@ class ThoughtReader(Scanner):
         )
         if is_tagged or self._is_open:
             end = yield from self._until((self._tags.end,), self._think)
+            self.size = None if end is None else self._passed + self._at
             while end is not None and not self._has_ended:
                 self._at += len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
                 if self._at < len(self._text):
                     break
                 yield
+        else:
+            self.size = 0
         yield from self._until((), self._pass)
 
     def _think(self, text: str) -> None:

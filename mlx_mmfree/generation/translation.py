@@ -34,8 +34,8 @@ class BeamSettings:
         start: The token before the first.
         end: The token after the last, or several of which each is one.
         never: Tokens that are never written.
-        renormalize: The probabilities of the tokens that may be written sum to 1. Otherwise those of
-            the others are lost.
+        renormalize: The probabilities of the tokens that may be written sum to 1. Otherwise the
+            probabilities of the others are lost.
         early_stopping: When the search for a source ends that has `num_beams` texts: at once (`True`),
             once no open beam beats them at its present length (`False`), or at the length that favours
             it most (`"never"`).
@@ -173,7 +173,7 @@ def settings_of(
 
 
 def _written(model: EncoderDecoder) -> Mapping[str, Any]:
-    """What the model's files say, or mean where they say nothing."""
+    """The settings of the model's files, or their defaults."""
     files = model.search_files
     known = SEARCH_KEYS | _REFUSED.keys()
     if known & files.generation.keys():
@@ -266,7 +266,7 @@ Step = Callable[[mx.array, Any], tuple[mx.array, Any]]
 
 @dataclass
 class _Search:
-    """What is known about one source.
+    """The search for one source.
 
     Attributes:
         tokens: What each beam has written.
@@ -286,11 +286,11 @@ def beam_search(
 ) -> list[list[int]]:
     """The best text that is found for each source.
 
-    A beam ends with the token `end`, and at the longest length every beam ends. All rules are those of
-    transformers.
+    A beam ends with the token `end`, and at the longest length every beam ends. All rules are
+    transformers'.
 
     Args:
-        step: Reads tokens; its rows are those of the beams, source by source.
+        step: Reads tokens; its rows are the beams, source by source.
         rows: Number of sources.
         settings: How the search goes.
         report: Called with the number of sources that are done, after each step.
@@ -473,7 +473,7 @@ def translate(
     batch_size: int = 16,
     progress: Callable[[int], object] = lambda _: None,
 ) -> list[str]:
-    """Translates texts, those of similar length together.
+    """Translates texts, together with others of similar length.
 
     Args:
         model: A model whose configuration names the last token.

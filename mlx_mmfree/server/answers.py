@@ -1,4 +1,4 @@
-"""What clients read of completions and chats: texts, probabilities, numbers of tokens."""
+"""The answers of completions and chats: texts, probabilities, numbers of tokens."""
 
 import math
 import secrets
@@ -6,21 +6,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from ..generation.answer_parts import (
-    Blocks,
-    Finish,
-    Part,
-    PartReader,
-    TextDelta,
-    ThinkingDelta,
-    ToolCallDelta,
-    ToolCallStart,
-)
+from ..generation import answer_parts
 from ..generation.scheduling import Event, Request, TokenLogprobs
+from ..generation.thoughts import ThoughtReader
 from ..version import __version__
 from .errors import RequestError
+from .schemas import StreamOptions
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes | None:
@@ -33,7 +26,7 @@ def token_bytes(tokenizer: Any, token: int) -> bytes | None:
 
 
 _IMPOSSIBLE = -9999.0
-"""What stands for the logarithm of 0, which JSON cannot write."""
+"""The stand-in for the logarithm of 0, which JSON cannot write."""
 
 Likely = tuple[int, TokenLogprobs]
 
@@ -106,14 +99,16 @@ class Usage:
     Attributes:
         texts_a_prompt: How many texts each prompt gets; the prompt counts once.
         prompt_tokens: Tokens of all prompts.
-        cached_tokens: Those of them that were not read again.
+        cached_tokens: The tokens among them that were cached.
         completion_tokens: Tokens written.
+        thought_tokens: Those of them that are thoughts.
     """
 
     texts_a_prompt: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    thought_tokens: int = 0
     _begun: set[int] = field(default_factory=set)
 
     def add(self, index: int, event: Event) -> None:
@@ -130,6 +125,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.thought_tokens},
         }
 
 
@@ -140,9 +136,6 @@ Sent = dict[str, Any]
 class Answer(ABC):
     """The answer to one request as it grows, in the form of an interface.
 
-    Args:
-        texts_a_prompt: How many texts each prompt gets.
-
     Attributes:
         usage: What it has taken so far.
         names_events: Whether each event of a stream has its `type` as its name.
@@ -151,9 +144,7 @@ class Answer(ABC):
 
     names_events: ClassVar[bool] = True
     last_line: ClassVar[bytes] = b""
-
-    def __init__(self, texts_a_prompt: int):
-        self.usage = Usage(texts_a_prompt)
+    usage: Usage
 
     def add(self, batch: Batch) -> list[Sent]:
         """Takes what was written and returns the events that tell of it."""
@@ -197,7 +188,7 @@ class ChoiceAnswer(Answer):
         model: The name of the model.
         texts: How many texts were asked for.
         texts_a_prompt: How many of them each prompt gets.
-        shows_usage: Whether the last event of a stream says how many tokens it took.
+        shows_usage: When a stream says how many tokens it has taken.
     """
 
     names_events = False
@@ -211,12 +202,11 @@ class ChoiceAnswer(Answer):
         model: str,
         texts: int,
         texts_a_prompt: int,
-        shows_usage: bool,
+        shows_usage: StreamOptions,
     ):
-        super().__init__(texts_a_prompt)
+        self.usage = Usage(texts_a_prompt)
         self._texts = texts
         self._kind = kind
-        self._chunk_kind = chunk_kind
         self._shows_usage = shows_usage
         self._head = {
             "id": f"{prefix}-{secrets.token_hex(12)}",
@@ -224,26 +214,31 @@ class ChoiceAnswer(Answer):
             "model": model,
             "system_fingerprint": f"mmfree-{__version__}",
         }
-
-    def _chunk(self, choices: Sequence[Choice]) -> Sent:
-        return {**self._head, "object": self._chunk_kind, "choices": list(choices)}
+        self._chunk_head = {**self._head, "object": chunk_kind}
 
     def closing(self) -> list[Sent]:
-        return [self._chunk([]) | {"usage": self.usage.as_json()}] if self._shows_usage else []
+        is_last = self._shows_usage.include_usage
+        if not is_last:
+            return []
+        return [{**self._chunk_head, "choices": [], "usage": self.usage.as_json()}]
 
     def whole(self) -> Sent:
         choices = [self._choice(index) for index in range(self._texts)]
-        usage = self.usage.as_json()
-        return {**self._head, "object": self._kind, "choices": choices, "usage": usage}
+        head = {**self._head, "object": self._kind}
+        return {**head, "choices": choices, "usage": self.usage.as_json()}
 
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
         piece = self._piece(index, events)
+        if piece is None:
+            return []
+        so_far = self._shows_usage.include_usage and self._shows_usage.continuous_usage_stats
         # clients expect one choice a chunk
-        return [] if piece is None else [self._chunk([piece])]
+        usage = {"usage": self.usage.as_json()} if so_far else {}
+        return [{**self._chunk_head, "choices": [piece], **usage}]
 
     @abstractmethod
     def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
-        """What steps of one text add to it; `None` for nothing that is shown."""
+        """The addition to a text by some steps; `None` for nothing that is shown."""
 
     @abstractmethod
     def _choice(self, index: int) -> Choice:
@@ -274,7 +269,7 @@ class CompletionAnswer(ChoiceAnswer):
         texts: The texts that were asked for.
         texts_a_prompt: How many of them each prompt gets.
         shown: Writes tokens with their probabilities; `None` shows none.
-        shows_usage: Whether the last event of a stream says how many tokens it took.
+        shows_usage: When a stream says how many tokens it has taken.
     """
 
     def __init__(
@@ -283,7 +278,7 @@ class CompletionAnswer(ChoiceAnswer):
         texts: Sequence[Request],
         texts_a_prompt: int,
         shown: ShownTokens | None,
-        shows_usage: bool = False,
+        shows_usage: StreamOptions,
     ):
         kind = "text_completion"
         super().__init__("cmpl", kind, kind, model, len(texts), texts_a_prompt, shows_usage)
@@ -298,7 +293,12 @@ class CompletionAnswer(ChoiceAnswer):
         tokens = {} if self._shown is None else self._tokens(self._shown, text, events)
         if not added and text.finish_reason is None and not tokens:
             return None
-        return _continuation(index, added, tokens or None, text.finish_reason)
+        return {
+            "index": index,
+            "text": added,
+            "logprobs": tokens or None,
+            "finish_reason": text.finish_reason,
+        }
 
     def _tokens(
         self, shown: ShownTokens, text: _Continuation, events: Sequence[Event]
@@ -324,25 +324,53 @@ class CompletionAnswer(ChoiceAnswer):
 
     def _choice(self, index: int) -> Choice:
         text = self._all[index]
-        tokens = None if self._shown is None else text.tokens
-        return _continuation(index, "".join(text.parts), tokens, text.finish_reason)
+        return {
+            "index": index,
+            "text": "".join(text.parts),
+            "logprobs": None if self._shown is None else text.tokens,
+            "finish_reason": text.finish_reason,
+        }
 
 
-def _continuation(index: int, text: str, tokens: Any, finish_reason: str | None) -> Choice:
-    return {"index": index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
+class TextParts:
+    """Takes the text of an answer apart, and counts the tokens of its thought.
 
+    Args:
+        reader: Finds the parts.
+    """
 
-def parts_of(reader: PartReader, events: Sequence[Event]) -> list[Part]:
-    """The parts that some steps of a text add to an answer."""
-    parts = reader.add("".join(event.text for event in events))
-    reason, stop_string = events[-1].finish_reason, events[-1].stop_string
-    return parts if reason is None else [*parts, *reader.finalize(), Finish(reason, stop_string)]
+    def __init__(self, reader: answer_parts.PartReader):
+        self._reader = reader
+        # where each token begins that is, or may become, one of the thought
+        self._places: list[int] = []
+        self._size = 0
+        self._may_think = isinstance(reader, ThoughtReader)
+
+    def add(self, events: Sequence[Event]) -> list[answer_parts.Part]:
+        """The parts that some steps of the text add."""
+        for event in events if self._may_think else ():
+            self._places.append(self._size)
+            self._size += len(event.text)
+        parts = self._reader.add("".join(event.text for event in events))
+        reason, stop_string = events[-1].finish_reason, events[-1].stop_string
+        if reason is not None:
+            parts = [*parts, *self._reader.finalize(), answer_parts.Finish(reason, stop_string)]
+        # what might have become a thought is known at the end
+        if self._may_think and (size := cast(ThoughtReader, self._reader).size) is not None:
+            self._may_think = False
+            self._places = [place for place in self._places if place < size]
+        return parts
+
+    @property
+    def thought_tokens(self) -> int:
+        """How many tokens the thought has, its closing tag included."""
+        return len(self._places)
 
 
 @dataclass
 class _Message:
-    reader: PartReader
-    blocks: Blocks = field(default_factory=Blocks)
+    parts: TextParts
+    blocks: answer_parts.Blocks = field(default_factory=answer_parts.Blocks)
     tokens: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -358,21 +386,21 @@ class ChatAnswer(ChoiceAnswer):
         texts: How many messages were asked for.
         make_reader: Makes what takes a message apart.
         shown: Writes tokens with their probabilities; `None` shows none.
-        shows_usage: Whether the last event of a stream says how many tokens it took.
+        shows_usage: When a stream says how many tokens it has taken.
     """
 
     def __init__(
         self,
         model: str,
         texts: int,
-        make_reader: Callable[[], PartReader],
+        make_reader: Callable[[], answer_parts.PartReader],
         shown: ShownTokens | None,
-        shows_usage: bool,
+        shows_usage: StreamOptions,
     ):
         kind = "chat.completion"
         super().__init__("chatcmpl", kind, f"{kind}.chunk", model, texts, texts, shows_usage)
         self._shown = shown
-        self._all = [_Message(make_reader()) for _ in range(texts)]
+        self._all = [_Message(TextParts(make_reader())) for _ in range(texts)]
 
     def opening(self) -> list[Sent]:
         delta = {"role": "assistant", "content": ""}
@@ -380,14 +408,16 @@ class ChatAnswer(ChoiceAnswer):
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             for index in range(self._texts)
         ]
-        return [self._chunk(choices)]
+        return [{**self._chunk_head, "choices": choices}]
 
     def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
         text = self._all[index]
         delta: dict[str, Any] = {}
-        for part in parts_of(text.reader, events):
+        before = text.parts.thought_tokens
+        for part in text.parts.add(events):
             text.blocks.add(part)
             _add_to_delta(delta, part, len(text.blocks.calls) - 1)
+        self.usage.thought_tokens += text.parts.thought_tokens - before
         tokens = [] if self._shown is None else self._shown.entries(events)
         text.tokens += tokens
         if not delta and text.finish_reason is None and not tokens:
@@ -416,16 +446,16 @@ class ChatAnswer(ChoiceAnswer):
         }
 
 
-def _add_to_delta(delta: dict[str, Any], part: Part, call: int) -> None:
+def _add_to_delta(delta: dict[str, Any], part: answer_parts.Part, call: int) -> None:
     """Adds a part to a piece of a message, in which each name stands once; `call` counts calls."""
     match part:
-        case ThinkingDelta(text):
+        case answer_parts.ThinkingDelta(text):
             delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-        case TextDelta(text):
+        case answer_parts.TextDelta(text):
             delta["content"] = delta.get("content", "") + text
-        case ToolCallStart(name, id):
+        case answer_parts.ToolCallStart(name, id):
             delta.setdefault("tool_calls", []).append({"index": call, **_call(id, name, "")})
-        case ToolCallDelta(text):
+        case answer_parts.ToolCallDelta(text):
             calls = delta.setdefault("tool_calls", [])
             if not calls or calls[-1]["index"] != call:
                 calls.append({"index": call, "function": {"arguments": ""}})

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -30,7 +31,7 @@ from .chat import chat_completions
 from .errors import RequestError, failure
 from .messages import count_tokens, messages
 from .metrics import CLIENT_GONE, RequestLog
-from .page import page_headers, page_text
+from .page import PAGE, PAGE_HEADERS, page_files
 from .responses import input_items, kept_response, responses
 from .schemas import CompletionRequest, EmbeddingRequest
 from .service import Endpoint, Service, while_connected
@@ -42,7 +43,7 @@ def completions(service: Service) -> Endpoint:
     """The endpoint of a service."""
 
     def prepare(body: CompletionRequest) -> tuple[Any, ...]:
-        served = service.catalogue.find_writer(body.model)
+        served = service.catalogue.find(body.model, writes=True)
         if len(body.prompt) * body.n > MAX_CHOICES:
             raise RequestError(
                 f"[request] 'n' must ask for at most {MAX_CHOICES} texts but asks for {body.n} of "
@@ -70,7 +71,7 @@ def completions(service: Service) -> Endpoint:
             shown = ShownTokens(
                 served.tokenizer, end_tokens(served.tokenizer, service.settings.extra_end)
             )
-        answer = CompletionAnswer(served.name, texts, body.n, shown, body.shows_usage)
+        answer = CompletionAnswer(served.name, texts, body.n, shown, body.stream_options)
         return served, texts, answer, body.stream
 
     async def endpoint(request: Request) -> Response:
@@ -156,7 +157,7 @@ def embeddings(service: Service) -> Endpoint:
         body, served, texts, count = await service.prepared(request, EmbeddingRequest, prepare)
         service.check_room(1)
         size = service.settings.prefill_step_size
-        steps = embedding_steps(served.model, texts, step_size=size)
+        steps = partial(embedding_steps, texts=texts, step_size=size)
         request.state.model = served.name
         request.state.tokens = f"{count} tokens read"
         work = service.engine.run_steps(served, steps, service.settings.timeout_s)
@@ -176,7 +177,10 @@ def models(service: Service) -> Endpoint:
             "object": "model",
             "created": created,
             "owned_by": "mlx_mmfree",
-            "chat_template": served.tokenizer.has_chat_template,
+            "kind": served.kind,
+            "chat_template": served.kind == "chat",
+            "context_length": most_tokens(served, service.settings),
+            "loaded": service.engine.is_loaded(served),
         }
 
     async def endpoint(request: Request) -> Response:
@@ -189,8 +193,12 @@ def models(service: Service) -> Endpoint:
 
 
 async def page(request: Request) -> Response:
-    """The page, a file of the package."""
-    return HTMLResponse(page_text(), headers=dict(page_headers()))
+    """A file of the page."""
+    name = request.path_params.get("name", PAGE)
+    if name not in page_files():
+        raise HTTPException(404)
+    content, kind = page_files()[name]
+    return Response(content, headers=dict(PAGE_HEADERS), media_type=kind)
 
 
 def health(service: Service) -> Endpoint:
@@ -222,7 +230,7 @@ def metrics(service: Service) -> Endpoint:
     return endpoint
 
 
-_OPEN_PATHS = ("/", "/health")
+_OPEN_PATHS, _OPEN_FOLDER = ("/", "/health"), "/page/"
 
 
 class Guard:
@@ -265,7 +273,12 @@ class Guard:
                     f"[server] the header {name!r} must be given once but is given several times."
                 )
         host = headers.get("host", "")
-        if not self._is_own(host):
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            is_own = name in self._hosts or bool(ip_address(name))
+        except ValueError:
+            is_own = False
+        if not is_own:
             raise RequestError(
                 f"[server] 'Host' must be an address or a name of this server but is {host!r:.80}. "
                 "Allow the name with --allowed-hosts.",
@@ -285,16 +298,10 @@ class Guard:
                 403,
                 code="origin_not_allowed",
             )
-        if self._key is not None and scope["path"] not in _OPEN_PATHS:
+        path = scope["path"]
+        is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+        if self._key is not None and not is_open:
             self._check_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
-
-    def _is_own(self, host: str) -> bool:
-        """Whether the header `Host` has an address, or a name of this server."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            return name in self._hosts or bool(ip_address(name))
-        except ValueError:
-            return False
 
     def _check_key(self, header: str, other: str) -> None:
         kind, _, given = header.partition(" ")
@@ -329,6 +336,7 @@ def make_app(service: Service) -> Starlette:
     settings = service.settings
     routes = [
         Route("/", page, methods=["GET"]),
+        Route("/page/{name:path}", page, methods=["GET"]),
         Route("/health", health(service), methods=["GET"]),
         Route("/metrics", metrics(service), methods=["GET"]),
         Route("/v1/models", models(service), methods=["GET"]),

@@ -8,12 +8,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ..files.reading import parse_json
-from ..generation.answer_parts import (
-    ToolCallDelta,
-    ToolCallEnd,
-    ToolCallStart,
-    whole_call,
-)
+from ..generation import answer_parts
 from ..generation.scanning import Scanner, Steps
 
 Functions = Mapping[str, Mapping[str, Any]]
@@ -67,7 +62,7 @@ class CallReader(Scanner):
         self._say(text)
 
     def _end_call(self) -> None:
-        self._parts.append(ToolCallEnd())
+        self._parts.append(answer_parts.ToolCallEnd())
         self._blank = []
 
     def _arguments(self) -> Generator[None, None, bool]:
@@ -77,7 +72,7 @@ class CallReader(Scanner):
         def take(text: str) -> None:
             if text:
                 pieces.append(text)
-                self._parts.append(ToolCallDelta(text))
+                self._parts.append(answer_parts.ToolCallDelta(text))
 
         is_complete = yield from self._json(take)
         return is_complete and _is_json("".join(pieces))
@@ -94,7 +89,7 @@ class CallReader(Scanner):
             return before
         head = yield from self._head(_heads(key))
         if head is not None and self._may_be(head[1]):
-            self._parts.append(ToolCallStart(head[1]))
+            self._parts.append(answer_parts.ToolCallStart(head[1]))
             if (yield from self._arguments()):
                 self._end_call()
                 yield from self._json(_drop, ["}"])
@@ -107,7 +102,7 @@ class CallReader(Scanner):
         call = parsed_call(text, key)
         if call is None or not self._may_be(call[0]):
             return text
-        self._parts += whole_call(*call)
+        self._parts += answer_parts.whole_call(*call)
         self._blank = []
         return None
 
@@ -130,7 +125,7 @@ def _is_json(text: str) -> bool:
 
 @cache
 def _heads(key: str) -> re.Pattern[str]:
-    """What a call begins with, up to its arguments."""
+    """The beginning of a call, up to its arguments."""
     kind = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
     name = r'"name"\s*:\s*"([^"\\\s]{1,128})"'
     return re.compile(rf'\{{\s*{kind}{name}\s*,\s*"{key}"\s*:\s*(?=\{{)')
@@ -170,7 +165,7 @@ class BareCalls(CallReader):
         yield from self._until((), self._between)
 
     def _begins(self) -> Generator[None, None, str | None]:
-        """What stands before an object that the answer begins with; `None` if it begins otherwise."""
+        """The text before an object that the answer begins with; `None` if it begins otherwise."""
         if (yield from self._next()) == "<" and (yield from self._tag(_PYTHON_TAG)):
             if (yield from self._next()) == "{":
                 return _PYTHON_TAG
@@ -200,7 +195,7 @@ class MistralCalls(CallReader):
             elif is_list:
                 yield from self._listed(f"{self._begin}{begins[0]}")
             else:
-                self._parts.append(ToolCallStart(begins[1]))
+                self._parts.append(answer_parts.ToolCallStart(begins[1]))
                 if (yield from self._arguments()):
                     self._end_call()
 
@@ -228,7 +223,7 @@ class TaggedCalls(CallReader):
             if named is None:
                 self._between("<function=")
                 continue
-            self._parts.append(ToolCallStart(named[1]))
+            self._parts.append(answer_parts.ToolCallStart(named[1]))
             if (yield from self._arguments()):
                 self._end_call()
             yield from self._tag("</function>")
@@ -241,7 +236,7 @@ class KeyedCalls(CallReader):
         begins: What a call may begin with.
         name: Its name.
         key: That of the next argument, up to its value, or the end of the call.
-        value_ends: The end of a value, and that of the call, which may come without.
+        value_ends: The end of a value, and the end of the call, which may come without one.
     """
 
     begins: ClassVar[Sequence[str]]
@@ -255,7 +250,7 @@ class KeyedCalls(CallReader):
             if name is None:
                 self._between(tag)
                 continue
-            self._parts.append(ToolCallStart(name))
+            self._parts.append(answer_parts.ToolCallStart(name))
             if (yield from self._values(_properties(self._functions.get(name, {})))):
                 self._end_call()
                 if self.value_ends[1] != "</tool_call>":
@@ -282,7 +277,7 @@ class KeyedCalls(CallReader):
                 return False
             if end == self.value_ends[1]:
                 break
-        self._parts.append(ToolCallDelta("}" if seen else "{}"))
+        self._parts.append(answer_parts.ToolCallDelta("}" if seen else "{}"))
         return True
 
     def _value(self, schema: Any, start: str | None) -> Generator[None, None, str | None]:
@@ -290,7 +285,7 @@ class KeyedCalls(CallReader):
         if start is None:
             return (yield from self._until(self.value_ends, _drop))
         if isinstance(schema, Mapping) and schema.get("type") == "string":
-            self._parts.append(ToolCallDelta(f'{start}"'))
+            self._parts.append(answer_parts.ToolCallDelta(f'{start}"'))
             breaks: list[str] = []
 
             def take(text: str) -> None:
@@ -298,17 +293,19 @@ class KeyedCalls(CallReader):
                 text = "".join([*breaks, text])
                 breaks[:] = ["\n"] if text.endswith("\n") else []
                 if text := text.removesuffix("\n"):
-                    self._parts.append(ToolCallDelta(json.dumps(text, ensure_ascii=False)[1:-1]))
+                    self._parts.append(
+                        answer_parts.ToolCallDelta(json.dumps(text, ensure_ascii=False)[1:-1])
+                    )
 
             end = yield from self._until(self.value_ends, take)
             if end is not None:
-                self._parts.append(ToolCallDelta('"'))
+                self._parts.append(answer_parts.ToolCallDelta('"'))
             return end
         pieces: list[str] = []
         end = yield from self._until(self.value_ends, pieces.append)
         if end is not None:
             value = _typed("".join(pieces).removesuffix("\n"))
-            self._parts.append(ToolCallDelta(f"{start}{value}"))
+            self._parts.append(answer_parts.ToolCallDelta(f"{start}{value}"))
         return end
 
 

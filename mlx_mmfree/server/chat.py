@@ -29,7 +29,7 @@ from .tools import CallForm, call_form
 
 @dataclass(frozen=True)
 class Conversation:
-    """What is written for a conversation.
+    """The answer to a conversation.
 
     Attributes:
         served: The model.
@@ -100,13 +100,13 @@ def chat_completions(service: Service) -> Endpoint:
 
     def make_answer(body: ChatRequest, found: Conversation) -> Answer:
         name, texts = found.served.name, len(found.texts)
-        return ChatAnswer(name, texts, found.make_reader, found.shown, body.shows_usage)
+        return ChatAnswer(name, texts, found.make_reader, found.shown, body.stream_options)
 
     return chat_endpoint(service, ChatRequest, itself, make_answer)
 
 
 def conversation(service: Service, body: ChatRequest, caps_length: bool = False) -> Conversation:
-    """What is written for a request.
+    """The answer to a request.
 
     Args:
         service: The service.
@@ -132,7 +132,7 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
         max_tokens=body.max_completion_tokens or body.max_tokens,
         top_logprobs=top,
         stop=_after_one_call(body, form),
-        is_answer=True,
+        is_answer=not prompt.goes_on,
         caps_length=caps_length,
         reasoning_budget=least_of(body.reasoning_budget, settings.reasoning_budget),
     )
@@ -141,11 +141,11 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
 
 
 def _reader(prompt: Prompt, form: CallForm | None, functions: Functions) -> PartReader:
-    """What takes an answer to a prompt apart."""
+    """The reader that takes an answer to a prompt apart."""
     reader = TextReader() if form is None else form.reader(functions)
     if prompt.thoughts is None:
         return reader
-    return ThoughtReader(reader, prompt.thoughts, prompt.is_thinking)
+    return ThoughtReader(reader, prompt.thoughts, prompt.is_thinking, prompt.goes_on)
 
 
 def least_of(*limits: int | None) -> int | None:
@@ -159,7 +159,7 @@ def read(service: Service, body: ChatRequest) -> tuple[ServedModel, Prompt, Call
     Raises:
         RequestError: The request cannot be answered.
     """
-    served = service.catalogue.find_writer(body.model)
+    served = service.catalogue.find(body.model, writes=True)
     _check(body)
     prompt = chat_prompt(served, body, service.settings)
     return served, prompt, _call_form(served) if body.offered else None
@@ -172,6 +172,8 @@ def _check(body: ChatRequest) -> None:
             "[request] 'top_logprobs' must come with 'logprobs' but came alone.",
             param="top_logprobs",
         )
+    if body.continue_final_message:
+        _check_begun(body)
     both = body.max_tokens is not None and body.max_completion_tokens is not None
     if both and body.max_tokens != body.max_completion_tokens:
         raise RequestError(
@@ -189,6 +191,23 @@ def _check(body: ChatRequest) -> None:
             "[request] 'response_format' must be left out with 'tools', whose calls have a form of "
             "their own.",
             param="response_format",
+        )
+
+
+def _check_begun(body: ChatRequest) -> None:
+    """Refuses to go on with what is no text of an answer, or is held to a form from its first token."""
+    last = body.messages[-1]
+    if len(body.messages) < 2 or last.role != "assistant" or last.tool_calls:
+        raise RequestError(
+            "[request] 'continue_final_message' must come with 'messages' that end with a text of the "
+            "role 'assistant' after other messages. Leave it out, or add that text.",
+            param="continue_final_message",
+        )
+    if body.grammar is not None or body.forced:
+        raise RequestError(
+            "[request] 'continue_final_message' must be left out where 'response_format' or "
+            "'tool_choice' holds the answer to a form, which begins with its first token.",
+            param="continue_final_message",
         )
 
 
@@ -210,7 +229,7 @@ def _call_form(served: ServedModel) -> CallForm:
 
 
 def _after_one_call(body: ChatRequest, form: CallForm | None) -> list[str]:
-    """What ends an answer that may hold no second call."""
+    """The rule that ends an answer that may hold no second call."""
     if form is None or body.parallel_tool_calls or not form.last:
         return []
     return [form.last]
@@ -219,7 +238,7 @@ def _after_one_call(body: ChatRequest, form: CallForm | None) -> list[str]:
 def _source(
     served: ServedModel, body: ChatRequest, prompt: Prompt, form: CallForm | None
 ) -> Source | None:
-    """What makes the grammar that holds an answer to its schema or to a call; `None` if it is free."""
+    """The maker of the grammar that holds an answer to its schema or to a call; `None` if it is free."""
     thought = prompt.thoughts.end if prompt.thoughts is not None and prompt.is_thinking else None
     special = served.tokenizer.special_tokens
     if form is not None and body.forced:

@@ -1,25 +1,13 @@
-"""What a connection may send, and for how long, before anybody knows who calls."""
+"""The limits of a connection before anybody knows who calls: how much it may send, and for how long."""
 
 import logging
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http import httptools_impl
 
+from . import settings
 from .errors import RequestError
-from .settings import (
-    HEAD_SECONDS,
-    LINGER_SECONDS,
-    MOST_ADDRESS_BYTES,
-    MOST_HEAD_BYTES,
-    MOST_HEADERS,
-    MOST_PIPELINED,
-    UNREAD_SECONDS,
-)
 
 _log = logging.getLogger(__name__)
 # the parser keeps what it has of a header, so that it gets little at a time
@@ -27,7 +15,7 @@ _PIECE = 16_384
 _HEADER_END = len(b": \r\n")
 
 
-class Connection(HttpToolsProtocol):
+class Connection(httptools_impl.HttpToolsProtocol):
     """A connection whose requests have limits of bytes, time and number.
 
     Where there are too many connections, the one that has waited longest for its client is closed.
@@ -58,7 +46,7 @@ class Connection(HttpToolsProtocol):
         self._since = self.loop.time()
         self._unread_since: float | None = None
         # the request that is answered, while `cycle` is the last one that has come
-        self._answered: RequestResponseCycle | None = None
+        self._answered: httptools_impl.RequestResponseCycle | None = None
 
     @property
     def is_waiting(self) -> bool:
@@ -130,14 +118,15 @@ class Connection(HttpToolsProtocol):
                 or RequestError(f"[server] the request must follow HTTP/1.1 but does not{reason}.")
             )
         else:
-            if self._unknown_bytes > MOST_HEAD_BYTES:
+            if self._unknown_bytes > settings.MOST_HEAD_BYTES:
                 self._refuse(_too_many_bytes())
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= settings.MOST_PIPELINED:
             self._fail(
                 RequestError(
-                    f"[server] at most {MOST_PIPELINED} requests must be sent ahead but more are.",
+                    f"[server] at most {settings.MOST_PIPELINED} requests must be sent ahead but "
+                    "more are.",
                     429,
                 )
             )
@@ -148,10 +137,11 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         self._unknown_bytes = 0
         super().on_url(url)
-        if len(self.url) > MOST_ADDRESS_BYTES:
+        if len(self.url) > settings.MOST_ADDRESS_BYTES:
             self._fail(
                 RequestError(
-                    f"[server] the address must have at most {MOST_ADDRESS_BYTES:,} bytes but has more.",
+                    f"[server] the address must have at most {settings.MOST_ADDRESS_BYTES:,} bytes "
+                    "but has more.",
                     414,
                 )
             )
@@ -160,12 +150,13 @@ class Connection(HttpToolsProtocol):
         self._unknown_bytes = 0
         self._head_bytes += len(name) + len(value) + _HEADER_END
         self._header_count += 1
-        if self._head_bytes > MOST_HEAD_BYTES:
+        if self._head_bytes > settings.MOST_HEAD_BYTES:
             self._fail(_too_many_bytes())
-        if self._header_count > MOST_HEADERS:
+        if self._header_count > settings.MOST_HEADERS:
             self._fail(
                 RequestError(
-                    f"[server] a request must have at most {MOST_HEADERS} headers but has more.",
+                    f"[server] a request must have at most {settings.MOST_HEADERS} headers but has "
+                    "more.",
                     431,
                 )
             )
@@ -208,9 +199,9 @@ class Connection(HttpToolsProtocol):
         now = self.loop.time()
         if self.transport.is_closing():
             return
-        if self._unread_since is not None and now - self._unread_since > UNREAD_SECONDS:
+        if self._unread_since is not None and now - self._unread_since > settings.UNREAD_SECONDS:
             self.leave()
-        elif self._is_over or self.flow.read_paused or now - self._since <= HEAD_SECONDS:
+        elif self._is_over or self.flow.read_paused or now - self._since <= settings.HEAD_SECONDS:
             return
         elif not self._is_head:
             # the rest of a body that nobody waits for
@@ -219,7 +210,8 @@ class Connection(HttpToolsProtocol):
         elif self._has_begun:
             self._refuse(
                 RequestError(
-                    f"[server] the headers must come within {HEAD_SECONDS:g} s but did not.", 408
+                    f"[server] the headers must come within {settings.HEAD_SECONDS:g} s but did not.",
+                    408,
                 )
             )
         elif self._is_new:
@@ -248,7 +240,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.cycle.keep_alive = False
 
-    def _tell_of_end(self, cycle: RequestResponseCycle | None) -> None:
+    def _tell_of_end(self, cycle: httptools_impl.RequestResponseCycle | None) -> None:
         """Lets what answers a request know that nobody waits for it."""
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -262,15 +254,16 @@ class Connection(HttpToolsProtocol):
         answer = error.response(self.url.decode("latin-1"))
         headers = [*self.server_state.default_headers, *answer.raw_headers]
         lines = [name + b": " + value for name, value in [*headers, (b"connection", b"close")]]
-        head = STATUS_LINE[error.status] + b"\r\n".join([*lines, b"", b""])
+        head = httptools_impl.STATUS_LINE[error.status] + b"\r\n".join([*lines, b"", b""])
         self.transport.write(head + bytes(answer.body))
         # a connection that is closed while data comes would take the answer from the client
         self.transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        self.loop.call_later(settings.LINGER_SECONDS, self.transport.close)
 
 
 def _too_many_bytes() -> RequestError:
     return RequestError(
-        f"[server] the headers must have at most {MOST_HEAD_BYTES:,} bytes in all but have more.",
+        f"[server] the headers must have at most {settings.MOST_HEAD_BYTES:,} bytes in all but have "
+        "more.",
         431,
     )

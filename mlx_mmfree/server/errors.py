@@ -89,14 +89,14 @@ class RequestError(MMFreeError):
 
 
 def ending_error() -> RequestError:
-    """What a request is told that comes too late."""
+    """The error for a request that comes too late."""
     return RequestError(
         "[server] the server must be running but is ending.", 503, code="server_ending"
     )
 
 
 def failure(error: Exception) -> RequestError:
-    """What a client is told of an error while its answer was written.
+    """The error that a client is told while its answer is written.
 
     The library's own errors are shown as they are. Others are a fault of the server, whose words may
     hold what a client must not see.

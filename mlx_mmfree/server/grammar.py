@@ -43,7 +43,7 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Source:
-    """What a grammar is made of.
+    """The source of a grammar.
 
     Attributes:
         kind, text: As `grammar_server` takes it.
@@ -65,7 +65,7 @@ def json_source(
     special: Mapping[str, int] = MappingProxyType({}),
     thought: str | None = None,
 ) -> Source:
-    """What lets a text be nothing but JSON that follows a schema.
+    """A grammar of JSON that follows a schema.
 
     Args:
         schema: The schema.
@@ -81,7 +81,7 @@ def json_source(
 def call_source(
     form: CallForm, functions: Functions, special: Mapping[str, int], thought: str | None
 ) -> Source:
-    """What lets a text be nothing but a call of one of some functions.
+    """A grammar of a call of one of some functions.
 
     Args:
         form: How the model writes calls.
@@ -279,7 +279,7 @@ class _Compilation:
         self.branch: Branch
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """What the compiler says; see `grammar_server`.
+        """The compiler's answer; see `grammar_server`.
 
         Raises:
             LimitError: It takes too long or too much memory, crashes, or nobody waits for it.

@@ -58,7 +58,7 @@ class _Text:
         self.tokens = 0
 
     def allowed(self, token: int | None) -> dict[str, Any]:
-        """What may follow another token, or begin; see `handle`."""
+        """The tokens that may follow another one, or begin; see `handle`."""
         matcher = self.matcher
         self.tokens += 1
         # once the text has ended, what is written is not shown
@@ -122,5 +122,5 @@ def _compiled(kind: str, source: str) -> dict[str, Any]:
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    """What is wrong, without what llguidance shows of its inside."""
+    """The error, without what llguidance shows of its inside."""
     return matcher.get_error().partition("\n<")[0]

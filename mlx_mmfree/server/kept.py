@@ -67,7 +67,11 @@ class _Memory:
 
 
 class _Folder:
-    """Files for the server's user alone. A kill leaves each whole or absent."""
+    """Files for the server's user alone. A kill leaves each whole or absent.
+
+    They are not forced onto the disk, for which all streams would wait: after a power cut the last ones
+    may be missing, and damaged ones are not used.
+    """
 
     def __init__(self, path: Path):
         self._path = path
@@ -212,7 +216,7 @@ class KeptResponses:
 
 
 def not_kept(param: str, name: str) -> RequestError:
-    """What a request is told that names a response which is not there, or not for its key."""
+    """The error for a request that names a response which is not there, or not for its key."""
     return RequestError(
         f"[request] {param!r} must name a response that this server keeps but {name!r:.80} is none. It "
         "may have been deleted, or be too old.",

@@ -11,21 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from ..generation.answer_parts import Block, Blocks, Change
 from ..generation.scheduling import Event
-from .answers import Answer, Sent, parts_of
+from . import schemas
+from .answers import Answer, Sent, TextParts, Usage
 from .chat import Conversation, chat_endpoint, read
 from .errors import ANTHROPIC, RequestError
-from .schemas import (
-    HINTS,
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    Body,
-    ChatRequest,
-    Name,
-    Strict,
-    checked,
-    checked_tools,
-    stop_strings,
-)
 from .service import Endpoint, Service
 from .turns import Tagged, Turns
 
@@ -79,7 +68,7 @@ _ALLOWED = {
 }
 
 
-class Message(Body):
+class Message(schemas.Body):
     """A turn of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -112,13 +101,13 @@ class Message(Body):
                     turns.result(block.tool_use_id, "\n".join(b.text for b in block.content))
 
 
-class Tool(Body):
+class Tool(schemas.Body):
     """A tool that an answer may ask for."""
 
-    name: Name
+    name: schemas.Name
     input_schema: dict[str, Any]
     description: str = ""
-    strict: Strict = None
+    strict: schemas.Strict = None
     type: Literal["custom"] | None = None
     # what changes no answer
     cache_control: Any = None
@@ -136,11 +125,11 @@ class Tool(Body):
         return value
 
 
-class ToolChoice(Body):
+class ToolChoice(schemas.Body):
     """Which tool an answer must ask for."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Name | None = None
+    name: schemas.Name | None = None
     disable_parallel_tool_use: bool = False
 
     @model_validator(mode="after")
@@ -155,7 +144,7 @@ class ToolChoice(Body):
         return {"any": "required"}.get(self.type, self.type)
 
 
-class Thinking(Body):
+class Thinking(schemas.Body):
     """Whether an answer begins with a thought, and how long that may be."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -163,14 +152,14 @@ class Thinking(Body):
     display: Literal["summarized", "omitted"] | None = None
 
 
-class OutputFormat(Body):
+class OutputFormat(schemas.Body):
     """A schema that an answer must follow."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Body):
+class OutputConfig(schemas.Body):
     """The effort and the form of an answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -189,11 +178,11 @@ def _is_text(value: list[ContentBlock]) -> list[ContentBlock]:
     return value
 
 
-class CountRequest(Body):
+class CountRequest(schemas.Body):
     """A conversation whose tokens are counted."""
 
     neutral: ClassVar[Mapping[str, Any]] = {"container": (), "mcp_servers": ([],), "thread": ()}
-    hints: ClassVar[frozenset[str]] = HINTS | {
+    hints: ClassVar[frozenset[str]] = schemas.HINTS | {
         "cache_control",
         "context_management",
         "diagnostics",
@@ -204,24 +193,24 @@ class CountRequest(Body):
     model: str | None = None
     messages: Annotated[
         list[Message],
-        Field(min_length=1, max_length=MAX_MESSAGES),
+        Field(min_length=1, max_length=schemas.MAX_MESSAGES),
         AfterValidator(_ends_with_a_question),
     ]
     system: Annotated[Content, AfterValidator(_is_text)] = Field(default_factory=list)
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), BeforeValidator(checked_tools)] = (
-        Field(default_factory=list)
-    )
+    tools: Annotated[
+        list[Tool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(schemas.checked_tools)
+    ] = Field(default_factory=list)
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
 
-    def as_chat(self) -> ChatRequest:
-        """What it asks for.
+    def as_chat(self) -> schemas.ChatRequest:
+        """The request that it makes.
 
         Raises:
             RequestError: It asks for what no chat can.
         """
-        return checked(ChatRequest, self._values())
+        return schemas.checked(schemas.ChatRequest, self._values())
 
     def _values(self) -> dict[str, Any]:
         turns = Turns()
@@ -265,7 +254,7 @@ class MessagesRequest(CountRequest):
     """A request for the next answer of a conversation."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: Annotated[list[str], BeforeValidator(stop_strings)] = Field(
+    stop_sequences: Annotated[list[str], BeforeValidator(schemas.stop_strings)] = Field(
         default_factory=list
     )
     stream: bool = False
@@ -288,9 +277,9 @@ class MessagesAnswer(Answer):
     """
 
     def __init__(self, body: MessagesRequest, found: Conversation):
-        super().__init__(texts_a_prompt=1)
+        self.usage = Usage(texts_a_prompt=1)
         self._body = body
-        self._reader = found.make_reader()
+        self._parts = TextParts(found.make_reader())
         self._blocks = Blocks()
         (text,) = found.texts
         self._prompt_tokens = len(text.tokens)
@@ -313,7 +302,7 @@ class MessagesAnswer(Answer):
         return [{"type": "message_start", "message": self._head | nothing}, {"type": "ping"}]
 
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
-        parts = parts_of(self._reader, events)
+        parts = self._parts.add(events)
         return [_sent(change) for part in parts for change in self._blocks.add(part)]
 
     def closing(self) -> list[Sent]:
@@ -366,7 +355,7 @@ _DELTAS = {
 
 
 def _sent(change: Change) -> Sent:
-    """What a stream says of a change."""
+    """The event of a stream for a change."""
     if change.kind == "begin":
         block = _shown(Block(change.block.kind, name=change.block.name, id=change.block.id))
         return {"type": "content_block_start", "index": change.index, "content_block": block}

@@ -9,13 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..generation.sessions import Sessions
-from .answers import Usage
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Metrics:
-    """What a server has done so far, and what it does now.
+    """The figures of a server, so far and now.
 
     Args:
         active: How many texts are under way or wait.
@@ -37,10 +36,12 @@ class Metrics:
             registry=self._registry,
             buckets=_SECONDS,
         )
-        self._first = self._histogram("mmfree_first_token_seconds", "Time to the first token")
-        self._prompt = self._counter("mmfree_prompt_tokens", "Tokens of prompts")
-        self._cached = self._counter("mmfree_cached_tokens", "Tokens of prompts not read again")
-        self._written = self._counter("mmfree_generated_tokens", "Tokens written")
+        self.first_token = self._histogram("mmfree_first_token_seconds", "Time to the first token")
+        self.prompt_tokens = self._counter("mmfree_prompt_tokens", "Tokens of prompts")
+        self.cached_tokens = self._counter(
+            "mmfree_cached_tokens", "Tokens of prompts not read again"
+        )
+        self.generated_tokens = self._counter("mmfree_generated_tokens", "Tokens written")
         gauge = Gauge("mmfree_active_texts", "Texts under way or waiting", registry=self._registry)
         gauge.set_function(active)
         if sessions is not None:
@@ -51,16 +52,6 @@ class Metrics:
 
     def _histogram(self, name: str, description: str) -> Histogram:
         return Histogram(name, description, registry=self._registry, buckets=_SECONDS)
-
-    def first_token(self, started: float) -> None:
-        """Notes that a request of that moment, of `time.perf_counter`, has its first token."""
-        self._first.observe(time.perf_counter() - started)
-
-    def tokens(self, usage: Usage) -> None:
-        """Counts what a request took."""
-        self._prompt.inc(usage.prompt_tokens)
-        self._cached.inc(usage.cached_tokens)
-        self._written.inc(usage.completion_tokens)
 
     def text(self) -> bytes:
         """All numbers."""
@@ -142,12 +133,8 @@ class RequestLog:
             path = scope["path"] if scope["path"] in self._paths else "other"
             self._metrics.requests.labels(path, str(status)).inc()
             self._metrics.seconds.labels(path).observe(seconds)
-            _log.info("%s", _line(scope, status, seconds, state))
-
-
-def _line(scope: Scope, status: int, seconds: float, state: dict[str, object]) -> str:
-    path = ascii(scope["path"][:_LONGEST_PATH])[1:-1]
-    words = [scope["method"], path, str(status)]
-    words += [f"user {state['user']!a}"] if state.get("user") else []
-    words += [str(state[name]) for name in ("model", "tokens", "error") if name in state]
-    return ", ".join([" ".join(words[:3]), *words[3:], f"{seconds:.3f} s"])
+            shown = ascii(scope["path"][:_LONGEST_PATH])[1:-1]
+            words = [f"{scope['method']} {shown} {status}"]
+            words += [f"user {state['user']!a}"] if state.get("user") else []
+            words += [str(state[name]) for name in ("model", "tokens", "error") if name in state]
+            _log.info("%s", ", ".join([*words, f"{seconds:.3f} s"]))

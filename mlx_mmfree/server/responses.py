@@ -17,30 +17,17 @@ from starlette.responses import JSONResponse, Response
 
 from ..generation.answer_parts import Block, Blocks, Change
 from ..generation.scheduling import Event
-from .answers import Answer, Sent, parts_of
+from . import schemas
+from .answers import Answer, Sent, TextParts, Usage
 from .chat import Conversation, chat_endpoint
 from .errors import RequestError
 from .kept import KeptResponses, new_name, not_kept
-from .schemas import (
-    HINTS,
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    Body,
-    ChatRequest,
-    JsonSchema,
-    Name,
-    Strict,
-    User,
-    call_arguments,
-    checked,
-    checked_tools,
-)
 from .service import Endpoint, Service
 from .turns import Tagged, Turns
 
 _log = logging.getLogger(__name__)
 _SEALED = "mmfree-thought:"
-"""What stands before a thought that goes to the client and comes back as `encrypted_content`."""
+"""The mark before a thought that goes to the client and comes back as `encrypted_content`."""
 
 
 class Part(Tagged):
@@ -92,7 +79,7 @@ class Item(Tagged):
     encrypted_content: str = ""
     call_id: str = ""
     name: str = ""
-    arguments: Annotated[dict[str, Any], BeforeValidator(call_arguments)] = Field(
+    arguments: Annotated[dict[str, Any], BeforeValidator(schemas.call_arguments)] = Field(
         default_factory=dict
     )
     output: Parts = Field(default_factory=list)
@@ -149,14 +136,14 @@ def _items(value: Any) -> Any:
     ]
 
 
-class FunctionTool(Body):
+class FunctionTool(schemas.Body):
     """A function that an answer may ask to call."""
 
     type: Literal["function"]
-    name: Name
+    name: schemas.Name
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: Strict = None
+    strict: schemas.Strict = None
 
 
 _HOSTED = (
@@ -174,7 +161,7 @@ def _left_out(kind: str) -> None:
 
 def _functions(value: Any) -> Any:
     """The tools that are functions. Agents always name others too, which no model here can call."""
-    checked_tools(value)
+    schemas.checked_tools(value)
     if not isinstance(value, list):
         return value
     kept = []
@@ -196,7 +183,7 @@ def _tool_choice(value: Any) -> Any:
     raise ValueError("must be 'auto', 'none', 'required' or an object that names a function")
 
 
-class Reasoning(Body):
+class Reasoning(schemas.Body):
     """How much an answer is thought about."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
@@ -205,11 +192,11 @@ class Reasoning(Body):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class TextFormat(JsonSchema):
+class TextFormat(schemas.JsonSchema):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Name = "answer"
+    name: schemas.Name = "answer"
 
     @model_validator(mode="after")
     def _has_schema(self) -> "TextFormat":
@@ -218,14 +205,14 @@ class TextFormat(JsonSchema):
         return self
 
 
-class TextConfig(Body):
+class TextConfig(schemas.Body):
     """The form of an answer, and how long it likes to be."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(Body):
+class StreamOptions(schemas.Body):
     """How an answer streams."""
 
     include_obfuscation: bool = False
@@ -234,7 +221,7 @@ class StreamOptions(Body):
 _ENCRYPTED = "reasoning.encrypted_content"
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(schemas.Body):
     """A request for the next answer of a conversation."""
 
     neutral: ClassVar[Mapping[str, Any]] = {
@@ -245,16 +232,16 @@ class ResponsesRequest(Body):
         "top_logprobs": (0,),
         "truncation": ("disabled",),
     }
-    hints: ClassVar[frozenset[str]] = HINTS - {"metadata"} | {
+    hints: ClassVar[frozenset[str]] = schemas.HINTS - {"metadata"} | {
         "client_metadata",
         "context_management",
         "prompt_cache_options",
     }
 
     model: str | None = None
-    input: Annotated[list[Item], Field(max_length=MAX_MESSAGES), BeforeValidator(_items)] = Field(
-        default_factory=list
-    )
+    input: Annotated[
+        list[Item], Field(max_length=schemas.MAX_MESSAGES), BeforeValidator(_items)
+    ] = Field(default_factory=list)
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -272,13 +259,13 @@ class ResponsesRequest(Body):
     text: TextConfig = TextConfig()
     tool_choice: Annotated[str | dict[str, Any], PlainValidator(_tool_choice)] = "auto"
     tools: Annotated[
-        list[FunctionTool], Field(max_length=MAX_TOOLS), BeforeValidator(_functions)
+        list[FunctionTool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(_functions)
     ] = Field(default_factory=list)
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    user: User = ""
+    user: schemas.User = ""
 
-    def as_chat(self, before: Sequence[Item]) -> ChatRequest:
-        """What it asks for, after the items of earlier responses.
+    def as_chat(self, before: Sequence[Item]) -> schemas.ChatRequest:
+        """The request that it makes, after the items of earlier responses.
 
         Raises:
             RequestError: It asks for what no chat can.
@@ -303,11 +290,17 @@ class ResponsesRequest(Body):
             values["response_format"] = {"type": form.type} | (
                 {"json_schema": schema} if is_schema else {}
             )
-        return checked(ChatRequest, values)
+        return schemas.checked(schemas.ChatRequest, values)
 
     def items(self) -> list[dict[str, Any]]:
-        """Its own items, as they are kept and listed, each with a name."""
-        return [_listed(item) for item in self.input]
+        """Its own items, as they are kept and listed, each with a name of its own."""
+        listed: dict[str, dict[str, Any]] = {}
+        for item in self.input:
+            values = _listed(item)
+            if values["id"] in listed:
+                values["id"] = _new_id(item.type)
+            listed[values["id"]] = values
+        return list(listed.values())
 
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
@@ -342,10 +335,10 @@ class ResponsesAnswer(Answer):
     """
 
     def __init__(self, body: ResponsesRequest, found: Conversation, kept: KeptResponses):
-        super().__init__(texts_a_prompt=1)
+        self.usage = Usage(texts_a_prompt=1)
         self._body = body
         self._kept = kept
-        self._reader = found.make_reader()
+        self._parts = TextParts(found.make_reader())
         self._blocks = Blocks()
         self._ids: list[str] = []
         self._sent = 0
@@ -385,7 +378,7 @@ class ResponsesAnswer(Answer):
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
         return [
             event
-            for part in parts_of(self._reader, events)
+            for part in self._parts.add(events)
             for change in self._blocks.add(part)
             for event in self._changed(change)
         ]
@@ -424,7 +417,7 @@ class ResponsesAnswer(Answer):
                 "cache_write_tokens": 0,
             },
             "output_tokens": self.usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._parts.thought_tokens},
             "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
         }
         return self._head | {
@@ -511,12 +504,12 @@ def responses(service: Service) -> Endpoint:
     """The endpoint that answers conversations."""
     kept = service.kept
 
-    def as_chat(body: ResponsesRequest) -> ChatRequest:
+    def as_chat(body: ResponsesRequest) -> schemas.ChatRequest:
         before: list[Item] = []
         if body.previous_response_id is not None:
             for record in reversed(list(kept.chain(body.previous_response_id))):
                 items = [*record["input"], *record["response"]["output"]]
-                before += [checked(Item, item) for item in items if not _is_cut_call(item)]
+                before += [schemas.checked(Item, item) for item in items if not _is_cut_call(item)]
         return body.as_chat(before)
 
     def make_answer(body: ResponsesRequest, found: Conversation) -> Answer:

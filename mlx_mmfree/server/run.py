@@ -19,7 +19,7 @@ from ..generation.scheduling import Scheduler
 from ..generation.sessions import Sessions
 from .app import make_app
 from .connection import Connection
-from .engine import Engine
+from .engine import Engine, Weights
 from .errors import RequestError
 from .metrics import Metrics
 from .service import Service
@@ -37,14 +37,19 @@ _TICKS_A_SECOND = 10
 
 
 def make_service(
-    models: Sequence[ServedModel], settings: Settings, sessions: Sessions | None = None
+    models: Sequence[ServedModel | Weights],
+    settings: Settings,
+    sessions: Sessions | None = None,
+    budget_bytes: int | None = None,
 ) -> Service:
     """A service of some models.
 
     Args:
-        models: At least one, each with a name of its own. The first one answers requests that name none.
+        models: At least one, each with a name of its own: loaded, or to be loaded when they are asked
+            for. The first one answers requests that name none.
         settings: The limits and defaults.
         sessions: Those of all models, to be counted.
+        budget_bytes: What the weights in memory may need together; `None`: any number.
     """
 
     def make_scheduler(served: ServedModel) -> Scheduler:
@@ -59,15 +64,21 @@ def make_service(
             num_draft_tokens=settings.num_draft_tokens,
         )
 
+    weights = [each if isinstance(each, Weights) else Weights([each]) for each in models]
+    known = [served for each in weights for served in each.models]
     # adapters have the tokenizer of their model, and so one process for it
-    tokenizers = {id(served.tokenizer): served.tokenizer.for_threads() for served in models}
-    models = [replace(served, tokenizer=tokenizers[id(served.tokenizer)]) for served in models]
-    for served in models:
-        # what is computed on this thread cannot be waited for on that of the models
-        mx.eval(served.model.state, [] if served.draft is None else served.draft.state)
-    engine = Engine(models, make_scheduler)
+    tokenizers = {id(served.tokenizer): served.tokenizer.for_threads() for served in known}
+    for each in weights:
+        each.models = [
+            replace(served, tokenizer=tokenizers[id(served.tokenizer)]) for served in each.models
+        ]
+        for served in each.models if each.is_loaded else ():
+            # what is computed on this thread cannot be waited for on the models' thread
+            mx.eval(served.model.state, [] if served.draft is None else served.draft.state)
+    engine = Engine(weights, make_scheduler, budget_bytes)
     metrics = Metrics(lambda: engine.active, sessions)
-    return Service(settings, Catalogue(models), engine, metrics, sessions)
+    catalogue = Catalogue([served for each in weights for served in each.models])
+    return Service(settings, catalogue, engine, metrics, sessions)
 
 
 def serve(service: Service, *, host: str, port: int, announce: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""What the bodies of requests must look like, and what is wrong with one that does not."""
+"""The schemas of requests' bodies, and the error of one that does not fit."""
 
 import json
 import logging
@@ -9,15 +9,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import Field
 
 from ..files.reading import parse_json
 from .errors import RequestError
@@ -40,7 +33,7 @@ HINTS = frozenset(
 """The hints of every interface."""
 
 
-class Body(BaseModel):
+class Body(pydantic.BaseModel):
     """A part of a request: every name is known, and every value has its own type.
 
     Attributes:
@@ -49,12 +42,14 @@ class Body(BaseModel):
         hints: Names that clients send for a server's own use, and that no answer depends on.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, frozen=True
+    )
 
     neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
     hints: ClassVar[frozenset[str]] = HINTS
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, value: Any) -> Any:
         # as in OpenAI's interface, null is the same as nothing
@@ -111,7 +106,7 @@ def checked(kind: type[B], values: Mapping[str, Any]) -> B:
     """
     try:
         return kind.model_validate(values)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         raise _refusal(error) from error
 
 
@@ -138,8 +133,8 @@ def _unknown(name: str, known: Iterable[str] = ()) -> RequestError:
     )
 
 
-def _refusal(error: ValidationError) -> RequestError:
-    """What the first mistake is, by the name of the parameter."""
+def _refusal(error: pydantic.ValidationError) -> RequestError:
+    """The first mistake, by the name of the parameter."""
     first = error.errors(include_url=False)[0]
     name = _place(first["loc"])
     if first["type"] == "extra_forbidden":
@@ -213,6 +208,7 @@ class StreamOptions(Body):
     """How an answer streams."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     # padding against listeners, which is allowed to be left out
     include_obfuscation: bool = False
 
@@ -234,26 +230,23 @@ class TextRequest(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     repetition_context_size: Annotated[int, Field(ge=1, le=4096)] = 20
-    logit_bias: Annotated[dict[int, Bias], BeforeValidator(_biases)] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[int, Bias], pydantic.BeforeValidator(_biases)] = Field(
+        default_factory=dict
+    )
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
     min_tokens_to_keep: Annotated[int | None, Field(ge=1, le=1000)] = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
     seed: Annotated[int | None, Field(ge=-_INT64, lt=2 * _INT64)] = None
-    stop: Annotated[list[str], BeforeValidator(stop_strings)] = Field(default_factory=list)
+    stop: Annotated[list[str], pydantic.BeforeValidator(stop_strings)] = Field(default_factory=list)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = Field(default_factory=StreamOptions)
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_k: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     xtc_probability: Annotated[float | None, Field(ge=0, le=1)] = None
     xtc_threshold: Annotated[float | None, Field(ge=0, le=0.5)] = None
     user: User = ""
-
-    @property
-    def shows_usage(self) -> bool:
-        """Whether a stream ends with the numbers of its tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 Prompts = list[str] | list[list[int]]
@@ -288,14 +281,14 @@ class CompletionRequest(TextRequest):
         "suffix": ("",),
     }
 
-    prompt: Annotated[Prompts, PlainValidator(prompts)]
+    prompt: Annotated[Prompts, pydantic.PlainValidator(prompts)]
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
 
 
 class EmbeddingRequest(Body):
     """A request for the embeddings of texts."""
 
-    input: Annotated[Prompts, PlainValidator(prompts)]
+    input: Annotated[Prompts, pydantic.PlainValidator(prompts)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Field(ge=1)] = None
@@ -349,10 +342,10 @@ def _without_nothing(value: Any) -> Any:
 
 
 class CalledFunction(Body):
-    """What an answer asked to call."""
+    """The call that an answer asked for."""
 
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(call_arguments)]
+    arguments: Annotated[dict[str, Any], pydantic.BeforeValidator(call_arguments)]
 
 
 class Call(Body):
@@ -369,7 +362,7 @@ class Message(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_content)] = None
+    content: Annotated[str | None, pydantic.BeforeValidator(_content)] = None
     name: str | None = None
     reasoning_content: str | None = None
     # other servers' names for the thoughts of an answer that a client sends back
@@ -378,13 +371,23 @@ class Message(Body):
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _has_content(self) -> "Message":
         if self.content is None and self.tool_calls is None:
             raise ValueError("must have a 'content'")
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError("must have 'tool_calls' only where its role is 'assistant'")
         return self
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return self.content or ""
+
+    @property
+    def thought(self) -> str:
+        """The thought before that, under whichever name it came."""
+        return self.reasoning_content or self.reasoning or self.thinking or ""
 
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it, in which a developer speaks as the system."""
@@ -427,7 +430,7 @@ class ChosenTool(Body):
 def _tool_choice(value: Any) -> Any:
     if value in ("auto", "none", "required"):
         return value
-    with suppress(ValidationError):
+    with suppress(pydantic.ValidationError):
         return ChosenTool.model_validate(value)
     raise ValueError("must be 'auto', 'none', 'required' or an object that names a function")
 
@@ -447,7 +450,7 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _has_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError(
@@ -488,12 +491,13 @@ class ChatRequest(TextRequest):
     }
 
     messages: Annotated[
-        list[Annotated[Message, BeforeValidator(_without_nothing)]],
+        list[Annotated[Message, pydantic.BeforeValidator(_without_nothing)]],
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
-    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_variables)] = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], pydantic.BeforeValidator(_variables)] = Field(
         default_factory=dict
     )
+    continue_final_message: bool = False
     enable_thinking: bool | None = None
     logprobs: bool = False
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -501,10 +505,10 @@ class ChatRequest(TextRequest):
     reasoning_budget: Annotated[int | None, Field(ge=0)] = None
     reasoning_effort: Effort | None = None
     response_format: ResponseFormat | None = None
-    tool_choice: Annotated[str | ChosenTool, BeforeValidator(_tool_choice)] = "auto"
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), BeforeValidator(checked_tools)] = (
-        Field(default_factory=list)
-    )
+    tool_choice: Annotated[str | ChosenTool, pydantic.BeforeValidator(_tool_choice)] = "auto"
+    tools: Annotated[
+        list[Tool], Field(max_length=MAX_TOOLS), pydantic.BeforeValidator(checked_tools)
+    ] = Field(default_factory=list)
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
 
     @property

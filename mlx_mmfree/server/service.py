@@ -1,11 +1,11 @@
-"""What the endpoints share: models, limits, numbers, and the way from a body to an answer."""
+"""The common part of the endpoints: models, limits, numbers, and the way from a body to an answer."""
 
 import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -84,7 +84,22 @@ class Bodies:
         body = _Body(asyncio.timeout(BODY_SECONDS))
         self._bodies[body] = None
         try:
-            yield await self._read(request, body)
+            pieces = []
+            try:
+                async with body.limit:
+                    async for piece in request.stream():
+                        body.size += len(piece)
+                        if body.size > self._max_bytes:
+                            raise self._too_large()
+                        pieces.append(piece)
+                        if sum(each.size for each in self._bodies) > HELD_BODIES * self._max_bytes:
+                            self._make_room()
+            except TimeoutError as error:
+                raise body.error or RequestError(
+                    f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
+                ) from error
+            body.is_coming = False
+            yield b"".join(pieces)
         finally:
             del self._bodies[body]
 
@@ -92,25 +107,6 @@ class Bodies:
         """Ends all that have not come yet."""
         for body in self._coming():
             body.end(error)
-
-    async def _read(self, request: Request, body: _Body) -> bytes:
-        pieces = []
-        try:
-            async with body.limit:
-                async for piece in request.stream():
-                    body.size += len(piece)
-                    if body.size > self._max_bytes:
-                        raise self._too_large()
-                    pieces.append(piece)
-                    if sum(body.size for body in self._bodies) > HELD_BODIES * self._max_bytes:
-                        self._make_room()
-        except TimeoutError as error:
-            raise body.error or RequestError(
-                f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
-            ) from error
-        finally:
-            body.is_coming = False
-        return b"".join(pieces)
 
     def _make_room(self) -> None:
         large = [body for body in self._coming() if body.size > LARGE_BODY_BYTES]
@@ -158,7 +154,7 @@ class EventStream(StreamingResponse):
         super().__init__(events, media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._channel:
+        with closing(self._channel):
             await super().__call__(scope, receive, send)
 
 
@@ -171,7 +167,7 @@ async def _events(channel: Channel, answer: Answer, end_seen: Seen) -> AsyncIter
         yield _written(answer, answer.closing()) + answer.last_line
         end_seen(None)
     except Exception as error:
-        # the status was sent long ago
+        # the status is sent already
         end_seen(error)
         yield _written(answer, answer.failed(failure(error)))
 
@@ -186,30 +182,6 @@ def _written(answer: Answer, events: list[Sent]) -> bytes:
         lines += [f"event: {event['type']}\n"] if answer.names_events else []
         lines.append(f"data: {_encode(event)}\n\n")
     return "".join(lines).encode()
-
-
-async def whole_answer(
-    request: Request, channel: Channel, answer: Answer, end_seen: Seen
-) -> Response:
-    """The answer, once all of it is written.
-
-    Raises:
-        ClientDisconnect: The client has gone away before.
-        RequestError: The texts have ended before their time.
-    """
-
-    async def read() -> None:
-        async for batch in channel.batches():
-            answer.add(batch)
-
-    async with channel:
-        try:
-            await while_connected(request, read())
-        except Exception as error:
-            end_seen(error)
-            raise
-    end_seen(None)
-    return JSONResponse(answer.whole())
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -282,7 +254,7 @@ class Service:
         # a model and its adapters have one vocabulary
         self._grammars = {
             id(served.tokenizer): Grammars(
-                served.tokenizer, served.model.vocab_size, self._lanes, self._check_running
+                served.tokenizer, served.model.vocab_size, self._lanes, self.check_room
             )
             for served in catalogue
         }
@@ -295,7 +267,7 @@ class Service:
             grammars.close()
 
     async def grammar(self, request: Request, served: ServedModel, source: Source) -> Grammar:
-        """What holds a text of a request to a schema or a call; given up where the client goes away.
+        """The grammar that holds a text to a schema or a call; given up if the client leaves.
 
         Raises:
             ClientDisconnect: The client has gone away.
@@ -313,7 +285,7 @@ class Service:
             self._preparing -= 1
 
     async def prepared(self, request: Request, kind: type[B], prepare: Callable[[B], R]) -> R:
-        """What a request asks for. It is worked out beside the event loop, which goes on.
+        """Works out what a request asks for, beside the event loop, which goes on.
 
         Raises:
             RequestError: The body is too large or wrong, or the server can take no further request.
@@ -324,7 +296,7 @@ class Service:
             self._preparing += 1
 
             def work() -> R:
-                self._check_running()
+                self.check_room()
                 body = checked_body(kind, text, self.settings.max_body_bytes)
                 request.state.user = getattr(body, "user", "")
                 return prepare(body)
@@ -343,13 +315,14 @@ class Service:
         self.is_ending = True
         self._bodies.end_all(ending_error())
 
-    def check_room(self, texts: int) -> None:
-        """Refuses texts for which there is no place.
+    def check_room(self, texts: int = 0) -> None:
+        """Refuses texts for which there is no place, and whatever else is asked of a server that ends.
 
         Raises:
             RequestError: Too many are under way, or the server ends.
         """
-        self._check_running()
+        if self.is_ending:
+            raise ending_error()
         room = self.settings.max_rows + self.settings.max_waiting
         active = self.engine.active + self._preparing
         if active + texts > room:
@@ -360,10 +333,6 @@ class Service:
                 code="rate_limit_exceeded",
                 retry_after_s=1,
             )
-
-    def _check_running(self) -> None:
-        if self.is_ending:
-            raise ending_error()
 
     async def answered(
         self,
@@ -381,16 +350,23 @@ class Service:
             texts: What it is to write.
             answer: Puts that into the form of the interface.
             is_stream: Whether the answer is sent as it is written.
+
+        Raises:
+            ClientDisconnect: The client has gone away before.
+            RequestError: There is no place for the texts, or they have ended before their time.
         """
         self.check_room(len(texts))
         channel = self.engine.submit(served, texts, self.settings.timeout_s)
         started = time.perf_counter()
         request.state.model = served.name
-        channel.on_first = lambda: self.metrics.first_token(started)
+        metrics = self.metrics
+        channel.on_first = lambda: metrics.first_token.observe(time.perf_counter() - started)
 
         def end_seen(error: Exception | None) -> None:
             usage = answer.usage
-            self.metrics.tokens(usage)
+            metrics.prompt_tokens.inc(usage.prompt_tokens)
+            metrics.cached_tokens.inc(usage.cached_tokens)
+            metrics.generated_tokens.inc(usage.completion_tokens)
             request.state.tokens = (
                 f"{usage.prompt_tokens} tokens read of which {usage.cached_tokens} were known, "
                 f"{usage.completion_tokens} written"
@@ -398,6 +374,21 @@ class Service:
             if error is not None:
                 request.state.error = type(error).__name__
 
-        if is_stream:
-            return EventStream(channel, answer, end_seen)
-        return await whole_answer(request, channel, answer, end_seen)
+        async def read() -> None:
+            async for batch in channel.batches():
+                answer.add(batch)
+
+        with ExitStack() as stack:
+            stack.callback(channel.close)
+            try:
+                # what fails by then has a status of its own
+                await while_connected(request, channel.begun() if is_stream else read())
+            except Exception as error:
+                end_seen(error)
+                raise
+            if is_stream:
+                # it closes the channel itself
+                stack.pop_all()
+                return EventStream(channel, answer, end_seen)
+        end_seen(None)
+        return JSONResponse(answer.whole())

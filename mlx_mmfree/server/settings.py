@@ -1,7 +1,8 @@
-"""What a server offers, what it allows, and what it does where a request says nothing."""
+"""The settings of a server: its models, its limits, and its defaults for requests."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ class Settings:
         grace_s: How long answers may go on once the server was told to end.
         sampling: How tokens are drawn where a request does not say.
         template_variables: Further names for the chat template.
-        reasoning_budget: The most tokens of a thought; `None`: no limit but that of the answer.
+        reasoning_budget: The most tokens of a thought; `None`: no limit but the answer's.
         extra_end: Further tokens that end a text.
         response_folder: Where responses are kept; `None` keeps them in memory.
         kept_responses: How many are kept at most.
@@ -127,6 +128,13 @@ class ServedModel:
     sessions: "Sessions | None" = None
     draft: Decoder | None = None
 
+    @cached_property
+    def kind(self) -> str:
+        """The use of a model: `"chat"`, `"base"` to continue texts, `"embedding"`."""
+        if self.model.purpose != Decoder.purpose:
+            return "embedding"
+        return "chat" if self.tokenizer.has_chat_template else "base"
+
 
 class Catalogue:
     """The models of a server by name; the first one answers requests that name none.
@@ -142,15 +150,17 @@ class Catalogue:
     def __iter__(self) -> Any:
         return iter(self._models.values())
 
-    def find(self, name: str | None) -> ServedModel:
+    def find(self, name: str | None, *, writes: bool = False) -> ServedModel:
         """The model of a name.
+
+        Args:
+            name: The name; `None`: the first model.
+            writes: Whether it must write texts.
 
         Raises:
             RequestError: There is none.
         """
-        if name is None:
-            return self._first
-        found = self._models.get(name)
+        found = self._first if name is None else self._models.get(name)
         if found is None:
             known = ", ".join(map(repr, self._models))
             raise RequestError(
@@ -159,12 +169,7 @@ class Catalogue:
                 param="model",
                 code="model_not_found",
             )
-        return found
-
-    def find_writer(self, name: str | None) -> ServedModel:
-        """As `find`, but refuses a model that writes no texts."""
-        found = self.find(name)
-        if found.model.purpose != Decoder.purpose:
+        if writes and found.kind == "embedding":
             raise RequestError(
                 f"[request] 'model' must write texts but {found.name!r:.100} is for "
                 f"{found.model.purpose}. Ask /v1/embeddings.",

@@ -1,9 +1,10 @@
-"""What the scheduler is asked to write for a request: prompts as token ids, samplers, lengths."""
+"""The texts that a request asks of the scheduler: prompts as token ids, samplers, lengths."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from ..generation.decode import end_tokens, prompt_tokens
 from ..generation.scheduling import Request
 from ..generation.thoughts import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
 from .errors import RequestError
-from .schemas import ChatRequest, TextRequest
+from .schemas import ChatRequest, Message, TextRequest
 from .settings import Sampling, ServedModel, Settings
 
 
@@ -27,12 +28,14 @@ class Prompt:
         marks: Numbers of its first tokens after which its state is worth keeping.
         thoughts: The tags of thoughts that its template knows; `None` for none.
         is_thinking: Whether it ends within a thought.
+        goes_on: Whether it ends within an answer, which the text goes on with.
     """
 
     tokens: list[int]
     marks: tuple[int, ...] = ()
     thoughts: ThoughtTags | None = None
     is_thinking: bool = False
+    goes_on: bool = False
 
 
 def most_tokens(served: ServedModel, settings: Settings) -> int:
@@ -75,7 +78,7 @@ def checked_tokens(served: ServedModel, text: str | Sequence[int], param: str) -
 
 
 def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> Prompt:
-    """A conversation up to where its next answer begins.
+    """A conversation up to where its next answer begins, or up to where its last answer goes on.
 
     Args:
         served: The model, with a chat template.
@@ -96,7 +99,10 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
             code="no_chat_template",
         )
     template = tokenizer.chat_template_source(tools=bool(body.offered))
-    messages = [with_thoughts(message.for_template(), template) for message in body.messages]
+    thoughts = thought_tags(template)
+    begun = body.messages[-1] if body.continue_final_message else None
+    before = body.messages if begun is None else body.messages[:-1]
+    messages = [with_thoughts(message.for_template(), template) for message in before]
     names = dict(settings.template_variables) | body.variables
     if body.offered:
         names["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -106,14 +112,37 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
         check_size(served, [chat.text], most, "the conversation with its answer")
         tokens = chat.ids()
         checked = prompt_tokens(tokenizer, tokens, served.model.vocab_size)
+        marks = _marks(served, messages, names, chat, checked)
+        is_thinking = thoughts is not None and thoughts.are_open(chat.text)
+        if begun is None:
+            return Prompt(checked, marks, thoughts, is_thinking)
+        check_size(served, [chat.text, begun.text, begun.thought], most, "the conversation")
+        ids = [*checked, *_begun(tokenizer, begun, thoughts, is_thinking)]
+        if begun.text:
+            # what follows can be no thought
+            return Prompt(ids, marks, goes_on=True)
+        return Prompt(ids, marks, thoughts, is_thinking or bool(begun.thought), goes_on=True)
     except RequestError:
         raise
     except (ValueError, MMFreeError) as error:
         raise RequestError(_of_request(served, error), param="messages") from error
-    thoughts = thought_tags(template)
-    is_thinking = thoughts is not None and thoughts.are_open(chat.text)
-    marks = _marks(served, messages, names, chat, checked)
-    return Prompt(checked, marks, thoughts, is_thinking)
+
+
+def _begun(
+    tokenizer: Any, message: Message, thoughts: ThoughtTags | None, is_thinking: bool
+) -> list[int]:
+    """The ids of what is there of an answer, after the words that begin it."""
+    parts = [(message.text, False)]
+    if thoughts is not None and (message.thought or is_thinking):
+        opening = "" if is_thinking else f"{thoughts.begin}\n"
+        closing = f"\n{thoughts.end}\n\n" if message.text else ""
+        parts = [(opening, True), (message.thought, False), (closing, True), *parts]
+    return [
+        number
+        for text, is_tag in parts
+        if text
+        for number in tokenizer.encode_continuation(text, parse_special=is_tag)
+    ]
 
 
 def _marks(
@@ -205,7 +234,7 @@ def text_requests(
         prompts: Its prompts.
         max_tokens: The most tokens of each text; `None` for the server's own number.
         top_logprobs: How many likeliest tokens are shown beside each; `None` shows no probability.
-        stop: Strings that end a text, beside those of the request.
+        stop: Strings that end a text, beside the request's.
         is_answer: Whether the texts answer their prompts, and do not continue them.
         caps_length: Whether a text for which there is too little room gets what there is.
         reasoning_budget: The most tokens of a thought; `None`: no limit.
@@ -214,6 +243,8 @@ def text_requests(
         RequestError: A parameter is beyond what the server or the model allows.
     """
     end = end_tokens(served.tokenizer, settings.extra_end)
+    most = most_tokens(served, settings)
+    wanted = 1 if max_tokens is None or caps_length else max_tokens
     defaults = settings.sampling
     seed = defaults.seed if body.seed is None else body.seed
     try:
@@ -221,52 +252,37 @@ def text_requests(
     except (ValueError, MMFreeError) as error:
         named = re.search(r"'(\w+)'", str(error))
         raise RequestError(str(error), param=named and named[1]) from error
-    return [
-        Request(
-            tokens=prompt.tokens,
-            max_tokens=_room(served, settings, prompt, max_tokens, caps_length),
-            sampler=sampler,
-            processors=[*processors, *_budgets(served, prompt, reasoning_budget)],
-            stop=[*body.stop, *stop],
-            end=end,
-            seed=None if seed is None else (seed + number) % _SEEDS,
-            top_logprobs=top_logprobs,
-            marks=prompt.marks,
-            is_answer=is_answer,
+    requests = []
+    for prompt, number in product(prompts, range(body.n)):
+        room = most - len(prompt.tokens)
+        if room < wanted:
+            raise RequestError(
+                f"[request] prompt and answer must have at most {most:,} tokens together "
+                f"but the prompt has {len(prompt.tokens):,}"
+                + ("." if max_tokens is None else f" and the answer may have {max_tokens:,}."),
+                413,
+                param="max_tokens" if room > 0 else None,
+                code="context_length_exceeded",
+            )
+        own = list(processors)
+        if reasoning_budget is not None and prompt.thoughts is not None:
+            thoughts = prompt.thoughts, prompt.is_thinking
+            own.append(ThoughtBudget(served.tokenizer, *thoughts, reasoning_budget))
+        requests.append(
+            Request(
+                tokens=prompt.tokens,
+                max_tokens=min(settings.max_tokens if max_tokens is None else max_tokens, room),
+                sampler=sampler,
+                processors=own,
+                stop=[*body.stop, *stop],
+                end=end,
+                seed=None if seed is None else (seed + number) % _SEEDS,
+                top_logprobs=top_logprobs,
+                marks=prompt.marks,
+                is_answer=is_answer,
+            )
         )
-        for prompt in prompts
-        for number in range(body.n)
-    ]
-
-
-def _budgets(served: ServedModel, prompt: Prompt, most: int | None) -> list[ThoughtBudget]:
-    """What ends the thought of one text."""
-    if most is None or prompt.thoughts is None:
-        return []
-    return [ThoughtBudget(served.tokenizer, prompt.thoughts, prompt.is_thinking, most)]
-
-
-def _room(
-    served: ServedModel,
-    settings: Settings,
-    prompt: Prompt,
-    max_tokens: int | None,
-    caps_length: bool,
-) -> int:
-    """How many tokens may follow a prompt."""
-    most = most_tokens(served, settings)
-    room = most - len(prompt.tokens)
-    wanted = 1 if max_tokens is None or caps_length else max_tokens
-    if room < wanted:
-        raise RequestError(
-            f"[request] prompt and answer must have at most {most:,} tokens together "
-            f"but the prompt has {len(prompt.tokens):,}"
-            + ("." if max_tokens is None else f" and the answer may have {max_tokens:,}."),
-            413,
-            param="max_tokens" if room > 0 else None,
-            code="context_length_exceeded",
-        )
-    return min(settings.max_tokens if max_tokens is None else max_tokens, room)
+    return requests
 
 
 def _choice(

@@ -1,4 +1,4 @@
-"""What interfaces of items and blocks share: parts told apart by their type, and turns of a chat."""
+"""The common part of dialects with items and blocks: typed parts, and turns of a chat."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

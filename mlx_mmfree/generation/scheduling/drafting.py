@@ -7,11 +7,9 @@ import mlx.core as mx
 
 from ...models import Decoder
 from ..decode import DraftStats, prefill
-from ..ngrams import NgramDecoding, RepeatedText
 from ..sampling import Draw, greedy
-from ..speculative import Speculation, SpeculativeDecoding
-from .requests import Row
-from .writing import drawn
+from ..speculative import NgramDecoding, RepeatedText, Speculation, SpeculativeDecoding
+from .writing import Row, drawn
 
 State = Any
 
@@ -24,20 +22,23 @@ class Drafting(ABC):
 
     Args:
         model: Gives the logits.
+        known: How many tokens have a text.
         num_draft_tokens: How many tokens are proposed at a time.
     """
 
-    def __init__(self, model: Decoder, num_draft_tokens: int):
+    def __init__(self, model: Decoder, known: int, num_draft_tokens: int):
         self._model = model
+        self._known = known
         self._count = num_draft_tokens
         self._before = DraftStats()
         self._decoding: Speculation | None = None
         self._followed: Row | None = None
         self._read = 0
+        self._is_cut = False
 
     @property
     def stats(self) -> DraftStats:
-        """What the drafts were worth so far."""
+        """The value of the drafts so far."""
         before, now = self._before, DraftStats() if self._decoding is None else self._decoding.stats
         return DraftStats(before.proposed + now.proposed, before.accepted + now.accepted)
 
@@ -60,12 +61,23 @@ class Drafting(ABC):
         options: dict[str, Any] = {
             "num_draft_tokens": self._count,
             "state": state,
-            "processors": row.request.processors,
+            "known": self._known,
             "max_tokens": row.completion.remaining,
             "end": row.request.end,
         }
         self._decoding = self._decoding_of(row, options)
         self._followed = None
+        self._is_cut = row.held is not None
+
+    def hold(self, row: Row) -> None:
+        """Holds the states before what is, or may become, the stop string of the text."""
+        count, was_cut, self._is_cut = len(row.read) - 1, self._is_cut, row.completion.is_cut
+        # one begins with the last token, where no step has given several
+        begins = not was_cut and (row.held is None or count == row.held[0] + 1)
+        if begins or not self._is_cut:
+            state = cast(Speculation, self._decoding).state
+            pairs = zip(self._model.token_mixers, state, strict=True)
+            row.held = count, [each if m.state_kind.is_renewed else None for m, each in pairs]
 
     def step(self, row: Row) -> list[int]:
         """The next tokens of the text, one at least; it may end before the last of them.
@@ -100,7 +112,7 @@ class Drafting(ABC):
 
     @abstractmethod
     def _decoding_of(self, row: Row, options: dict[str, Any]) -> Speculation:
-        """What goes on with a text."""
+        """The drafts that go on with a text."""
 
 
 class ModelDrafting(Drafting):
@@ -110,13 +122,20 @@ class ModelDrafting(Drafting):
     once it has caught up. Only greedy texts are written in this way.
 
     Args:
-        model, num_draft_tokens: As for `Drafting`.
+        model, known, num_draft_tokens: As for `Drafting`.
         draft_model: Proposes tokens.
         step_size: Tokens that it reads at a time.
     """
 
-    def __init__(self, model: Decoder, draft_model: Decoder, num_draft_tokens: int, step_size: int):
-        super().__init__(model, num_draft_tokens)
+    def __init__(
+        self,
+        model: Decoder,
+        known: int,
+        num_draft_tokens: int,
+        draft_model: Decoder,
+        step_size: int,
+    ):
+        super().__init__(model, known, num_draft_tokens)
         self._draft_model = draft_model
         self._step_size = step_size
         self._state: State = None
@@ -176,8 +195,8 @@ class RowSampler:
 class NgramDrafting(Drafting):
     """Proposes what followed the same tokens earlier in the text, once they come again."""
 
-    def __init__(self, model: Decoder, num_draft_tokens: int):
-        super().__init__(model, num_draft_tokens)
+    def __init__(self, model: Decoder, known: int, num_draft_tokens: int):
+        super().__init__(model, known, num_draft_tokens)
         self._text = RepeatedText()
         self._drawn: tuple[Row, RowSampler] | None = None
 

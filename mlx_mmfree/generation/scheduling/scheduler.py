@@ -3,22 +3,23 @@
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from math import inf
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import numpy as np
 
 from ...errors import MMFreeError
 from ...models import Decoder, check_causal
-from ..decode import DraftStats
-from ..sampling import with_known_tokens
+from ...models.parts.stack import check_tokens
+from ..decode import DraftStats, check_max_tokens, not_finite
 from ..sessions import Known, Sessions
 from ..speculative import NUM_DRAFT_TOKENS, check_draft, check_one_kind_of_draft
-from ..states import exact_lengths, joined_states, selected_rows, state_before
+from ..states import exact_lengths, joined_states, selected_rows, state_before, without_room
 from .drafting import Drafting, ModelDrafting, NgramDrafting
-from .requests import Beginning, Beginnings, Event, Request, Row, TokenLogprobs
-from .writing import Choice, Writing
+from .writing import Beginning, Choice, Event, Request, Row, TokenLogprobs, Writing
 
 State = Any
 
@@ -64,7 +65,8 @@ class PromptReading:
         self._step_size = step_size
         self._exact_lengths = exact_lengths(model)
         self._sessions = sessions
-        self._beginnings = Beginnings()
+        # what is being read, by its length and digest, so that prompts which are alike share it
+        self._beginnings: WeakValueDictionary[tuple[int, bytes], Beginning] = WeakValueDictionary()
         self.rows: deque[Row] = deque()
         self._computed: list[State] = []
         self.tokens_read = 0
@@ -72,13 +74,26 @@ class PromptReading:
         self.failed: list[tuple[Row, Exception]] = []
 
     def add(self, row: Row) -> None:
-        """Begins to read the prompt of a row."""
+        """Begins to read the prompt of a row but its last token, in parts that end at its marks."""
         self.rows.append(row)
         known = Known(0, None) if self._sessions is None else self._sessions.find(row.tokens)
         state = self._model.init_state(1) if known.state is None else known.state
-        row.beginning, row.cached_tokens = self._beginnings.of(
-            row.tokens, row.request.marks, known.count, state
-        )
+        position, start = known.count, 0
+        digest, array = blake2b(digest_size=16), np.array(row.tokens, np.int32)
+        whole: Beginning | None = None
+        for end in row.ends:
+            if end <= position and end < len(row.tokens) - 1:
+                continue
+            digest.update(array[start:end].tobytes())
+            start, key = end, (end, digest.digest())
+            shared = self._beginnings.get(key)
+            if shared is None:
+                whole = Beginning(row.tokens, end, whole, position, state)
+                self._beginnings[key] = whole
+            else:
+                # read, or to be read, for another prompt
+                whole, position = shared, end
+        row.beginning, row.cached_tokens, row.num_kept = whole, position, known.count
 
     def drop_over(self) -> None:
         """Forgets the prompts of rows that are over."""
@@ -100,13 +115,6 @@ class PromptReading:
                 self._give_up(parts, error)
         mx.async_eval(self._computed)
 
-    def take_read(self) -> list[Row]:
-        """The rows whose prompts are read, all but the last token; they leave."""
-        ready = [row for row in self.rows if row.beginning is not None and row.beginning.is_read]
-        if ready:
-            self.rows = deque(row for row in self.rows if row not in ready)
-        return ready
-
     def _give_up(self, parts: Sequence[Beginning], error: Exception) -> None:
         """Drops the rows that wait for parts which cannot be read."""
         failed = [row for row in self.rows if _waits_for(row, parts)]
@@ -114,7 +122,7 @@ class PromptReading:
         self.failed += [(row, error) for row in failed]
 
     def _next_parts(self, room: int) -> list[Beginning]:
-        """What is read next, in one call; the rows that wait for it go to the end."""
+        """The texts that are read next, in one call; the rows that wait for it go to the end."""
         parts: list[Beginning] = []
         served, waiting = [], []
         for row in self.rows:
@@ -145,8 +153,11 @@ class PromptReading:
             part.state = own
             self.tokens_read += len(piece)
             self._computed.append(own)
-            if part.is_read:
-                self.ends.append((part.tokens[: part.length], own))
+            if part.is_read and self._sessions is not None and not self._sessions.serves_all:
+                # what goes on from here is written to memory that nothing else holds
+                kept = without_room(self._model, own, part.length)
+                self._computed.append(kept)
+                self.ends.append((part.tokens[: part.length], kept))
         return tokens.size
 
     def _fit(self, parts: Sequence[Beginning], room: int) -> bool:
@@ -169,6 +180,22 @@ def _waits_for(row: Row, parts: Sequence[Beginning]) -> bool:
 
 PREFILL_STEP_SIZE = 512
 MAX_ROWS = 32
+_MOST_UNKEPT = 4
+"""The most states that wait until nothing is written: of a prompt and its marks, and of its text."""
+
+
+class _Unkept(NamedTuple):
+    """A state that is yet to be kept.
+
+    Attributes:
+        tokens: The text that it is of.
+        state: What the model keeps of it.
+        ends: Numbers of tokens of beginnings that it serves too.
+    """
+
+    tokens: Sequence[int]
+    state: State
+    ends: Sequence[int] = ()
 
 
 class Scheduler:
@@ -232,10 +259,11 @@ class Scheduler:
         if draft_model is not None:
             check_causal(draft_model)
             check_draft(model, draft_model)
-            self._drafting = ModelDrafting(model, draft_model, num_draft_tokens, prefill_step_size)
+            self._drafting = ModelDrafting(
+                model, tokenizer.vocab_size, num_draft_tokens, draft_model, prefill_step_size
+            )
         elif ngram_drafts:
-            self._drafting = NgramDrafting(model, num_draft_tokens)
-        self._plain = with_known_tokens(model, tokenizer, ())
+            self._drafting = NgramDrafting(model, tokenizer.vocab_size, num_draft_tokens)
         self._model = model
         self._tokenizer = tokenizer
         self._max_rows = max_rows
@@ -243,7 +271,7 @@ class Scheduler:
         self._count = 0
         self._waiting: deque[Row] = deque()
         self._reading = PromptReading(model, prefill_step_size, sessions)
-        self._writing = Writing(model, keeps=sessions is not None)
+        self._writing = Writing(model, tokenizer.vocab_size, keeps=sessions is not None)
         self._choice: Choice | None = None
         # the text that is written with drafts
         self._drafted: Row | None = None
@@ -251,7 +279,7 @@ class Scheduler:
         self._rows: dict[int, Row] = {}
         self._has_cancelled = False
         self._failed: list[Event] = []
-        self._unkept: list[tuple[Sequence[int], State]] = []
+        self._unkept: deque[_Unkept] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -268,7 +296,7 @@ class Scheduler:
 
     @property
     def draft_stats(self) -> DraftStats:
-        """What the drafts were worth so far."""
+        """The value of the drafts so far."""
         return DraftStats() if self._drafting is None else self._drafting.stats
 
     @property
@@ -283,16 +311,32 @@ class Scheduler:
             ValueError: The prompt is empty, too long or has a token outside the vocabulary, or a number
                 is out of its bounds.
         """
-        longest = self._model.max_length
-        request.check(self._model.vocab_size, longest)
+        longest, vocab_size = self._model.max_length, self._model.vocab_size
+        size = len(request.tokens)
+        if size == 0:
+            raise ValueError("[scheduler] 'prompt' must not be empty. Give at least one token.")
+        check_tokens(request.tokens, vocab_size)
+        if longest is not None and size > longest:
+            raise ValueError(
+                f"[scheduler] 'prompt' must have at most {longest} tokens for this model but has "
+                f"{size}."
+            )
+        check_max_tokens(request.max_tokens)
+        if request.top_logprobs is not None and not 0 <= request.top_logprobs <= vocab_size:
+            raise ValueError(
+                f"[scheduler] 'top_logprobs' must be between 0 and {vocab_size}, the vocabulary, but "
+                f"got {request.top_logprobs}."
+            )
+        for mark in request.marks:
+            if not 0 < mark <= size:
+                raise ValueError(
+                    f"[scheduler] 'marks' must lie between 1 and {size}, the number of tokens, but hold "
+                    f"{mark}."
+                )
         self._count += 1
         # the last token is not read
-        room = inf if longest is None else longest - len(request.tokens) + 1
-        request = replace(
-            request,
-            max_tokens=int(min(request.max_tokens, room)),
-            processors=with_known_tokens(self._model, self._tokenizer, request.processors),
-        )
+        room = inf if longest is None else longest - size + 1
+        request = replace(request, max_tokens=int(min(request.max_tokens, room)))
         row = Row(self._count, request, self._tokenizer)
         self._rows[row.number] = row
         self._waiting.append(row)
@@ -307,7 +351,7 @@ class Scheduler:
     def close(self) -> None:
         """Keeps what texts that are over have left to keep, where no step follows."""
         self._drop_cancelled()
-        self._keep()
+        self._keep(len(self._unkept))
 
     def step(self) -> list[Event]:
         """Reads on, and returns what has become of the requests.
@@ -316,23 +360,34 @@ class Scheduler:
         """
         if self._has_cancelled:
             self._drop_cancelled()
-        self._keep()
+        if self._drafted is not None and self._waiting and self._max_rows > 1:
+            self._end_drafts()
         self._admit()
         self._reading.read()
-        self._failed += [self._failure(row, error) for row, error in self._reading.failed]
-        if self._sessions is not None:
-            self._unkept += self._reading.ends
+        self._failed += [self._event(row, error=error) for row, error in self._reading.failed]
+        if self._reading.ends:
+            mx.eval([state for _, state in self._reading.ends])
+            self._unkept += [_Unkept(*end) for end in self._reading.ends]
         if self._drafted is not None and self._reading.rows:
-            row, self._drafted = self._drafted, None
-            self._writing.join([row], [cast(Drafting, self._drafting).end()])
+            self._end_drafts()
         self._join()
         choice, self._choice = self._choice, self._writing.step() if self._writing.rows else None
+        if self._unkept:
+            # where no token waits for it: while several rows are computed, or none is; then it is one
+            # at a time, so that a request need not wait for more
+            count = len(self._unkept)
+            if len(self._writing.rows) < 2:
+                is_idle = choice is None and self._choice is None
+                count = max(count - _MOST_UNKEPT, int(is_idle))
+            self._keep(count)
         events, self._failed = self._failed, []
         if choice is not None:
             events += self._handed_out(choice)
         if self._sessions is not None:
             self._writing.hold()
-        if over := [row for row in self._writing.rows if row.is_over or row.is_written]:
+        # of one that may have a single token more, that one is chosen, and none is to be read
+        rows = self._writing.rows
+        if over := [row for row in rows if row.is_over or row.completion.remaining <= 1]:
             self._leave(over)
         if self._drafted is not None:
             events += self._draft(self._drafted)
@@ -343,6 +398,12 @@ class Scheduler:
     def _drop_cancelled(self) -> None:
         self._has_cancelled = False
         self._waiting = deque(row for row in self._waiting if not row.is_over)
+        if self._sessions is not None and self._sessions.serves_all:
+            self._unkept += [
+                _Unkept(*row.beginning.kept, ends)
+                for row in self._reading.rows
+                if row.is_over and row.beginning is not None and (ends := row.unkept_ends)
+            ]
         self._reading.drop_over()
         self._leave([row for row in self._writing.rows if row.is_over])
         if self._drafted is not None and self._drafted.is_over:
@@ -356,6 +417,8 @@ class Scheduler:
             and len(self._reading.rows) + len(self._writing.rows) + drafted < self._max_rows
         ):
             row = self._waiting.popleft()
+            if self._sessions and (self._unkept or self._reading.rows or self._writing.rows):
+                self._keep_beginnings(row, self._sessions)
             self._reading.add(row)
             for other in self._waiting:
                 if other.tokens == row.tokens:
@@ -365,9 +428,13 @@ class Scheduler:
     def _join(self) -> None:
         """Lets rows write whose prompts are read."""
         rows, states = [], []
-        for row in self._reading.take_read():
-            beginning, row.beginning = row.beginning, None
+        for row in list(self._reading.rows):
+            beginning = row.beginning
             assert beginning is not None
+            if not beginning.is_read:
+                continue
+            self._reading.rows.remove(row)
+            row.beginning = None
             prompt = mx.array([row.tokens], mx.int32)
             try:
                 row.seen = [
@@ -375,7 +442,7 @@ class Scheduler:
                     for process in row.request.processors
                 ]
             except Exception as error:
-                self._failed.append(self._failure(row, error))
+                self._failed.append(self._event(row, error=error))
                 continue
             rows.append(row)
             states.append(beginning.state)
@@ -383,33 +450,54 @@ class Scheduler:
             self._writing.join(rows, states)
 
     def _handed_out(self, choice: Choice) -> list[Event]:
-        """The events of a step."""
+        """The events of a step; waits until its tokens are computed."""
         events = []
-        for row, result, logprobs in choice.results():
+        tokens, finite = (cast(list, array.tolist()) for array in (choice.tokens, choice.finite))
+        logprobs = {} if choice.logprobs is None else choice.logprobs.rows()
+        for n, row in enumerate(choice.rows):
             if row.is_over:
                 continue
-            if isinstance(result, Exception):
-                events.append(self._failure(row, result))
-                continue
-            events.append(self._add(row, result, logprobs))
+            error = choice.failures.get(n) or (None if finite[n] else not_finite())
+            if error is None:
+                events.append(self._event(row, tokens[n], logprobs.get(n)))
+            else:
+                events.append(self._event(row, error=error))
         return events
 
-    def _add(self, row: Row, token: int, logprobs: TokenLogprobs | None = None) -> Event:
-        text = row.completion.add(token)
-        if row.completion.finish_reason is not None:
-            row.is_over = True
+    def _event(
+        self,
+        row: Row,
+        token: int | None = None,
+        logprobs: TokenLogprobs | None = None,
+        error: Exception | None = None,
+    ) -> Event:
+        """The result of a row's step: the token that it has chosen, or the error that ends it."""
+        completion = row.completion
+        text = "" if token is None else completion.add(token)
+        if error is not None or completion.finish_reason is not None:
+            row.is_over, row.has_failed = True, error is not None
             del self._rows[row.number]
-        return row.event(text, token, logprobs)
-
-    def _failure(self, row: Row, error: Exception) -> Event:
-        row.is_over = row.has_failed = True
-        del self._rows[row.number]
-        return row.event(error=error)
+        return Event(
+            request=row.number,
+            text=text,
+            token=token,
+            logprobs=logprobs,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=len(row.tokens),
+            cached_tokens=row.cached_tokens,
+            error=error,
+            stop_string=completion.stop_string,
+        )
 
     def _leave(self, rows: Collection[Row]) -> None:
         if self._sessions is not None:
             healthy = [row for row in rows if not row.has_failed]
-            self._unkept += [kept for row in healthy for kept in self._writing.kept_of(row)]
+            kept = [
+                _Unkept(*kept, row.ends) for row in healthy for kept in self._writing.kept_of(row)
+            ]
+            # before the tokens that others read next
+            mx.async_eval([each.state for each in kept])
+            self._unkept += kept
         self._writing.leave(rows)
 
     def _begin_to_draft(self, drafting: Drafting) -> list[Event]:
@@ -418,7 +506,7 @@ class Scheduler:
         if len(rows) != 1 or self._waiting or self._reading.rows or choice is None:
             return []
         (row,) = rows
-        if list(row.request.processors) != self._plain or not drafting.catches_up(row):
+        if row.request.processors or not drafting.catches_up(row):
             return []
         self._choice = None
         events = self._handed_out(choice)
@@ -429,19 +517,33 @@ class Scheduler:
             drafting.begin(row, state)
             self._drafted = row
         elif not row.has_failed and self._sessions is not None:
-            self._unkept.append((row.read[:-1], state))
+            self._unkept.append(_Unkept(row.read[:-1], state, row.ends))
         return events
+
+    def _end_drafts(self) -> None:
+        """Lets the text that is written with drafts be written with others."""
+        row, self._drafted = cast(Row, self._drafted), None
+        read, state, sessions = row.read[:-1], cast(Drafting, self._drafting).end(), self._sessions
+        if sessions is not None and sessions.serves_all:
+            ends = row.unkept_ends
+            if any(_share(other.tokens, row.tokens, ends) for other in self._waiting):
+                sessions.keep(read, state, ends)
+                row.num_kept = ends[-1]
+        self._writing.join([row], [state])
 
     def _draft(self, row: Row) -> list[Event]:
         """The next tokens of a text that is written with drafts."""
         events: list[Event] = []
+        drafting = cast(Drafting, self._drafting)
+        if self._sessions is not None:
+            drafting.hold(row)
         try:
-            tokens = cast(Drafting, self._drafting).step(row)
+            tokens = drafting.step(row)
         except MMFreeError as error:
-            events.append(self._failure(row, error))
+            events.append(self._event(row, error=error))
             tokens = []
         while tokens and not row.is_over:
-            events.append(self._add(row, tokens.pop(0)))
+            events.append(self._event(row, tokens.pop(0)))
         if row.is_over:
             self._let_go(row, len(tokens))
         return events
@@ -450,14 +552,41 @@ class Scheduler:
         """Takes a text back that is over; the model may have read tokens that are none of it."""
         self._drafted = None
         read, state = row.read[:-1], cast(Drafting, self._drafting).end()
-        if ahead:
-            state = state_before(self._model, state, len(read) + ahead, ahead)
-        if self._sessions is not None and not row.has_failed and state is not None:
-            self._unkept.append((read, state))
+        if self._sessions is None or row.has_failed:
+            return
+        length = len(read) + ahead
+        whole = state_before(self._model, state, length, ahead) if ahead else state
+        kept = [] if row.completion.stop_string else [(read, whole)]
+        if row.held is not None and (row.completion.is_cut or whole is None):
+            count, held = row.held
+            before = state_before(self._model, state, length, length - count, held)
+            kept.insert(0, (read[:count], before))
+        self._unkept += [
+            _Unkept(tokens, each, row.ends) for tokens, each in kept if each is not None
+        ]
 
-    def _keep(self) -> None:
-        """Keeps states that were still computed when the step before ended."""
-        unkept, self._unkept = self._unkept, []
-        if self._sessions is not None:
-            for tokens, state in unkept:
-                self._sessions.keep(tokens, state)
+    def _keep_beginnings(self, row: Row, sessions: Sessions) -> None:
+        """Keeps what a text goes on from, of texts that are over, read or written."""
+        for _ in range(len(self._unkept)):
+            tokens, _, ends = self._unkept[0]
+            served = [*ends, len(tokens)] if sessions.serves_all else [len(tokens)]
+            if _share(row.tokens, tokens, served):
+                self._keep(1)
+            else:
+                self._unkept.rotate(-1)
+        for other in [*self._reading.rows, *self._writing.rows] if sessions.serves_all else []:
+            ends, part = other.unkept_ends, other.beginning
+            if _share(row.tokens, other.tokens, ends):
+                for kept in [part.kept] if part is not None else self._writing.kept_of(other):
+                    sessions.keep(*kept, ends)
+                other.num_kept = ends[-1]
+
+    def _keep(self, count: int) -> None:
+        """Keeps the states that have waited for longest."""
+        for _ in range(count):
+            cast(Sessions, self._sessions).keep(*self._unkept.popleft())
+
+
+def _share(text: Sequence[int], other: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether a text goes on from a beginning of another, of which one ends at each of `ends`."""
+    return any(0 < end < len(text) and text[:end] == other[:end] for end in ends)

@@ -1,4 +1,4 @@
-"""The rows that are being written: all of them read one token a step, and choose the next."""
+"""Requests, what becomes of them, and the rows that are written: all read one token a step."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
@@ -10,12 +10,191 @@ from mlx.utils import tree_map
 
 from ...models import Decoder
 from ...ops import cross_entropy
-from ..decode import STEPS_PER_CACHE_CLEARING, Reader, not_finite
-from ..sampling import Draw, LogitsProcessor, Sampler
+from ..decode import STEPS_PER_CACHE_CLEARING, Completion, FinishReason, Reader
+from ..sampling import Draw, LogitsProcessor, Sampler, greedy
 from ..states import exact_lengths, joined_states, selected_rows, state_before
-from .requests import Row, TokenLogprobs
 
 State = Any
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to continue.
+
+    Attributes:
+        tokens: The ids of the whole prompt, at least one.
+        max_tokens: How many tokens to generate at most; fewer where the model's longest text ends.
+        sampler: Chooses tokens from logits; see `make_sampler`.
+        processors: Change the logits before; see `make_processors`. Their states belong to the text.
+        stop: Strings that end the text and are not shown.
+        end: Tokens that end the text.
+        seed: Of the text's own random numbers, which no other text changes; `None`: one is drawn from
+            MLX's generator. A sampler that is not of `make_sampler` uses that generator at each token.
+        top_logprobs: How many of the likeliest tokens are told with their log-probabilities at each
+            step; 0: only the chosen one; `None`: none.
+        marks: Numbers of tokens of the prompt after which the state is kept too, such as at the ends
+            of messages. Prompts that are alike up to a mark are read once up to there.
+        is_answer: Whether the text is a text of its own, and does not go on from the prompt's last word.
+
+    Example:
+        >>> request = Request([1, 2, 3], max_tokens=20, seed=7)
+        >>> request.max_tokens
+        20
+    """
+
+    tokens: Sequence[int]
+    max_tokens: int = 100
+    sampler: Sampler = greedy
+    processors: Sequence[LogitsProcessor] = ()
+    stop: Sequence[str] = ()
+    end: Collection[int] = ()
+    seed: int | None = None
+    top_logprobs: int | None = None
+    marks: Sequence[int] = ()
+    is_answer: bool = False
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The model's probabilities of one step, before penalties and temperature.
+
+    Attributes:
+        token: The token that was chosen.
+        logprob: The logarithm of its probability.
+        top: The likeliest tokens with theirs, first to last.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step of one request.
+
+    Attributes:
+        request: The number that `Scheduler.submit` gave it.
+        text: The text that this step adds, possibly none.
+        token: The token that was chosen; `None` where the request failed.
+        logprobs: Its log-probability and the likeliest tokens', if they were asked for.
+        finish_reason: `"stop"` at a stop string or the end of the text, `"length"` at the last token
+            allowed, otherwise `None`.
+        prompt_tokens: Number of tokens of the prompt.
+        cached_tokens: How many of them were known, or read for another request.
+        error: Why this request, alone, has failed; it is then over.
+        stop_string: The stop string that has ended the text, if one has.
+    """
+
+    request: int
+    text: str
+    token: int | None
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+    prompt_tokens: int
+    cached_tokens: int
+    error: Exception | None = None
+    stop_string: str | None = None
+
+
+@dataclass(eq=False)
+class Beginning:
+    """The first tokens of one or several prompts, and what the model keeps of them.
+
+    Attributes:
+        tokens: A prompt.
+        length: How many of its tokens they are.
+        before: A shorter beginning of it, to go on from; `None`: `state` is where to go on.
+        position: How many tokens `state` has read.
+        state: What the model keeps of them, in the ordinary form, for a batch of one.
+    """
+
+    tokens: Sequence[int]
+    length: int
+    before: "Beginning | None"
+    position: int
+    state: State
+
+    @property
+    def is_read(self) -> bool:
+        """Whether `state` is that after all of its tokens."""
+        return self.position == self.length and self.before is None
+
+    @property
+    def kept(self) -> tuple[Sequence[int], State]:
+        """The tokens that are read on the way to this one, and the state after them."""
+        part = self.next_unread()
+        return part.tokens[: part.position], part.state
+
+    def next_unread(self) -> "Beginning":
+        """The text to read next on the way to this one: itself, or a shorter one.
+
+        It then goes on from where the one before it has ended.
+        """
+        part = self
+        while part.before is not None and not part.before.is_read:
+            part = part.before
+        if part.before is not None:
+            part.position, part.state = part.before.position, part.before.state
+            part.before = None
+        return part
+
+
+class Row:
+    """A request on its way: what it waits for, and the text that it has so far.
+
+    Args:
+        number: That of the request.
+        request: What was asked.
+        tokenizer: Turns tokens into text.
+
+    Attributes:
+        ends: Numbers of tokens of its prompt after which its state is kept, ascending.
+        key: That of its next random numbers.
+        seen: What its processors have seen, once it writes.
+        beginning: All of its prompt but the last token, until it writes; `None`: nobody reads it yet.
+        cached_tokens: How many tokens of the prompt were not read for this request.
+        held: While its last tokens may be a stop string: the number of tokens before them, and by
+            mixers the states after those; `None` for what can be shortened.
+        num_kept: How many tokens of its prompt can be found while it is read and written.
+        is_over: No event follows.
+        has_failed: Its state is worth nothing.
+    """
+
+    def __init__(self, number: int, request: Request, tokenizer: Any):
+        self.number = number
+        self.request = request
+        self.tokens = [int(token) for token in request.tokens]
+        last = len(self.tokens) - 1
+        self.ends = sorted({*(mark for mark in request.marks if mark < last), last})
+        after = () if request.is_answer else self.tokens
+        self.completion = Completion(
+            tokenizer, request.stop, request.end, request.max_tokens, after
+        )
+        if request.seed is None:
+            self.key = mx.random.randint(0, 2**31 - 1, (2,)).astype(mx.uint32)
+        else:
+            self.key = mx.random.key(request.seed % 2**64)
+        self.seen: list[Any] = []
+        self.beginning: Beginning | None = None
+        self.cached_tokens = 0
+        self.held: tuple[int, list[State | None]] | None = None
+        self.num_kept = 0
+        self.is_over = False
+        self.has_failed = False
+
+    @property
+    def read(self) -> list[int]:
+        """The tokens that the model has read, once the row writes."""
+        return self.tokens + self.completion.tokens
+
+    @property
+    def unkept_ends(self) -> list[int]:
+        """Those of `ends` that the model has read and that cannot be found yet."""
+        count = len(self.tokens)
+        if self.beginning is not None:
+            count = self.beginning.next_unread().position
+        return [end for end in self.ends if self.num_kept < end <= count]
 
 
 @dataclass
@@ -41,19 +220,20 @@ class Batches:
 
     Args:
         model: Gives the logits.
+        known: How many tokens have a text.
         holds: Whether states before the last token may be asked for.
+
+    Attributes:
+        by_stage: The batches, some without rows, by how many of the exact lengths their rows reach.
     """
 
-    def __init__(self, model: Decoder, holds: bool):
+    def __init__(self, model: Decoder, known: int, holds: bool):
         self._model = model
+        self._known = known
         self._exact_lengths = exact_lengths(model)
         self._holds = [holds and mixer.state_kind.is_renewed for mixer in model.token_mixers]
-        self._batches: dict[int, _Batch] = {}
+        self.by_stage: dict[int, _Batch] = {}
         self._lengths: list[int] = []
-
-    def filled(self) -> list[_Batch]:
-        """The batches that have rows."""
-        return [batch for batch in self._batches.values() if batch.places]
 
     def join(self, states: dict[int, State], lengths: Sequence[int] = ()) -> None:
         """Takes rows in, to be read with those that are quantised alike after one token more.
@@ -69,23 +249,28 @@ class Batches:
             stages.setdefault(stage, []).append(place)
         for stage, places in stages.items():
             added = [states[place] for place in places]
-            batch = self._batches.get(stage)
+            batch = self.by_stage.get(stage)
             if batch is None:
-                reader = Reader(self._model, joined_states(self._model, added))
-                self._batches[stage] = _Batch(reader, places)
+                state = joined_states(self._model, added)
+                reader = Reader(self._model, state, self._known)
+                self.by_stage[stage] = _Batch(reader, places)
                 continue
             before = [batch.reader.state] if batch.places else []
             batch.reader.go_on(joined_states(self._model, [*before, *added]))
             batch.places += places
 
-    def state_of(self, place: int) -> State:
-        """That of one row, for a batch of one in the ordinary form."""
-        [batch] = (batch for batch in self.filled() if place in batch.places)
-        return self._states(batch, [place])
+    def state_of(self, places: Sequence[int]) -> State:
+        """That of rows which are read together, in the ordinary form."""
+        [batch] = (batch for batch in self.by_stage.values() if places[0] in batch.places)
+        if places == batch.places:
+            return batch.reader.state
+        rows = [batch.places.index(place) for place in places]
+        longest = max(self._lengths[place] for place in places)
+        return selected_rows(self._model, batch.reader.state, rows, longest)
 
     def before_last(self, place: int) -> list[State | None]:
         """By mixers, the state of one row before the last token that was read, where it was held."""
-        [batch] = (batch for batch in self.filled() if place in batch.places)
+        [batch] = (batch for batch in self.by_stage.values() if place in batch.places)
         row = batch.places.index(place)
         return [
             None if state is None else tree_map(lambda array: array[row : row + 1], state)
@@ -94,10 +279,10 @@ class Batches:
 
     def keep(self, places: Sequence[int]) -> None:
         """Drops all rows but these."""
-        for batch in self.filled():
+        for batch in self.by_stage.values():
             self._drop(batch, set(batch.places) - set(places))
         new_places = {place: n for n, place in enumerate(places)}
-        for batch in self.filled():
+        for batch in self.by_stage.values():
             batch.places = [new_places[place] for place in batch.places]
         self._lengths = [self._lengths[place] for place in places]
 
@@ -111,7 +296,7 @@ class Batches:
         if self._exact_lengths:
             self._move()
         self._lengths = [length + 1 for length in self._lengths]
-        batches = self.filled()
+        batches = [batch for batch in self.by_stage.values() if batch.places]
         for batch in batches:
             pairs = zip(self._holds, batch.reader.arrays, strict=True)
             batch.before = [state if holds else None for holds, state in pairs]
@@ -126,9 +311,9 @@ class Batches:
     def _move(self) -> None:
         """Moves the rows that the next token quantises."""
         stages = [bisect_right(self._exact_lengths, length) for length in self._lengths]
-        for stage, batch in list(self._batches.items()):
+        for stage, batch in list(self.by_stage.items()):
             moving = [place for place in batch.places if stages[place] != stage]
-            states = {place: self._states(batch, [place]) for place in moving}
+            states = {place: self.state_of([place]) for place in moving}
             self._drop(batch, moving)
             self.join(states)
 
@@ -137,13 +322,8 @@ class Batches:
         if not left:
             batch.reader.arrays = ()
         elif len(left) < len(batch.places):
-            batch.reader.go_on(self._states(batch, left))
+            batch.reader.go_on(self.state_of(left))
         batch.places = left
-
-    def _states(self, batch: _Batch, places: Sequence[int]) -> State:
-        rows = [batch.places.index(place) for place in places]
-        longest = max(self._lengths[place] for place in places)
-        return selected_rows(self._model, batch.reader.state, rows, longest)
 
 
 class Logprobs:
@@ -249,21 +429,10 @@ class _Group:
         self.keys, chosen = drawn(self.sampler, logits, self.keys)
         return chosen
 
-    def look_at(self, chosen: mx.array) -> None:
-        """Lets the processors see the tokens of all rows."""
-        try:
-            tokens = self.part_of(chosen)
-            self.seen = [
-                process.update(seen, tokens)
-                for process, seen in zip(self.processors, self.seen, strict=True)
-            ]
-        except Exception as error:
-            self.error = error
-
 
 @dataclass(frozen=True)
 class Choice:
-    """What the rows of a step chose, yet to be computed.
+    """The tokens that the rows of a step chose, yet to be computed.
 
     Attributes:
         rows: The rows of the batch at that step.
@@ -279,28 +448,20 @@ class Choice:
     failures: dict[int, Exception]
     logprobs: Logprobs | None
 
-    def results(self) -> list[tuple[Row, int | Exception, TokenLogprobs | None]]:
-        """Each row with its token, or why it has none; waits until they are computed."""
-        tokens, finite = (cast(list, array.tolist()) for array in (self.tokens, self.finite))
-        logprobs = {} if self.logprobs is None else self.logprobs.rows()
-        return [
-            (row, self.failures.get(n) or (token if is_finite else not_finite()), logprobs.get(n))
-            for n, (row, token, is_finite) in enumerate(zip(self.rows, tokens, finite, strict=True))
-        ]
-
 
 class Writing:
     """Rows that are written: while one step's tokens are handled, the next is computed.
 
     Args:
         model: Gives the logits.
+        known: How many tokens have a text.
         keeps: Whether states of rows are to be kept.
     """
 
-    def __init__(self, model: Decoder, keeps: bool = False):
+    def __init__(self, model: Decoder, known: int, keeps: bool = False):
         self._model = model
         self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        self._batches = Batches(model, keeps)
+        self._batches = Batches(model, known, keeps)
         self._groups: list[_Group] = []
         self._tokens = mx.zeros((0,), mx.uint32)
         # the processors have not seen them yet
@@ -333,8 +494,8 @@ class Writing:
         self._batches.join(by_place, [len(tokens) - 1 for tokens in read])
 
     def state_of(self, row: Row) -> State:
-        """What the model keeps of the tokens of a row that it has read, for a batch of one."""
-        return self._batches.state_of(self.rows.index(row))
+        """The model's state after the tokens of a row that it has read, for a batch of one."""
+        return self._batches.state_of([self.rows.index(row)])
 
     def key_of(self, row: Row) -> mx.array:
         """That of a row's next random numbers."""
@@ -357,7 +518,7 @@ class Writing:
         may yet complete one, both are kept.
         """
         place = self.rows.index(row)
-        read, state = row.read, self._batches.state_of(place)
+        read, state = row.read, self._batches.state_of([place])
         has_ended = row.completion.finish_reason is not None
         if not has_ended and row.held is None:
             return [(read, state)]
@@ -383,13 +544,13 @@ class Writing:
 
     def step(self) -> Choice:
         """Starts to compute the next token of each row, of which there is one at least."""
-        before = [batch.reader.arrays for batch in self._batches.filled()]
+        before = [batch.reader.arrays for batch in self._batches.by_stage.values()]
         logits, finite = self._batches.read(self._tokens)
         if self._is_on_cpu:
             # its memory is written to in place once nothing is to compute it any more
             mx.eval(before)
         del before
-        state = [batch.reader.arrays for batch in self._batches.filled()]
+        state = [batch.reader.arrays for batch in self._batches.by_stage.values()]
         if self._is_on_cpu:
             # apart, so that the state can be waited for while the logits are computed: whatever is
             # started together is held until all of it is there
@@ -432,4 +593,11 @@ class Writing:
         if self._are_new:
             self._are_new = False
             for group in self._groups:
-                group.look_at(self._tokens)
+                tokens = group.part_of(self._tokens)
+                try:
+                    group.seen = [
+                        process.update(seen, tokens)
+                        for process, seen in zip(group.processors, group.seen, strict=True)
+                    ]
+                except Exception as error:
+                    group.error = error

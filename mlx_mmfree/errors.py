@@ -31,6 +31,34 @@ def without_credentials(text: str) -> str:
     return text
 
 
+# C0 except newline and tab, DEL, C1, and the characters that change the direction of text
+_CONTROLS = (
+    *(code for code in range(0x20) if chr(code) not in "\n\t"),
+    *range(0x7F, 0xA0),
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+)
+_HARMLESS = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
+
+
+def shown(text: str) -> str:
+    """The text with U+FFFD in place of every control character.
+
+    Each character is replaced on its own, so that a control sequence in two parts is harmless too.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        The text, in which newlines and tabs stay.
+
+    Example:
+        >>> shown("a\\x1b[2Jb")
+        'a�[2Jb'
+    """
+    return text.translate(_HARMLESS)
+
+
 _shown: dict[str, str] = {}
 
 
@@ -89,10 +117,11 @@ class MMFreeError(Exception):
     """The base of the library's own errors. The commands show its one line without a traceback.
 
     The line does not repeat credentials that were typed into an argument, and names the user's files.
+    What it quotes of the user or of a file cannot steer a terminal.
     """
 
     def __str__(self) -> str:
-        return without_credentials(shown_path(super().__str__()))
+        return shown(without_credentials(shown_path(super().__str__())))
 
 
 class UnsupportedModelError(MMFreeError):

@@ -1,4 +1,4 @@
-"""`mmfree audit`: certifies what one decoded token does, from its recorded graph."""
+"""`mmfree audit`: counts the products, operations and bytes that one decoded token takes."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from .parts.command import CommandParser, add_old_positions, check_writable, com
 if TYPE_CHECKING:
     from ..evaluation.audit import Certificate
 
-HELP = "certify which products, operations and bytes a decoded token takes"
+HELP = "count the products, operations and bytes that one token takes"
 
 
 class _Parser(CommandParser):
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="mmfree audit", description=__doc__, usual=usual)
     loading.add_model_flags(parser)
     parser.add_argument(
-        "--config", help="shape to certify instead, without weights: {}, or a config.json"
+        "--config", help="published shape to count instead, without weights: {}, or a config.json"
     )
     parser.add_argument(
         "--positions",

@@ -28,7 +28,7 @@ _PROGRAMS = dict.fromkeys(("--head-bits", "--training", "--products"), "products
 _PROGRAMS |= dict.fromkeys(("--shapes", "--rows", "--walk-mb"), "products.py")
 _PROGRAMS |= {"train": "training.py", "images": "images.py", "mixers": "mixers.py"}
 _PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host": "host.py"}
-"""What programs of the clone measure."""
+"""The measurements by programs of the clone."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="only try the command, in seconds")
     _add_bound_flags(parser.add_argument_group("bound"))
     for name in ("--no-products", "--no-training"):
-        parser.add_argument(name, action="store_true", help="of no effect: neither is measured now")
+        parser.add_argument(name, action="store_true", help="without effect now")
     output = parser.add_argument_group("output")
     add_json_flag(output)
     add_picture_flag(output, "--plot", what="draw the rates")
@@ -68,8 +68,9 @@ def _add_bound_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--bound",
         metavar="CHIP",
-        help="measure nothing, but say how fast the model could be on this Apple chip at most, by its "
-        "bandwidth, counted instructions and launches: M2 Max, or with its GPU cores M2 Max 30",
+        help="measure nothing, and tell how fast the model could run at most on this Apple chip, such "
+        "as M2 Max, or M2 Max 30 with its number of GPU cores; the bound follows from the bandwidth, "
+        "counted instructions and launches",
     )
     group.add_argument(
         "--config",
@@ -172,7 +173,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _subject(args: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
-    """What measures, what of, and the kind of a model in a report."""
+    """The measuring function, its model, and the kind of a model in a report."""
     from ..evaluation import benchmark, scaled
     from ..evaluation.audit.skeleton import full_name, read_config
     from ..hub.checkpoint.load import OpenedModel

@@ -8,23 +8,10 @@ from contextlib import closing
 from copy import copy
 from typing import TYPE_CHECKING
 
-from ..errors import MMFreeError, UsageError
-from ..platform.terminal import shown
-from .parts.command import CommandParser, argument_errors, command, with_flags
+from ..errors import MMFreeError, UsageError, shown
+from .parts import loading, prompts
+from .parts.command import INTERRUPTED, CommandParser, argument_errors, command, with_flags
 from .parts.flags import add_sampling_flags, sampler_from
-from .parts.loading import (
-    add_key_value_flags,
-    add_memory_flags,
-    add_model_flags,
-    add_ngram_flags,
-    loaded,
-)
-from .parts.prompts import (
-    add_end_flags,
-    add_prefill_flag,
-    add_reasoning_budget_flag,
-    add_template_flags,
-)
 from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, WordWrap
 
 if TYPE_CHECKING:
@@ -36,12 +23,14 @@ HELP = "talk with a model in the terminal"
 
 PROMPT = ">> "
 COMMANDS = {
-    "/reset": "forget the conversation",
+    "/reset": "begin a new conversation",
     "/set NAME VALUE": "change a setting of the answers; /set alone shows all settings",
-    "/stats": "show sizes and speeds",
+    "/stats": "show the length of the conversation, its memory and the speed",
     "/help": "show this list",
-    "/exit": "end the chat; so does Ctrl-D, and Ctrl-C ends an answer",
+    "/exit": "leave; Ctrl-D leaves too, and Ctrl-C stops an answer",
 }
+ALSO = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
+"""Other names of commands, which other programs use."""
 SETTINGS = (
     "temp",
     "top-p",
@@ -66,30 +55,34 @@ class _Usual(float):
 TEMPERATURE, TOP_P = _Usual(0.7), _Usual(0.9)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = "mmfree chat", description: str | None = __doc__) -> CommandParser:
     usual = "--model --adapter-path --system-prompt --max-tokens --temp --top-p --seed --no-history"
-    parser = CommandParser(prog="mmfree chat", description=__doc__, usual=usual)
-    add_model_flags(parser)
+    parser = CommandParser(prog=prog, description=description, usual=usual)
+    loading.add_model_flags(parser)
     talk = parser.add_argument_group("conversation")
-    add_template_flags(talk, can_ignore=False)
-    add_end_flags(talk, max_tokens=256)
-    add_reasoning_budget_flag(talk)
-    add_prefill_flag(talk)
+    prompts.add_template_flags(talk, can_ignore=False)
+    prompts.add_end_flags(talk, max_tokens=256)
+    prompts.add_reasoning_budget_flag(talk)
+    prompts.add_prefill_flag(talk)
     talk.add_argument(
         "--no-history", action="store_true", help="do not keep typed lines for later sessions"
     )
-    choice = parser.add_argument_group("choice of tokens")
+    choice = parser.add_argument_group("sampling")
     add_sampling_flags(choice, temp=TEMPERATURE, top_p=TOP_P)
     drafts = parser.add_argument_group("speculative decoding")
-    add_ngram_flags(drafts, drafts)
-    add_key_value_flags(parser)
-    add_memory_flags(parser)
+    loading.add_ngram_flags(drafts, drafts)
+    loading.add_key_value_flags(parser)
+    loading.add_memory_flags(parser)
     return parser
 
 
 @command
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    return talk(build_parser().parse_args(argv))
+
+
+def talk(args: argparse.Namespace, prompt: str | None = None) -> int:
+    """Opens the chat, or with a prompt prints the answer to it alone. Returns the exit status."""
     import mlx.core as mx
 
     from ..generation import Chat
@@ -101,7 +94,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     bar = ReadingBar(args.prefill_step_size, "Reading")
     with (
         bar,
-        loaded(args, batch_size=1, prefill_step_size=args.prefill_step_size) as (model, tokenizer),
+        loading.loaded(args, batch_size=1, prefill_step_size=args.prefill_step_size) as (
+            model,
+            tokenizer,
+        ),
     ):
         with argument_errors():
             end = end_tokens(tokenizer, args.extra_eos_token)
@@ -123,17 +119,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if args.seed is not None:
             mx.random.seed(args.seed)
+        terminal = Terminal(chat, args, special)
+        if prompt is not None:
+            return terminal.answer_alone(prompt)
         _print_wrapped(
-            f"Chat with {args.model or 'the model in the package'}. /help lists the commands."
+            f"You are talking with {args.model or 'the model in the package'}. Type a message and press "
+            "Enter. /help shows the commands, and /exit leaves."
         )
         if note:
             _print_wrapped(note)
         if not chat.has_template:
             _print_wrapped(
-                "The model has no chat template: it is a base model, which was not taught to answer. "
-                "It continues your text instead."
+                "This is a base model, which has no chat template: it was not taught to answer. It "
+                "continues what you write."
             )
-        Terminal(chat, args, special).run()
+        terminal.run()
     return 0
 
 
@@ -187,6 +187,8 @@ class Terminal:
             try:
                 text = read()
                 is_command = text.startswith("/") and not read.is_quoted
+                if is_command:
+                    text = ALSO.get(text, text)
                 if is_command and text == "/exit":
                     return
                 if is_command:
@@ -197,14 +199,23 @@ class Terminal:
                 print()
                 return
             except KeyboardInterrupt:
-                print("\n(/exit or Ctrl-D ends the chat)")
+                print("\n(/exit or Ctrl-D leaves the chat)")
+
+    def answer_alone(self, text: str) -> int:
+        """Prints the answer to one message, a note on stderr if it was cut, and returns the status."""
+        with Interruption() as interruption, closing(self._chat.answer(text)) as responses:
+            note = self._show(responses, interruption)
+        print(flush=True)
+        if note:
+            print(f"[{note}]", file=sys.stderr)
+        return INTERRUPTED if interruption.is_noted else 0
 
     def _run_command(self, line: str) -> None:
         name, *words = line.split()
         if line == "/reset":
             self._chat.reset()
             self._last = None
-            print("The conversation is forgotten.")
+            print("A new conversation begins.")
         elif name == "/set":
             self._set(words)
         elif line == "/stats":
@@ -212,13 +223,14 @@ class Terminal:
         elif line == "/help":
             print("\n".join(f"  {name:17}{text}" for name, text in COMMANDS.items()))
             print(
-                f"  {QUOTES:17}begins and ends a message of several lines, or one that begins with /"
+                f"  {QUOTES:17}stands before and after a message of several lines, or one that begins "
+                "with /"
             )
         else:
             known = ", ".join(name.split()[0] for name in COMMANDS)
             _print_wrapped(
-                f"The command must be one of {known} but got {name!r:.40}. Write {QUOTES} before and "
-                "after a message that begins with /."
+                f"There is no command {name!r:.40}. The commands are {known}. To send a message that "
+                f"begins with /, write {QUOTES} before and after it."
             )
 
     def _set(self, words: Sequence[str]) -> None:
@@ -251,6 +263,8 @@ class Terminal:
         try:
             with Interruption() as interruption, closing(self._chat.answer(text)) as responses:
                 note = self._show(responses, interruption)
+            if not note and not self._chat.has_template:
+                note = "end of the text; your next line begins a new one"
         except KeyboardInterrupt:
             note = "stopped"
         except MMFreeError as error:
@@ -264,11 +278,10 @@ class Terminal:
             print(f" [{note}]" if note else "")
 
     def _show(self, responses: "Iterator[GenerationResponse]", interruption: Interruption) -> str:
-        """Prints an answer as it comes and returns a note on how it ended."""
+        """Prints an answer as it comes and returns a note on how it was cut, if it was."""
         wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
         self._is_in_thought = False
-        is_chat = self._chat.has_template
-        note = "" if is_chat else "end of the text; your next line begins a new one"
+        note = ""
         for response in responses:
             interruption.has_tokens = True
             self._last = response
@@ -305,7 +318,7 @@ class Terminal:
     def _show_statistics(self) -> None:
         chat, last = self._chat, self._last
         print(f"Conversation: {chat.size} tokens, answers: {chat.turns}")
-        print(f"State: {chat.state_bytes / 1e6:.3f} MB")
+        print(f"Memory of the conversation: {chat.state_bytes / 1e6:.3f} MB")
         if last is None:
             return
         print(f"Last question: {_speed(last.prompt_tokens, ' read', last.prompt_tps)}")

@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     usual = "--model --adapter-path --text --data --labels --picture --top-k --batch-size --json"
     parser = CommandParser(prog="mmfree classify", description=__doc__, usual=usual)
     loading.add_source_flags(
-        parser, ", such as timm/edgenext_xx_small.in1k or one of 'mmfree train'", is_required=True
+        parser, ", such as timm/edgenext_xx_small.in1k or one of 'mmfree train'", required=True
     )
     add_plugin_flag(parser)
     loading.add_adapter_flag(parser)

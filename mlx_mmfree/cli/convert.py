@@ -121,7 +121,7 @@ def _add_ternarize_flags(group: Any) -> None:
         nargs="?",
         const="tensor",
         choices=("tensor", "group"),
-        help="make a dense Llama, Qwen3 or model of images ternary, which then needs fine-tuning: "
+        help="make a dense Llama, Qwen3 or image model ternary, which then needs fine-tuning: "
         "tensor, as in BitNet, has one scale for each matrix and 8-bit activations; group has a scale "
         "for each 128 inputs and float activations (tensor)",
     )
@@ -162,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_part_bytes=args.split_max_size,
         check=args.verify,
         overwrite=args.overwrite,
-        show_progress=sys.stderr.isatty(),
+        show_progress=True,
         card=_card(args, arguments, checkpoint),
     )
     print(_table(report))

@@ -72,14 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     names = {field.name for field in fields(DistilSettings)}
     given = {name: value for name, value in vars(args).items() if name in names}
-    run("distil", arguments, read_settings(args.config, given), dry_run=args.dry_run)
+    settings = read_settings(args.config, given)
+    if settings.ternary and settings.to == ("same",):
+        name = f"mmfree ternarize --scales {settings.scales}"
+        print(f"note: `{name}` is the same run, as attention stays.", file=sys.stderr)
+    run("distil", arguments, settings, dry_run=args.dry_run)
     return 0
 
 
 def run(
     name: str, arguments: Sequence[str], settings: DistilSettings, *, dry_run: bool = False
 ) -> None:
-    """Plans a distillation, runs it unless it is a dry run, and prints what came of it.
+    """Plans a distillation, runs it unless it is a dry run, and prints the result.
 
     Args:
         name: The command, and `arguments` its own, for the model card.
@@ -146,7 +150,9 @@ def efforts_shown(distillation: "Distillation") -> list[str]:
     lines = terminal.aligned(rows)
     if logits := distillation.settings.logits_bytes:
         lines.append(f"The teacher's logits take {terminal.size_text(logits)} of the disk.")
-    lines.append("Estimates. A GPU's rate is 40 % of that of large products, which is assumed.")
+    lines.append(
+        "Estimates. A GPU is taken to reach 30 % of its bound, which is that of `mmfree bench --bound`."
+    )
     rates = (f"{name}: {m.rate / 1e12:.3g} TFLOP/s ({m.source})." for name, m in MACHINES.items())
     return [*lines, *rates]
 

@@ -184,8 +184,12 @@ def table(found: dict[str, Any]) -> list[str]:
         lines += _section("times of Metal kernels", dict(map(_time, found["kernel_times"])))
     if found["choices"]:
         lines += _section("chosen by timing", dict(map(_chosen, found["choices"].items())))
-    lines.append("problems" if found["problems"] else "no problems found")
-    return [*lines, *(f"  - {problem}" for problem in found["problems"])]
+    problems = [f"  - {problem}" for problem in found["problems"]]
+    reason = found["cpu_kernels"]["reason"]
+    if reason and any(reason in problem for problem in problems):
+        # it is long, and each operation gives it
+        lines = [line.replace(reason, "see the problems below") for line in lines]
+    return [*lines, "problems" if problems else "no problems found", *problems]
 
 
 def _machine(found: dict[str, Any]) -> dict[str, str]:

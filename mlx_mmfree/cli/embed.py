@@ -11,7 +11,7 @@ from ..files.reading import read_text
 from .parts import flags, loading, prompts, terminal
 from .parts.command import CommandParser, command
 
-HELP = "give the vectors of texts, or how alike they are"
+HELP = "turn texts into vectors, or tell how alike texts are"
 
 _MOST_BYTES = 8_000_000
 
@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Each line of the output is a JSON object with a text, or the name of its file, and its "
         "vector of length 1.",
     )
-    loading.add_source_flags(parser, ", such as microsoft/bitnet-embedding-0.6b", is_required=True)
+    loading.add_source_flags(parser, ", such as microsoft/bitnet-embedding-0.6b", required=True)
     flags.add_plugin_flag(parser)
     group = parser.add_argument_group("texts")
     group.add_argument(
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--similarity",
         action="store_true",
-        help="print a table of the cosine of each two texts, in place of the vectors",
+        help="print a table of the cosine similarity of each pair of texts instead of vectors",
     )
     flags.add_json_flag(parser)
     loading.add_memory_flags(parser)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _given(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """What the texts are called, and the texts."""
+    """The names of the texts, and the texts."""
     given = [name for name in ("files", "text", "data") if getattr(args, name)]
     if len(given) != 1:
         raise UsageError(

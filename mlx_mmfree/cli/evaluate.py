@@ -16,7 +16,7 @@ from .parts.prompts import add_template_args_flag
 if TYPE_CHECKING:
     from ..generation import Sampler
 
-HELP = "run tasks of lm-evaluation-harness"
+HELP = "run benchmarks of lm-evaluation-harness"
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from .parts.terminal import size_text
 if TYPE_CHECKING:
     from ..generation.export import Export
 
-HELP = "write one step of decoding for C++ or Swift"
+HELP = "write one step of decoding, for programs in C++ or Swift"
 
 _CONTEXT = 2048
 

@@ -11,19 +11,20 @@ from .parts.loading import add_memory_flags, add_source_flags, limited_memory
 from .parts.prompts import given_prompt, opened_as
 from .parts.terminal import aligned
 
-HELP = "fill in the masks of a text with an encoder"
+HELP = "fill in the masked words of a text"
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree fill", description=__doc__, usual="--model --text --top-k --json"
     )
-    add_source_flags(parser, ", such as google/fnet-base", is_required=True)
+    add_source_flags(parser, ", such as google/fnet-base", required=True)
     add_plugin_flag(parser)
     parser.add_argument(
         "--text",
         required=True,
-        help="text that spells the model's mask token where a word is missing; '-' reads standard input",
+        help="text with the model's mask token in place of each missing word; '-' reads standard "
+        "input",
     )
     parser.add_argument(
         "--top-k", type=positive, default=5, help="number of words for each mask (%(default)s)"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..hub.publish.model_card import ModelCard
     from ..models import Decoder
 
-HELP = "merge an adapter into its model, or write both into one folder"
+HELP = "merge an adapter into its model, or put both into one folder"
 
 _ADAPTED = "base + adapter"
 _DATA = "[fuse] 'data'"

@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree generate", description=__doc__, usual=_USUAL)
     loading.add_model_flags(parser)
     _add_prompt_flags(parser.add_argument_group("prompt"))
-    choice = parser.add_argument_group("choice of tokens")
+    choice = parser.add_argument_group("sampling")
     flags.add_sampling_flags(choice)
     flags.add_penalty_flags(choice)
     end = parser.add_argument_group("end of the text")
@@ -291,7 +291,8 @@ def generate_one(
     if args.json:
         _print_json(args, _record(response, "".join(parts), interruption.is_noted))
         return
-    print()
+    # the figures go to the other stream
+    print(flush=True)
     if args.verbose:
         _print_statistics(response)
         if (draft := response.draft) is not None:
@@ -311,11 +312,10 @@ def generate_batch(
     interruption: Interruption,
 ) -> None:
     """Continues several prompts and prints all texts at the end; arguments as `generate_one`."""
-    from tqdm import tqdm
-
     from ..generation import batch_generate
+    from ..platform.progress import Progress
 
-    with tqdm(total=len(prompts), unit="prompt", leave=False, disable=None, file=sys.stderr) as bar:
+    with Progress("Prompts", len(prompts), "prompt", leave=False) as bar:
 
         def progress(finished: int, total: int) -> bool:
             interruption.has_tokens = True
@@ -328,7 +328,7 @@ def generate_batch(
     if args.json:
         _print_json(args, {"results": _results(response)} | asdict(response.stats))
         return
-    print(f"\n{_SEPARATOR}\n".join(response.texts))
+    print(f"\n{_SEPARATOR}\n".join(response.texts), flush=True)
     if args.verbose:
         _print_statistics(response.stats)
 

@@ -19,9 +19,8 @@ from typing import NoReturn
 
 from ..errors import UsageError
 from ..platform.process_group import start_group
-from .parts.command import CommandParser, command
-from .parts.console import command_names
-from .parts.console import main as run_command
+from .parts.command import CommandParser, command, command_names
+from .parts.command import main as run_command
 from .parts.flags import positive
 
 HELP = "run a command in several processes on this machine"

@@ -12,7 +12,7 @@ from .parts.terminal import aligned
 if TYPE_CHECKING:
     from ..layers.mixer import SpatialMixer, TokenMixer
 
-HELP = "list the token or spatial mixers, with what each computes, costs and can do"
+HELP = "list the token mixers or spatial mixers that models are built from"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -22,7 +22,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="The cost counts multiplications between T positions of D dims, without projections.",
     )
     parser.add_argument(
-        "--spatial", action="store_true", help="list the mixers of images instead of those of texts"
+        "--spatial",
+        action="store_true",
+        help="list the mixers for images instead of those for texts",
     )
     add_plugin_flag(parser)
     form = parser.add_mutually_exclusive_group()

@@ -16,7 +16,7 @@ from .parts.terminal import aligned, size_text
 if TYPE_CHECKING:
     from ..hub.checkpoint.pack_cache import CachedModel
 
-HELP = "list the models in the caches, or remove some of them"
+HELP = "list the downloaded models, or remove some of them"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _known() -> list[dict[str, str]]:
-    """The repositories that the architectures declare, those of a family together."""
+    """The repositories that the architectures declare, each family together."""
     from ..models import architectures
 
     return [

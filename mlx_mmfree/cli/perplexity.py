@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -84,10 +83,10 @@ def _count(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     import mlx.core as mx
-    from tqdm import tqdm
 
     from ..evaluation import is_recurrent, measure_perplexity
     from ..evaluation.perplexity import window_length
+    from ..platform.progress import Progress
 
     text = read_text(args.data, _PLACE)
     sizes = {"batch_size": args.batch_size, "prefill_step_size": args.sequence_length}
@@ -98,11 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tokens, size_bytes = text_tokens(tokenizer, text, model.vocab_size, _PLACE, limit)
         carries_state = is_recurrent(model) if args.carry_state is None else args.carry_state
         start = perf_counter()
-        # disable=None shows no bar where stderr is not a terminal
-        with (
-            argument_errors(),
-            tqdm(total=len(tokens) - 1, unit="tok", disable=None, file=sys.stderr) as bar,
-        ):
+        with argument_errors(), Progress("Reading", len(tokens) - 1, "tok") as bar:
             result = measure_perplexity(
                 model,
                 tokens,

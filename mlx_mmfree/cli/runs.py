@@ -15,7 +15,7 @@ from .parts.terminal import aligned, size_text
 if TYPE_CHECKING:
     from ..training.curve import RunSummary
 
-HELP = "compare the logs of training runs, in a table and in a picture"
+HELP = "compare training runs in a table and a picture"
 
 _MAX_SETTING = 40
 

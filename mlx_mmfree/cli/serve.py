@@ -5,28 +5,25 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
-from .parts import flags, loading
+from .parts import flags, loading, prompts
 from .parts.command import CommandParser, argument_errors, command
-from .parts.prompts import (
-    add_end_token_flag,
-    add_reasoning_budget_flag,
-    add_template_args_flag,
-)
 
 if TYPE_CHECKING:
     from ..generation.sessions import Sessions
     from ..hub import Tokenizer
     from ..models import Decoder
+    from ..server.engine import Weights
     from ..server.settings import ServedModel, Settings
 
 
-HELP = "serve a model over HTTP, in the form of OpenAI's and Anthropic's interfaces"
+HELP = "serve a model over HTTP, for clients of OpenAI and Anthropic"
 
 _USUAL = (
     "--model --adapter-path --adapter --host --port --api-key --allowed-origins --max-context "
@@ -39,7 +36,7 @@ _DAY_S = 86_400.0
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree serve", description=__doc__, usual=_USUAL)
-    loading.add_model_flags(parser)
+    loading.add_model_flags(parser, action="append")
     parser.add_argument(
         "--adapter",
         type=named_adapter,
@@ -47,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=FOLDER",
         help="folder or Hub repository of a LoRA adapter to serve beside the model, as MODEL:NAME; may "
-        "be given again",
+        "be given again; beside several models: MODEL:NAME=FOLDER",
     )
     _add_address_flags(parser.add_argument_group("address and access"))
     _add_limit_flags(parser.add_argument_group("limits"))
@@ -57,15 +54,16 @@ def build_parser() -> argparse.ArgumentParser:
         "--max-tokens",
         type=flags.positive,
         default=512,
-        help="largest number of tokens of an answer (%(default)s)",
+        help="write at most this many tokens in an answer (%(default)s)",
     )
     flags.add_sampling_flags(answers, temp=1.0)
-    add_template_args_flag(answers)
-    add_reasoning_budget_flag(answers)
-    add_end_token_flag(answers)
+    prompts.add_template_args_flag(answers)
+    prompts.add_reasoning_budget_flag(answers)
+    prompts.add_end_token_flag(answers)
     loading.add_draft_flags(
         parser.add_argument_group("speculative decoding"),
-        "while one text without random choice is written alone",
+        "while one text without random choice is written alone; beside several models: MODEL=FOLDER",
+        action="append",
     )
     loading.add_key_value_flags(parser)
     loading.add_memory_flags(parser)
@@ -77,14 +75,14 @@ def _add_address_flags(group: Any) -> None:
         "--host",
         type=_host,
         default="127.0.0.1",
-        help="address to listen at (%(default)s: this machine alone)",
+        help="address to listen on (%(default)s: this machine alone)",
     )
     group.add_argument(
         "--port", type=_port, default=8080, help="port; 0 takes a free one (%(default)s)"
     )
     group.add_argument(
         "--api-key",
-        help=f"key that requests must bring; better given in the variable {KEY_VARIABLE}, since others "
+        help=f"key that clients must send; better given in the variable {KEY_VARIABLE}, since others "
         "may see the flags of a process",
     )
     group.add_argument(
@@ -139,7 +137,7 @@ def _add_session_flags(group: Any) -> None:
         "--session-dir",
         type=Path,
         metavar="FOLDER",
-        help="folder in which states of texts outlive the server; default: they end with it",
+        help="folder in which states of texts are kept after the server ends; default: none",
     )
     group.add_argument(
         "--session-disk",
@@ -152,8 +150,8 @@ def _add_session_flags(group: Any) -> None:
         "--kept-responses",
         type=flags.positive,
         default=1000,
-        help="number of responses of /v1/responses that are kept to go on from, in that folder if there "
-        "is one (%(default)s)",
+        help="number of responses of /v1/responses that are kept for conversations, in that folder if "
+        "there is one (%(default)s)",
     )
     group.add_argument(
         "--kept-response-size",
@@ -166,12 +164,12 @@ def _add_session_flags(group: Any) -> None:
         "--kept-response-days",
         type=flags.positive,
         default=30,
-        help="days after which one goes that nobody has used (%(default)s)",
+        help="days after which an unused one is deleted (%(default)s)",
     )
     group.add_argument(
         "--prompt-cache-file",
         type=Path,
-        help="file from 'mmfree cache_prompt', which is known from the start",
+        help="file from 'mmfree cache_prompt', whose prompt is cached from the start",
     )
 
 
@@ -197,44 +195,183 @@ def _words(text: str) -> tuple[str, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     check_serve_packages("serve")
-    from ..generation.decode import end_tokens
-    from ..generation.prompt_cache import read_settings
     from ..server.run import make_service, serve
 
     with argument_errors():
         # bad values are refused before the model is loaded
         flags.sampler_from(args, special_tokens=())
     settings = _settings(args)
+    each = flags_of_models(args)
+    with _one(each[0]) if len(each) == 1 else _several(each) as (models, sessions, budget, note):
+        names = ", ".join(served.name for weights in models for served in weights.models)
+
+        def announce(address: str) -> None:
+            print(f"Serving {names} at {address} (Ctrl-C ends it)", flush=True)
+            print(note, end="", flush=True)
+
+        service = make_service(models, settings, sessions, budget)
+        serve(service, host=args.host, port=args.port, announce=announce)
+    return 0
+
+
+_BASE_MODEL = """\
+The model has no chat template: it is a base model, which continues texts (/v1/completions) and answers \
+no messages (/v1/chat/completions).
+"""
+_ON_DEMAND = """\
+Each model is loaded when a request names it. Those used longest ago leave where memory is short.
+"""
+Offer = tuple["list[Weights]", "Sessions | None", int | None, str]
+"""Models, sessions of all, what the models may need of memory together, a note for who started it."""
+
+
+def flags_of_models(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The flags of each model: those for all, and its own of `--adapter` and `--draft-model`.
+
+    Raises:
+        UsageError: A flag fits one model alone, names none of those served, or two have one name.
+    """
+    folders = args.model or [None]
+    drafts = args.draft_model or [None]
+    if len(folders) == 1:
+        alone = argparse.Namespace(**vars(args) | {"model": folders[0], "draft_model": drafts[-1]})
+        known = {_name(alone): alone}
+        _refuse(_owners(args.adapter) - {"", *known}, known)
+        alone.adapter = [(name.rpartition(":")[2], folder) for name, folder in args.adapter]
+        return [alone]
+    # what belongs to one model names it
+    for name in ("adapter_path", "revision", "prompt_cache_file"):
+        if getattr(args, name) is not None:
+            raise UsageError(
+                f"[serve] '{name}' must come with one 'model' but came with {len(folders)}. Leave it "
+                "out, or start a server for that model alone."
+            )
+    each = [argparse.Namespace(**vars(args) | {"model": folder}) for folder in folders]
+    by_name = {_name(own): own for own in each}
+    if len(by_name) < len(each):
+        raise UsageError(
+            f"[serve] 'model' must have a name of its own each time but got "
+            f"{', '.join(map(_name, each))}. Rename a folder."
+        )
+    pairs = [draft.partition("=")[::2] for draft in args.draft_model or ()]
+    unknown = (_owners(args.adapter) | {name for name, _ in pairs}) - by_name.keys()
+    _refuse(unknown | {name for name, folder in pairs if not folder}, by_name)
+    for name, own in by_name.items():
+        own.adapter = [
+            (adapter.rpartition(":")[2], folder)
+            for adapter, folder in args.adapter
+            if adapter.rpartition(":")[0] == name
+        ]
+        own.draft_model = dict(pairs).get(name)
+    served = [name for own in each for name in _names(own)]
+    if len({*served}) < len(served):
+        raise UsageError(
+            "[serve] 'model' and 'adapter' must have a name of their own each time but got "
+            f"{', '.join(served)}. Rename an adapter or a folder."
+        )
+    return each
+
+
+def _owners(adapters: Sequence[tuple[str, str]]) -> set[str]:
+    return {name.rpartition(":")[0] for name, _ in adapters}
+
+
+def _refuse(wrong: Collection[str], known: Collection[str]) -> None:
+    """Refuses names in `--adapter` and `--draft-model` that no model with a folder has."""
+    if wrong:
+        one = next(iter(known))
+        raise UsageError(
+            "[serve] 'adapter' and 'draft_model' must name a model that is served, as in "
+            f"{one}:NAME=FOLDER and {one}=FOLDER, but one of them has {min(wrong)!r:.80}."
+        )
+
+
+@contextmanager
+def _one(args: argparse.Namespace) -> Iterator[Offer]:
+    """One model, which is loaded now."""
+    from ..generation.decode import end_tokens
+    from ..generation.prompt_cache import read_settings
+    from ..server.engine import Weights
+
     if args.prompt_cache_file is not None:
         loading.adopt_key_value_settings(args, read_settings(args.prompt_cache_file)[0])
     with (
-        loading.loaded(
-            args,
-            batch_size=args.decode_concurrency,
-            prefill_step_size=args.prefill_step_size,
-            context_length=args.max_tokens,
-            takes_embedders=True,
-        ) as (model, tokenizer),
+        loading.loaded(args, **_sizes(args), takes_embedders=True) as (model, tokenizer),
         opened_sessions(args, model) as sessions,
     ):
         with argument_errors():
             end_tokens(tokenizer, args.extra_eos_token)
             draft = loading.draft_of(args, model, tokenizer)
-        models = served_models(args, model, tokenizer, sessions, draft)
-        names = ", ".join(served.name for served in models)
+        weights = Weights(served_models(args, model, tokenizer, sessions, draft))
+        yield [weights], sessions, None, "" if tokenizer.has_chat_template else _BASE_MODEL
 
-        def announce(address: str) -> None:
-            print(f"Serving {names} at {address} (Ctrl-C ends it)", flush=True)
-            if not tokenizer.has_chat_template:
-                print(
-                    "The model has no chat template: it is a base model, which continues texts "
-                    "(/v1/completions) and answers no messages (/v1/chat/completions).",
-                    flush=True,
-                )
 
-        service = make_service(models, settings, sessions)
-        serve(service, host=args.host, port=args.port, announce=announce)
-    return 0
+@contextmanager
+def _several(each: Sequence[argparse.Namespace]) -> Iterator[Offer]:
+    """Several models, of which each is loaded when it is asked for."""
+    from ..generation.memory import memory_offer
+    from ..platform.allocator import keep_freed_memory
+    from ..platform.device import device_info
+
+    args = each[0]
+    # measured once: what a model has left is kept for the next one, and so never free again
+    _, budget = memory_offer(device_info())
+    if args.memory_limit is not None:
+        budget = min(budget, args.memory_limit)
+    with opened_sessions(args, None) as sessions:
+        weights = [_weights(own, sessions) for own in each]
+        nbytes = sum(one.need.weights_bytes for one in weights if one.need is not None)
+        with loading.limited_memory(args, min(nbytes, budget)):
+            keep_freed_memory()
+            yield weights, sessions, budget, _ON_DEMAND
+
+
+def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights":
+    """A model that is loaded when it is asked for, with its adapters and its draft model.
+
+    Raises:
+        UsageError: A flag has a value that does not fit.
+        MMFreeError: The files of the model do not allow to load it.
+    """
+    from ..generation.decode import end_tokens
+    from ..hub.adapters.adapter_folder import read_adapter
+    from ..hub.checkpoint.embedding_files import read_embedding_use
+    from ..hub.checkpoint.load import OpenedModel
+    from ..models import TextEmbedder
+    from ..server.engine import Weights
+    from ..server.settings import ServedModel
+
+    opened, need = loading.planned(args, takes_embedders=True, **_sizes(args))
+    tokenizer: Any = opened.processor()
+    with argument_errors():
+        end_tokens(tokenizer, args.extra_eos_token)
+    for _, folder in args.adapter:
+        read_adapter(folder)
+    if need is not None and args.draft_model is not None:
+        draft_bytes = OpenedModel(args.draft_model).nbytes
+        need = replace(need, weights_bytes=need.weights_bytes + draft_bytes)
+
+    def load() -> "list[ServedModel]":
+        source = loading.model_source(args)
+        again = OpenedModel(source, None, loading.dtype_of(args), latent=args.latent)
+        model = loading.with_key_value_cache(args, loading.with_adapter(args, again))
+        own = None if sessions is None else sessions.for_model(model)
+        draft = loading.draft_of(args, model, tokenizer)
+        return served_models(args, model, tokenizer, own, draft)
+
+    shape: Any = opened.model
+    if isinstance(shape, TextEmbedder):
+        shape.embedding = read_embedding_use(opened.checkpoint.folder)
+    return Weights([ServedModel(name, shape, tokenizer) for name in _names(args)], load, need)
+
+
+def _sizes(args: argparse.Namespace) -> dict[str, Any]:
+    """The sizes of the work, for the memory plan."""
+    return {
+        "batch_size": args.decode_concurrency,
+        "prefill_step_size": args.prefill_step_size,
+        "context_length": args.max_tokens,
+    }
 
 
 def _settings(args: argparse.Namespace) -> "Settings":
@@ -284,9 +421,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def named_adapter(text: str) -> tuple[str, str]:
-    """A name and a folder from `NAME=FOLDER`."""
+    """A name and a folder from `NAME=FOLDER`; the name of its model may stand before."""
     name, _, folder = text.partition("=")
-    if not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII) or not folder:
+    if not re.fullmatch(r"([^:]+:)?[\w.-]{1,64}", name, re.ASCII) or not folder:
         raise argparse.ArgumentTypeError(
             f"must be NAME=FOLDER, with a name of letters, digits, '.', '_' and '-', but got "
             f"{text[:80]!r}"
@@ -318,6 +455,22 @@ def served_models(
     from ..hub.adapters.adapter_folder import read_adapter
     from ..server.settings import ServedModel
 
+    base, *names = _names(args)
+    models = [ServedModel(base, model, tokenizer, sessions, draft)]
+    for name, (_, folder) in zip(names, args.adapter, strict=True):
+        adapted = with_adapter(model, read_adapter(folder))
+        adapted.eval()
+        own = None if sessions is None else sessions.for_model(adapted)
+        models.append(ServedModel(name, adapted, tokenizer, own, draft))
+    return models
+
+
+def _names(args: argparse.Namespace) -> list[str]:
+    """The names of the model and each adapter in requests.
+
+    Raises:
+        UsageError: Two adapters have one name, or `--adapter-path` is given too.
+    """
     names = [name for name, _ in args.adapter]
     if len(set(names)) < len(names):
         raise UsageError(
@@ -328,19 +481,16 @@ def served_models(
             "[serve] 'adapter' must come without 'adapter_path', which changes the model itself, but "
             "both are given. Give that folder a name with --adapter too."
         )
-    base = _name(args)
-    models = [ServedModel(base, model, tokenizer, sessions, draft)]
-    for name, folder in args.adapter:
-        adapted = with_adapter(model, read_adapter(folder))
-        adapted.eval()
-        own = None if sessions is None else sessions.for_model(adapted)
-        models.append(ServedModel(f"{base}:{name}", adapted, tokenizer, own, draft))
-    return models
+    return [_name(args), *(f"{_name(args)}:{name}" for name in names)]
 
 
 @contextmanager
-def opened_sessions(args: argparse.Namespace, model: "Decoder") -> "Iterator[Sessions | None]":
+def opened_sessions(
+    args: argparse.Namespace, model: "Decoder | None"
+) -> "Iterator[Sessions | None]":
     """The sessions that the flags ask for, written to the end when the `with` block is left.
+
+    Without a model they serve by `for_model`.
 
     Raises:
         UsageError: No memory is given for what must be kept.
@@ -368,7 +518,7 @@ def opened_sessions(args: argparse.Namespace, model: "Decoder") -> "Iterator[Ses
 
 
 def _name(args: argparse.Namespace) -> str:
-    """What requests call the model: its repository, or the last part of a path of this machine."""
+    """The model's name in requests: its repository, or the last part of a path of this machine."""
     name = loading.model_name(args)
     return Path(name).resolve().name if Path(name).expanduser().exists() else name
 

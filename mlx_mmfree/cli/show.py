@@ -1,4 +1,4 @@
-"""`mmfree show`: draws how a model mixes a text or what its weights are, or prints its parts."""
+"""`mmfree show`: draws how a model mixes the tokens of a text, draws its weights, or lists its parts."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from .parts.command import CommandParser, check_writable, command
 from .parts.flags import add_json_flag, add_picture_flag
 from .parts.terminal import aligned, size_text
 
-HELP = "draw how a model mixes a text, draw its ternary weights, or print its parts"
+HELP = "draw how a model mixes a text, draw its weights, or list its parts"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -117,7 +117,7 @@ def _show_tree(args: argparse.Namespace) -> None:
 
 
 class _Kind(NamedTuple):
-    """What can be shown: in a few words and in a sentence, its usual flags, all its flags, and how."""
+    """A subject: in a few words and in a sentence, its usual flags, all its flags, and how."""
 
     what: str
     description: str

@@ -12,7 +12,7 @@ from .parts.command import CommandParser, command
 from .parts.flags import add_plugin_flag, add_settings_flags
 from .parts.loading import add_dry_run_flag
 
-HELP = "make a dense model ternary, with the dense one as its teacher"
+HELP = "make a dense model ternary, by training with itself as the teacher"
 
 _OTHERS = {"mixers_steps", "mixers_rate", "hidden_steps", "hidden_rate", "random_mixers"}
 """Settings of `mmfree distil` that say nothing where attention stays."""

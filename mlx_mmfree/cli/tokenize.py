@@ -10,7 +10,7 @@ from .parts.command import CommandParser, command
 from .parts.flags import positive
 from .parts.loading import check_revision, model_source
 
-HELP = "turn texts into token files to train from"
+HELP = "turn texts into token files for training"
 
 _METHOD = """\
 The folder gets train.tokens, valid.tokens if documents are held out, and the tokenizer. A text file
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--vocab-size",
         type=positive,
         metavar="N",
-        help="train a vocabulary of N tokens on the data instead of using that of a model",
+        help="train a vocabulary of N tokens on the data instead of a model's",
     )
     target.add_argument(
         "--valid-fraction",

@@ -15,7 +15,7 @@ from .parts.command import CommandParser, command
 from .parts.flags import add_plugin_flag, add_report_flags, add_settings_flags
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 
-HELP = "train a model from files"
+HELP = "train a model on texts or images"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(args)
     from ..training.data_parallel import DataParallel
     from ..training.first_model import FirstModel
+    from ..training.loop import plan_training, train_model
     from ..training.results import kept_models
-    from ..training.train_model import plan_training, train_model
 
     keep_freed_memory()
     output = settings.path(settings.output)

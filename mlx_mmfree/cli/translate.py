@@ -1,4 +1,4 @@
-"""`mmfree translate`: turns texts into others, such as translations, with an encoder-decoder."""
+"""`mmfree translate`: translates texts with an encoder-decoder."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ HELP = "translate texts with an encoder-decoder"
 def build_parser() -> argparse.ArgumentParser:
     usual = "--model --text --data --language --num-beams --max-tokens --batch-size --json"
     parser = CommandParser(prog="mmfree translate", description=__doc__, usual=usual)
-    add_source_flags(parser, ", such as Helsinki-NLP/opus-mt-en-de", is_required=True)
+    add_source_flags(parser, ", such as Helsinki-NLP/opus-mt-en-de", required=True)
     add_plugin_flag(parser)
     add_texts(parser, "to translate")
     parser.add_argument(
@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--num-beams",
         type=positive,
-        help="number of texts to search among; 1 is greedy; default: the model's",
+        help="number of beams; 1 is greedy; default: the model's",
     )
     parser.add_argument(
         "--length-penalty",
@@ -33,7 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="exponent of the length in the score of a text; 0 favours short ones; default: the model's",
     )
     parser.add_argument(
-        "--max-tokens", type=positive, help="tokens of the longest result; default: the model's"
+        "--max-tokens",
+        type=positive,
+        help="largest number of tokens of a result; default: the model's",
     )
     parser.add_argument(
         "--batch-size", type=positive, default=16, help="texts translated together (%(default)s)"

@@ -11,7 +11,7 @@ from .parts.source_card import certificate_section
 if TYPE_CHECKING:
     from ..hub.publish.upload import UploadPlan
 
-HELP = "send a model folder to the Hub"
+HELP = "send a model folder to the Hugging Face Hub"
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -50,7 +50,7 @@ _SHORT_MEMORY: dict[int, str] = {
 
 @dataclass(frozen=True)
 class Record:
-    """What one process measured, in turn with its limit, with a number of threads, 0 on a GPU.
+    """The measurements of one process, in turn with its limit, with a number of threads, 0 on a GPU.
 
     Attributes:
         name, limit: What was measured, and the limit that it is compared with.
@@ -104,7 +104,7 @@ class Figure:
 
     @property
     def rate(self) -> float:
-        """What is yielded per second."""
+        """The unit of what is counted per second."""
         return self.records[0].count / self.seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def check_ending(what: str, status: int, errors: str) -> None:
 def result_or_failure(
     function: str, arguments: Mapping[str, Any], plugins: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What a function returns, under `result`, or one line on why it failed, under `failure`."""
+    """The result of a function, under `result`, or one line on why it failed, under `failure`."""
     module, _, name = function.partition(":")
     try:
         load_listed(plugins, Path())

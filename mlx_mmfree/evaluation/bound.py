@@ -4,7 +4,7 @@ What one token takes is counted by `mmfree audit`, see `certificate`. The chip h
 and the slowest one binds:
 
 - bytes: weights and state at the memory's nominal bandwidth,
-- instructions: for a decoded token those of the hot loops that multiply packed weights, counted in
+- instructions: for a decoded token the hot loops that multiply packed weights, counted in
   machine code (`ops/README.md`); for a prompt its multiply-adds,
 - launches: a kernel that needs what the one before it wrote waits for it.
 
@@ -25,7 +25,7 @@ from .audit import Certificate, certify
 
 LAUNCH_SECONDS = 1.3e-6
 
-SLOTS = {"packed trits": 1.73, "codes of 2 bits": 4.31}
+SLOTS = {"packed trits": 1.68, "codes of 2 bits": 4.31, "codes of 1 bit": 4.09}
 """Slots of issue for each weight and row in the hot loop, by how the weights are held: `bit_linear` with
 8 outputs, and MLX's `qmv_fast`, as in the table of `ops/README.md`. Others were not counted."""
 
@@ -33,7 +33,7 @@ LIMITS = {
     "decode": ("bandwidth", "launches", "instructions"),
     "prefill": ("bandwidth", "launches", "multiply-adds"),
 }
-"""What may bind."""
+"""The limits that may bind."""
 
 _LANES = 128
 """Instructions, or multiply-adds, of a core in a cycle."""
@@ -167,7 +167,7 @@ def decoding_bound(token: Certificate, of: Chip) -> Bound:
 def prompt_bound(token: Certificate, of: Chip, length: int) -> Bound:
     """The bound for a prompt of a length: each block's products for all tokens, the rest for the last.
 
-    Products of activations with activations, as those of attention, are left out.
+    Products of activations with activations, as in attention, are left out.
     """
     seconds = {
         "bandwidth": token.traffic.weights_read / of.bandwidth,

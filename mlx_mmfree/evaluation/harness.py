@@ -6,12 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from ..errors import UsageError, install_extra
 from ..generation import Sampler, batch_generate, make_processors, make_sampler
 from ..generation.decode import PREFILL_STEP_SIZE, prompt_tokens
 from ..models import Decoder
+from ..platform.progress import Progress
 from .perplexity import score_continuations
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class HarnessAdapter:
     """The methods that the harness calls, to be put before its class `TemplateLM`.
 
     The package may not be installed, so that this class cannot inherit from it. The arguments are
-    those of `harness_model`.
+    as in `harness_model`.
     """
 
     cache_hook: Any
@@ -107,7 +106,7 @@ class HarnessAdapter:
             # the last token is predicted, not read
             sizes = (len(context) + len(continuation) - 1 for _, context, continuation in requests)
             self._tell_of_cut(sum(size > most for size in sizes))
-        with tqdm(total=len(requests), desc="Likelihoods", disable=disable_tqdm) as bar:
+        with Progress("Likelihoods", len(requests), is_shown=not disable_tqdm) as bar:
             scores = score_continuations(
                 self._model,
                 [(context, continuation) for _, context, continuation in requests],
@@ -140,7 +139,7 @@ class HarnessAdapter:
         alike: dict[str, list[int]] = {}
         for n, request in enumerate(requests):
             alike.setdefault(repr(sorted(request.args[1].items())), []).append(n)
-        with tqdm(total=len(requests), desc="Answers", disable=disable_tqdm) as bar:
+        with Progress("Answers", len(requests), is_shown=not disable_tqdm) as bar:
             for group in alike.values():
                 for first in range(0, len(group), self._batch_size):
                     chosen = group[first : first + self._batch_size]
@@ -249,8 +248,8 @@ def harness_model(
         model: The model.
         tokenizer: The tokenizer of the model.
         batch_size: Number of texts read at a time.
-        max_tokens: Largest number of tokens of an answer; `None` takes that of the task, or 256.
-        sampler: Chooses the tokens of answers; `None` takes that of the task, or the likeliest token.
+        max_tokens: Largest number of tokens of an answer; `None` takes the task's, or 256.
+        sampler: Chooses the tokens of answers; `None` takes the task's, or the likeliest token.
         template_variables: Further variables of the chat template.
         prefill_step_size: Number of tokens of each text read at a time.
 
@@ -290,7 +289,7 @@ def evaluate_tasks(
     Args:
         model: The model, from `harness_model`.
         tasks: Names of tasks or groups of tasks.
-        include_path: A folder with further tasks, which win over those of the package.
+        include_path: A folder with further tasks, which win over the package's.
         seed: Seed of all random generators that a task may use.
         options: Further arguments of `lm_eval.simple_evaluate`, such as `num_fewshot` and `limit`.
 

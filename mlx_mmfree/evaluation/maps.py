@@ -289,7 +289,7 @@ def class_maps(
         \alpha_k = \frac{1}{N} \sum_p \frac{\partial y_c}{\partial A_{pk}}
 
     with the logit :math:`y_c` of the class and, as :math:`A`, the vectors of all places that enter the
-    model's last block. There, unlike behind it, the places of a model with a class token still act on
+    model's last block. There, unlike after it, the places of a model with a class token still act on
     the logits; so the maps of all models mean the same.
 
     Args:
@@ -303,8 +303,8 @@ def class_maps(
 
     Raises:
         UnsupportedModelError: The model has no classes.
-        ValueError: The model does not tell the rows and columns of its places, its blocks are those of a
-            model of texts, or there is not one class for each image.
+        ValueError: The model does not tell the rows and columns of its places, its blocks belong to a
+            text model, or there is not one class for each image.
     """
     model.check_classes("class_maps")
     x = model.until_last_block(images)

@@ -1,4 +1,4 @@
-"""What a model is made of: the tree of its parts, and the trits and scales of its ternary matrices."""
+"""The tree of a model's parts, and the trits and scales of its ternary matrices."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Part(NamedTuple):
         kind: Its class.
         shape: That of its matrix or its only array; empty where there is none.
         parameters: Numbers that it and its parts stand for: of a packed matrix its trits.
-        nbytes: Bytes of its arrays and those of its parts.
+        nbytes: Bytes of its arrays and its parts' arrays.
         parts: The modules in it.
     """
 
@@ -96,7 +96,7 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def all_parts(part: Part) -> Iterator[Part]:
-    """A part and all that it consists of, each behind what holds it."""
+    """A part and all that it consists of, each after the part that holds it."""
     yield part
     for each in part.parts:
         yield from all_parts(each)
@@ -132,7 +132,7 @@ def _alike(parts: Sequence[Part]) -> list[tuple[str, Part]]:
 
 
 def _form(part: Part) -> tuple[object, ...]:
-    """What parts that are alike have in common."""
+    """The common properties of parts that are alike."""
     inner = tuple((each.name, _form(each)) for each in part.parts)
     return part.kind, part.shape, part.parameters, part.nbytes, inner
 
@@ -193,7 +193,7 @@ def _counts(weight: mx.array, shape: tuple[int, int]) -> tuple[int, int, int]:
 
 
 def _natural(path: str) -> list[tuple[int, int | str]]:
-    """A key by which `blocks.10` comes behind `blocks.2`."""
+    """A key by which `blocks.10` comes after `blocks.2`."""
     return [(0, int(word)) if word.isdigit() else (1, word) for word in path.split(".")]
 
 
@@ -225,7 +225,7 @@ def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> bool:
         axes.xaxis.get_major_locator().set_params(integer=True)
     depth = max((each.place[0] or 0 for each in found), default=0)
     for number, (kind, own) in enumerate(kinds.items()):
-        # what stands in no block comes behind the last
+        # what stands in no block comes after the last
         layers = [depth + 1 if each.place[0] is None else each.place[0] for each in own]
         style: dict[str, Any] = {
             "color": COLOURS[number % len(COLOURS)],

@@ -1,4 +1,4 @@
-"""What the library's pictures share: colours, characters, and writing a file as a whole."""
+"""The common parts of the library's pictures: colours, characters, and writing a file as a whole."""
 
 import unicodedata
 from collections.abc import Mapping

@@ -31,13 +31,17 @@ Term = tuple[float, Record]
 
 
 def combined(name: str, terms: Sequence[Term]) -> Record:
-    """The record of a sum of parts, each so many times, that were measured in the same process."""
+    """The record of a sum of parts, each so many times, that were measured in the same process.
+
+    A difference that is lost in the noise of the clock counts as a nanosecond.
+    """
     first = terms[0][1]
 
     def of_rounds(key: str) -> list[float]:
         rounds = zip(*(getattr(record, key) for _, record in terms), strict=True)
         times = [count for count, _ in terms]
-        return [sum(n * s for n, s in zip(times, each, strict=True)) for each in rounds]
+        sums = (sum(n * s for n, s in zip(times, each, strict=True)) for each in rounds)
+        return [max(seconds, 1e-9) for seconds in sums]
 
     return replace(
         first,
@@ -68,7 +72,7 @@ def measure_scaled(
 ) -> dict[str, Any]:
     """Measures layers of each kind and the head by themselves, and scales them by depth.
 
-    A layer's time is that of a model of such layers less that of one without layers, both with a
+    A layer's time is the time of a model of such layers less the time of one without layers, both with a
     vocabulary of few tokens. The head comes with the lookup, the last norm and the choice of the token.
 
     Args:
@@ -89,7 +93,7 @@ def measure_scaled(
 
     def measured(model: Decoder, blocks: list[Any]) -> list[Record]:
         model.blocks = blocks
-        _draw(model)
+        draw_weights(model)
         join_projections(model)
         result = measure_loaded(model, name, before, **amounts)
         memory.append(result["memory"])
@@ -123,8 +127,11 @@ def _with_vocabulary(config: Mapping[str, Any], size: int) -> dict[str, Any]:
     return kept | {"vocab_size": size}
 
 
-def _draw(model: Decoder) -> None:
-    """Draws some rows of each matrix in the form that it is held in, and repeats them."""
+def draw_weights(model: Decoder) -> None:
+    """Draws some rows of each matrix in the form that it is held in, and repeats them.
+
+    Codes of 2 bits are ternary, and codes of 1 bit are signs, as in the models that have them.
+    """
     random = np.random.default_rng(0)
     for matrix in matrices(model).values():
         layer: Any = matrix.layer
@@ -132,13 +139,17 @@ def _draw(model: Decoder) -> None:
             shape, size = layer.weight.shape, matrix.input_dims**-0.5
             some = (min(shape[0], _DRAWN_ROWS), shape[1])
             rows = random.integers(0, 2**32, some, np.uint32)
-            if matrix.holds_trits:
+            is_ternary = matrix.holds_trits or (matrix.holds_codes and layer.bits == 2)
+            if is_ternary:
                 # code 3 stands for no trit and becomes code 1, which stands for zero
                 rows &= ~((rows & (rows >> 1) & np.uint32(0x55555555)) << 1)
+            if matrix.holds_trits:
                 layer.scale = mx.full(layer.scale.shape, size)
             elif matrix.holds_codes:
-                layer.scales = mx.full(layer.scales.shape, 2 * size / 2**layer.bits, matrix.dtype)
-                layer.biases = mx.full(layer.scales.shape, -size, matrix.dtype)
+                scales = 2 * size / 2**layer.bits * random.uniform(0.5, 1.5, layer.scales.shape)
+                layer.scales = mx.array(scales.astype(np.float16)).astype(layer.scales.dtype)
+                middle = 1 if is_ternary else (2**layer.bits - 1) / 2
+                layer.biases = -middle * layer.scales
             else:
                 rows = random.normal(0, size, some).astype(np.float32)
             weight = mx.array(rows)[mx.arange(shape[0]) % some[0]]

@@ -1,4 +1,4 @@
-"""The C allocator behind MLX's CPU arrays on Linux."""
+"""The C allocator of MLX's CPU arrays on Linux."""
 
 import ctypes
 import sys

@@ -1,6 +1,6 @@
 """Measures how long reading arrays takes, which is the least time for an operation that reads them.
 
-The time of a GPU is that of work that is queued, without what Python takes to describe it.
+The time of a GPU covers queued work, without the time that Python takes to describe it.
 """
 
 import os
@@ -34,7 +34,7 @@ def queued_seconds(build: Build) -> float:
     before the clock starts. Computations of a pass that do not depend on each other may overlap.
 
     Args:
-        build: Returns arrays that are yet to be computed, those of one pass. It is called for each.
+        build: Returns the arrays of one pass, which are yet to be computed. It is called for each.
     """
     one = _seconds_of_passes(build, 1)
     passes = min(max(ceil(LEAST_SECONDS / one), 1), _MOST_PASSES)

@@ -13,7 +13,7 @@ STATUS, REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class ResidentMemory(NamedTuple):
-    """What a process has in memory at this moment.
+    """The memory of a process at this moment.
 
     Attributes:
         anonymous_bytes: Memory of its own, which the system can only move to a swap disk.
@@ -26,7 +26,7 @@ class ResidentMemory(NamedTuple):
 
 
 def resident_memory() -> ResidentMemory | None:
-    """What this process has in memory, or `None` where the system does not tell the kinds apart."""
+    """The memory of this process, or `None` where the system does not tell the kinds apart."""
     fields = _status()
     if "RssAnon" not in fields or "RssFile" not in fields:
         return None

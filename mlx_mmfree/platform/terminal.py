@@ -1,7 +1,7 @@
 """Keeps control characters from reaching a terminal.
 
 Models, tokenizers, templates and files come from strangers, and so do the names and messages made of
-them. Pipes and files get every character as it is.
+them. Pipes and files get every character as it is, except in errors of the library.
 """
 
 import io
@@ -12,25 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-# C0 except newline and tab, DEL, C1, and the characters that change the direction of text
-_CONTROLS = (
-    *(code for code in range(0x20) if chr(code) not in "\n\t"),
-    *range(0x7F, 0xA0),
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-)
-_SHOWN = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
+from ..errors import shown
+
 # how progress bars move to their line
 _MOVES = re.compile("\n*(?:\x1b\\[A)*")
 _LINE = re.compile(r"\A(\r?)(.*?)(\r?)\Z", re.DOTALL)
-
-
-def shown(text: str) -> str:
-    """The text with U+FFFD in place of every control character.
-
-    Each character is replaced on its own, so that a control sequence in two parts is harmless too.
-    """
-    return text.translate(_SHOWN)
 
 
 def _shown_line(line: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ class MapWindows(NamedTuple):
         height: Rows of the map.
         width: Columns of the map.
         sides: Rows and columns of a window.
-        shift: By how many rows and columns the windows lie behind the map's upper left corner.
+        shift: By how many rows and columns the windows are shifted from the map's upper left corner.
         pads_first: The map is padded before it is shifted, not after.
     """
 

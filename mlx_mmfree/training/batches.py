@@ -49,7 +49,7 @@ class Batch:
 
     @property
     def terms(self) -> int:
-        """How many losses are summed: that of each learned token, unless a subclass says otherwise."""
+        """The number of summed losses: one for each learned token, unless a subclass says otherwise."""
         return self.tokens
 
 
@@ -191,7 +191,7 @@ class SampleBatches(Generic[Item]):
 
 
 def _drawn(random: np.random.Generator, count: int, wanted: int) -> np.ndarray:
-    """Numbers below `count` that fill the last batch of an epoch: each once before any comes again."""
+    """Numbers below `count` that fill the last batch of an epoch: each once before any is repeated."""
     return np.resize(random.permutation(count), wanted)
 
 

@@ -185,7 +185,7 @@ LOG_FILE = "log.jsonl"
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a log says of its run. A figure is `None` where the log has none.
+    """The run as its log describes it. A figure is `None` where the log has none.
 
     Attributes:
         name: How the run was named.
@@ -230,7 +230,7 @@ def read_run(path: Path) -> RunSummary:
     records = read_log(file)
     if not records:
         raise TrainingError(f"[runs] '{file}' must be the log of a run but its first line is not.")
-    # that of a log file tells more than its name
+    # a log file's folder tells more than its name
     name = path.stem if path.is_file() and path.name != LOG_FILE else file.resolve().parent.name
     losses = _values(records, "loss")
     speeds, peaks = _values(records, "tokens_per_second"), _values(records, "peak_memory_bytes")
@@ -256,7 +256,7 @@ def read_run(path: Path) -> RunSummary:
 
 
 def distinct_names(paths: Sequence[Path], runs: Sequence[RunSummary]) -> list[str]:
-    """A name for each run: that of its folder, or the path where several have that one."""
+    """A name for each run: its folder's, or the path where several folders have the same."""
     names = [run.name for run in runs]
     return [
         name if names.count(name) == 1 else str(path)

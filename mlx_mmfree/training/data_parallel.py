@@ -128,7 +128,7 @@ class DataParallel:
     """The processes of a run.
 
     Losses, tokens and gradients are summed over the processes and divided once. A run therefore equals
-    that of one process with all rows, but for the order of the sums. After each step, all processes
+    a run of one process with all rows, but for the order of the sums. After each step, all processes
     have the same weights, bit for bit. Only the first one writes files.
 
     Args:
@@ -176,7 +176,7 @@ class DataParallel:
 
         Args:
             loss: Sum of the losses of this process, float32 `()`.
-            counts: Whole numbers of this process, such as that of its learned tokens, int32.
+            counts: Whole numbers of this process, such as the number of its learned tokens, int32.
             gradient: A tree with the sums of the gradients of this process, of any float dtypes.
 
         Raises:

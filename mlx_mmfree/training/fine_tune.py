@@ -27,9 +27,8 @@ from .batches import Batch, evaluation_batches
 from .data_parallel import DataParallel
 from .fine_tune_data import batch_maker, largest_batch, training_batches
 from .fine_tune_settings import GRPO, FineTuneSettings
-from .grpo import grpo_loss
 from .loop import Trainer
-from .loss import Loss, distillation_loss, next_token_loss
+from .loss import Loss, distillation_loss, grpo_loss, next_token_loss
 from .memory import MemoryPlan, plan_memory
 from .optimizer import named_optimizer, named_schedule
 from .optimizer_step import Batches, checkpoint_blocks
@@ -312,8 +311,8 @@ def fine_tune(
     """Begins or resumes a fine-tuning run.
 
     The folder `settings.adapter_path` gets `log.jsonl`, `curve.png` and `checkpoint/`. With adapters,
-    it also gets the adapter that is best on the validation samples, the latest one in `last/`, and
-    that of each checkpoint, such as `0000100_adapters.safetensors`. Full fine-tuning writes
+    it also gets the adapter that is best on the validation samples, the latest one in `last/`, and one
+    for each checkpoint, such as `0000100_adapters.safetensors`. Full fine-tuning writes
     `best.safetensors` and, at the end, `model/` and, for a ternary model, `masters/`. Without
     validation samples, the latest weights count as the best.
 
@@ -334,8 +333,8 @@ def fine_tune(
 
     Raises:
         TrainingError: There are no samples, the loss is not finite, or the folder holds another run or
-            is that of one at work.
-        CheckpointError: The folder is that of the model, or one of the two contains the other.
+            belongs to one at work.
+        CheckpointError: The folder is the model's, or one of the two contains the other.
         TrainingStopped: A signal ended the run early.
     """
     check_fine_tunable(model)
@@ -394,7 +393,7 @@ def fine_tune(
 
 
 def _reward_record(settings: FineTuneSettings, reference: Decoder | None) -> dict[str, Any]:
-    """What else decides the course of a run that learns from rewards."""
+    """The other values that decide the course of a run that learns from rewards."""
     file = settings.reward_functions_file
     return {
         "reward_file": None if file is None else file_digest(expanded(file)),

@@ -172,7 +172,7 @@ def largest_batch(
 def batch_maker(
     samples: Samples[Any], settings: FineTuneSettings
 ) -> Callable[[Sequence[Any]], Batch]:
-    """What makes a batch of some samples, or of some pairs."""
+    """The function that makes a batch of some samples, or of some pairs."""
     if isinstance(samples, ImageSamples):
         return samples.batch
     return pair_batch if settings.learns_preferences else padded_batch

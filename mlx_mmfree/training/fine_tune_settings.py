@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 import mlx.core as mx
 
 from ..errors import TrainingError
-from .grpo import GRPOLoss
+from .loss import GRPOLoss
 from .optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
 from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
 from .preferences import LossType, TrainMode, is_mode
@@ -53,13 +53,13 @@ def _options(name: str, value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FineTuneSettings(LongSettings):
-    """One fine-tuning run. Names and defaults are those of mlx-lm where it has them."""
+    """One fine-tuning run. Names and defaults are as in mlx-lm where it has them."""
 
     command: ClassVar[str] = "lora"
 
     data: str = setting(
         "Folder with train, valid and test as .jsonl or .parquet, or a dataset of the Hub; or the "
-        "training samples alone: a file, or owner/name:split of the Hub. For a model of images a folder "
+        "training samples alone: a file, or owner/name:split of the Hub. For an image model a folder "
         "with train, valid and test, each a folder of classes or an .npz file.",
         counts=False,
         holds="model",
@@ -86,7 +86,7 @@ class FineTuneSettings(LongSettings):
     )
     beta: float = setting(
         "With dpo, how closely the model stays to the reference; with orpo, the weight of the odds "
-        "ratio; with grpo, that of the divergence from the reference, 0 for none.",
+        "ratio; with grpo, the weight of the divergence from the reference, 0 for none.",
         0.1,
         NOT_NEGATIVE,
         of_preferences=True,
@@ -114,7 +114,10 @@ class FineTuneSettings(LongSettings):
         "With grpo, the most tokens of an answer.", 256, POSITIVE, modes=(GRPO,)
     )
     temperature: float = setting(
-        "With grpo, that of the answers and of their probabilities.", 1.0, POSITIVE, modes=(GRPO,)
+        "With grpo, the sampling temperature of the answers and of their probabilities.",
+        1.0,
+        POSITIVE,
+        modes=(GRPO,),
     )
     num_iterations: int = setting(
         "With grpo, the optimizer steps that learn from one set of answers.",
@@ -231,7 +234,7 @@ class FineTuneSettings(LongSettings):
         "File adapters.safetensors to begin with.", None, counts=False, holds="path"
     )
     dtype: str | None = setting(
-        "Float type to compute in. With adapters it is that of the base model, and by default the "
+        "Float type to compute in. With adapters it is the base model's, and by default the "
         "checkpoint's. Full fine-tuning computes in it where the device is fast at it, and keeps "
         "float32 master weights.",
         None,
@@ -302,7 +305,7 @@ class FineTuneSettings(LongSettings):
 
     @property
     def compute_dtype(self) -> mx.Dtype | None:
-        """The dtype that steps compute in; `None` for that of the base model."""
+        """The dtype that steps compute in; `None` for the base model's."""
         return compute_dtype(self.dtype or "float32") if self.is_full else None
 
     @property

@@ -1,4 +1,4 @@
-"""The model that a run from files begins with, with random weights or those of a checkpoint."""
+"""The model that a run from files begins with, with random weights or a checkpoint's."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -22,7 +22,7 @@ from .tasks.samples import ClassifierTask, EncoderDecoderTask, ImageTask
 
 
 def load_companion(opened: OpenedModel, tokenizer: Tokenizer) -> models.Decoder:
-    """Loads a model whose predictions are compared with those of a model with the given tokenizer.
+    """Loads a model whose predictions are compared with another model's that has the given tokenizer.
 
     Raises:
         TrainingError: It has another vocabulary.
@@ -47,7 +47,7 @@ def _check_same_tokens(tokenizer: Tokenizer, other: Tokenizer, name: str) -> Non
 
 
 def described_classes(description: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """The description of a new model of images, with the classes of the training files.
+    """The description of a new image model, with the classes of the training files.
 
     It also says how pictures are prepared, unless it does so itself: the middle square is scaled to the
     size of the model, and values lie from -1 to 1.
@@ -76,7 +76,7 @@ def described_classes(description: Mapping[str, Any], settings: Settings) -> dic
 
 
 def with_classes(model: models.ImageClassifier, settings: Settings) -> models.ImageClassifier:
-    """A model with other classes, those of the training files, and all weights that know of none.
+    """A model with the classes of the training files, and all weights that do not depend on classes.
 
     Raises:
         TrainingError: The files cannot be read, or do not agree.
@@ -126,7 +126,7 @@ _TASKS: dict[type, type[Task]] = {
 
 
 def task_of(model: Any) -> type[Task]:
-    """What a model learns in a run from files.
+    """The task of a model in a run from files.
 
     Raises:
         UnsupportedModelError: Nothing, or the model is to continue texts but sees what comes after.
@@ -167,7 +167,7 @@ class FirstModel:
     Raises:
         TrainingError: The settings ask for linear layers that the architecture does not have, for
             another embedding of a model that has none of its own, for longer rows than it takes, for a
-            teacher of anything but the next token, or for what models of images do not have; or classes
+            teacher of anything but the next token, or for what image models do not have; or classes
             cannot be read.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`; the last one also for a
             model that learns nothing from files.

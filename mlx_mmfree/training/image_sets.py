@@ -221,7 +221,7 @@ def read_images(path: Path, classes: Sequence[str], count: int) -> list[Labelled
 
     Args:
         path: A folder with a folder of pictures for each class; an `.npz` file with `images`, `labels`
-            and perhaps `label_names`; or an IDX file of images, with that of its labels beside it.
+            and perhaps `label_names`; or an IDX file of images, with the file of its labels beside it.
         classes: What the model calls its classes, in order; empty if it does not say.
         count: How many classes it has.
 
@@ -241,7 +241,7 @@ def read_images(path: Path, classes: Sequence[str], count: int) -> list[Labelled
 
 
 def digest_of(path: Path) -> str:
-    """What tells the content of a file; of pictures in folders, their names and sizes do."""
+    """The fingerprint of a file's content; for pictures in folders, their names and sizes."""
     return _form(path).digest(path)
 
 
@@ -265,7 +265,7 @@ def _form(path: Path) -> _Form:
 def _numbers(
     path: Path, labels: np.ndarray, names: Sequence[str], classes: Sequence[str], count: int
 ) -> list[int]:
-    """The model's numbers of classes for those of a file."""
+    """The model's numbers of classes for the file's."""
     if names and classes:
         missing = [name for name in names if name not in classes]
         if missing:

@@ -1,4 +1,7 @@
-"""The training loop: steps, reports, validations, checkpoints, and resuming after a stop."""
+"""The training loop: steps, reports, validations, checkpoints, and resuming after a stop.
+
+`train_model` runs it for a model of any kind, from files.
+"""
 
 import math
 import os
@@ -7,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType
 from typing import Any, Self
 
@@ -15,20 +19,25 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
-from tqdm import tqdm
 
 from ..errors import TrainingError, TrainingStopped, install_extra
 from ..layers import set_quantization_strength
 from ..layers.matrix import matrices
-from ..models import TokenModel
+from ..models import Decoder, TokenModel, set_dropout
+from ..platform.progress import Progress
 from ..platform.resident_memory import resident_memory
 from . import run_folder
 from .curve import plot_run
 from .data_parallel import DataParallel
-from .loss import Loss, next_token_loss
-from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult
-from .results import Callback, Clock, RunLog, environment, read_log
+from .first_model import FirstModel, task_of
+from .loss import Loss, distillation_loss, next_token_loss
+from .memory import MemoryPlan, plan_memory, plan_rows
+from .optimizer import build_optimizer, build_schedule
+from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult, checkpoint_blocks
+from .results import Callback, Clock, RunLog, TrainedModel, environment, read_log
+from .run_folder import check_record, own_run_folder, read_progress, weights_digest
 from .run_settings import LoopSettings
+from .settings import Settings, tokenizer_folder
 
 _NOTE = (
     b"\nThe run will stop after this step and be saved. Press Ctrl-C again to stop it at once.\n"
@@ -214,7 +223,7 @@ class Trainer:
         self._resume()
         is_first = self._processes.is_first
         self._processes.check_same("step", self._progress["step"])
-        # no name holds these weights, whose memory is that of new ones from the first step on
+        # no name holds these weights, whose memory new ones take from the first step on
         self.model.update(
             self._processes.of_first(tree_unflatten(list(run_folder.learned(self.model).items())))
         )
@@ -223,13 +232,9 @@ class Trainer:
                 callback.on_begin(self._progress["step"])
                 ends.callback(callback.on_end)
             log = self._begin()
-            bar = tqdm(
-                total=self._settings.steps,
-                initial=self._progress["step"],
-                unit="step",
-                dynamic_ncols=True,
-                # disable=None shows no bar where stderr is not a terminal
-                disable=None if is_first else True,
+            done = self._progress["step"]
+            bar = Progress(
+                "training", self._settings.steps, "step", is_shown=is_first, initial=done
             )
             with bar, StopRequest(is_quiet=not is_first) as request:
                 self._run(log, bar, request)
@@ -270,7 +275,7 @@ class Trainer:
             log.write(step=step, extended_to=settings.steps)
         return log
 
-    def _run(self, log: RunLog, bar: tqdm, request: StopRequest) -> None:
+    def _run(self, log: RunLog, bar: Progress, request: StopRequest) -> None:
         settings, progress = self._settings, self._progress
         self.model.train()
         clock = Clock()
@@ -285,7 +290,9 @@ class Trainer:
             if self._is_due(settings.steps_per_report):
                 record = self._report(log, clock, result)
                 bar.set_postfix_str(
-                    f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} {settings.unit}/s"
+                    f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} {settings.unit}/s",
+                    # the next step shows it
+                    refresh=False,
                 )
             with clock.paused():
                 if self._is_due(settings.steps_per_eval):
@@ -373,3 +380,162 @@ class Trainer:
                 run_folder.save_checkpoint(
                     self._settings.folder, self.model, self._optimizer, self._progress
                 )
+
+
+def train_model(
+    settings: Settings,
+    processes: DataParallel | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    first: FirstModel | None = None,
+) -> dict[str, Any]:
+    """Begins or resumes a training run, and writes models with its best weights at the end.
+
+    What is learned depends on the kind of the model: the next token of texts, tokens that are left out
+    of them, the labels of texts or of images, or texts that belong to others. A teacher tells what it
+    expects of the next token too.
+
+    The folder `settings.output` gets `tokenizer/`, unless images are learned, `log.jsonl`, `curve.png`,
+    `checkpoint/` and `best.safetensors`. At the end it gets `model/` and, for a ternary model,
+    `masters/`, which holds float weights for further training. A finished run goes on if it is given
+    more `steps`. Its further steps then follow the learning rate of the longer run.
+
+    Args:
+        settings: The run.
+        processes: The processes that train together, each on its share of the rows of a batch; `None`
+            takes all that `mlx.launch` started, or this one alone.
+        callbacks: As for `Trainer`.
+        first: The model to begin with, if it has been built already.
+
+    Returns:
+        The progress of the run and, in the first process, the figures of the packed model on the
+        held-out files, under `held_out`.
+
+    Raises:
+        TrainingError: A file or setting is wrong, the folder cannot be written or belongs to another
+            run at work, or the loss is not finite.
+        TrainingStopped: A signal ended the run early. Its state is saved.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from mlx_mmfree.training.corpus.mixture import Stage
+        >>> written = Path("stories.txt").write_text("Once upon a time there was a frog. " * 400)
+        >>> sizes = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32}
+        >>> model = {"model_type": "hgrn_bit", "num_hidden_layers": 1, **sizes}
+        >>> stage = Stage(until=1, weights={"stories.txt": 1})
+        >>> settings = Settings(output="run", model=model, stages=(stage,), steps=2, warmup_steps=1)
+        >>> train_model(settings)["step"]
+        2
+    """
+    first = first or FirstModel(settings)
+    first.task.check_files(settings)
+    if processes is None:
+        processes = DataParallel(timeout_s=settings.process_timeout_s)
+    with own_run_folder(settings.path(settings.output), is_first=processes.is_first):
+        return _train(settings, processes, callbacks, first)
+
+
+def _train(
+    settings: Settings,
+    processes: DataParallel,
+    callbacks: Sequence[Callback],
+    first: FirstModel,
+) -> dict[str, Any]:
+    output = settings.path(settings.output)
+    share = processes.share(settings.batch_size)
+    progress = read_progress(output)
+    if progress is not None:
+        # checked before anything is written for other settings
+        check_record(output, progress, progress["settings"] | settings.record())
+    model, kind = first.load(), first.task
+    tokenizer = first.tokenizer_folder
+    if tokenizer is None and kind.reads_text:
+        tokenizer = processes.after_first(
+            lambda: tokenizer_folder(
+                settings,
+                model.vocab_size,
+                is_resumed=progress is not None,
+                columns=kind.columns(settings),
+                mask_token=kind.mask_token,
+            )
+        )
+    # the first process makes the token files that the others read
+    task = processes.after_first(lambda: kind(settings, model, tokenizer, share))
+    teacher = first.load_teacher(tokenizer)
+    record = {
+        # random weights follow from the settings
+        "weights": None if settings.init_from is None else weights_digest(model),
+        "texts": dict(task.digests),
+        **({} if teacher is None else {"teacher": weights_digest(teacher)}),
+    }
+    _prepare(model, settings)
+    result = TrainedModel(output, model, tokenizer, has_validation=bool(settings.valid))
+    progress = Trainer(
+        model,
+        settings.loop(record, kind.unit),
+        build_optimizer(settings),
+        build_schedule(settings, model.dims),
+        task.batches,
+        task.validate if settings.valid else None,
+        loss=_loss(settings, model, teacher),
+        processes=processes,
+        callbacks=[result, *callbacks],
+    ).train()
+    if not processes.is_first:
+        return progress
+    result.finish()
+    model.eval()
+    return progress | {"held_out": task.held_out(model)}
+
+
+def plan_training(
+    settings: Settings,
+    model: TokenModel,
+    processes: DataParallel,
+    *,
+    teacher: Decoder | None = None,
+) -> MemoryPlan:
+    """Plans the memory of each process of a run. Nothing is computed or written.
+
+    Args:
+        settings: The run.
+        model: The model that it begins with, whose weights may be uncomputed still.
+        processes: The processes that train together.
+        teacher: Its teacher, if it has one, whose weights may have no values.
+
+    Raises:
+        TrainingError: A batch cannot be split between the processes, or the model has no dropout.
+    """
+    _, size = processes.share(settings.batch_size)
+    _prepare(model, settings)
+    task = task_of(model)
+    step = partial(
+        plan_memory,
+        model,
+        build_optimizer(settings),
+        _loss(settings, model, teacher),
+        settings=settings.loop({}),
+        processes=processes,
+        parts=settings.accumulation_steps,
+        companions=() if teacher is None else [teacher],
+    )
+    batch_of = partial(task.largest_batch, settings, model)
+    logits = settings.sequence_length * model.num_logits
+    return plan_rows(step, batch_of, settings.batch_size // size, logits)
+
+
+def _loss(settings: Settings, model: Any, teacher: Decoder | None) -> Loss:
+    if teacher is None:
+        return task_of(model).loss(settings)
+    return distillation_loss(teacher, model, **settings.divergence)
+
+
+def _prepare(model: TokenModel, settings: Settings) -> None:
+    """Gives a model the dropout and the backward pass that the settings ask for."""
+    if settings.dropout and not set_dropout(model, settings.dropout):
+        raise TrainingError(
+            "[train] 'dropout' must be 0 for a model without blocks of a token and a channel mixer, as "
+            f"one of images or with reversible blocks, but got {settings.dropout}. Leave it out."
+        )
+    if settings.grad_checkpoint:
+        checkpoint_blocks(model)

@@ -7,9 +7,9 @@ followed here (`eval_impl` in MLX's transforms.cpp).
 """
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -208,7 +208,7 @@ class _Memory:
         return True
 
     def _keeps_order(self, name: str, source: int, array: int) -> bool:
-        """Whether the numbers of a view lie one behind the other if those of its source do."""
+        """Whether the numbers of a view lie one after the other if its source's do."""
         before, after = self._arrays[source], self._arrays[array]
         if name == "Transpose":
             return sum(size > 1 for size in after.shape) < 2
@@ -373,9 +373,42 @@ def plan_memory(
         moments=moments,
         gradients=gradients,
         activations=activations,
-        logits=kept_logits(model, batch) * mx.float32.size,
+        logits=kept_logits(model, batch.targets.size) * mx.float32.size,
         batch=sum(array.nbytes for array in batch_arrays),
     )
+
+
+_PLANNED_LOGITS = 2**30
+"""The most logits of a batch whose step is planned as a whole."""
+
+
+def plan_rows(
+    plan: Callable[[Batch], MemoryPlan], batch_of: Callable[[int], Batch], rows: int, logits: int
+) -> MemoryPlan:
+    """Plans a step of rows of one length. The plan of very many is computed from the plans of fewer.
+
+    A step computes its logits in blocks, and its graph grows with their number. From a few blocks on,
+    each row adds the same memory.
+
+    Args:
+        plan: Plans a step with a batch.
+        batch_of: Makes a batch of a number of rows.
+        rows: The number of rows of the step.
+        logits: The number of logits of a row.
+    """
+    most = max(4, _PLANNED_LOGITS // logits)
+    if rows <= most:
+        return plan(batch_of(rows))
+    few, many = (plan(batch_of(count)) for count in (most // 2, most))
+    steps = (rows - most) / (most - most // 2)
+
+    def grown(before: int, after: int) -> int:
+        return after + round(steps * (after - before))
+
+    activations = None
+    if few.activations is not None and many.activations is not None:
+        activations = grown(few.activations, many.activations)
+    return replace(many, activations=activations, batch=grown(few.batch, many.batch))
 
 
 @contextmanager
@@ -400,7 +433,7 @@ def _frozen(model: TokenModel, companions: Sequence[TokenModel]) -> Iterator[lis
 
 
 def _backward_bytes(graphs: StepGraphs, weights: list[mx.array], parts: int) -> int:
-    """What the forward and backward pass take beside the weights, with the gradient."""
+    """The memory of the forward and backward pass beside the weights, with the gradient."""
     added = _arrays(graphs.gradient)
     if parts == 1:
         return peak_bytes([graphs.loss, *added], leaves=weights)
@@ -410,7 +443,7 @@ def _backward_bytes(graphs: StepGraphs, weights: list[mx.array], parts: int) -> 
 
 
 def _update_bytes(graphs: StepGraphs, trained: list[mx.array], state: list[mx.array]) -> int:
-    """What the update takes, with old weights, their gradient and their state."""
+    """The memory of the update, with old weights, their gradient and their state."""
     groups = update_groups(graphs.parameters, graphs.state)
     old = [*trained, *_arrays(graphs.gradient), *state]
     return peak_bytes(*groups, leaves=[], freed=old)

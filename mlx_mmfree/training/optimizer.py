@@ -36,7 +36,7 @@ class AdamW(optim.AdamW):
         return result
 
     def _factors(self) -> mx.array:
-        """What the parameter, the first moment and the root of the second are multiplied by."""
+        """The factors of the parameter, the first moment and the root of the second."""
         rate = self.learning_rate.astype(mx.float32)
         numerator, denominator = rate, mx.ones(())
         if self.bias_correction:
@@ -65,7 +65,7 @@ class AdamW8bit(optim.AdamW):
     the largest magnitude. The codes stand for the values of the dynamic map of the paper, which are
     dense near the scale and reach seven decades below it.
 
-    Unlike there, the codes of the second moment are those of its square root, which spans half as many
+    Unlike there, the codes of the second moment stand for its square root, which spans half as many
     decades, and none of them stands for zero, which a first moment would be divided by. Where gradients
     in a block differ by up to three decades, weights after 30 steps are then 5.9 % from AdamW's instead
     of 8.6 %.
@@ -195,7 +195,7 @@ class MultiOptimizer(optim.MultiOptimizer):
 def build_schedule(settings: Settings, dims: int) -> Callable[[int], mx.array]:
     r"""Maps a step to its learning rate: a linear warm-up to the peak, then a decay.
 
-    The decay is that of a cosine, or for step :math:`s`, counted from 1, of :math:`w` of the warm-up
+    The decay follows a cosine, or for step :math:`s`, counted from 1, of :math:`w` of the warm-up
 
     .. math::
         \text{peak}\,\min\!\left(\sqrt{w / s},\; s / w\right),

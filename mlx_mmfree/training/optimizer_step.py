@@ -39,7 +39,7 @@ def recomputed(
 
     A block is recomputed once the gradient of its output is known, and all of its gradients are
     computed before the backward pass goes on to the block before it. `mx.checkpoint` does not ensure
-    this: it puts off a gradient that all blocks share, such as that of the lower bounds, and so keeps
+    this: it puts off a gradient that all blocks share, such as the lower bounds', and so keeps
     what each block recomputed until the end.
 
     Args:
@@ -91,7 +91,7 @@ def recomputed(
 
 
 def checkpoint_blocks(model: Stack) -> None:
-    """Turns on gradient checkpointing for every block of a model, those of its encoder too."""
+    """Turns on gradient checkpointing for every block of a model, its encoder's too."""
     for _, module in model.named_modules():
         if isinstance(module, Stack):
             module.run_block = recomputed
@@ -118,7 +118,7 @@ class BatchGradient:
         model: The model.
         loss: The sum of the losses of a batch.
         repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its form.
-        dtype: The float dtype to compute in, which gradients have too; `None` is that of the weights.
+        dtype: The float dtype to compute in, which gradients have too; `None` is the weights' own.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ LearningRate = Callable[[int], mx.array]
 
 
 class StepResult(NamedTuple):
-    """What one optimizer step did.
+    """The figures of one optimizer step.
 
     Attributes:
         loss: Sum of the losses.
@@ -209,7 +209,7 @@ class StepResult(NamedTuple):
 
 
 class StepGraphs(NamedTuple):
-    """What a step computes, yet to be computed.
+    """The arrays of a step, yet to be computed.
 
     Attributes:
         loss: Sum of the losses of a batch.
@@ -311,7 +311,7 @@ class OptimizerStep:
         return StepResult(loss, terms, tokens, norm, float(rate))
 
     def graphs(self, batch: Batch, parts: int = 1) -> StepGraphs:
-        """What a step computes of one of its batches. The model stays as it is.
+        """The results of one batch of a step. The model stays as it is.
 
         Args:
             batch: The batch.

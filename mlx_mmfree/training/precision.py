@@ -13,10 +13,10 @@ from ..layers.norms import running_statistics
 from ..ops.backend.dispatch import on_cpu
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
-"""What a step may compute in. In float16, small gradients would vanish."""
+"""The dtypes that a step may compute in. In float16, small gradients would vanish."""
 
 ADAPTER_DTYPES = ("float32", "float16", "bfloat16")
-"""What the base model under an adapter may have."""
+"""The dtypes that the base model under an adapter may have."""
 
 Result = TypeVar("Result")
 Function = Callable[..., Result]

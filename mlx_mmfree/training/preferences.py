@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 
 import mlx.core as mx
 import numpy as np
-from tqdm import tqdm
 
 from ..errors import TrainingError
 from ..files.tensors import read_header, read_tensors
@@ -16,28 +15,12 @@ from ..files.writing import new_file
 from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from ..ops import long_sum
+from ..platform.progress import Progress
+from . import samples
 from .batches import Batch, padded_batch
 from .data_parallel import DataParallel
 from .loss import Loss, token_losses
 from .run_folder import make_run_folder, samples_digest, weights_digest, writing
-from .samples import (
-    OF_TEMPLATE,
-    Encoded,
-    Features,
-    LineError,
-    Sample,
-    SampleEncoder,
-    Samples,
-    SampleTokenizer,
-    as_messages,
-    common_length,
-    cut,
-    messages_of,
-    names_in,
-    read_lines,
-    text_of,
-    with_rows,
-)
 
 SYSTEM = "system"
 """The key of the instruction before the prompt."""
@@ -57,8 +40,8 @@ class Pair:
             have not been computed.
     """
 
-    chosen: Sample
-    rejected: Sample
+    chosen: samples.Sample
+    rejected: samples.Sample
     reference: tuple[float, float] | None = None
 
     @property
@@ -66,7 +49,7 @@ class Pair:
         return max(self.chosen.length, self.rejected.length)
 
     @property
-    def texts(self) -> tuple[Sample, ...]:
+    def texts(self) -> tuple[samples.Sample, ...]:
         return self.chosen, self.rejected
 
 
@@ -96,12 +79,12 @@ def pair_batch(pairs: Sequence[Pair]) -> PairBatch:
 
 def read_pairs(
     path: Path,
-    tokenizer: SampleTokenizer,
+    tokenizer: samples.SampleTokenizer,
     *,
     max_length: int = 2048,
-    features: Features | None = None,
+    features: samples.Features | None = None,
     vocab_size: int | None = None,
-) -> Samples[Pair]:
+) -> samples.Samples[Pair]:
     """Reads and encodes a file of preferences with one JSON object on each line.
 
     A line holds `chosen` and `rejected`, and usually the `prompt` that they answer: texts, or lists of
@@ -120,20 +103,24 @@ def read_pairs(
     Raises:
         TrainingError: A line cannot be used. The message names the file and the line.
     """
-    features = features or Features()
+    features = features or samples.Features()
     encode = _PairEncoder(tokenizer, features)
-    found: Samples[Pair] = Samples()
+    found: samples.Samples[Pair] = samples.Samples()
 
-    def encoded_of(line: Mapping[str, Any]) -> tuple[list[Encoded], set[str]]:
-        line, is_changed = as_messages(line, features.prompt, features.chosen, features.rejected)
+    def encoded_of(line: Mapping[str, Any]) -> tuple[list[samples.Encoded], set[str]]:
+        line, is_changed = samples.as_messages(
+            line, features.prompt, features.chosen, features.rejected
+        )
         found.converted += is_changed
-        return [with_rows(answer, vocab_size) for answer in encode(line)], encode.unread(line)
+        return [samples.with_rows(answer, vocab_size) for answer in encode(line)], encode.unread(
+            line
+        )
 
-    for both, read in read_lines(path, encoded_of):
+    for both, read in samples.read_lines(path, encoded_of):
         found.unread |= read
         if max(len(encoded.tokens) for encoded in both) > max_length:
             found.truncated += 1
-        chosen, rejected = (cut(encoded, max_length) for encoded in both)
+        chosen, rejected = (samples.cut(encoded, max_length) for encoded in both)
         if chosen is None or rejected is None:
             found.dropped += 1
         else:
@@ -150,9 +137,9 @@ class PromptReader:
         features: Other names for the keys.
     """
 
-    def __init__(self, tokenizer: SampleTokenizer, features: Features):
+    def __init__(self, tokenizer: samples.SampleTokenizer, features: samples.Features):
         self._prompt = features.prompt
-        self._of_template = OF_TEMPLATE if tokenizer.has_chat_template else ()
+        self._of_template = samples.OF_TEMPLATE if tokenizer.has_chat_template else ()
 
     def keys(self, line: Mapping[str, Any]) -> tuple[str, ...]:
         """The keys that hold the prompt."""
@@ -161,7 +148,7 @@ class PromptReader:
         # sets of instructions hold an empty input where there is none
         found = tuple(name for name in PROMPTS if line.get(name))
         if len(found) > 1 and found != (INSTRUCTION, INPUT):
-            raise LineError(
+            raise samples.LineError(
                 f"it must have one prompt but has {' and '.join(map(repr, found))}. Name its key as "
                 "'prompt_feature'."
             )
@@ -171,19 +158,19 @@ class PromptReader:
         """The prompt, a text or a list of messages; `None` if there is none."""
         keys = self.keys(line)
         if len(keys) > 1:
-            return "\n".join(text_of(line, key) for key in keys)
+            return "\n".join(samples.text_of(line, key) for key in keys)
         prompt = line[keys[0]] if keys else None
         if prompt is not None:
-            messages_of(prompt, keys[0], "user")
+            samples.messages_of(prompt, keys[0], "user")
         return prompt
 
     def required(self, line: Mapping[str, Any]) -> str | list[Any]:
         """The prompt, with the instruction before it; there must be one."""
         prompt = self.prompt(line)
         if prompt is None:
-            raise LineError(
+            raise samples.LineError(
                 f"it must have its prompt under '{self._prompt}' or {', '.join(map(repr, PROMPTS))} but "
-                f"has {names_in(line)}. Name its key as 'prompt_feature'."
+                f"has {samples.names_in(line)}. Name its key as 'prompt_feature'."
             )
         if isinstance(prompt, str) and not line.get(SYSTEM):
             return prompt
@@ -197,8 +184,12 @@ class PromptReader:
         self, line: Mapping[str, Any], prompt: str | list[Any] | None, shared: Sequence[Any] = ()
     ) -> list[Any]:
         """The messages before the answers. What both of these repeat is there once."""
-        begun = [] if prompt is None else messages_of(prompt, self._prompt, "user")
-        system = messages_of(text_of(line, SYSTEM), SYSTEM, SYSTEM) if line.get(SYSTEM) else []
+        begun = [] if prompt is None else samples.messages_of(prompt, self._prompt, "user")
+        system = (
+            samples.messages_of(samples.text_of(line, SYSTEM), SYSTEM, SYSTEM)
+            if line.get(SYSTEM)
+            else []
+        )
         common = list(shared)
         if common[:1] == system:
             del common[:1]
@@ -208,20 +199,21 @@ class PromptReader:
 class _PairEncoder(PromptReader):
     """Maps a line to its two answers."""
 
-    def __init__(self, tokenizer: SampleTokenizer, features: Features):
+    def __init__(self, tokenizer: samples.SampleTokenizer, features: samples.Features):
         super().__init__(tokenizer, features)
-        self._encode = SampleEncoder(tokenizer, True, features)
+        self._encode = samples.SampleEncoder(tokenizer, True, features)
         self._answers = (features.chosen, features.rejected)
 
-    def __call__(self, line: Mapping[str, Any]) -> tuple[Encoded, Encoded]:
+    def __call__(self, line: Mapping[str, Any]) -> tuple[samples.Encoded, samples.Encoded]:
         if any(line.get(key) is None for key in self._answers):
-            raise LineError(
-                f"it must have '{self._answers[0]}' and '{self._answers[1]}' but has {names_in(line)}."
+            raise samples.LineError(
+                f"it must have '{self._answers[0]}' and '{self._answers[1]}' but has "
+                f"{samples.names_in(line)}."
             )
         prompt = self.prompt(line)
         answers = [_answer(line[key]) for key in self._answers]
         are_lists = [isinstance(answer, list) for answer in answers]
-        shared = answers[0][: common_length(*answers)] if all(are_lists) else []
+        shared = answers[0][: samples.common_length(*answers)] if all(are_lists) else []
         if prompt is None and not shared:
             self._check_unread(line)
         has_list = all(are_lists) if prompt is None else any(are_lists)
@@ -233,11 +225,12 @@ class _PairEncoder(PromptReader):
             )
         elif prompt is not None:
             chosen, rejected = (
-                self._encode.completion(prompt, text_of(line, key), line) for key in self._answers
+                self._encode.completion(prompt, samples.text_of(line, key), line)
+                for key in self._answers
             )
         else:
-            ended = [self._encode.ended([text_of(line, key)], 0) for key in self._answers]
-            length = common_length(*(encoded.tokens for encoded in ended))
+            ended = [self._encode.ended([samples.text_of(line, key)], 0) for key in self._answers]
+            length = samples.common_length(*(encoded.tokens for encoded in ended))
             chosen, rejected = (encoded._replace(prompt=length) for encoded in ended)
         return chosen, rejected
 
@@ -250,19 +243,19 @@ class _PairEncoder(PromptReader):
         """Refuses a line without a prompt that holds what may be one under another name."""
         unread = sorted(n for n in self.unread(line) if isinstance(line[n], (str, list, dict)))
         if unread:
-            raise LineError(
+            raise samples.LineError(
                 f"it must have its prompt under '{self._prompt}', {', '.join(map(repr, PROMPTS))}, or "
                 f"in both answers, but has {', '.join(map(repr, unread))[:200]}. Name the key of the "
                 "prompt as 'prompt_feature', or leave the others out."
             )
 
-    def _answered(self, begun: list[Any], answer: Any, line: Mapping[str, Any]) -> Encoded:
+    def _answered(self, begun: list[Any], answer: Any, line: Mapping[str, Any]) -> samples.Encoded:
         if not isinstance(answer, (str, list)) or not answer:
-            raise LineError(
+            raise samples.LineError(
                 f"'{self._answers[0]}' and '{self._answers[1]}' must be different texts or lists "
                 f"of messages but one is {answer!r:.80}."
             )
-        answer = messages_of(answer, self._answers[0], "assistant")
+        answer = samples.messages_of(answer, self._answers[0], "assistant")
         return self._encode.chat([*begun, *answer], line, answers=len(answer))
 
 
@@ -290,7 +283,7 @@ class Preferences(NamedTuple):
 
     Attributes:
         losses: The loss of each pair.
-        margins: The reward of the chosen answer minus that of the rejected one.
+        margins: The reward of the chosen answer minus the rejected answer's.
     """
 
     losses: mx.array
@@ -406,13 +399,13 @@ _FILE = "reference.safetensors"
 
 
 def with_reference(
-    data: Mapping[str, Samples[Pair]],
+    data: Mapping[str, samples.Samples[Pair]],
     model: Decoder,
     *,
     batch_size: int = 4,
     folder: Path | None = None,
     processes: DataParallel | None = None,
-) -> dict[str, Samples[Pair]]:
+) -> dict[str, samples.Samples[Pair]]:
     """The same pairs, with the log-probabilities of their answers under a reference model.
 
     Args:
@@ -424,7 +417,7 @@ def with_reference(
     """
     processes = DataParallel() if processes is None else processes
     digest = hashlib.sha256((samples_digest(data) + weights_digest(model)).encode()).hexdigest()
-    blank = {name: mx.zeros((len(samples.samples), 2)) for name, samples in data.items()}
+    blank = {name: mx.zeros((len(split.samples), 2)) for name, split in data.items()}
     file = None if folder is None else folder / _FILE
     kept = _read(file, digest, blank) if processes.is_first else None
     if processes.largest(int(kept is not None)):
@@ -436,12 +429,12 @@ def with_reference(
             with writing(file.parent), new_file(file) as new:
                 write_tensors(new, values, {"digest": digest})
     return {
-        name: replace(samples, samples=_referenced(samples.samples, values[name]))
-        for name, samples in data.items()
+        name: replace(split, samples=_referenced(split.samples, values[name]))
+        for name, split in data.items()
     }
 
 
-def reference_digest(data: Mapping[str, Samples[Pair]]) -> str:
+def reference_digest(data: Mapping[str, samples.Samples[Pair]]) -> str:
     """The digest of the log-probabilities that `with_reference` has added."""
     digest = hashlib.sha256()
     for name in sorted(data):
@@ -453,7 +446,7 @@ def reference_digest(data: Mapping[str, Samples[Pair]]) -> str:
 def _read(
     file: Path | None, digest: str, blank: Mapping[str, mx.array]
 ) -> dict[str, mx.array] | None:
-    """What an earlier start of the same run has kept, or `None`."""
+    """The values that an earlier start of the same run has kept, or `None`."""
     if file is None or not file.exists():
         return None
     entries, metadata = read_header(file)
@@ -464,22 +457,24 @@ def _read(
 
 
 def _computed(
-    data: Mapping[str, Samples[Pair]], model: Decoder, batch_size: int, processes: DataParallel
+    data: Mapping[str, samples.Samples[Pair]],
+    model: Decoder,
+    batch_size: int,
+    processes: DataParallel,
 ) -> dict[str, mx.array]:
     """The log-probabilities `(pairs, 2)` of each split; each process computes every n-th batch."""
     model.eval()
     found = {}
-    total = sum(len(samples.samples) for samples in data.values())
-    shown = None if processes.is_first else True
-    with tqdm(total=total, unit="pair", desc="reference", dynamic_ncols=True, disable=shown) as bar:
-        for name, samples in data.items():
-            values = np.zeros((len(samples.samples), 2), np.float32)
+    total = sum(len(split.samples) for split in data.values())
+    with Progress("reference", total, "pair", is_shown=processes.is_first) as bar:
+        for name, split in data.items():
+            values = np.zeros((len(split.samples), 2), np.float32)
             # texts of similar lengths together
-            order = sorted(range(len(values)), key=lambda n: samples.samples[n].length)
+            order = sorted(range(len(values)), key=lambda n: split.samples[n].length)
             starts = range(0, len(order), batch_size)
             for start in starts[processes.rank :: processes.size]:
                 places = order[start : start + batch_size]
-                batch = pair_batch([samples.samples[n] for n in places])
+                batch = pair_batch([split.samples[n] for n in places])
                 rows = np.array(answer_log_probabilities(model, batch))
                 values[places] = rows.reshape(2, -1).T
                 bar.update(len(places) * processes.size)

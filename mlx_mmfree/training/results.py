@@ -1,4 +1,4 @@
-"""What a run reports and leaves: its log, whom else it tells, and models with its best weights."""
+"""The results of a run: its log, the services that it tells, and models with its best weights."""
 
 import json
 import math
@@ -102,7 +102,7 @@ class Clock:
 
 
 def environment() -> dict[str, Any]:
-    """What the figures of a run depend on beside its settings: versions, device and threads."""
+    """The facts that figures of a run depend on, beside settings: versions, device and threads."""
     return {
         "mlx_version": version("mlx"),
         "library_version": __version__,
@@ -198,8 +198,8 @@ class TrainedModel(BestWeights):
     Args:
         folder: Folder of the run.
         model: The model that is trained.
-        tokenizer: The tokenizer, or its folder, whose files are copied beside the models; `None` for a
-            model of images.
+        tokenizer: The tokenizer, or its folder, whose files are copied beside the models; `None` for an
+            image model.
         has_validation: Whether validation picks the best weights. Without it, the latest are the best.
 
     Raises:

@@ -39,7 +39,7 @@ def main(file: str) -> None:
 
 
 def _answered(file: str, act: Callable[..., Any], *arguments: Any) -> bytes:
-    """What something gives, or why it failed, as JSON."""
+    """The result of a call, or why it failed, as JSON."""
     try:
         return json.dumps({"answer": act(*arguments)}).encode()
     except BaseException as error:
@@ -66,7 +66,7 @@ def _load(file: str, functions: dict[str, Reward]) -> list[str]:
 
 
 def _rewards(function: Reward, values: Mapping[str, list[Any]]) -> list[float]:
-    """The rewards of some answers, from those of the values that the function takes."""
+    """The rewards of some answers, from the values that the function takes."""
     parameters = inspect.signature(function).parameters.values()
     if not any(each.kind is each.VAR_KEYWORD for each in parameters):
         names = {each.name for each in parameters}

@@ -30,7 +30,7 @@ def exact_match(text: str, answer: Any) -> bool:
 
 
 def number(text: str, answer: Any) -> bool:
-    """Whether the last number of a text is that of the answer."""
+    """Whether the last number of a text is the answer's."""
     found, wanted = _last_number(text), _last_number(str(answer))
     return found is not None and wanted is not None and math.isclose(found, wanted, rel_tol=1e-6)
 
@@ -62,7 +62,7 @@ COMPARISONS: dict[str, Callable[[str, Any], bool]] = {
     "number": number,
     "json_schema": json_schema,
 }
-"""What compares an answer of the model with that in the data; the reward is 1 or 0."""
+"""The functions that compare an answer of the model with the data's; the reward is 1 or 0."""
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -352,7 +352,7 @@ class Rewards:
 def _values(
     prompts: Sequence[Any], texts: Sequence[str], columns: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[Any]]:
-    """What functions may take, by name: as in TRL, answers to messages are messages."""
+    """The arguments that functions may take, by name: as in TRL, answers to messages are messages."""
     names = {name for each in columns for name in each}
     values = {name: [each.get(name) for each in columns] for name in sorted(names)}
     completions = [

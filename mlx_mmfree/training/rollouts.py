@@ -19,15 +19,9 @@ from ..hub import Tokenizer
 from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from ..ops.backend.choice import untimed
+from . import loss
 from .batches import SampleBatches, evaluation_batches
 from .fine_tune_settings import FineTuneSettings
-from .grpo import (
-    GroupBatch,
-    group_advantages,
-    group_batch,
-    sample_deviations,
-    with_log_probabilities,
-)
 from .optimizer_step import mixed_seed
 from .preferences import PromptReader
 from .results import Callback
@@ -85,7 +79,7 @@ class Problems(Samples[Problem]):
 
 
 def rewards_of(settings: FineTuneSettings) -> Rewards:
-    """What gives the rewards of a run.
+    """The source of the rewards of a run.
 
     Raises:
         TrainingError: As `Rewards`.
@@ -144,10 +138,10 @@ def read_problems(
 
 
 class Answer(NamedTuple):
-    """What a model has written to a prompt.
+    """A model's answer to a prompt.
 
     Attributes:
-        tokens: Its ids, with that of its end.
+        tokens: Its ids, with the end's.
         text: Its text.
     """
 
@@ -214,7 +208,7 @@ def rewards_for(
 def mean_reward(
     model: Decoder, problems: Problems, settings: FineTuneSettings, most_batches: int
 ) -> float:
-    """The mean reward of one answer to each problem, or to those of so many batches; -1 takes all."""
+    """The mean reward of one answer to each problem of so many batches; -1 takes all."""
     batches = evaluation_batches(
         problems.samples, settings.batch_size, most_batches, settings.seed, cast(Any, list)
     )
@@ -268,10 +262,10 @@ class Rollouts(Callback):
             make=cast(Any, list),
         )
         self._first = self._kept = -1
-        self._batches: list[GroupBatch] = []
+        self._batches: list[loss.GroupBatch] = []
         self._rewards = np.zeros((0, 0), np.float32)
 
-    def __call__(self, step: int) -> list[GroupBatch]:
+    def __call__(self, step: int) -> list[loss.GroupBatch]:
         first = step - step % self._settings.num_iterations
         if self._first < 0:
             self._kept = first
@@ -286,7 +280,7 @@ class Rollouts(Callback):
         tokens = sum(batch.tokens for batch in self._batches) / self._rewards.size
         return {
             "reward": float(self._rewards.mean()),
-            "reward_std": float(sample_deviations(self._rewards).mean()),
+            "reward_std": float(loss.sample_deviations(self._rewards).mean()),
             "completion_tokens": tokens,
         }
 
@@ -320,7 +314,7 @@ class Rollouts(Callback):
         for name, array in arrays.items():
             number, _, field_name = name.partition(".")
             parts[int(number)][field_name] = array
-        self._batches = [GroupBatch(**cast(Any, part)) for part in parts]
+        self._batches = [loss.GroupBatch(**cast(Any, part)) for part in parts]
         return True
 
     @property
@@ -339,23 +333,23 @@ class Rollouts(Callback):
         # as a checkpoint keeps them
         self._rewards = rewards.astype(np.float32)
         is_scaled = settings.scale_rewards == "group"
-        advantages = group_advantages(rewards, scaled=is_scaled).reshape(-1)
+        advantages = loss.group_advantages(rewards, scaled=is_scaled).reshape(-1)
         samples = [_answered(problem, *each) for problem, each in zip(asked, answers, strict=True)]
         rows = len(asked) // len(parts)
         self._batches = []
         for start in range(0, len(asked), rows):
             part = slice(start, start + rows)
-            batch = group_batch(samples[part], advantages[part], **settings.group_options)
+            batch = loss.group_batch(samples[part], advantages[part], **settings.group_options)
             self._batches.append(self._known(batch))
 
-    def _known(self, batch: GroupBatch) -> GroupBatch:
+    def _known(self, batch: loss.GroupBatch) -> loss.GroupBatch:
         """The batch with the log-probabilities that its loss compares with."""
         settings = self._settings
         was_training = self._model.training
         self._model.eval()
         old = self._model if settings.num_iterations > 1 else None
         with untimed():
-            known = with_log_probabilities(batch, old, self._reference, settings.temperature)
+            known = loss.with_log_probabilities(batch, old, self._reference, settings.temperature)
         self._model.train(was_training)
         return known
 
@@ -367,15 +361,15 @@ def _answered(problem: Problem, tokens: list[int], text: str) -> Sample:
 
 def largest_group_batch(
     problems: Problems, settings: FineTuneSettings, share: tuple[int, int]
-) -> GroupBatch:
+) -> loss.GroupBatch:
     """A batch of this process that is as large as the largest of the run, for a plan."""
     longest = max(problems.samples, key=lambda problem: problem.length)
     room = min(settings.max_completion_length, settings.max_seq_length - longest.length)
     rows = settings.batch_size // share[1] * settings.num_generations
     answers = [_answered(longest, [0] * room, "")] * rows
-    batch = group_batch(answers, np.zeros(rows), **settings.group_options)
+    batch = loss.group_batch(answers, np.zeros(rows), **settings.group_options)
     zeros = np.zeros(batch.weights.shape, np.float32)
-    return GroupBatch(
+    return loss.GroupBatch(
         **{
             **vars(batch),
             "old": zeros if settings.num_iterations > 1 else None,

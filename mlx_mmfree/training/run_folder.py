@@ -272,7 +272,7 @@ def load_learned(model: nn.Module, file: Path) -> None:
 
 
 def learned(model: nn.Module) -> dict[str, mx.array]:
-    """What a run changes in a model: trainable parameters and running statistics, by names in memory."""
+    """The arrays that a run changes: trainable parameters and running statistics, by names in memory."""
     return {**dict(tree_flatten(model.trainable_parameters())), **running_statistics(model)}
 
 

@@ -1,4 +1,4 @@
-"""What the settings of all training runs share: how they are declared, read, checked and compared."""
+"""The settings of all training runs: how they are declared, read, checked and compared."""
 
 import math
 import os
@@ -42,7 +42,7 @@ class LoopSettings:
         validates_first: Whether to validate before the first step too.
         quantization_warmup: Steps over which weights and activations of ternary layers change from
             float to quantised; 0 quantises them from the start. Validations always quantise them.
-        dtype: The float dtype that steps compute in, whatever that of the trained parameters; `None`
+        dtype: The float dtype that steps compute in, whatever the trained parameters have; `None`
             computes in their own. Validations always do.
         clear_cache_bytes: MLX's cache is cleared after a step that leaves it larger than this; `None`
             never clears it.
@@ -69,7 +69,7 @@ class LoopSettings:
 
 @dataclass(frozen=True)
 class Rule:
-    """What the value of a setting must be.
+    """The rule for the value of a setting.
 
     Attributes:
         words: The rule, as messages have it.
@@ -176,7 +176,7 @@ class RunSettings(Declared):
 
     @classmethod
     def declared(cls) -> list[Field[Any]]:
-        """The fields that are settings, those of the class itself first."""
+        """The fields that are settings, the class's own first."""
         known = {each.name: each for each in fields(cls) if "reader" in each.metadata}
         own = [name for name in cls.__annotations__ if name in known]
         return [known[name] for name in dict.fromkeys((*own, *known))]
@@ -290,7 +290,7 @@ class CorpusSettings(RunSettings):
     sequence_length: int = setting("Number of tokens of a sequence.", 256, POSITIVE)
     valid_tokens: int = setting(
         "Number of tokens of the first held-out file on which validations measure the loss that picks "
-        "the best weights; in a model of images, of images.",
+        "the best weights; in an image model, of images.",
         32768,
         POSITIVE,
     )
@@ -371,7 +371,7 @@ class LongSettings(TeacherSettings):
     )
 
     def loop_settings(self, folder: Path, steps: int, **others: Any) -> LoopSettings:
-        """The settings of the loop; `others` are those of its fields that have other names here."""
+        """The settings of the loop; `others` are the fields that have other names here."""
         shared = {each.name for each in fields(self)} & {each.name for each in fields(LoopSettings)}
         given: dict[str, Any] = {name: getattr(self, name) for name in shared}
         given |= {"folder": folder, "steps": steps, "clear_cache_bytes": self.clear_cache_threshold}

@@ -26,7 +26,7 @@ def read_lines(
     columns: Sequence[str] = (),
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Result]:
-    """What `encode` makes of each JSON object of a file.
+    """The result of `encode` for each JSON object of a file.
 
     Args:
         path: The file: JSON lines, parquet, whose rows are objects, or a table (`.tsv`) if there are
@@ -48,7 +48,7 @@ def read_lines(
 
 
 class LineError(Exception):
-    """What is wrong with a line."""
+    """The error of a line."""
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -178,7 +178,7 @@ def _message_of(turn: Any) -> Any:
 
 
 class SampleTokenizer(Protocol):
-    """What the samples need of a tokenizer."""
+    """The part of a tokenizer that samples need."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -217,7 +217,7 @@ class Sample:
 
 
 class Example(Protocol):
-    """What a batch is made of: a sample, or a pair of them.
+    """The unit of a batch: a sample, or a pair of them.
 
     Attributes:
         length: Tokens of its longest text.
@@ -278,7 +278,7 @@ class Samples(Generic[Item]):
     file: Path | None = None
 
     def add(self, other: Self) -> None:
-        """Takes in those of a further file."""
+        """Takes in the samples of a further file."""
         self.samples += other.samples
         self.unread |= other.unread
         for name in ("truncated", "dropped", "without_thoughts", "converted"):
@@ -297,7 +297,7 @@ class Samples(Generic[Item]):
             )
 
     def content(self) -> Iterator[bytes]:
-        """What tells the content of the samples."""
+        """The fingerprint of the samples' content."""
         for sample in self.samples:
             for text in sample.texts:
                 yield f"{len(text.tokens)} {text.prompt} ".encode()
@@ -531,7 +531,7 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
-    """What the chat template reads of a line beside the messages."""
+    """The values of a line that the chat template reads beside the messages."""
     given = line.get(TEMPLATE_VARIABLES) or {}
     if not isinstance(given, Mapping) or not given.keys().isdisjoint(_RESERVED):
         raise LineError(

@@ -124,7 +124,7 @@ def service_callbacks(
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a record; those of each layer under a name of their own."""
+    """The figures of a record; each layer's figures have a name of their own."""
     numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""What several commands share: flags, loading, prompts, tables and the console."""
+"""The common parts of commands: flags, loading, prompts, tables and the console."""

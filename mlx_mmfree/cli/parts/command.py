@@ -1,25 +1,35 @@
-"""A command: its parser, and the reporting of what goes wrong by one line and an exit status."""
+"""The program `mmfree`, which finds commands by their file names, and a command: parser, errors, status.
+
+What goes wrong is reported by one line and an exit status. A shell completes commands and their flags.
+"""
 
 import argparse
+import ast
+import importlib
+import importlib.util
 import io
 import os
+import pkgutil
 import re
+import shlex
 import signal
 import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from functools import partial, wraps
 from itertools import chain, pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from ...errors import MMFreeError, TrainingStopped, UsageError, without_credentials
+from ...errors import MMFreeError, TrainingStopped, UsageError
 from ...files import plugins
 from ...platform.terminal import clean_terminal
+from ...version import __version__
 
 # Names of arguments in the library, and the flags that their values may come from.
 _FLAGS_OF_ARGUMENT = {
@@ -110,7 +120,7 @@ def check_writable(place: str, file: Path, *, makes_folder: bool = False) -> Non
 
 
 class Command(Protocol):
-    """Runs with the given arguments, or with those of the process, and returns an exit status."""
+    """Runs with the given arguments, or with the process's, and returns an exit status."""
 
     def __call__(self, argv: Sequence[str] | None = None) -> int: ...
 
@@ -158,7 +168,7 @@ class CommandParser(argparse.ArgumentParser):
             **defaults | options,
         )
         if self.add_help:
-            words = "explain all flags, the rare ones and their old names too"
+            words = "explain all flags, with the rare ones and the old names"
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
 
     def is_explained(self, action: argparse.Action) -> bool:
@@ -169,7 +179,7 @@ class CommandParser(argparse.ArgumentParser):
         return action.help != argparse.SUPPRESS and (self.explains_all or is_usual)
 
     def shown_names(self, action: argparse.Action) -> list[str]:
-        """The names of a flag that the help shows: all, or the first one and those of today."""
+        """The names of a flag that the help shows: all, or the first one and today's."""
         names = action.option_strings
         if self.explains_all or isinstance(action, argparse.BooleanOptionalAction):
             return list(names)
@@ -191,7 +201,17 @@ class CommandParser(argparse.ArgumentParser):
             if action.option_strings:
                 shown = "/".join(self.shown_names(action))
                 message = message.replace("/".join(action.option_strings), shown)
-        raise UsageError(f"{message}. See '{self.prog} --help'.")
+        start, colon, unknown = message.partition("unrecognized arguments: ")
+        meant = meant_flags(unknown, self._flag_names()) if colon and not start else ""
+        raise UsageError(
+            " ".join(filter(None, (f"{message}.", meant, f"See '{self.prog} --help'.")))
+        )
+
+    def _flag_names(self) -> list[str]:
+        """All names of its flags, and of the parsers below it."""
+        below = [a for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        parsers = [self, *chain(*(action.choices.values() for action in below))]
+        return [name for parser in parsers for name in parser._option_string_actions]
 
     def print_help(self, file: Any = None) -> None:
         """Prints the help. Unlike the method of argparse, this one reports a failed write."""
@@ -308,7 +328,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
             return BROKEN_PIPE
         except OSError as error:
             _discard_output()
-            _report(without_credentials(f"the system refused: {error}."))
+            _report(str(MMFreeError(f"the system refused: {error}.")))
             return USER_ERROR
         except Exception as error:
             if presses and _happened_in_import(error):
@@ -316,7 +336,7 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
                 return INTERRUPTED
             if (said := plugins.failure(error)) is None:
                 raise
-            _report(f"[plugin] a plug-in must run without errors but {said}.")
+            _report(str(MMFreeError(f"[plugin] a plug-in must run without errors but {said}.")))
             return USER_ERROR
 
     return run
@@ -384,3 +404,246 @@ def _discard_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+ENVIRONMENT_VARIABLE = "_ARGCOMPLETE"
+"""The shell sets this variable when it asks for completions."""
+
+
+def complete() -> None:
+    """If a shell asks for completions, answers it and ends the process."""
+    if ENVIRONMENT_VARIABLE not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    line = os.environ.get("COMP_LINE", "")
+    argcomplete.autocomplete(whole_parser(line), exclude=older_names(line))
+
+
+def whole_parser(line: str) -> argparse.ArgumentParser:
+    """A parser of all commands. It knows the flags of those commands that `line` names."""
+    parser = argparse.ArgumentParser(prog="mmfree", allow_abbrev=False)
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers()
+    names = command_names()
+    commands.add_parser("help").add_argument("command", choices=names)
+    typed = line.split()
+    for name in names:
+        parents = []
+        if name in typed:
+            parents = [_with_models(_module(name).build_parser())]
+        commands.add_parser(name, parents=parents, add_help=not parents, allow_abbrev=False)
+    return parser
+
+
+def _with_models(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The parser, in which the models in the caches complete the values that name a model."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _with_models(below)
+        elif action.dest in ("model", "draft_model", "teacher"):
+            vars(action)["completer"] = _models_and_files
+        elif action.dest in ("name", "remove"):
+            vars(action)["completer"] = _cached_names
+    return parser
+
+
+def _cached_names(prefix: str, **_: Any) -> list[str]:
+    from ...hub.checkpoint.pack_cache import cached_models
+
+    return [model.name for model in cached_models() if model.name.startswith(prefix)]
+
+
+def _models_and_files(prefix: str, **options: Any) -> list[str]:
+    from argcomplete.completers import FilesCompleter
+
+    return [*_cached_names(prefix), *FilesCompleter()(prefix, **options)]
+
+
+def older_names(line: str) -> list[str]:
+    """The names of flags that still work and are no longer told, of the commands that `line` names."""
+    found = []
+    for name in {*line.split()} & {*command_names()}:
+        parser = _module(name).build_parser()
+        for action in parser._actions if isinstance(parser, CommandParser) else ():
+            if action.option_strings:
+                found += sorted({*action.option_strings} - {*parser.shown_names(action)})
+    return found
+
+
+_PACKAGE = "mlx_mmfree.cli"
+"""Each file of this package, or of a folder on its search path, is a command."""
+
+
+def command_names() -> list[str]:
+    """The names of all commands: the files of their package, and what installed packages add."""
+    return sorted({*_own_names(), *(each.name for each in plugins.installed("commands"))})
+
+
+def _own_names() -> list[str]:
+    search = importlib.import_module(_PACKAGE).__path__
+    return [entry.name for entry in pkgutil.iter_modules(search) if not entry.ispkg]
+
+
+def _module(name: str) -> Any:
+    """The module of a command, or `None`. Those of the package keep their names."""
+    if name in _own_names():
+        return importlib.import_module(f"{_PACKAGE}.{name}")
+    return next(
+        (plugins.entry_module(each) for each in plugins.installed("commands") if each.name == name),
+        None,
+    )
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `mmfree <command> ...` and returns its exit status."""
+    complete()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help", "--help-all"):
+        print(_overview())
+    elif name == "--version":
+        print(f"mmfree {__version__}")
+    elif (module := _module(name)) is not None:
+        status: int = module.main(arguments[1:])
+        return status
+    else:
+        names = command_names()
+        meant = meant_command(name, arguments[1:], names)
+        known = "those that 'mmfree --help' lists" if meant else ", ".join(names)
+        raise UsageError(
+            f"[mmfree] the command must be one of {known} but got {name!r}. "
+            + (meant or "See 'mmfree --help'.")
+        )
+    return 0
+
+
+def _help(name: str) -> str:
+    """The text of `HELP` in a command's file, read without the half second that imports would take."""
+    if name not in _own_names():
+        return str(getattr(_module(name), "HELP", "a command of an installed package"))
+    source = importlib.util.find_spec(f"{_PACKAGE}.{name}")
+    text = Path(str(source and source.origin)).read_text(encoding="utf-8")
+    return next(
+        str(ast.literal_eval(line.value))
+        for line in ast.parse(text).body
+        if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "HELP"
+    )
+
+
+def _overview() -> str:
+    lines = [
+        "usage: mmfree <command> [flags]",
+        "",
+        "To begin: 'mmfree chat' talks with the model in the package, 'mmfree run MODEL' with another.",
+        "",
+    ]
+    for name in command_names():
+        lines.append(f"  {name:14}{_help(name)}")
+    lines += [
+        "",
+        "'mmfree <command> --help' explains the usual flags of a command, and --help-all all of them.",
+    ]
+    return "\n".join(lines)
+
+
+_COMMANDS = {
+    "benchmark": "bench",
+    "create": "convert --model MODEL",
+    "delete": "models --remove MODEL",
+    "download": "run MODEL",
+    "finetune": "lora --train",
+    "info": "show model --model MODEL",
+    "list": "models",
+    "ls": "models",
+    "manage": "models",
+    "merge": "fuse",
+    "ps": "models",
+    "pull": "run MODEL",
+    "push": "upload --model MODEL",
+    "quantize": "convert --model MODEL",
+    "remove": "models --remove MODEL",
+    "rm": "models --remove MODEL",
+    "server": "serve",
+    "share": "upload --model MODEL",
+    "version": "--version",
+}
+"""Commands of ollama, mlx-lm and others, with what they are here. A model may follow them there."""
+
+_NOTES = {word: " It downloads the model first." for word in ("download", "pull")}
+
+_FLAGS = {
+    "adapter": "adapter-path",
+    "ctx-size": "max-kv-size",
+    "dataset": "data",
+    "draft": "draft-model",
+    "file": "data",
+    "force": "overwrite",
+    "format": "json",
+    "iterations": "steps",
+    "lora": "adapter-path",
+    "lora-layers": "num-layers",
+    "lora-rank": "rank",
+    "lr": "learning-rate",
+    "max-length": "max-tokens",
+    "max-new-tokens": "max-tokens",
+    "n-predict": "max-tokens",
+    "num-ctx": "max-kv-size",
+    "num-predict": "max-tokens",
+    "out": "output",
+    "repeat-last-n": "repetition-context-size",
+    "repeat-penalty": "repetition-penalty",
+    "system": "system-prompt",
+    "temperature": "temp",
+    "think": "reasoning-budget",
+}
+"""Flags of ollama, llama.cpp, transformers and others, with what they are here."""
+
+
+def meant_command(name: str, arguments: Sequence[str], known: Collection[str]) -> str:
+    """A question that names the command that was meant, or an empty text.
+
+    Args:
+        name: What was typed as the command.
+        arguments: What was typed after it.
+        known: The names of the commands.
+    """
+    close = get_close_matches(name.lower().replace("-", "_"), [*known, *_COMMANDS], n=1)
+    if not close:
+        return ""
+    meant = _COMMANDS.get(close[0], close[0])
+    if arguments and not arguments[0].startswith("-"):
+        meant = meant.replace("MODEL", shlex.quote(arguments[0]))
+    return f"Did you mean 'mmfree {meant}'?{_NOTES.get(close[0], '')}"
+
+
+def meant_flags(unknown: str, known: Collection[str]) -> str:
+    """A question that names the flags that were meant, or an empty text.
+
+    Args:
+        unknown: The arguments that no flag takes, as they were typed.
+        known: The names of the flags of the command.
+    """
+    names = {flag.lstrip("-"): flag for flag in known if flag.startswith("--")}
+    meant = []
+    for word in unknown.split():
+        if word.startswith("-") and word.strip("-"):
+            name = word.strip("-").partition("=")[0].lower().replace("_", "-")
+            close = get_close_matches(name, [*names, *_FLAGS], n=1)
+            found = (_FLAGS.get(each, each) for each in close)
+            meant += [names[each] for each in found if each in names]
+    if meant:
+        return f"Did you mean {' and '.join(dict.fromkeys(meant))}?"
+    if unknown.startswith("-"):
+        return ""
+    # only a model's name has a slash, and only a text has a space
+    texts = () if "/" in unknown and " " not in unknown else ("--prompt", "--text")
+    models = () if " " in unknown else ("--model",)
+    words = [f"{flag} {shlex.quote(unknown)}" for flag in (*texts, *models) if flag in known]
+    return f"Did you mean {' or '.join(words)}?" if words else ""

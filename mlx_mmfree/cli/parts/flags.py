@@ -275,7 +275,7 @@ def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> 
         "--xtc-probability",
         type=float,
         default=0.0,
-        help="how often XTC drops all likely tokens but the least likely of them; 0 = never",
+        help="how often XTC drops all likely tokens except the least likely one; 0 = never",
     )
     group.add_argument(
         "--xtc-threshold",
@@ -284,7 +284,7 @@ def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> 
         help="probability above which XTC counts a token as likely (%(default)s)",
     )
     group.add_argument(
-        "--seed", type=seed, help="seed of random choices; default: another one in each run"
+        "--seed", type=seed, help="seed of the random choices; default: a new one in each run"
     )
 
 

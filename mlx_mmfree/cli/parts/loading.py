@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import UsageError
 from ...platform.allocator import keep_freed_memory
@@ -17,6 +17,7 @@ from .flags import add_plugin_flag, gigabytes, non_negative, positive
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from ...generation.memory import MemoryNeed
     from ...hub import Tokenizer
     from ...hub.checkpoint.load import OpenedModel
     from ...models import Decoder
@@ -160,23 +161,23 @@ def _warn_of_slow_cpu() -> None:
         print("warning:", reason, file=sys.stderr)
 
 
-def warn_of_memory(model: "Decoder", model_bytes: int, **sizes: int) -> None:
-    """Warns on stderr if a model and the sizes of its work need more memory than there is."""
-    from ...generation import check_memory, memory_need
-
-    if warning := check_memory(memory_need(model, model_bytes, **sizes)):
-        print("warning:", warning, file=sys.stderr)
-
-
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 def add_model_flags(
-    parser: argparse.ArgumentParser, *, takes_adapter: bool = True, takes_dtype: bool = True
+    parser: argparse.ArgumentParser,
+    *,
+    takes_adapter: bool = True,
+    takes_dtype: bool = True,
+    **options: Any,
 ) -> None:
-    """Adds the flags of a model, without those that the command does not take."""
+    """Adds the flags of a model, without those that the command does not take.
+
+    `options` are those of `--model` for argparse.
+    """
     group = parser.add_argument_group("model")
-    add_source_flags(group, "; default: the model in the package")
+    more = "; may be given again" if options.get("action") == "append" else ""
+    add_source_flags(group, f"; default: the model in the package{more}", **options)
     if takes_adapter:
         add_adapter_flag(group)
     add_latent_flag(group)
@@ -187,18 +188,17 @@ def add_model_flags(
         )
 
 
-def add_source_flags(
-    group: argparse._ActionsContainer, more: str, *, is_required: bool = False
-) -> None:
-    """Adds the flags that say where a model lies; `more` is what else its users must know."""
-    group.add_argument(
-        "--model", required=is_required, help=f"folder or Hub repository of the model{more}"
-    )
+def add_source_flags(group: argparse._ActionsContainer, more: str, **options: Any) -> None:
+    """Adds the flags that say where a model lies; `more` is what else its users must know.
+
+    `options` are those of `--model` for argparse.
+    """
+    group.add_argument("--model", help=f"folder or Hub repository of the model{more}", **options)
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
 
 
 def model_source(args: argparse.Namespace) -> str | Path:
-    """The folder or Hub repository of the model; without `--model`, that of the package.
+    """The folder or Hub repository of the model; without `--model`, the packaged one.
 
     Raises:
         UsageError: `--revision` came without `--model`.
@@ -264,6 +264,44 @@ def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
     return opened.load(adapter)
 
 
+def planned(
+    args: argparse.Namespace,
+    *,
+    takes_images: bool = False,
+    takes_embedders: bool = False,
+    **sizes: int,
+) -> "tuple[OpenedModel, MemoryNeed | None]":
+    """Opens the model, and warns on stderr if it needs more memory than there is.
+
+    Args:
+        args, takes_images, takes_embedders: As for `loaded`.
+        sizes: Those of its work, as for `memory_need`.
+
+    Returns:
+        The model without its weights, and what it needs; `None` of one of images.
+
+    Raises:
+        UsageError, CheckpointError, DownloadError, UnsupportedModelError: As for `loaded`.
+    """
+    from ...generation import check_memory, memory_need
+    from ...hub.checkpoint.load import OpenedModel
+    from ...models import ImageClassifier, TextEmbedder, check_causal
+
+    opened = OpenedModel(model_source(args), args.revision, dtype_of(args), latent=args.latent)
+    model: Any = opened.model
+    if takes_images and isinstance(model, ImageClassifier):
+        return opened, None
+    if not (takes_embedders and isinstance(model, TextEmbedder)):
+        check_causal(model)
+    # a separate model, which is freed before loading replaces the matrices of the first
+    model = with_key_value_cache(args, model)
+    note_flags_without_effect(args, model)
+    need = memory_need(model, opened.nbytes, **sizes)
+    if warning := check_memory(need):
+        print("warning:", warning, file=sys.stderr)
+    return opened, need
+
+
 @contextmanager
 def loaded(
     args: argparse.Namespace,
@@ -284,34 +322,25 @@ def loaded(
         prefill_step_size: Number of prompt tokens read at a time.
         context_length: Largest number of tokens of a text, as far as it is known.
         group: The processes over which the loaded model is split, or `None` to keep it whole.
-        takes_images: Whether it may be a model of images, which comes with its image processor.
+        takes_images: Whether it may be an image model, which comes with its image processor.
         takes_embedders: Whether it may embed texts in place of writing them.
 
     Raises:
         UsageError: A flag has a value that does not fit.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
-    from ...hub.checkpoint.load import OpenedModel
-    from ...models import ImageClassifier, TextEmbedder, check_causal
+    from ...models import ImageClassifier
     from ...models.parts.tensor_parallel import shard
 
-    opened = OpenedModel(model_source(args), args.revision, dtype_of(args), latent=args.latent)
-    planned: Any = opened.model
-    is_of_images = takes_images and isinstance(planned, ImageClassifier)
-    if not is_of_images:
-        if not (takes_embedders and isinstance(planned, TextEmbedder)):
-            check_causal(planned)
-        # a separate model, which is freed before loading replaces the matrices of the first
-        planned = with_key_value_cache(args, planned)
-        note_flags_without_effect(args, planned)
-        warn_of_memory(
-            planned,
-            opened.nbytes,
-            batch_size=batch_size,
-            prefill_step_size=prefill_step_size,
-            context_length=context_length,
-        )
-    del planned
+    opened, _ = planned(
+        args,
+        batch_size=batch_size,
+        prefill_step_size=prefill_step_size,
+        context_length=context_length,
+        takes_images=takes_images,
+        takes_embedders=takes_embedders,
+    )
+    is_of_images = isinstance(cast(Any, opened.model), ImageClassifier)
     with limited_memory(args, opened.nbytes):
         processor: Any = opened.processor()
         model = with_adapter(args, opened)
@@ -323,18 +352,20 @@ def loaded(
         yield model if is_of_images else with_key_value_cache(args, model), processor
 
 
-def add_draft_flags(group: Any, reads: str) -> None:
+def add_draft_flags(group: Any, reads: str, **options: Any) -> None:
     """Adds the flags for drafts, by a model or from the text.
 
     Args:
         group: The parser or a group of it.
         reads: What users must know of a draft model's use, after what it does.
+        options: Those of `--draft-model` for argparse.
     """
     kinds = group.add_mutually_exclusive_group()
     kinds.add_argument(
         "--draft-model",
         help="folder or Hub repository of a smaller model with the same tokens; it proposes tokens "
         f"that the model then checks, {reads}",
+        **options,
     )
     add_ngram_flags(kinds, group)
 
@@ -349,7 +380,7 @@ def add_ngram_flags(kinds: Any, group: Any) -> None:
         "--ngram-drafts",
         action="store_true",
         help="propose what followed the same tokens earlier in the text (prompt lookup); edits and code "
-        "come faster, and texts stay what they are",
+        "come faster, and texts stay the same",
     )
     group.add_argument(
         "--num-draft-tokens",

@@ -1,4 +1,4 @@
-"""What processes that `mlx.launch` starts together share: the output of one, and one seed."""
+"""Processes that `mlx.launch` starts together: the output of one, and one seed."""
 
 import argparse
 import ctypes.util

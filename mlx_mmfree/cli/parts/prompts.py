@@ -36,21 +36,29 @@ def read_standard_input() -> str:
     Raises:
         UsageError: Standard input is empty, is not UTF-8, or is too long for a prompt.
     """
-    data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
-    _check_size(len(data), "standard input")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"[prompt] standard input must be UTF-8 text but byte {error.start} is "
-            f"0x{error.object[error.start]:02x}. Convert the text to UTF-8."
-        ) from error
-    if not text:
+    if not (text := piped_text()):
         raise UsageError(
             "[prompt] standard input must hold the prompt of '--prompt -' but is empty or closed. "
             "Send a text to the command."
         )
     return text
+
+
+def piped_text() -> str:
+    """All of standard input, which may be empty.
+
+    Raises:
+        UsageError: Standard input is not UTF-8, or is too long for a prompt.
+    """
+    data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+    _check_size(len(data), "standard input")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"[prompt] standard input must be UTF-8 text but byte {error.start} is "
+            f"0x{error.object[error.start]:02x}. Convert the text to UTF-8."
+        ) from error
 
 
 def read_prompts(file: Path, keys: Sequence[str] = ("prompt",)) -> list[str]:
@@ -139,7 +147,7 @@ def add_reasoning_budget_flag(group: Any) -> None:
         type=non_negative,
         metavar="N",
         help="largest number of tokens of a thought, after which its tag is closed; default: no limit "
-        "but that of the answer",
+        "except the answer's",
     )
 
 
@@ -159,7 +167,7 @@ def add_end_flags(group: Any, *, max_tokens: int) -> None:
         "-m",
         type=positive,
         default=max_tokens,
-        help="largest number of tokens to write (%(default)s)",
+        help="write at most this many tokens (%(default)s)",
     )
     add_end_token_flag(group)
 
@@ -317,10 +325,7 @@ def opened_as(
 @contextmanager
 def texts_bar(count: int, unit: str = "text") -> Iterator[Callable[[int], object]]:
     """A progress bar of texts, told how many are done, with errors of arguments in a line each."""
-    from tqdm import tqdm
+    from ...platform.progress import Progress
 
-    with (
-        argument_errors(),
-        tqdm(total=count, unit=unit, leave=False, disable=None, file=sys.stderr) as bar,
-    ):
+    with argument_errors(), Progress("Texts", count, unit, leave=False) as bar:
         yield lambda done: bar.update(done - bar.n)

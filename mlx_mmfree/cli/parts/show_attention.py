@@ -1,6 +1,7 @@
 """Draws the weights by which layers and heads mix a text.
 
-Softmax attention shows its weights; recurrences and linear attention those of their unrolled form.
+Softmax attention shows its weights; recurrences and linear attention show the weights of their unrolled
+form.
 """
 
 import argparse
@@ -10,16 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ...errors import UsageError, install_extra
+from . import loading
 from .command import argument_errors, check_writable
 from .flags import add_picture_flag, number_list, positive
-from .loading import (
-    add_memory_flags,
-    add_model_flags,
-    dtype_of,
-    limited_memory,
-    model_name,
-    model_source,
-)
 from .prompts import given_prompt
 
 if TYPE_CHECKING:
@@ -39,7 +33,7 @@ USUAL = "--model --prompt --target --layers --heads --max-tokens --picture"
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, takes_adapter=False)
+    loading.add_model_flags(parser, takes_adapter=False)
     parser.add_argument(
         "--prompt", required=True, help="text that is read; '-' reads standard input"
     )
@@ -67,7 +61,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "(%(default)s)",
     )
     add_picture_flag(parser, default=Path("attention.png"))
-    add_memory_flags(parser)
+    loading.add_memory_flags(parser)
 
 
 def show_attention(args: argparse.Namespace) -> None:
@@ -83,11 +77,14 @@ def show_attention(args: argparse.Namespace) -> None:
     from ...hub.checkpoint.load import OpenedModel
     from ...models import TokenModel
 
-    opened = OpenedModel(model_source(args), args.revision, dtype_of(args), latent=args.latent)
+    opened = OpenedModel(
+        loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
+    )
     planned: object = opened.model
     if not isinstance(planned, TokenModel):
         raise UsageError(
-            f"[show] 'model' must read texts but '{model_name(args)}' is a {type(planned).__name__}."
+            f"[show] 'model' must read texts but '{loading.model_name(args)}' is a "
+            f"{type(planned).__name__}."
         )
     depth = len(planned.blocks)
     layers = sorted(args.layers or range(min(depth, _MOST_LAYERS)))
@@ -96,7 +93,7 @@ def show_attention(args: argparse.Namespace) -> None:
             f"[show] 'layers' must be numbers from 0 to {depth - 1} for this model but got {layers[-1]}."
         )
     heads = args.heads or set(range(_MOST_HEADS))
-    with limited_memory(args, opened.nbytes), argument_errors():
+    with loading.limited_memory(args, opened.nbytes), argument_errors():
         maps, labels = _maps(args, opened, text, layers, heads)
     for layer in maps:
         if not layer.panels:
@@ -108,7 +105,12 @@ def show_attention(args: argparse.Namespace) -> None:
         raise UsageError(
             "[show] 'layers' and 'heads' must name some that have weights to be drawn but none has."
         )
-    draw_maps(drawn, labels, f"Weights of {model_name(args)}: rows read from columns", args.picture)
+    draw_maps(
+        drawn,
+        labels,
+        f"Weights of {loading.model_name(args)}: rows read from columns",
+        args.picture,
+    )
     _report(args, drawn, depth)
 
 

@@ -1,4 +1,4 @@
-"""What the model card of a written model says of its source, and the certificate that goes with it."""
+"""The source in the model card of a written model, and the certificate that goes with it."""
 
 import shlex
 import sys
@@ -29,7 +29,10 @@ def certificate_section(folder: Path) -> str:
     except UnsupportedModelError:
         return ""
     except BackendError as error:
-        print(f"note: the model card gets no certificate: {error}", file=sys.stderr)
+        print(
+            f"note: the model card does not say what a token takes, which could not be counted: {error}",
+            file=sys.stderr,
+        )
         return ""
 
 

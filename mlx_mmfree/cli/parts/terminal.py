@@ -1,4 +1,4 @@
-"""What commands read from a terminal and show on it: tables, bars, lines of words, messages."""
+"""Reading from a terminal and showing on it: tables, bars, lines of words, messages."""
 
 import os
 import re
@@ -91,12 +91,9 @@ class _Bar:
         self._close()
 
     def _open(self, what: str, total: int, **options: Any) -> None:
-        from tqdm import tqdm
+        from ...platform.progress import Progress
 
-        # disable=None shows no bar where stderr is not a terminal
-        self._bar = tqdm(
-            total=total, desc=what, leave=False, disable=None, file=sys.stderr, **options
-        )
+        self._bar = Progress(what, total, leave=False, **options)
 
     def _close(self) -> None:
         if self._bar is not None:

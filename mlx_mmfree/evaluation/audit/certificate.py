@@ -120,7 +120,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What one decoded token takes.
+    """The cost of one decoded token.
 
     Attributes:
         position: The tokens before it.
@@ -129,7 +129,7 @@ class Certificate:
         unknown: The names of operations whose cost is not known, which nothing else counts.
         work: Arithmetic.
         traffic: Bytes.
-        state_bytes: Bytes of the state behind the token.
+        state_bytes: Bytes of the state after the token.
         launches: Operations that run on a CPU, `cpu_kernels` of this library and `cpu_mlx`, and those
             that would run on Metal, `metal`.
         lookups: Tables of weights of which a token reads rows.

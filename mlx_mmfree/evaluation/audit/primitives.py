@@ -1,10 +1,11 @@
-"""What operations of MLX take, by the shapes and dtypes of their arrays.
+"""The costs of MLX's operations, by the shapes and dtypes of their arrays.
 
 A product of `K` inputs and `N` outputs counts as `K N` multiplications and as many additions.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -51,7 +52,7 @@ _SUMS = {"Sum": "add", "Prod": "multiply", "CumSum": "add", "CumProd": "multiply
 
 
 def cost_of_mlx(call: Call) -> Cost | None:
-    """What an operation of MLX takes; `None` if that is not known."""
+    """The cost of an operation of MLX; `None` if that is not known."""
     name = call.name
     if name in VIEWS:
         return Cost(written=dict.fromkeys(range(len(call.outputs)), 0))
@@ -66,7 +67,7 @@ def cost_of_mlx(call: Call) -> Cost | None:
 
 
 def cost_of_kernel(call: Call) -> Cost | None:
-    """What a compiled kernel takes, as its operation declares it; `None` if none does."""
+    """The cost of a compiled kernel, as its operation declares it; `None` if none does."""
     found = (operation.costs.get(call.name) for operation in operations().values())
     cost = next((each for each in found if each is not None), None)
     return None if cost is None else cost(call)
@@ -108,6 +109,14 @@ def _quantized(call: Call) -> Cost:
     groups = scales.shape[-1] if scales.shape[-2] == outputs else scales.shape[-2]
     own = affine_work(rows, inputs, outputs, groups, _bits(x))
     return Cost(own, (Product(inputs, outputs, rows, 1, (0, 1), False, own),))
+
+
+def _gathered(call: Call) -> Cost:
+    """Of several matrices in codes, each row reads one."""
+    indices, count = call.inputs[-1], call.inputs[1].shape[0]
+    read = min(indices.size, count)
+    parts = {n: call.inputs[n].nbytes // max(count, 1) * read for n in (1, 2, 3)}
+    return replace(_quantized(call), read=parts)
 
 
 def _convolution(call: Call) -> Cost:
@@ -158,7 +167,8 @@ def _counted(call: Call) -> Cost:
 _PRODUCTS: Sequence[str] = ("Matmul", "AddMM", "GatherMM", "BlockMaskedMM", "SegmentedMM")
 _OTHERS: dict[str, Callable[[Call], Cost]] = {
     **dict.fromkeys(_PRODUCTS, _matmul),
-    **dict.fromkeys(("QuantizedMatmul", "GatherQMM"), _quantized),
+    "QuantizedMatmul": _quantized,
+    "GatherQMM": _gathered,
     **dict.fromkeys(("ArgSort", "Sort", "ArgPartition", "Partition"), _sorted),
     **dict.fromkeys(("DynamicSlice", "Gather", "GatherAxis"), _taken),
     **dict.fromkeys(("DynamicSliceUpdate", "SliceUpdate"), _replaced(1)),

@@ -30,7 +30,7 @@ class MatrixProduct(NamedTuple):
         storage: How the matrix is held.
         inputs, outputs: The matrix maps so many numbers to so many.
         times: How many such products there are, with rows of several as one each.
-        is_outside: It stands before the first block or behind the last.
+        is_outside: It stands before the first block or after the last.
         work: What it takes.
         matrix_bytes: Bytes of the matrix; 0 for activations.
         is_held: The matrix is read as the model holds it, and not made for each token.
@@ -64,7 +64,8 @@ def products_of(recording: Recording, number: int, call: Call, cost: Cost) -> li
     found = []
     for product in cost.products:
         places = [node.inputs[n] for n in product.operands]
-        matrix = next((place for place in places if not recording.depends[place]), None)
+        held = (_held(recording, place) for place in places)
+        matrix = next((place for place in held if place is not None), None)
         kind: Kind = "activations"
         storage, path = "activations", f"activations ({call.name})"
         if matrix is not None:
@@ -87,6 +88,21 @@ def products_of(recording: Recording, number: int, call: Call, cost: Cost) -> li
             )
         )
     return found
+
+
+def _held(recording: Recording, place: int) -> int | None:
+    """The weights that meet activations, or codes of which the token chooses; `None`: activations."""
+    if not recording.depends[place]:
+        return place
+    node = recording.maker(place)
+    while node is not None and node.name in _UNCHANGED:
+        place = node.inputs[0]
+        node = recording.maker(place)
+    if node is None or node.name != "Gather" or recording.depends[node.inputs[0]]:
+        return None
+    source = node.inputs[0]
+    is_float = mx.issubdtype(recording.graph.arrays[source].dtype, mx.floating)
+    return None if is_float else source
 
 
 def _spread(recording: Recording, number: int, call: Call, cost: Cost) -> Iterator[MatrixProduct]:
@@ -133,7 +149,7 @@ def _matrix(recording: Recording, place: int, is_declared: bool, inputs: int) ->
     if is_declared:
         return True, "packed trits" if is_raw else "floats, packed for each token"
     if not mx.issubdtype(array.dtype, mx.floating):
-        bits = array.nbytes * 8 // (inputs * array.shape[0])
+        bits = array.nbytes * 8 // (inputs * prod(array.shape[:-1]))
         return False, f"codes of {bits} bit{'s' if bits > 1 else ''}"
     roots = [recording.graph.arrays[root] for root in recording.roots[place]]
     widest = max(roots, key=lambda root: root.nbytes, default=array)

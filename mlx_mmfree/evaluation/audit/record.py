@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...generation.decode import fixed_state, growing_state
+from ...generation.decode import fixed_state
 from ...generation.states import blank_state
 from ...models import Decoder, check_causal
 from ...ops.backend import choice, dispatch, launch
@@ -17,7 +17,7 @@ from ...ops.backend.graph import Graph, GraphNode, graph_of
 from .primitives import VIEWS
 
 _PASSING = {"CustomTransforms"}
-"""Operations whose results are their last inputs; those of other views are their first ones."""
+"""Operations whose results are their last inputs; the results of other views are their first ones."""
 
 
 class Recording:
@@ -33,7 +33,7 @@ class Recording:
 
     Attributes:
         new_state: The places of the new state.
-        state: The arrays of the old and the new state, behind views.
+        state: The arrays of the old and the new state, of which others are views.
         depends: Of each array, whether it depends on the token or the state.
         roots: Of each array, the weights that it is made of.
         behind: Of each array, whether a block or the state had a part in it.
@@ -92,7 +92,7 @@ class Recording:
         return Call(node.name, inputs, outputs, node.given, node.options)
 
     def origin(self, array: int) -> int:
-        """What an array is a view of; itself, if it is none."""
+        """The array that another one is a view of; itself, if it is no view."""
         while array in self._maker:
             node = self.graph.nodes[self._maker[array]]
             if node.name not in VIEWS or not node.inputs:
@@ -120,7 +120,7 @@ class Recording:
         return [self.graph.nodes[number] for number in self._ancestors([array])]
 
     def is_outside(self, number: int, array: int | None) -> bool:
-        """Whether an operation stands before the first block or behind the last.
+        """Whether an operation stands before the first block or after the last.
 
         Args:
             number: Its place among the operations.
@@ -146,7 +146,7 @@ class Recording:
 
 
 def record(model: Decoder, position: int) -> Recording:
-    """Records how a model decodes the token behind so many others, one text alone, on the CPU.
+    """Records how a model decodes the token after so many others, one text alone, on the CPU.
 
     Args:
         model: Its weights need no values.
@@ -161,7 +161,9 @@ def record(model: Decoder, position: int) -> Recording:
         token = mx.zeros((1, 1), mx.uint32)
         # with room for the token, so that nothing is copied to make it
         fixed, rooms = fixed_state(model, blank_state(model, 1, position))
-        state = growing_state(model, fixed, rooms, 0)
+        kinds = [mixer.state_kind for mixer in model.token_mixers]
+        pairs = zip(kinds, fixed, rooms, strict=True) if rooms else ()
+        state = tuple(kind.growing(part, room) for kind, part, room in pairs) or fixed
         arguments = model.block_arguments()
         hidden, new_state = model.hidden(token, state, block_arguments=arguments)
         logits = model.logits(hidden)

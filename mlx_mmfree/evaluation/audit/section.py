@@ -66,7 +66,7 @@ Rows = list[tuple[str, ...]]
 
 
 def counts(certificate: Certificate) -> Rows:
-    """What a token takes, in numbers."""
+    """The cost of a token, in numbers."""
     traffic, launches = certificate.traffic, certificate.launches
     own, twin = certificate.energy, certificate.twin_energy
     rows: Rows = [
@@ -109,7 +109,7 @@ def products(certificate: Certificate) -> Rows:
 
 
 def estimate_note(certificate: Certificate) -> str:
-    """What the estimate of energy is made of."""
+    """The parts of the estimate of energy."""
     own, twin = certificate.energy, certificate.twin_energy
     return (
         f"The energy is an estimate by {SOURCE}: {own.arithmetic:,.0f} µJ of arithmetic instead of "
@@ -125,9 +125,9 @@ def section(certificate: Certificate) -> str:
     rule = _row(("---",) * len(head))
     return "\n\n".join(
         [
-            "## Certificate",
+            "## Cost of a token",
             verdict(certificate),
-            f"Counted by `mmfree audit` in the recorded graph of one token behind "
+            f"Counted by `mmfree audit` in the recorded graph of one token after "
             f"{certificate.position} others, one text alone, on the CPU.",
             "\n".join([_row(("a token takes", "")), _row(("---", "---:")), *lines]),
             "\n".join([_row(head), rule, *map(_row, rest)]),

@@ -9,12 +9,12 @@ from mlx.utils import tree_unflatten
 
 from ...errors import CheckpointError, UsageError
 from ...files.reading import read_json_object
-from ...hub.checkpoint.forms import affine
+from ...hub.checkpoint.weight_form import code_form
 from ...layers import pack_linears
 from ...layers.matrix import kept_names, matrices, parameters
 from ...models import architectures, find
 from ...models.parts.fields import dtype_name
-from ...ops.float_dtypes import FLOATS
+from ...ops.backend.dispatch import FLOATS
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -76,12 +76,14 @@ def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
 
 
 def _take_codes(model: Any, config: Mapping[str, Any]) -> None:
-    """Gives matrices of floats the codes of MLX's affine form, if a configuration describes it."""
-    if (said := config.get(affine.FORM.section)) is None:
+    """Gives matrices of floats codes, if a configuration describes them."""
+    form, codes = code_form()
+    if (said := config.get(form.section)) is None:
         return
-    affine.check_form(said)
+    if form.check is not None:
+        form.check(said)
     coded = [
-        (path, matrix.in_codes(int(said["group_size"]), int(said["bits"])))
+        (path, matrix.in_codes(*codes.sizes(path, said)))
         for path, matrix in matrices(model).items()
         if matrix.is_plain
     ]

@@ -26,7 +26,7 @@ Handle = Callable[[Any], Mapping[str, Any]]
 
 
 class _Side:
-    """What this process has, and a branch of it has anew.
+    """The state of this process, which a branch of it has anew.
 
     Attributes:
         connection: To the program.
@@ -63,7 +63,7 @@ def serve(handle: Handle, memory_bytes: int) -> None:
 
 
 def ask_back(question: Any) -> Any:
-    """What the program answers, where a request cannot be answered without it."""
+    """The program's answer, where a request cannot be answered without it."""
     send(_Side.connection, _encoded({"asked": question}))
     return marshal.loads(receive(_Side.connection, _UNLIMITED))
 

@@ -270,7 +270,7 @@ class ConfinedProcess:
 
 
 class Branch(ConfinedProcess):
-    """What `ConfinedProcess.branch` gives. It is not started again once it has ended."""
+    """The result of `ConfinedProcess.branch`. It is not started again once it has ended."""
 
     def __init__(self, module: str, forked: "_Forked", memory_bytes: int, held_bytes: int) -> None:
         super().__init__(module, (), memory_bytes)

@@ -1,4 +1,4 @@
-"""Mixtures of token files: sequences cut at random places, or each once before any comes again."""
+"""Mixtures of token files: sequences cut at random places, or each once before any is repeated."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BufferedReader
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from tqdm import tqdm
 
 from ...errors import TrainingError
 from ...files.reading import open_file, write_json
@@ -33,12 +33,13 @@ from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import long_sum
+from ...platform.progress import Progress
 from .. import loss as losses
 from ..batches import Batch
 from ..data_parallel import DataParallel
 from ..loop import Trainer, Validation
 from ..loss import KnownBatch, Loss, batch_logits
-from ..memory import MemoryPlan, plan_memory
+from ..memory import MemoryPlan, plan_memory, plan_rows
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
 from ..precision import compute_dtype, frozen_in_dtype
@@ -69,11 +70,13 @@ class TeacherLogits:
         folder: The folder of the stage.
         record: What the logits depend on, plain values.
         shape: The numbers of rows, places of a row, and tokens of a place.
+        command: The command in messages.
     """
 
     folder: Path
     record: Mapping[str, Any]
     shape: tuple[int, int, int]
+    command: str = DistilSettings.command
 
     @property
     def file(self) -> Path:
@@ -102,7 +105,7 @@ class TeacherLogits:
         rows, places, _ = self.shape
         header = {"descr": self._dtype.descr, "fortran_order": False, "shape": (rows, places)}
         needed = rows * places * self._dtype.itemsize
-        bar = tqdm(total=rows, unit="row", desc="teacher's logits", disable=None)
+        bar = Progress("teacher's logits", rows, "row")
         with (
             writing(self.folder),
             bar,
@@ -168,8 +171,8 @@ class TeacherLogits:
 
     def _damaged(self, why: str) -> TrainingError:
         return TrainingError(
-            f"[distil] '{self.file}' must be what this run wrote but {why}. Remove it, and the run "
-            "writes it again."
+            f"[{self.command}] '{self.file}' must be what this run wrote but {why}. Remove it, and the "
+            "run writes it again."
         )
 
 
@@ -181,8 +184,8 @@ def mixer_loss(teacher: Decoder, layers: Sequence[int]) -> Loss:
         {\sum \lVert A_l(x_l) - \bar A_l \rVert^2}
 
     :math:`x_l` are the normed inputs of layer l in the teacher, so that no layer waits for another, as
-    in the first stage of MOHAWK (Bick et al., arXiv 2408.10189). The mean :math:`\bar A_l` is that of
-    all tokens of the batch. A mixer that gives this mean has a loss of 1. The result is summed over
+    in the first stage of MOHAWK (Bick et al., arXiv 2408.10189). The mean :math:`\bar A_l` is over all
+    tokens of the batch. A mixer that gives this mean has a loss of 1. The result is summed over
     tokens, as losses are.
 
     Args:
@@ -207,7 +210,7 @@ def mixer_loss(teacher: Decoder, layers: Sequence[int]) -> Loss:
 
 
 def hidden_loss(teacher: Decoder) -> Loss:
-    r"""How far the residual stream of the student is from that of the teacher, behind each block.
+    r"""How far the residual stream of the student is from the teacher's, after each block.
 
     .. math::
         \frac{1}{N} \sum_{l=1}^{N} \frac{\sum \lVert s_l - t_l \rVert^2}
@@ -373,7 +376,7 @@ def _counted(mixers: Sequence[MixerChoice]) -> str:
 
 
 def _linears(settings: DistilSettings) -> TernaryLinears | None:
-    """What a student's description says of its linears, if they are BitNet's."""
+    """The linears in a student's description, if they are BitNet's."""
     if not settings.ternary or settings.scheme is not None:
         return None
     return TernaryLinears(NORM_EPS if settings.inner_norms else None)
@@ -417,10 +420,10 @@ class Distillation:
         check_apart(Path(settings.path).resolve(), [folder], settings.command)
         check_results(Path(settings.path), folder)
         self.teacher: Decoder = self._opened.model
-        base = base_config(self.teacher)
+        base = base_config(self.teacher, settings.command)
         losses.check_top_k(settings.teacher_top_k, base.vocab_size)
         choices = [MixerChoice.read("to", choice) for choice in settings.to]
-        self.mixers = mixers_of(base, choices, settings.keep_layers)
+        self.mixers = mixers_of(base, choices, settings.keep_layers, settings.command)
         self._check_groups()
         self._config = student_config(base, self.mixers, _linears(settings))
         self._float_config = student_config(base, self.mixers, None)
@@ -428,19 +431,24 @@ class Distillation:
 
     def _check_groups(self) -> None:
         scheme = self.settings.scheme
-        for block in self.teacher.blocks if scheme is not None else ():
-            for matrix in matrices(block).values():
-                if scheme is not None and matrix.is_ternary:
-                    raise TrainingError(
-                        f"[{self.settings.command}] 'scales' must be bitnet for this model but got "
-                        f"{scheme.scales!r}: its linears are ternary already, with one scale a matrix."
-                    )
-                if scheme is not None and matrix.input_dims % scheme.group_size:
-                    raise TrainingError(
-                        f"[{self.settings.command}] 'scales' must be bitnet for this model but got "
-                        f"{scheme.scales!r}: groups of {scheme.group_size} do not divide the "
-                        f"{matrix.input_dims} inputs of its linears."
-                    )
+        if scheme is None:
+            return
+        found = [matrix for block in self.teacher.blocks for matrix in matrices(block).values()]
+        for matrix in found:
+            dims = matrix.input_dims
+            must = f"'scales' must be bitnet for this model but got {scheme.scales!r}"
+            if matrix.is_ternary:
+                why = "its linears are ternary already, with one scale a matrix"
+            elif dims % scheme.group_size:
+                why = (
+                    f"groups of {scheme.group_size} do not divide the {dims} inputs of its linears"
+                )
+            elif scheme.block and (dims % scheme.block or "bias" in matrix.layer):
+                must = f"'rotation' must be another for this model but got {scheme.block}"
+                why = f"it must divide the {dims} inputs of each linear, without a bias"
+            else:
+                continue
+            raise TrainingError(f"[{self.settings.command}] {must}: {why}.")
 
     def check_files(self) -> None:
         """Refuses a run whose texts are not there. `run` does so before anything else.
@@ -448,13 +456,14 @@ class Distillation:
         Raises:
             TrainingError: A file cannot be opened, or holds neither texts nor tokens.
         """
-        CausalLMTask.check_files(self.settings.stage(self.settings.active[0]), "distil", "data")
+        first = self.settings.stage(self.settings.active[0])
+        CausalLMTask.check_files(first, self.settings.command, "data")
 
     def plans(self, dtype: mx.Dtype | None = None) -> dict[StageName, MemoryPlan]:
         """Plans the memory of each stage, before `run`. Nothing is computed or written.
 
         Args:
-            dtype: What steps compute in; `None` is that of the run on this device.
+            dtype: What steps compute in; `None` is the run's on this device.
         """
         dtype = dtype or compute_dtype(self.settings.dtype)
         student = self._first_student(self._masters().model)
@@ -468,24 +477,28 @@ class Distillation:
             settings = self.settings.stage(name)
             # writing its logits takes less than the step of a stage that trains all weights
             has_teacher = name not in _WHOLE or not self.settings.cache_logits
+            step = partial(
+                plan_memory,
+                student,
+                build_optimizer(settings),
+                loss,
+                settings=replace(settings.loop({}), dtype=dtype),
+                processes=DataParallel(),
+                parts=settings.accumulation_steps,
+                companions=[teacher] if has_teacher else (),
+            )
+            logits = settings.sequence_length * student.num_logits
             with self._narrow(student, dtype):
-                found[name] = plan_memory(
-                    student,
-                    build_optimizer(settings),
-                    loss,
-                    self._largest_batch(name),
-                    replace(settings.loop({}), dtype=dtype),
-                    processes=DataParallel(),
-                    parts=settings.accumulation_steps,
-                    companions=[teacher] if has_teacher else (),
+                found[name] = plan_rows(
+                    step, partial(self._unread_batch, name), settings.batch_size, logits
                 )
         return found
 
     def efforts(self) -> dict[StageName, Effort]:
-        """What each stage computes, before `run`. Nothing is computed or written."""
+        """The work of each stage, before `run`. Nothing is computed or written."""
         student = self._first_student(self._masters().model)
         return {
-            name: effort_of(name, self.teacher, student, self.settings, self._largest_batch(name))
+            name: effort_of(name, self.teacher, student, self.settings)
             for name in self._stages(student)
         }
 
@@ -503,8 +516,8 @@ class Distillation:
             each stage, the loss and the bits per byte on the held-out texts.
 
         Raises:
-            TrainingError: A file or setting is wrong, the folder cannot be written or is that of another
-                run at work, or a loss is not finite.
+            TrainingError: A file or setting is wrong, the folder cannot be written or belongs to
+                another run at work, or a loss is not finite.
             TrainingStopped: A signal ended the run early. Its state is saved.
         """
         self.check_files()
@@ -624,7 +637,7 @@ class Distillation:
         return frozen_in_dtype(student, dtype) if is_lossless else nullcontext()
 
     def _loss(self, name: StageName, student: Decoder, teacher: Decoder) -> Loss:
-        """What a stage minimises. Only what it trains is left unfrozen."""
+        """The loss that a stage minimises. Only what it trains is left unfrozen."""
         layers = replaced_layers(student)
         if name not in _WHOLE:
             student.freeze()
@@ -655,9 +668,9 @@ class Distillation:
         """Whether the stage reads the teacher's logits from the disk."""
         return name == "logits" and self.settings.cache_logits
 
-    def _largest_batch(self, name: StageName) -> Batch:
-        settings = self.settings
-        rows, places = settings.batch_size, settings.sequence_length
+    def _unread_batch(self, name: StageName, rows: int) -> Batch:
+        """A batch of the shape that a stage reads."""
+        settings, places = self.settings, self.settings.sequence_length
         batch = Batch.of_rows(np.zeros((rows, places + 1), np.int32))
         if not self._is_cached(name):
             return batch
@@ -675,6 +688,7 @@ class Distillation:
                 "batch": (settings.batch_size, settings.accumulation_steps, settings.seed),
             },
             (rows, settings.sequence_length, settings.teacher_top_k or 0),
+            settings.command,
         )
 
     def _write_logits(self, task: CausalLMTask) -> None:

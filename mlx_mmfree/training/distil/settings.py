@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from ...errors import TrainingError
 from ...layers.ternary_groups import Scales, TernaryScheme
+from ...ops.hadamard import MAX_BLOCK
 from ..corpus.mixture import Stage as Mixture
 from ..run_settings import CorpusSettings, Rule, TeacherSettings, load_named, read_mapping, setting
 from ..settings import Settings
@@ -24,11 +25,11 @@ MEASURED = {
     "logits": "all weights, by the teacher",
     "text": "all weights, by the texts",
 }
-"""What the figures of a run are measured on, in words: the teacher, and the student after each stage."""
+"""The models whose figures a run gives, in words: the teacher, and the student after each stage."""
 
-_FORM = ("keep_embedding", "scales", "threshold", "scale_of_kept")
+_FORM = ("keep_embedding", "scales", "threshold", "scale_of_kept", "rotation")
 _COURSE: Mapping[StageName, tuple[str, ...]] = {
-    "logits": (*_FORM, "teacher_weight", "teacher_temperature", "teacher_top_k"),
+    "logits": (*_FORM, "teacher_weight", "teacher_temperature", "teacher_top_k", "cache_logits"),
     "text": _FORM,
 }
 
@@ -102,6 +103,16 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         "not of all.",
         False,
     )
+    rotation: int = setting(
+        "With other scales than bitnet: inputs of a linear that are rotated together (Hadamard) before "
+        "its weights become ternary, a power of two; 0 rotates none. This library alone opens the "
+        "result, and others after `mmfree convert --unrotate`.",
+        0,
+        Rule(
+            f"0, or a power of two from 2 to {MAX_BLOCK}",
+            lambda value: value == 0 or (2 <= value <= MAX_BLOCK and value & (value - 1) == 0),
+        ),
+    )
     inner_norms: bool = setting(
         "With the scales of bitnet: an RMSNorm in front of each linear, as MatMul-free "
         "models have it. It adds tensors.",
@@ -132,14 +143,14 @@ class DistilSettings(CorpusSettings, TeacherSettings):
     )
     mixers_steps: int = setting(
         "Steps of the first stage, in which each new mixer learns to give what attention gives, "
-        "all layers side by side. 0 leaves the stage out, as of every stage.",
+        "all layers side by side. 0 leaves the stage out, here and in all stages.",
         300,
         _STEPS,
     )
     mixers_rate: float = setting("Learning rate of that stage at its peak.", 1e-2, _RATE)
     hidden_steps: int = setting(
-        "Steps of the second stage, in which the new mixers learn together to keep the residual "
-        "stream that of the teacher.",
+        "Steps of the second stage, in which the new mixers learn together to keep the teacher's "
+        "residual stream.",
         300,
         _STEPS,
     )
@@ -171,7 +182,7 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         if not self.active:
             names = [f"{stage}_steps" for stage in STAGES]
             raise TrainingError(
-                f"[distil] one of {', '.join(map(repr, names))} must be positive but all are 0."
+                f"[{self.command}] one of {', '.join(map(repr, names))} must be positive but all are 0."
             )
         rule = "left out without 'teacher_top_k' and 'logits_steps'"
         has_logits = self.teacher_top_k is not None and self.logits_steps > 0
@@ -180,7 +191,7 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         rule = "bitnet unless the student is ternary and 'to' is `same` alone"
         self.check("scales", is_bitnet or (self.ternary and self.to == ("same",)), rule)
         rule = "left out where 'scales' is bitnet"
-        for name in ("threshold", "scale_of_kept"):
+        for name in ("threshold", "scale_of_kept", "rotation"):
             is_usual = getattr(self, name) == getattr(type(self), name)
             self.check(name, is_usual or not is_bitnet, rule)
         rule = "left out unless the student is ternary and 'scales' is bitnet"
@@ -203,7 +214,9 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         if self.scales == "bitnet":
             return None
         scales: Any = self.scales
-        return TernaryScheme(scales, self.threshold, keeps_mean=not self.scale_of_kept)
+        return TernaryScheme(
+            scales, self.threshold, keeps_mean=not self.scale_of_kept, block=self.rotation
+        )
 
     @property
     def rows(self) -> int:
@@ -212,14 +225,14 @@ class DistilSettings(CorpusSettings, TeacherSettings):
 
     @property
     def logits_bytes(self) -> int:
-        """What the teacher's logits take on the disk, 6 bytes with their tokens; 0 if none are "
+        """The size of the teacher's logits on the disk, 6 bytes with their tokens; 0 if none are "
         "kept."""
         if not self.cache_logits or self.teacher_top_k is None:
             return 0
         return 6 * self.teacher_top_k * self.logits_steps * self.rows * self.sequence_length
 
     def stage(self, name: StageName) -> Settings:
-        """The settings of one stage, as those of a training run."""
+        """The settings of one stage, as settings of a training run."""
         steps: int = getattr(self, f"{name}_steps")
         warmup = 0
         if name == "logits" and self.ternary:
@@ -238,7 +251,7 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         )
 
     def course(self, name: StageName) -> dict[str, Any]:
-        """What decides the course of a stage beside the settings of a training run."""
+        """The values that decide the course of a stage, beside the settings of a training run."""
         names = _COURSE.get(name, ())
         values = {each: getattr(self, each) for each in names}
         # runs that were begun without one of them have its usual value
@@ -273,7 +286,7 @@ def read_settings(
 
     Args:
         path: The file; its paths are relative to it.
-        given: Values that win over those of the file, unless they are `None`.
+        given: Values that win over the file's, unless they are `None`.
         kind: The class of the settings.
 
     Raises:

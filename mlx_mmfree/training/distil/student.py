@@ -11,22 +11,22 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ...errors import TrainingError
+from ...evaluation.bound import chip
 from ...layers.matrix import matrices
 from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice, find_token_mixer
 from ...models.parts.ternary_linears import TernaryLinears
 from ...models.parts.transformer import ATTENTION, BASES, HybridConfig, TransformerConfig
-from ..batches import Batch
 from ..loss import kept_logits
 from .settings import DistilSettings, StageName
 
 _SAME_NAMES = ("query_proj", "key_proj", "value_proj", "output_proj")
 _ROLES = {name: name for name in _SAME_NAMES} | {"input_proj": "value_proj"}
-"""Projections of a mixer, and those of attention that they begin as."""
+"""Projections of a mixer, and the projections of attention that they begin as."""
 
 
-def base_config(teacher: Decoder) -> TransformerConfig:
-    """The description of a teacher.
+def base_config(teacher: Decoder, command: str = DistilSettings.command) -> TransformerConfig:
+    """The description of a teacher. The command is named in messages.
 
     Raises:
         TrainingError: It is no transformer of the Llama family.
@@ -34,14 +34,17 @@ def base_config(teacher: Decoder) -> TransformerConfig:
     name = architecture_of(teacher.config).name
     if not isinstance(teacher.config, TransformerConfig) or name not in BASES:
         raise TrainingError(
-            "[distil] 'model' must be a transformer of the Llama family (llama, qwen3, bitnet) but is a "
-            f"{name}."
+            f"[{command}] 'model' must be a transformer of the Llama family (llama, qwen3, bitnet) but "
+            f"is a {name}."
         )
     return teacher.config
 
 
 def mixers_of(
-    base: TransformerConfig, to: Sequence[MixerChoice], keep_layers: Sequence[int] = ()
+    base: TransformerConfig,
+    to: Sequence[MixerChoice],
+    keep_layers: Sequence[int] = (),
+    command: str = DistilSettings.command,
 ) -> tuple[MixerChoice, ...]:
     """The mixer of each layer, with the sizes of the heads that it takes the place of.
 
@@ -50,6 +53,7 @@ def mixers_of(
         to: One mixer for all layers, or several, which repeat from layer to layer. `same` is the
             teacher's attention.
         keep_layers: Layers that keep their attention, from 0.
+        command: The command in messages.
 
     Raises:
         TrainingError: A layer does not exist.
@@ -59,7 +63,7 @@ def mixers_of(
     for layer in keep_layers:
         if not 0 <= layer < layers:
             raise TrainingError(
-                f"[distil] 'keep_layers' must hold numbers of layers from 0 to {layers - 1} but got "
+                f"[{command}] 'keep_layers' must hold numbers of layers from 0 to {layers - 1} but got "
                 f"{layer}."
             )
     kept = MixerChoice(ATTENTION)
@@ -93,7 +97,7 @@ def student_config(
     Args:
         base: The teacher.
         mixers: The mixer of each layer.
-        linears: The ternary linears of the blocks; `None` keeps those of the base.
+        linears: The ternary linears of the blocks; `None` keeps the base's.
     """
     if linears is not None and base.linears is None:
         base = replace(base, linears=linears)
@@ -107,9 +111,9 @@ def build_student(
 ) -> Decoder:
     """A student with the teacher's weights, and with mixers that begin as its attention where they can.
 
-    A projection of a mixer takes the weights of that of attention with the same role if their shapes
-    agree: of queries, keys, values and outputs; what a recurrence takes in begins as values. Keys and
-    values that heads share are repeated. Gates are random.
+    A projection of a mixer takes the weights of the attention's projection with the same role if
+    their shapes agree: of queries, keys, values and outputs; what a recurrence takes in begins as
+    values. Keys and values that heads share are repeated. Gates are random.
 
     Args:
         teacher: The teacher, with float weights, which the student takes over.
@@ -162,8 +166,10 @@ def _repeated(weight: mx.array, num_heads: int, num_kv_heads: int) -> mx.array:
     return mx.repeat(heads, num_heads // num_kv_heads, axis=0).reshape(-1, dims)
 
 
-_SHARE = 0.4
-"""What training keeps of a GPU's rate of large products. Assumed: this library has trained on none."""
+_SHARE = 0.3
+"""The share of a GPU's bound that training reaches. Assumed: this library has timed no such training."""
+
+_APPLE = ("M2", "M4", "M4 Pro", "M4 Max")
 
 
 @dataclass(frozen=True)
@@ -179,16 +185,20 @@ class Machine:
     source: str
 
 
+def _apple(name: str) -> Machine:
+    """A chip of `mmfree bench --bound`, whose multiply-adds are two operations each."""
+    of = chip(name)
+    bound = 2 * of.rate
+    return Machine(_SHARE * bound, f"{bound / 1e12:.3g} of its {of.cores} GPU cores at most")
+
+
 MACHINES: Mapping[str, Machine] = MappingProxyType(
     {
         "2 CPU cores": Machine(
             0.154e12, "`examples/benchmarks/training.py` on an AMD EPYC with AVX-512, in float32"
         ),
-        "M4": Machine(
-            _SHARE * 2.78e12, "2.78 TFLOP/s of bfloat16 products measured with MLX on a MacBook Air"
-        ),
-        "M3 Max": Machine(_SHARE * 11e12, "11 TFLOP/s of products measured with MLX, issue 3863"),
-        "H100": Machine(_SHARE * 989e12, "989 TFLOP/s of bfloat16 products, NVIDIA's data sheet"),
+        **{name: _apple(name) for name in _APPLE},
+        "H100": Machine(_SHARE * 989e12, "989 of bfloat16 products by NVIDIA's data sheet"),
     }
 )
 """Machines by their names. None of the GPUs was at hand."""
@@ -196,7 +206,7 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Effort:
-    """What a stage computes.
+    """The work of a stage.
 
     Attributes:
         tokens: The tokens that it reads.
@@ -217,9 +227,9 @@ class Effort:
 
 
 def effort_of(
-    name: StageName, teacher: Decoder, student: Decoder, settings: DistilSettings, batch: Batch
+    name: StageName, teacher: Decoder, student: Decoder, settings: DistilSettings
 ) -> Effort:
-    r"""What a stage computes, counted from the shapes of matrices.
+    r"""The work of a stage, counted from the shapes of matrices.
 
     A matrix of :math:`n` weights takes :math:`2n` operations a token forward, as many for the gradient
     of what it reads, and as many for its own. Attention takes :math:`2 d (L + 1)` forward, for heads of
@@ -231,7 +241,6 @@ def effort_of(
         teacher: The teacher.
         student: The student.
         settings: The run.
-        batch: The largest batch.
     """
     length = settings.sequence_length
     replaced = replaced_layers(student)
@@ -247,7 +256,8 @@ def effort_of(
         operations = of_teacher + 2 * own + mixers + again
     else:
         # a large vocabulary's logits are computed in blocks, and again in the backward pass
-        times = 1 if kept_logits(student, batch) == batch.targets.size * student.num_logits else 2
+        targets = settings.batch_size * length
+        times = 1 if kept_logits(student, targets) == targets * student.num_logits else 2
         # a head that stays has no gradient of its own
         backward = 1 if settings.keep_embedding else 2
         operations = 3 * own + again + (times + backward) * head
@@ -264,7 +274,7 @@ def _forward(model: Decoder, length: int) -> int:
 
 
 def _attention(model: Decoder, length: int) -> int:
-    """What queries, keys and values of a layer take, the mean of all places."""
+    """The input of queries, keys and values of a layer, as the mean of all places."""
     base = model.config.base if isinstance(model.config, HybridConfig) else model.config
     return 2 * base.num_attention_heads * base.head_dim * (length + 1)
 

@@ -1,1 +1,1 @@
-"""What models learn in a run from files: one task for each kind of model."""
+"""The tasks of runs from files: one for each kind of model."""

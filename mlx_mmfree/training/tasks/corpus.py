@@ -18,12 +18,11 @@ from ...ops import cross_entropy, long_sum
 from ..batches import Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
 from ..loss import Loss, batch_hidden, kept_logits, next_token_loss, target_losses
-from ..run_tokens import check_corpus, open_tokens
-from ..settings import Settings
+from ..settings import Settings, check_corpus, open_tokens
 
 
 class Task:
-    """What a model learns from the files of a run. A kind of model has one of its own.
+    """The task of a model in a run from files. A kind of model has one of its own.
 
     Args:
         settings: The run.
@@ -72,9 +71,8 @@ class Task:
                     if cls.reads_text or not path.is_dir():
                         open_file(path).close()
             except OSError as error:
-                is_trained = any(name in stage.weights for stage in settings.stages)
                 raise TrainingError(
-                    f"[{place}] '{key if is_trained else 'valid'}' must name files that can be read but "
+                    f"[{place}] '{_key(settings, name, key)}' must name files that can be read but "
                     f"'{path}' cannot: {error.strerror or error}. Correct its name, or put it there."
                 ) from error
         if settings.tokenizer is not None and not settings.path(settings.tokenizer).is_dir():
@@ -90,7 +88,7 @@ class Task:
 
     @staticmethod
     def hidden(model: Any, batch: Any) -> mx.array:
-        """What the head reads for each target of a batch, `(B, N, D)`."""
+        """The input of the head for each target of a batch, `(B, N, D)`."""
         raise NotImplementedError
 
     @classmethod
@@ -154,10 +152,16 @@ class Task:
         return {"loss": loss / weight, "accuracy": hits / weight}
 
     def _split(self, batch: Batch) -> list[Batch]:
-        """The rows of a step, for each forward pass those of this process."""
+        """The rows of a step, for each forward pass this process's."""
         size, (rank, ranks) = self._settings.batch_size, self._share
         parts = self._settings.accumulation_steps
         return [batch.part(slice(n * size + rank, (n + 1) * size, ranks)) for n in range(parts)]
+
+
+def _key(settings: Settings, name: str, of_training: str) -> str:
+    """The key of the settings that names a file."""
+    is_trained = any(name in stage.weights for stage in settings.stages)
+    return of_training if is_trained else "valid"
 
 
 def summed_loss(task: type[Task], label_smoothing: float = 0.0) -> Loss:
@@ -172,7 +176,7 @@ def _loss(task: type[Task], model: Any, batch: Any, *, label_smoothing: float) -
 def _small_parts(model: Any, batch: Batch) -> Iterator[Batch]:
     """Rows of a batch whose logits are held at a time."""
     rows, width = batch.targets.shape
-    most = max(1, kept_logits(model, batch) // (width * model.num_logits))
+    most = max(1, kept_logits(model, batch.targets.size) // (width * model.num_logits))
     return (batch.part(slice(first, first + most)) for first in range(0, rows, most))
 
 
@@ -209,6 +213,12 @@ class CorpusTask(Task):
     def check_files(cls, settings: Settings, place: str = "train", key: str = "stages") -> None:
         super().check_files(settings, place, key)
         check_corpus(settings)
+        for name in settings.files:
+            if not any(path.stat().st_size for path in settings.corpus(name)):
+                raise TrainingError(
+                    f"[{place}] '{_key(settings, name, key)}' must name files that hold texts or tokens "
+                    f"but '{settings.path(name)}' is empty. Put texts into it, or name another."
+                )
 
     def _rows(self, step: int) -> np.ndarray:
         """The token ids of a step, int32 `(rows, sequence_length + 1)`."""

@@ -18,17 +18,16 @@ from ...models.parts.stack import check_tokens
 from ...tokenizer.translation_tokenizer import open_translation_tokenizer
 from ..batches import PADDED_TO, Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
-from ..corpus.token_file import byte_bar
+from ..corpus.tokenize import byte_bar
 from ..image_sets import LabelledImage, digest_of, read_images
 from ..loss import smoothed_cross_entropy
 from ..run_folder import file_digest
-from ..run_tokens import check_vocab_size
 from ..samples import LineError, read_lines, text_of
-from ..settings import Settings
+from ..settings import Settings, check_vocab_size
 from .corpus import Task, padded
 
 _POOL = 32
-"""Steps whose samples are drawn together, so that those of similar length come in one batch."""
+"""Steps whose samples are drawn together, so that samples of similar length come in one batch."""
 
 
 class Item(Protocol):
@@ -53,7 +52,7 @@ class SampleTask(Task):
     """A task whose batches are made of whole samples.
 
     A file of a stage is drawn in proportion to its weight times its number of samples, and its samples
-    at random, or each once before any comes again. Samples of similar length go into one batch.
+    at random, or each once before any is repeated. Samples of similar length go into one batch.
 
     Args: as for `Task`.
     """
@@ -67,7 +66,7 @@ class SampleTask(Task):
         self._samples = {name: self._read(name) for name in sorted({*trained, *settings.valid})}
         self._all = [sample for name in trained for sample in self._samples[name]]
         ends = np.cumsum([len(self._samples[name]) for name in trained]).tolist()
-        # a row of two numbers begins with that of a sample
+        # a row of two numbers begins with a sample's
         numbers = {
             name: np.arange(end - len(self._samples[name]), end + 1)
             for name, end in zip(trained, ends, strict=True)
@@ -131,7 +130,7 @@ class SampleTask(Task):
         return [in_order[n * self._rows : (n + 1) * self._rows] for n in order.tolist()]
 
     def _digest(self, name: str) -> str:
-        """What tells the content of a file, and how it is read."""
+        """The fingerprint of a file's content, and how it is read."""
         digest = hashlib.sha256(file_digest(self._settings.path(name)).encode())
         if self._tokenizer_folder is not None:
             for file, path in sorted(tokenizer_files(self._tokenizer_folder).items()):
@@ -373,7 +372,7 @@ def image_batch(processor: ImageProcessor, samples: Sequence[LabelledImage]) -> 
 
 
 class ImageTask(SampleTask):
-    """A model of images learns their labels.
+    """An image model learns their labels.
 
     What chance does to training images depends on the seed and the step alone.
 

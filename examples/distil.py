@@ -40,8 +40,7 @@ from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.corpus.mixture import Stage
-from mlx_mmfree.training.corpus.token_file import TokenFile, open_token_file
-from mlx_mmfree.training.corpus.tokenize import write_token_file
+from mlx_mmfree.training.corpus.tokenize import TokenFile, open_token_file, write_token_file
 from mlx_mmfree.training.distil.distil import Distillation
 from mlx_mmfree.training.distil.settings import DistilSettings
 from mlx_mmfree.training.fine_tune import fine_tune, prepare

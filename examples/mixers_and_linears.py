@@ -114,7 +114,7 @@ Results = Mapping[Run, Mapping[str, Any]]
 
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
-    """What `mmfree train` is told. Paths are relative to the folder of the run."""
+    """The settings for `mmfree train`. Paths are relative to the folder of the run."""
     tokens = "../../tokens/{}.tokens"
     return {
         "output": ".",
@@ -161,7 +161,7 @@ def train(run: Run, plan: Plan, folder: Path) -> dict[str, Any]:
 
 
 def finished(run: Run, plan: Plan, folder: Path) -> dict[str, Any] | None:
-    """What a finished run came to, unless it was another plan's."""
+    """The result of a finished run, unless it was another plan's."""
     home = folder / run.folder
     if not (home / "result.json").exists():
         return None
@@ -182,7 +182,7 @@ def tokenise(plan: Plan, folder: Path) -> None:
 
 
 def results_of(runs: Sequence[Run], plan: Plan, folder: Path, jobs: int) -> Results:
-    """What each run came to. Those that are not finished are trained, several at a time."""
+    """The result of each run. Runs that are not finished are trained, several at a time."""
     known = partial(finished, plan=plan, folder=folder)
     trained = partial(train, plan=plan, folder=folder)
     return comparisons.results_of(runs, known, trained, ThreadPoolExecutor(jobs), line)

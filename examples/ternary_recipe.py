@@ -33,8 +33,16 @@ from mlx_mmfree.training.distil.distil import Distillation
 from mlx_mmfree.training.distil.settings import TernarizeSettings
 
 FIRST, SCRATCH = "groups of 64", "from random weights"
+TOGETHER = "the five best choices together"
 EVERYWHERE = "mlx-lm, llama.cpp"
 BITNET = "transformers, mlx-lm"
+_TOGETHER = {
+    "threshold": 0.7,
+    "scale_of_kept": True,
+    "quantization_warmup": 0,
+    "teacher_weight": 4.0,
+    "final_learning_rate": 0.0,
+}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     FIRST: (EVERYWHERE, {}),
     "a scale for each row": (EVERYWHERE, {"scales": "row"}),
@@ -48,11 +56,14 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "divergence of weight 4": (EVERYWHERE, {"teacher_weight": 4.0}),
     "temperature 2": (EVERYWHERE, {"teacher_temperature": 2.0}),
     "text alone": (EVERYWHERE, {"logits_steps": 0}),
+    "a rate that falls to zero": (EVERYWHERE, {"final_learning_rate": 0.0}),
+    TOGETHER: (EVERYWHERE, _TOGETHER),
+    "rotation of 64": ("this library", {"rotation": 64}),
     "embedding and head stay": (EVERYWHERE, {"keep_embedding": True}),
     SCRATCH: (BITNET, {}),
 }
 """Each choice: where its model opens, and the settings that differ."""
-BEST = (FIRST, "8-bit activations")
+BEST = (FIRST, TOGETHER)
 """The rows that have several seeds and shares of the tokens."""
 
 
@@ -76,7 +87,7 @@ class Plan:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What all results depend on, as JSON gives it back."""
+        """The settings that all results depend on, as JSON gives it back."""
         return students.described(self.teacher, students.OF_TEACHER)
 
 
@@ -160,7 +171,7 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
 
 
 def _known(plan: Plan, folder: Path, name: str) -> Figures | None:
-    """What the teacher or a run came to, unless it was another plan's."""
+    """The result of the teacher or a run, unless it was another plan's."""
     file = folder / f"{name}.json"
     if not file.exists():
         return None

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace, train: Pictures, test: Pictures, seed: int) -> dict[str, float]:
-    """What all stages reach."""
+    """The accuracy that all stages reach."""
     mx.random.seed(seed)
     draw = np.random.default_rng(seed)
     vit = find("vit")

@@ -75,7 +75,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "MLGRU writes, attention reads": RECURRENT,
     "MLGRU writes, attention reads, ternary": RECURRENT | {"linear_class": "ternary"},
 }
-"""What differs from `_model`."""
+"""The differences from `_model`."""
 
 RATES = {"Transformer, norms behind the sums": 1e-3}
 """Learning rates other than the plan's: gradients near such a head are large (arXiv 2002.04745)."""

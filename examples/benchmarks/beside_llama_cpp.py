@@ -1,15 +1,15 @@
 """Measures llama.cpp beside this library, with a model in the shape of BitNet-2B-4T with random weights.
 
 llama.cpp reads them from a GGUF file in TQ2_0, with a head in Q6_K. With `--type q1_0` or `q2_0`, both
-read one file of that type instead, with four blocks in Bonsai-1.7B's shape. Needs llama-cpp-python and
-gguf.
+read one file of that type instead, with four blocks in the shape of a Bonsai model (`--config`). Needs
+llama-cpp-python and gguf.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -28,14 +28,16 @@ from products import (
     model_amounts,
     report_lines,
 )
+from random_models import write_tokenizer
 
 from mlx_mmfree.cli.parts.command import CommandParser, command
 from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.errors import MeasurementError, UsageError
-from mlx_mmfree.evaluation.audit.skeleton import presets
+from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.evaluation.benchmark import READ, Limits, Record, figures, in_turn
-from mlx_mmfree.files.gguf_blocks import encode
-from mlx_mmfree.files.gguf_file import PlannedGGUFTensor, write_gguf
+from mlx_mmfree.evaluation.scaled import draw_weights
+from mlx_mmfree.hub import convert, open_checkpoint, save_model
+from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.platform.memory_reader import elapsed, memory_reader
 from mlx_mmfree.platform.threads import thread_count
 
@@ -182,7 +184,7 @@ _SMALL = {
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         name: Name to show with the results.
@@ -231,83 +233,37 @@ def write_model(file: Path, is_small: bool = False) -> WrittenModel:
     return WrittenModel(name, config, config["num_hidden_layers"] * block + head)
 
 
-BONSAI = {
-    "block_count": 4,
-    "embedding_length": 2048,
-    "feed_forward_length": 6144,
-    "attention.head_count": 16,
-    "attention.head_count_kv": 8,
-    "attention.key_length": 128,
-    "attention.value_length": 128,
-    "vocab_size": 151936,
-    "context_length": 4096,
-    "attention.layer_norm_rms_epsilon": 1e-6,
-    "rope.freq_base": 1e6,
-}
-_NARROW = {
-    "block_count": 2,
-    "embedding_length": 256,
-    "feed_forward_length": 512,
-    "attention.head_count": 2,
-    "attention.head_count_kv": 1,
-    "vocab_size": 512,
-}
+CONFIG = "ternary-bonsai-1.7b"
 
 
-def write_bonsai(file: Path, kind: str, is_small: bool = False) -> WrittenModel:
-    """Writes four blocks in the shape of Bonsai-1.7B, whose matrices are all of one type.
+def write_codes(
+    file: Path, kind: str, config_name: str = CONFIG, is_small: bool = False
+) -> WrittenModel:
+    """Writes four blocks in the shape of a published model, whose matrices are all of one type.
 
     Args:
         file: The file to write.
         kind: `Q1_0` or `Q2_0`.
+        config_name: The model, one that has codes of 2 bits.
         is_small: Whether to write two narrow blocks instead.
     """
-    sizes: dict[str, Any] = {**BONSAI, **(_NARROW if is_small else {})}
-    dims, hidden, head = (
-        sizes[key] for key in ("embedding_length", "feed_forward_length", "attention.key_length")
-    )
-    query, key = (head * sizes[f"attention.{name}"] for name in ("head_count", "head_count_kv"))
-    linears = {
-        "attn_q": (query, dims),
-        "attn_k": (key, dims),
-        "attn_v": (key, dims),
-        "attn_output": (dims, query),
-        "ffn_gate": (hidden, dims),
-        "ffn_up": (hidden, dims),
-        "ffn_down": (dims, hidden),
-    }
-    norms = {"attn_norm": dims, "ffn_norm": dims, "attn_q_norm": head, "attn_k_norm": head}
-    blocks = [f"blk.{n}." for n in range(sizes["block_count"])]
-    vectors = {f"{block}{name}": size for block in blocks for name, size in norms.items()}
-    matrices = {f"{block}{name}": shape for block in blocks for name, shape in linears.items()}
-    matrices["token_embd"] = sizes["vocab_size"], dims
-    tensors = [
-        PlannedGGUFTensor(f"{name}.weight", kind, shape, partial(_random, kind, *shape))
-        for name, shape in matrices.items()
-    ]
-    tensors += [
-        PlannedGGUFTensor(f"{name}.weight", "F32", (size,), partial(_ones, size))
-        for name, size in (vectors | {"output_norm": dims}).items()
-    ]
-    metadata = {"general.architecture": "qwen3", "tokenizer.ggml.model": "none"}
-    write_gguf(file, metadata | {f"qwen3.{name}": size for name, size in sizes.items()}, tensors)
-    name = f"{'small' if is_small else '4 blocks of Bonsai-1.7B'} in {kind}"
-    return WrittenModel(name, sizes, sum(rows * columns for rows, columns in matrices.values()))
-
-
-def _random(kind: str, outputs: int, inputs: int) -> np.ndarray:
-    """Codes of a random matrix, whose rows repeat after some."""
-    random = np.random.default_rng(0)
-    codes = random.integers(0, 3, (min(outputs, 512), inputs), dtype=np.uint8)
-    group = 64
+    config = {**presets()[config_name], "num_hidden_layers": 4, **(_SMALL if is_small else {})}
     if kind == "Q1_0":
-        codes, group = 2 * (codes & np.uint8(1)), 128
-    scales = random.uniform(0.5, 1.5, (outputs, inputs // group)) * inputs**-0.5
-    return encode(kind, np.resize(codes, (outputs, inputs)), scales)
-
-
-def _ones(size: int) -> np.ndarray:
-    return np.ones(size, np.float32).view(np.uint8)
+        config["quantization"] = {**config["quantization"], "bits": 1}
+    model = skeleton(config, mx.float32)
+    draw_weights(model)
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "model"
+        save_model(folder, model)
+        write_tokenizer(folder, model.vocab_size)
+        opened, target = open_checkpoint(str(folder)), Path(name) / "gguf"
+        gguf_type: Any = kind.lower()
+        convert(opened, target, to="gguf", gguf_type=gguf_type, check=False)
+        [written] = target.glob("*.gguf")
+        shutil.move(written, file)
+    name = f"{'small' if is_small else f'4 blocks of {config_name}'} in {kind}"
+    coded = (each for each in matrices(model).values() if each.holds_codes)
+    return WrittenModel(name, config, sum(each.input_dims * each.output_dims for each in coded))
 
 
 def _add_header(writer: Any, config: Mapping[str, Any]) -> None:
@@ -369,13 +325,16 @@ def _with_scale(blocks: np.ndarray, scale: float, outputs: int) -> np.ndarray:
     return np.concatenate([blocks, scales], axis=1).reshape(outputs, -1)
 
 
-def compare(settings: BenchmarkSettings, threads: int, kind: str = "TQ2_0") -> Report:
+def compare(
+    settings: BenchmarkSettings, threads: int, kind: str = "TQ2_0", config_name: str = CONFIG
+) -> Report:
     """Measures both in turn, in fresh processes, and how many times as fast this library is.
 
     Args:
         settings: How much is measured.
         threads: Number of threads.
         kind: The type of the file: `TQ2_0`, `Q2_0` or `Q1_0`.
+        config_name: The model whose blocks files of the last two have.
     """
     with TemporaryDirectory() as folder:
         file = Path(folder) / "random.gguf"
@@ -383,7 +342,7 @@ def compare(settings: BenchmarkSettings, threads: int, kind: str = "TQ2_0") -> R
         written = (
             write_model(file, settings.is_small)
             if is_bitnet
-            else write_bonsai(file, kind, settings.is_small)
+            else write_codes(file, kind, config_name, settings.is_small)
         )
         theirs = {"file": str(file), "name": f"llama.cpp, {written.name}", "macs": written.macs}
         ours = {"config": written.config, "head_bits": 6} if is_bitnet else {"source": str(file)}
@@ -408,14 +367,28 @@ def build_parser() -> CommandParser:
     parser = CommandParser(prog="beside_llama_cpp.py", description=__doc__)
     parser.add_argument(
         "--type",
+        nargs="+",
         choices=("tq2_0", "q2_0", "q1_0"),
-        default="tq2_0",
-        help="type of the file: tq2_0 as BitNet-2B-4T, others as blocks of Bonsai-1.7B (%(default)s)",
+        default=["tq2_0"],
+        help="types of the files: tq2_0 as BitNet-2B-4T, others as blocks of `--config` (tq2_0)",
+    )
+    parser.add_argument(
+        "--config",
+        choices=[name for name in presets() if "bonsai" in name],
+        default=CONFIG,
+        help="model whose blocks a file of q2_0 or q1_0 has (%(default)s)",
     )
     parser.add_argument("--threads", type=positive, help="number of threads (all processors)")
     parser.add_argument(
         "--processes", type=positive, help="number of fresh processes of each program (8)"
     )
+    for name, nargs, text in (
+        ("rounds", None, "measurements in each process (5)"),
+        ("prompt-tokens", "+", "lengths of the prompts"),
+        ("positions", "+", "numbers of tokens before decoding is timed"),
+        ("decoded-tokens", None, "tokens decoded in each round (16)"),
+    ):
+        parser.add_argument(f"--{name}", type=positive, nargs=nargs, help=text)
     parser.add_argument(
         "--quick", action="store_true", help="try it with two narrow blocks, in seconds"
     )
@@ -432,9 +405,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"[bench] the package {package} is needed, which is not installed. Install it: pip "
                 f"install {package}"
             )
-    settings = QUICK if args.quick else FULL if args.type == "tq2_0" else SHORT
-    settings = replace(settings, processes=args.processes or settings.processes)
-    report = compare(settings, args.threads or thread_count(), args.type.upper())
+    given = {
+        name: value
+        for name in ("processes", "rounds", "prompt_tokens", "positions", "decoded_tokens")
+        if (value := getattr(args, name)) is not None
+    }
+    report = Report()
+    for kind in args.type:
+        usual = QUICK if args.quick else FULL if kind == "tq2_0" else SHORT
+        settings = replace(usual, **given)
+        found = compare(settings, args.threads or thread_count(), kind.upper(), args.config)
+        report.figures += found.figures
+        report.memory += found.memory
+        report.ratios += found.ratios
     print(json.dumps(report.to_json()) if args.json else "\n".join(report_lines(report)))
     return 0
 

@@ -1,18 +1,20 @@
 """Times products with codes of 1 and 2 bits beside trits and floats, in turns.
 
-python codes.py [--outputs 1024] [--inputs 1024] [--rows 1 64] [--seconds 4] [--limits]
+python codes.py [--quick] [--outputs 1024] [--inputs 1024] [--rows 1 64] [--seconds 4]
+    [--limits | --rotation]
 
-A rate is that of the fastest of many calls, which other programs disturb least. Floats are multiplied by
+A rate comes from the fastest of many calls, which other programs disturb least. Floats are multiplied by
 the BLAS library of MLX. The gradient is the one by the input. The trits of BitNet meet activations that
 are rounded to 8 bits as a whole; "8-bit input" rounds them in each 32.
 
 With --limits, one row meets matrices of 64 MiB in turn, beside a plain read of them by the same threads,
-and many rows meet one matrix, beside floats.
+and many rows meet one matrix, beside floats. With --rotation, the rotations of a token in a gated delta
+layer of Bonsai 2 27B stand beside its products.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -24,6 +26,7 @@ from mlx_mmfree.ops import (
     Projection,
     bit_linear,
     dense_matmul,
+    hadamard,
     pack_ternary,
     ternary_matmul,
 )
@@ -33,6 +36,7 @@ GROUP = 128
 MANY_ROWS = 128
 COLD_BYTES = 64 << 20
 """As many as no cache of most processors holds."""
+QUICK_COLD_BYTES = 64 << 10
 READ_SHARE = 0.7
 """The share of a plain read that a product is measured by."""
 
@@ -79,13 +83,13 @@ def fastest(calls: Calls, seconds: float) -> dict[str, float]:
             return found
 
 
-def limits(outputs: int, inputs: int, seconds: float) -> None:
+def limits(outputs: int, inputs: int, seconds: float, cold_bytes: int) -> None:
     """Prints the rates of each kind of code with the limit that the machine sets."""
     macs, rows = outputs * inputs, MANY_ROWS
     x, dy = mx.random.normal((rows, inputs)), mx.random.normal((rows, outputs))
     weight = mx.random.normal((outputs, inputs))
     for bits in (1, 2):
-        count = max(COLD_BYTES * 8 // (macs * bits), 1)
+        count = max(cold_bytes * 8 // (macs * bits), 1)
         matrices = [
             mx.quantize(mx.random.normal(weight.shape), group_size=GROUP, bits=bits)
             for _ in range(count)
@@ -127,20 +131,61 @@ def limits(outputs: int, inputs: int, seconds: float) -> None:
         print(f"{bits} bits  plain read {plain:.1f}, floats {rates['floats']:.1f} GMAC/s")
 
 
+# the inputs and outputs of what is rotated: queries to gate, output, gate and up, down
+ROTATED = ((5120, 16384), (6144, 5120), (5120, 34816), (17408, 5120))
+BLOCK = 1024
+QUICK_ROTATED = ((BLOCK, 64),)
+
+
+def rotations(seconds: float, shapes: Sequence[tuple[int, int]]) -> None:
+    """Prints what the rotations of a token in a layer take, and its products with codes of 2 bits."""
+    calls: dict[str, Callable[[], object]] = {}
+    for number, (inputs, outputs) in enumerate(shapes):
+        x, signs = mx.random.normal((1, inputs)), mx.ones((inputs,))
+        codes, scales = (
+            mx.zeros((outputs, inputs // 16), mx.uint32),
+            mx.ones((outputs, inputs // GROUP)),
+        )
+        mx.eval(x, signs, codes, scales)
+        calls[f"rotation {number}"] = partial(hadamard, x, BLOCK, signs)
+        calls[f"product {number}"] = partial(
+            dense_matmul, x, codes, AffineForm(scales, scales, GROUP, 2)
+        )
+    found = fastest(calls, seconds)
+    both = [
+        sum(took for name, took in found.items() if name.startswith(kind))
+        for kind in ("rotation", "product")
+    ]
+    print(
+        f"rotations {both[0] * 1e6:.0f} us, products {both[1] * 1e6:.0f} us: {both[0] / sum(both):.1%}"
+    )
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Times products with codes of 1 and 2 bits.")
     parser.add_argument("--outputs", type=int, default=1024)
     parser.add_argument("--inputs", type=int, default=1024)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--limits", action="store_true", help="beside a plain read and floats")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--limits", action="store_true", help="beside a plain read and floats")
+    shown.add_argument("--rotation", action="store_true", help="of a layer, beside its products")
+    parser.add_argument(
+        "--quick", action="store_true", help="try it with small matrices, in seconds"
+    )
     return parser
 
 
 def main() -> None:
     args = build_parser().parse_args()
+    if args.quick:
+        args.outputs, args.inputs, args.rows, args.seconds = 64, GROUP, [1, 3], 0.05
     if args.limits:
-        limits(args.outputs, args.inputs, args.seconds)
+        cold_bytes = QUICK_COLD_BYTES if args.quick else COLD_BYTES
+        limits(args.outputs, args.inputs, args.seconds, cold_bytes)
+        return
+    if args.rotation:
+        rotations(args.seconds, QUICK_ROTATED if args.quick else ROTATED)
         return
     table = []
     for rows in args.rows:

@@ -1,6 +1,6 @@
 """Times the delta rule beside the loops of transformers in torch and of mlx-lm, in turns.
 
-python delta_rule.py [--torch-python PYTHON] [--length 4096] [--rounds 5]
+python delta_rule.py [--torch-python PYTHON] [--length 4096] [--rounds 5] [--quick]
 
 `--torch-python` names an interpreter that has torch and transformers. Without one, and without mlx-lm,
 their columns are left out. Seconds are the least of the rounds. A state that is copied is what a decoded
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 HEADS, DIMS = 8, 128
-STATE_MIB = 64
+STATE_MIB, QUICK_STATE_MIB = 64, 1
+PAIRS = 31
 
 
 def best(call: Callable[[], Any], rounds: int) -> float:
@@ -92,13 +93,13 @@ def of_mlx_lm(length: int) -> dict[str, float]:
     return {"forward": best(lambda: mx.eval(gated_delta_ops(q, k, v, f, beta, state)), 1)}
 
 
-def of_a_token(rounds: int) -> float:
+def of_a_token(rounds: int, state_mib: int) -> float:
     """The rate of one position of many texts over that of copying their states, the median of pairs."""
     import mlx.core as mx
 
     from mlx_mmfree.ops import gated_delta_rule
 
-    texts = STATE_MIB * 2**20 // (4 * HEADS * DIMS * DIMS)
+    texts = state_mib * 2**20 // (4 * HEADS * DIMS * DIMS)
     q, k, v, beta, f, _ = inputs(texts)
     q, k, v, beta, f = (x.reshape(texts, HEADS, 1, -1) for x in (q, k, v, beta, f))
     state, one = mx.random.normal((texts, HEADS, DIMS, DIMS)), mx.ones(())
@@ -115,12 +116,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--torch-python", type=Path)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="try it with few positions, once")
     parser.add_argument("--torch-alone", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> None:
     args = build_parser().parse_args()
+    pairs, state_mib = PAIRS, STATE_MIB
+    if args.quick:
+        args.length, args.rounds, pairs, state_mib = 64, 1, 1, QUICK_STATE_MIB
     if args.torch_alone:
         print(json.dumps(of_torch(args.length, args.rounds)))
         return
@@ -141,8 +146,8 @@ def main() -> None:
     for program, seconds in found.items():
         for name, each in seconds.items():
             print(f"{program:16} {name:16} {each * 1e3:9.1f} ms {each / own[name]:7.2f} times")
-    share = of_a_token(31)
-    print(f"a token of states of {STATE_MIB} MiB: {share:.0%} of the rate of copying them")
+    share = of_a_token(pairs, state_mib)
+    print(f"a token of states of {state_mib} MiB: {share:.0%} of the rate of copying them")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class Run:
-    """What one process measured.
+    """The figures of one process.
 
     Attributes:
         seconds: Of each pass, by the number of images at a time.
@@ -95,7 +95,7 @@ def benchmark_images(
     """Measures the programs in turn, for one model and number of threads after the other.
 
     Args:
-        models: Names of variants, which get random weights, or checkpoints of models of images.
+        models: Names of variants, which get random weights, or checkpoints of image models.
         programs: `OWN`, and `TIMM` if wanted. Both read the same files.
         settings: How much is measured.
 

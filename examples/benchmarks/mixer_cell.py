@@ -190,7 +190,7 @@ def _backward(mixer: nn.Module, x: mx.array) -> None:
 
 
 def _decoded(mixer: TokenMixer, x: mx.array, length: int, rounds: int) -> dict[str, Any]:
-    """The seconds of a token, in rounds of several, behind a text that was read in pieces."""
+    """The seconds of a token, in rounds of several, after a text that was read in pieces."""
     state: State = mixer.init_state(x.shape[0], x.dtype)
     for start in range(0, length, _PIECE):
         state = mixer(x[:, start : min(start + _PIECE, length)], state)[1]

@@ -84,7 +84,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a cell gave.
+    """The result of a cell.
 
     Attributes:
         cell: The cell.
@@ -192,7 +192,7 @@ def _plain(value: Any) -> Any:
 
 
 def slope(values: Mapping[int, float | None]) -> float | None:
-    """The power of the length with which something grows: that of a line fitted to logarithms.
+    """The power of the length with which something grows: the slope of a line fitted to logarithms.
 
     Args:
         values: By length; `None` where there is none. Those of the greatest lengths count, as far down
@@ -267,7 +267,7 @@ def _lengths(report: MixerReport, work: str, name: str, text: Text) -> Rows:
 
 
 def _size_of(report: MixerReport, length: int) -> str:
-    """A length, or the sides of a square map; slopes are those of its places."""
+    """A length, or the sides of a square map; slopes are by its places."""
     side = isqrt(length)
     return f"{side} x {side}" if report.settings["is_spatial"] else f"{length:,}"
 

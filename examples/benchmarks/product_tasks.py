@@ -92,7 +92,7 @@ def measure_products(
 
 
 class _Product(NamedTuple):
-    """What is measured.
+    """The measured quantity.
 
     Attributes:
         name: What the names of its records begin with.
@@ -197,7 +197,7 @@ def _seconds(
 
 
 def _dtype() -> mx.Dtype:
-    """The dtype of activations: on a GPU that of published checkpoints."""
+    """The dtype of activations: on a GPU the one of published checkpoints."""
     return mx.float32 if on_cpu() else mx.bfloat16
 
 

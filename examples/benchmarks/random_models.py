@@ -1,12 +1,19 @@
 """Models of published shapes with random weights, made without ever holding float matrices."""
 
 import argparse
+import json
 from collections.abc import Mapping
+from itertools import count, islice, product
+from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mlx_mmfree.evaluation.audit.skeleton import config_dtype
 from mlx_mmfree.evaluation.benchmark import measure_loaded
@@ -32,6 +39,24 @@ def random_packed(output_dims: int, input_dims: int, seed: int = 0) -> mx.array:
     used = np.clip(input_dims - CODES_PER_WORD * np.arange(width), 0, CODES_PER_WORD)
     mask = ((np.uint64(1) << (2 * used).astype(np.uint64)) - np.uint64(1)).astype(np.uint32)
     return mx.array((words & mask) | (~mask & np.uint32(_ONE_IN_EACH_CODE)))
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """Writes a byte-level BPE of `size` tokens that llama.cpp reads too.
+
+    Its tokens are the 256 bytes, then a space with one, two and more letters, and an end. A word that
+    a model of random weights writes becomes the same token again.
+    """
+    letters = sorted(ByteLevel.alphabet())
+    spaced = ("".join(word) for n in count(1) for word in product(ascii_lowercase, repeat=n))
+    words = [f"Ġ{word}" for word in islice(spaced, size - len(letters) - 1)]
+    vocabulary = {token: n for n, token in enumerate([*letters, *words, "<end>"])}
+    tokenizer = tokenizers.Tokenizer(BPE(vocabulary, [(word[:-1], word[-1]) for word in words]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
 
 
 def random_model(

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from random_models import random_model
+from random_models import random_model, write_tokenizer
 
 from mlx_mmfree import demo
 from mlx_mmfree.errors import MeasurementError, UsageError
@@ -27,6 +27,29 @@ from mlx_mmfree.hub import convert, open_checkpoint, save_model
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 
 OWN, MLX_LM, LLAMA_CPP = "mlx_mmfree", "mlx-lm", "llama.cpp"
+
+_TERNARY_LLAMA = {
+    "model_type": "llama",
+    "quantization_config": {"quant_method": "bitnet"},
+    "torch_dtype": "bfloat16",
+}
+SHAPES: Mapping[str, Mapping[str, Any]] = {
+    **presets(),
+    "small-llama": {
+        **_TERNARY_LLAMA,
+        "vocab_size": 2048,
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "intermediate_size": 1536,
+        "num_attention_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
+    # llama.cpp does not read the architecture of BitNet-2B-4T
+    "bitnet-2b-llama": {**presets()["bitnet-2b-4t"], **_TERNARY_LLAMA},
+}
+"""Configurations of models that get random weights, by name."""
+
 _START_SECONDS = 300.0
 _END_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
@@ -215,7 +238,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a server.
+    """The requests to a server.
 
     Attributes:
         prompt: The text to continue.
@@ -322,13 +345,14 @@ def checkpoint(model: str | None) -> Iterator[str]:
     """The folder or repository of a model.
 
     Args:
-        model: Folder or Hub repository; a name of `presets()`, which gets random weights and the
-            packaged tokenizer; or `None` for the packaged model.
+        model: Folder or Hub repository; a name of `SHAPES`, which gets random weights; or
+            `None` for the packaged model.
     """
-    if model not in presets():
+    if model is None or model not in SHAPES:
         yield str(demo.path()) if model is None else model
         return
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent, model)
-        save_model(folder, random_model(presets()[model]), demo.path())
+        save_model(folder, random_model(SHAPES[model]))
+        write_tokenizer(folder, SHAPES[model]["vocab_size"])
         yield str(folder)

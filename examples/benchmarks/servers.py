@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, cast
 
 from server_clients import (
     OWN,
+    SHAPES,
     Answer,
     Question,
     Server,
@@ -29,7 +31,6 @@ from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.cli.parts.terminal import aligned, markdown, size_text
 from mlx_mmfree.cli.serve import check_serve_packages
 from mlx_mmfree.errors import MeasurementError, UsageError
-from mlx_mmfree.evaluation.audit.skeleton import presets
 from mlx_mmfree.evaluation.benchmark import measure
 from mlx_mmfree.hub.checkpoint.load import load_text_tokenizer
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ _SPARE_TOKENS = 32
 """A text may become a few more tokens than those that it was made of."""
 
 _FEW_TOKENS = 4
+_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class ServeSettings:
         parked_tokens: Tokens of a parked session that is restored.
         new_tokens: Tokens that a resumed session is sent.
         resumed: Sessions that are resumed.
+        turns: Turns of a conversation, each with `new_tokens` more than the one before and its answer.
     """
 
     clients: tuple[int, ...] = (1, 4, 16, 64)
@@ -67,6 +70,7 @@ class ServeSettings:
     parked_tokens: int = 8000
     new_tokens: int = 16
     resumed: int = 100
+    turns: int = 10
 
 
 QUICK = ServeSettings(
@@ -80,6 +84,7 @@ QUICK = ServeSettings(
     parked_tokens=64,
     new_tokens=4,
     resumed=5,
+    turns=3,
 )
 """To try the command in a short time."""
 SCHEDULER, BARE = "scheduler without HTTP", "scheduler without HTTP and sessions"
@@ -106,7 +111,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class RateFigure:
-    """What clients get from one program.
+    """The figures of one program's clients.
 
     Attributes:
         program: A server, `SCHEDULER`, or `BARE`, which keeps no sessions.
@@ -126,6 +131,27 @@ class RateFigure:
 
 
 @dataclass(frozen=True)
+class TurnsFigure:
+    """A conversation of one client: each turn sends all that was said before and some more.
+
+    Attributes:
+        program: A server.
+        turns: How many.
+        prompt_tokens: Of the last turn.
+        cached: The share of the last turn's prompt that was cached.
+        first: Seconds up to the first piece of text in the first turn.
+        last: The same in the last turn, over all rounds.
+    """
+
+    program: str
+    turns: int
+    prompt_tokens: int
+    cached: float
+    first: Spread
+    last: Spread
+
+
+@dataclass(frozen=True)
 class LeftOut:
     """A program that failed.
 
@@ -142,7 +168,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ParkedFigure:
-    """What parked sessions take.
+    """The memory and time of parked sessions.
 
     Attributes:
         name: The model.
@@ -176,7 +202,7 @@ class ResumedFigure:
         bytes: What they count in its memory.
         asked: Seconds up to the first piece of text when they began.
         resumed: The same when they went on.
-        cached: The share of the tokens of a resumed prompt that were not read again.
+        cached: The share of the tokens of a resumed prompt that were cached.
     """
 
     sessions: int
@@ -193,6 +219,7 @@ class ServeReport:
     Attributes:
         settings: How much.
         rates: What clients get.
+        turns: Conversations of several turns.
         left_out: What could not be measured of them.
         resumed: Sessions of the server.
         parked: Sessions without HTTP, of one model after the other.
@@ -202,6 +229,7 @@ class ServeReport:
 
     settings: ServeSettings
     rates: list[RateFigure]
+    turns: list[TurnsFigure]
     left_out: list[LeftOut]
     resumed: ResumedFigure
     parked: list[ParkedFigure]
@@ -215,7 +243,7 @@ Run = list[Answer] | dict[str, Any]
 
 def step_count(programs: Sequence[str], configs: Collection[str], settings: ServeSettings) -> int:
     """How many steps `measure_serving` makes."""
-    rates = settings.rounds * (len(programs) * len(settings.clients) + 2)
+    rates = settings.rounds * (len(programs) * (len(settings.clients) + 1) + 2)
     return rates + 1 + 1 + len(configs)
 
 
@@ -230,7 +258,7 @@ def measure_serving(
 
     Args:
         model: As for `checkpoint`.
-        programs: The servers, that of this library first.
+        programs: The servers, this library's first.
         configs: Models of random weights whose sessions are parked too, by name.
         settings: How much is measured.
         advance: Called after each step.
@@ -246,7 +274,7 @@ def measure_serving(
         advance()
 
     with checkpoint(model) as served:
-        rates, left_out = measure_rates(served, programs, settings, note)
+        rates, turns, left_out = measure_rates(served, programs, settings, note)
         resumed = measure_resumed(served, settings)
         note()
         parked = []
@@ -258,12 +286,12 @@ def measure_serving(
             parked.append(_measure_parked(name, each, settings))
             note()
     processors = os.cpu_count() or 1
-    return ServeReport(settings, rates, left_out, resumed, parked, loads, processors)
+    return ServeReport(settings, rates, turns, left_out, resumed, parked, loads, processors)
 
 
 def measure_rates(
     model: str, programs: Sequence[str], settings: ServeSettings, advance: Callable[[], object]
-) -> tuple[list[RateFigure], list[LeftOut]]:
+) -> tuple[list[RateFigure], list[TurnsFigure], list[LeftOut]]:
     """Measures the programs in turn, round by round, and the scheduler of this library beside them.
 
     Args:
@@ -279,7 +307,26 @@ def measure_rates(
     tokenizer = load_text_tokenizer(model)
     runs: dict[tuple[str, int], list[Run]] = {}
     left_out: dict[tuple[str, int], str] = {}
+    turns: dict[tuple[str, int], list[Run]] = {}
     context = max(settings.prompt_tokens) + settings.tokens + _SPARE_TOKENS
+    context += settings.turns * (settings.new_tokens + settings.tokens)
+
+    def attempt(
+        server: Server,
+        clients: int,
+        found: dict[tuple[str, int], list[Run]],
+        asks: Callable[[], list[Answer]],
+    ) -> None:
+        place = server.program, clients
+        if place not in left_out:
+            try:
+                found.setdefault(place, []).append(asks())
+            except MeasurementError as error:
+                if server.program == OWN:
+                    raise
+                left_out[place] = str(error)
+        advance()
+
     with ExitStack() as stack:
         servers = [
             stack.enter_context(serving(name, model, max(settings.clients), context))
@@ -292,15 +339,10 @@ def measure_rates(
                 seed = f"{number} {clients}"
                 asked = [_questions(tokenizer, settings, seed, c) for c in range(clients)]
                 for server in servers:
-                    place = server.program, clients
-                    if place not in left_out:
-                        try:
-                            runs.setdefault(place, []).append(ask_all(server, asked))
-                        except MeasurementError as error:
-                            if server.program == OWN:
-                                raise
-                            left_out[place] = str(error)
-                    advance()
+                    attempt(server, clients, runs, partial(ask_all, server, asked))
+            for server in servers:
+                talk = partial(_converse, server, tokenizer, settings, f"{number}")
+                attempt(server, 1, turns, talk)
             for name in (SCHEDULER, BARE):
                 run = _measure_scheduler(name, model, tokenizer, settings, f"{number}")
                 runs.setdefault((name, settings.rows), []).append(run)
@@ -309,7 +351,43 @@ def measure_rates(
     measured = runs.keys() - left_out.keys()
     places = sorted(measured, key=lambda place: (order.index(place[0]), place[1]))
     figures = [rate_figure(*place, runs[place]) for place in places]
-    return figures, [LeftOut(*place, reason) for place, reason in left_out.items()]
+    conversations = [
+        turns_figure(name, cast(list[list[Answer]], answers))
+        for (name, clients), answers in turns.items()
+        if (name, clients) not in left_out
+    ]
+    return figures, conversations, [LeftOut(*each, why) for each, why in left_out.items()]
+
+
+def _converse(
+    server: Server, tokenizer: Tokenizer, settings: ServeSettings, seed: str
+) -> list[Answer]:
+    """The answers to one client that sends all that was said before with each of its turns.
+
+    Letters alone are forbidden, since they become other tokens when the next turn sends them.
+    """
+    letters = [n for n in range(_BYTES) if len(tokenizer.decode([n]).strip()) < 2]
+    end = (*tokenizer.eos_token_ids, *letters)
+    text, answers = prompt(tokenizer, settings.prompt_tokens[0], f"turns {seed}"), []
+    for turn in range(settings.turns):
+        [answer] = ask_all(server, [[Question(text, settings.tokens, end)]])
+        answers.append(answer)
+        text += f"{answer.text} {prompt(tokenizer, settings.new_tokens, f'turn {seed} {turn}')}"
+    return answers
+
+
+def turns_figure(program: str, rounds: Sequence[Sequence[Answer]]) -> TurnsFigure:
+    """The figures of some rounds of a conversation together."""
+    last = [answers[-1] for answers in rounds]
+    cached = sum(a.cached_tokens for a in last) / sum(a.prompt_tokens for a in last)
+    return TurnsFigure(
+        program,
+        turns=len(rounds[0]),
+        prompt_tokens=last[0].prompt_tokens,
+        cached=cached,
+        first=_first_pieces([answers[0] for answers in rounds]),
+        last=_first_pieces(last),
+    )
 
 
 def _texts(tokenizer: Tokenizer, settings: ServeSettings, seed: str, client: int) -> list[str]:
@@ -343,7 +421,7 @@ def _measure_scheduler(
 
 
 def rate_figure(program: str, clients: int, runs: Sequence[Run]) -> RateFigure:
-    """What some rounds of the same measurement give together."""
+    """The figures of some rounds of the same measurement together."""
     rates = [_rate(run) for run in runs]
     answers = [answer for run in runs if isinstance(run, list) for answer in run]
     between = [later - one for answer in answers for one, later in pairwise(answer.pieces)]
@@ -427,6 +505,7 @@ _AMOUNTS: Mapping[str, tuple[str, bool]] = {
     "prompt_tokens": ("lengths of the prompts, which clients send in turn (16 512)", True),
     "tokens": ("tokens of each answer (64)", False),
     "requests": ("requests of each client, one after the other (4)", False),
+    "turns": ("turns of a conversation of one client (10)", False),
     "rounds": ("how often each server is measured, in turn with the others (3)", False),
     "rows": ("rows of the scheduler without HTTP (16)", False),
     "parked": ("sessions that are parked (1000)", False),
@@ -498,11 +577,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _configs(names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     """The configurations of these names."""
     for name in names:
-        if name not in presets():
+        if name not in SHAPES:
             raise UsageError(
-                f"[bench] 'config' must be of {', '.join(sorted(presets()))} but got {name!r}."
+                f"[bench] 'config' must be of {', '.join(sorted(SHAPES))} but got {name!r}."
             )
-    return {name: presets()[name] for name in names}
+    return {name: SHAPES[name] for name in names}
 
 
 def serve_lines(report: ServeReport, is_markdown: bool) -> list[str]:
@@ -515,6 +594,7 @@ def serve_lines(report: ServeReport, is_markdown: bool) -> list[str]:
     ]
     for rows in (
         _rate_rows(report.rates),
+        _turns_rows(report.turns),
         _resumed_rows(report.resumed),
         _parked_rows(report.parked),
     ):
@@ -546,6 +626,25 @@ def _rate_rows(figures: Sequence[RateFigure]) -> list[list[str]]:
         row.append(f"{figure.best / scheduler.best:.0%}" if is_alike else "")
         rows.append([*row, *_spread(figure.first), *_spread(figure.between)])
     return rows
+
+
+def _turns_rows(figures: Sequence[TurnsFigure]) -> list[list[str]]:
+    heading = ["server", "turns", "tokens of the last prompt", "cached"]
+    heading += [f"{turn} turn, {kind}" for turn in ("first", "last") for kind in ("median", "95 %")]
+    return [
+        heading,
+        *(
+            [
+                each.program,
+                str(each.turns),
+                str(each.prompt_tokens),
+                f"{each.cached:.0%}",
+                *_spread(each.first),
+                *_spread(each.last),
+            ]
+            for each in figures
+        ),
+    ]
 
 
 def _spread(spread: Spread | None) -> list[str]:

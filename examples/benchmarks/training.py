@@ -40,7 +40,7 @@ _LORA = ("lora dense", "lora ternary", "lora 2-bit")
 _FUNCTIONS |= dict.fromkeys(_LORA, "training:run_own")
 _FUNCTIONS |= {"torch": "training_torch:run"}
 _MOST_DIFFERENCE = 1e-3
-"""The largest relative difference of losses that still count as those of the same training."""
+"""The largest relative difference of losses that still count as equal."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def benchmark_training(
         processes: Number of fresh processes for each program.
 
     Raises:
-        MeasurementError: A process failed, or PyTorch's losses differ from those of the dense model.
+        MeasurementError: A process failed, or PyTorch's losses differ from the dense model's.
     """
     for count in threads:
         runs: dict[str, list[Run]] = {program: [] for program in programs}

@@ -1,1 +1,1 @@
-"""What the examples that compare models share."""
+"""Shared parts of the examples that compare models."""

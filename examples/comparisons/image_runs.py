@@ -96,7 +96,7 @@ def rows_of(plan: Plan) -> list[Row]:
 
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
-    """What a result depends on, as JSON gives it back."""
+    """The settings that a result depends on, as JSON gives them back."""
     kept = ("steps", "recovery_steps", "batch_size")
     settings = {
         **asdict(run),
@@ -180,7 +180,7 @@ def _accuracy(model_folder: Path, plan: Plan) -> float:
 
 
 def _sizes_and_speed(model_folder: Path, plan: Plan) -> Figures:
-    """Of a finished model; its speed is that of the fastest batch, which others disturb least."""
+    """Of a finished model; its speed comes from the fastest batch, which others disturb least."""
     model, _ = load(model_folder)
     tree = model_tree(model)
     images = mx.random.normal((_TIMED, *model.config.image_size, model.config.input_channels))
@@ -198,7 +198,7 @@ def _sizes_and_speed(model_folder: Path, plan: Plan) -> Figures:
 
 
 def finished(run: Run, plan: Plan, folder: Path) -> Figures | None:
-    """What a finished run came to, unless it was another plan's."""
+    """The result of a finished run, unless it was another plan's."""
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None

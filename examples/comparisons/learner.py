@@ -25,7 +25,7 @@ LOSSES = 20
 def learn(model: Decoder, task: Task, rate: float, seed: int) -> dict[str, Any]:
     """Trains a model in place. Returns its losses, `[step, nats]`, and tokens per second.
 
-    Speed is that of the fastest tenth of the steps, which other programs disturb least.
+    Speed comes from the fastest tenth of the steps, which other programs disturb least.
 
     Raises:
         TrainingError: The loss is not finite.

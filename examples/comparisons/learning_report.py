@@ -40,7 +40,7 @@ def write_report(folder: Path, plan: Plan, best: Sequence[Run], results: Results
     chosen = {run.row: run for run in best}
     parts = [
         _state(plan, results),
-        _main_table(plan, chosen, results),
+        *(_main_table(plan, linear, chosen, results) for linear in plan.linears),
         _verdicts(plan, chosen, results),
     ]
     parts += [
@@ -102,22 +102,15 @@ def _speed(run: Run | None, results: Results) -> str:
     return f"{statistics.median(speeds):,.0f}" if speeds else "-"
 
 
-def _main_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
-    header = ["mixer"]
-    for task in plan.tasks:
-        header += [f"{_heading(task)}, {linear}" for linear in plan.linears]
+def _main_table(plan: Plan, linear: str, chosen: Mapping[Row, Run], results: Results) -> str:
     text = next((task for task in plan.tasks if not task.is_generated), None)
-    if text is not None:
-        header += [f"tokens/s, {linear}" for linear in plan.linears]
+    header = [f"{linear} mixer", *map(_heading, plan.tasks), *(["tokens/s"] if text else [])]
     rows = []
     for mixer in plan.mixers:
-        cells = [mixer]
-        for task in plan.tasks:
-            rows_of_task = [Row("table", task, mixer, linear) for linear in plan.linears]
-            cells += [_cell(chosen.get(row), results) for row in rows_of_task]
+        runs = [chosen.get(Row("table", task, mixer, linear)) for task in plan.tasks]
+        cells = [mixer, *(_cell(run, results) for run in runs)]
         if text is not None:
-            rows_of_text = [Row("table", text, mixer, linear) for linear in plan.linears]
-            cells += [_speed(chosen.get(row), results) for row in rows_of_text]
+            cells.append(_speed(chosen.get(Row("table", text, mixer, linear)), results))
         rows.append(cells)
     return markdown(header, rows) if plan.tasks else ""
 

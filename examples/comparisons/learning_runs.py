@@ -133,7 +133,7 @@ def rows_of(plan: Plan) -> list[Row]:
 
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
-    """What a result depends on, as JSON gives it back."""
+    """The settings that a result depends on, as JSON gives them back."""
     forms: dict[str, Mapping[str, Any]] = {
         "table": OPTIONS,
         "MLGRU": MLGRU_FORMS,
@@ -191,7 +191,7 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
 
 
 def finished(run: Run, plan: Plan, folder: Path) -> Figures | None:
-    """What a finished run came to, unless it was another plan's."""
+    """The result of a finished run, unless it was another plan's."""
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None

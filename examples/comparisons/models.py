@@ -20,7 +20,7 @@ from mlx_mmfree.models.parts.stack import Block
 from .tasks import Task
 
 DIMS, LAYERS, HEADS, WIDTH = 64, 2, 2, 128
-"""`WIDTH` is that of the channel mixer beside the reference."""
+"""`WIDTH` is the width of the channel mixer beside the reference."""
 
 REFERENCE = "multi_head_attention"
 WEIGHT_STD, EMBEDDING_STD = 0.05, 1.0

@@ -24,7 +24,7 @@ def results_of(
     executor: Executor,
     line: Callable[[Run, Figures], str],
 ) -> dict[Run, Figures]:
-    """What each run came to.
+    """The result of each run.
 
     Args:
         runs: The runs, those first that are to be trained first.

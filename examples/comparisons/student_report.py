@@ -97,7 +97,7 @@ def _students(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
 
 
 def _memories(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
-    """What students recall, and the share of what the teacher recalls beyond chance."""
+    """The recall of students, and the share of what the teacher recalls beyond chance."""
     header = ["student", "way", "bits per byte", "recall, %", "kept, %", "seconds"]
     rows = []
     for kind in plan.kinds:

@@ -69,7 +69,7 @@ class Plan:
         dims: Model dims.
         teacher_steps: Steps of the teacher.
         teacher_rate: Its learning rate.
-        steps: Steps of a student in each of its stages, and those of a twin together.
+        steps: Steps of a student in each of its stages; a twin has their sum.
         rates: Learning rates of the last stage of a student, and of its twin.
         seeds: Students of each kind.
         kinds: The kinds.
@@ -142,7 +142,7 @@ OF_TEACHER = (
     *("initializer_range", "dims", "teacher_steps", "teacher_rate", "rows", "length"),
     "valid_tokens",
 )
-"""What the teacher depends on."""
+"""The settings that the teacher depends on."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def known_teacher(plan: Plan, folder: Path) -> Figures | None:
 
 
 def finished(run: Run, plan: Plan, folder: Path, longer: Mapping[Run, int]) -> Figures | None:
-    """What a finished run came to, unless it was another plan's."""
+    """The result of a finished run, unless it was another plan's."""
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None
@@ -179,7 +179,7 @@ def finished(run: Run, plan: Plan, folder: Path, longer: Mapping[Run, int]) -> F
 
 
 def settings_of(run: Run, plan: Plan, longer: Mapping[Run, int]) -> dict[str, Any]:
-    """What a result depends on, as JSON gives it back."""
+    """The settings that a result depends on, as JSON gives them back."""
     names = (*OF_TEACHER, "steps")
     values = {**asdict(run), "plan": described(plan, names), "longer": longer.get(run)}
     found: dict[str, Any] = json.loads(json.dumps(values))
@@ -202,7 +202,7 @@ def number_of_runs(plan: Plan) -> int:
     kinds = len(plan.kinds)
     tried, once = (2 * kinds, 3 * kinds) if plan.has_twins else (kinds, kinds)
     others = sum(len(left_out(plan, kind)) for kind in plan.kinds)
-    # those of the first seed at the best rates are among the searches
+    # the runs of the first seed at the best rates are among the searches
     final = plan.seeds * (once + others) - tried
     return len(searches(plan)) + final
 

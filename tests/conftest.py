@@ -1,6 +1,7 @@
-"""What every test shares."""
+"""Settings and fixtures of every test."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -33,6 +34,21 @@ def pytest_configure() -> None:
     os.fsync = lambda handle: None
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONGEST = ("readme/test_commands.py", "tests/test_examples.py", "fuzz/test_fuzz.py")
+"""Ends of the paths of the files that take longest."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first, so that no process has one of them alone when the others end."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Tells the garbage collector to look no more at what stays until the end, such as the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def machine_code() -> set[Path]:

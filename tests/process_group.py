@@ -33,7 +33,7 @@ def connect() -> mx.distributed.Group:
 
 
 def finish(processes: list[subprocess.Popen[str]], timeout_s: float = 300) -> list[tuple[str, str]]:
-    """What each wrote to its two outputs; none is left running."""
+    """The two outputs of each process; none is left running."""
     try:
         return [process.communicate(timeout=timeout_s) for process in processes]
     finally:

@@ -44,7 +44,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def decoded(model: Decoder, prompt: list[int], count: int) -> str:
-    """What Python prints, with the model's fastest kernels."""
+    """The output of Python, with the model's fastest kernels."""
     return " ".join(map(str, generate_tokens(model, prompt, max_tokens=count)))
 
 

@@ -83,7 +83,7 @@ WITHOUT_SOURCE = {
 
 
 def missing(value: Any, documentation: str) -> list[str]:
-    """What the docstring of a name lacks."""
+    """The parts that the docstring of a name lacks."""
     is_class, is_function = inspect.isclass(value), inspect.isfunction(value)
     if is_class and issubclass(value, BaseException):
         return [] if documentation else ["a sentence"]

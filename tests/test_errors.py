@@ -1,5 +1,6 @@
 """Messages of the library's errors."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -29,6 +30,39 @@ TOKEN = "hf_" + "aB3" * 11
 )
 def test_credentials_are_left_out(text: str, shown: str) -> None:
     assert str(MMFreeError(text)) == shown
+
+
+HOSTILE = "\x1b[2J\x1b]0;t\x07\x9b2J\u202eabc\r\x7f"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [HOSTILE],
+        ["generate", "--model", HOSTILE],
+        ["generate", HOSTILE],
+        ["chat", f"--{HOSTILE}"],
+        ["run", HOSTILE],
+        ["perplexity", "--data", HOSTILE],
+        ["train", "--config", HOSTILE],
+    ],
+)
+def test_what_they_quote_steers_no_terminal(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even later, from a file to which the errors went."""
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "[2J" in told and told.removesuffix("\n").isprintable()
+
+
+def test_what_a_file_says_steers_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": HOSTILE}))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["generate", "--model", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.removesuffix("\n").isprintable()
 
 
 @pytest.mark.parametrize("command", ["generate", "convert", "upload"])

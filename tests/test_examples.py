@@ -3,27 +3,51 @@
 import os
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# their parts have tests of their own, or image_table.py has the same ones
+LONG = ("distil.py", "grpo.py", "ternary_recipe.py", "without_attention.py")
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each.name in LONG else (), id=each.name)
+        for each in EXAMPLES
+    ],
+)
 def test_example_runs(script: Path, tmp_path: Path) -> None:
+    assert quick_run(script, tmp_path).strip()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_picture_of_a_chat_shows_what_a_chat_says(tmp_path: Path) -> None:
+    pictures = ROOT / "examples" / "pictures"
+    lines = quick_run(pictures / "chat.py", tmp_path).splitlines()
+    picture = unescape((pictures / "chat.svg").read_text())
+    # what follows are texts, which are shorter here, and speeds
+    typed = [line for line in lines if line.startswith(">> ")]
+    said = [*lines[: lines.index(typed[0])], *typed]
+    assert len(said) == 8
+    assert [line for line in said if f">{line}</text>" not in picture] == []
+
+
+def quick_run(script: Path, folder: Path) -> str:
     finished = subprocess.run(
         [sys.executable, str(script), "--quick"],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.strip()
-    assert not list(tmp_path.iterdir())
+    return finished.stdout
 
 
 def test_findings_about_students_follow_from_the_runs(

@@ -1,6 +1,7 @@
 """The house: folders and files are few, whole and cut by their readers."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 import mlx_mmfree
+from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
+from mlx_mmfree.models import architectures
 
 ROOT = Path(mlx_mmfree.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -19,14 +22,14 @@ MOST_FILES = 15
 """Files of one floor that a newcomer can look over."""
 MOST_LINES = 500
 """Lines of code of a file."""
-MOST_IMPORTS = 0.09
+MOST_IMPORTS = 0.08
 """The share of imports among the lines of code."""
 MOST_SINGLE = 0.1
 """The share of files that one file alone imports from."""
 MOST_BENCHMARK_LINES = 600
 """Lines of what serves `mmfree bench` alone."""
-RUN_ALONE = {"mlx_mmfree/native/sources.py", "mlx_mmfree/server/page.py"}
-"""Small files that are also read without their importer: by CMake, and without the extra `serve`."""
+RUN_ALONE = {"mlx_mmfree/native/sources.py"}
+"""Small files that are also read without their importer, as by CMake."""
 CATALOGUES = {"channel_mixers", "cli", "models", "spatial_mixers", "token_mixers"}
 """Folders in which each file is one of a kind, which a newcomer finds by its name."""
 
@@ -145,9 +148,9 @@ def test_little_of_the_code_is_imports() -> None:
 def test_the_benchmark_is_small() -> None:
     """What times other programs, or sweeps, is a program of `examples/benchmarks`."""
     lines = 0
+    # what scales a published shape, and a bound, come on top
     for name in ("cli/bench.py", "evaluation/benchmark.py"):
         source = (ROOT / name).read_text()
-        # nothing is measured for a bound
         bounds = [node for node in ast.parse(source).body if "bound" in getattr(node, "name", "")]
         lines += len(source.splitlines()) - len(_lines(bounds))
     assert lines <= MOST_BENCHMARK_LINES
@@ -167,6 +170,24 @@ def test_a_small_file_has_several_importers() -> None:
     single = {file for file, importers in _importers().items() if len(importers) == 1}
     small = {_name(file) for file in single if len(file.read_text().splitlines()) < 60}
     assert small == RUN_ALONE
+
+
+def test_only_its_record_names_a_weight_form() -> None:
+    """What reads, converts and publishes checkpoints asks the records of `hub.checkpoint.forms`."""
+    own = ROOT / "hub" / "checkpoint" / "forms"
+    # some names are those of architectures or of this library too
+    names = "|".join({*weight_forms()} - {*architectures(), "mmfree"})
+    named = re.compile(rf"(?<![a-z_])_?({names})(?!\.py)")
+    imported = re.compile(r"\bforms(\.\w+)? import")
+    found = [
+        f"{_name(file)}:{number}"
+        for file in FILES
+        if file.parent != own and file.stem != "mmfree_model"
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if number in _code(file)
+        if imported.search(line) or (file.is_relative_to(ROOT / "hub") and named.search(line))
+    ]
+    assert found == []
 
 
 def test_circles() -> None:

@@ -1,4 +1,4 @@
-"""What pyproject.toml promises."""
+"""The promises of pyproject.toml."""
 
 import tomllib
 from pathlib import Path

@@ -11,7 +11,7 @@ import yaml
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.cli.parts.command import command_names
 from mlx_mmfree.evaluation import benchmark
 from mlx_mmfree.evaluation.benchmark import MODEL, result_or_failure
 

@@ -13,10 +13,13 @@ import pytest
 
 import mlx_mmfree
 from mlx_mmfree.cli import main
-from mlx_mmfree.errors import MMFreeError, UnsupportedModelError, UsageError
+from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError, UsageError
 from mlx_mmfree.files import plugins
 from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
+from mlx_mmfree.layers.lora import adapted_layers, add_adapters
 from mlx_mmfree.models import find, known_model_types
 from mlx_mmfree.models.parts.mixers import find_token_mixer, token_mixers
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
@@ -250,6 +253,47 @@ def test_a_checkpoint_names_no_code(
         with pytest.raises(UnsupportedModelError, match="A plug-in may have it"):
             load_model(folder)
     assert not mark.exists() and not plugins.LOADED
+
+
+@pytest.mark.parametrize("form", ["mlx_mmfree", "peft"])
+def test_an_adapter_names_no_code(
+    form: str,
+    mixer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = tiny_transformer("llama", vocab_size=518, linears=None)
+    save_model(tmp_path / "model", model, GOLDENS / "tokenizer_bpe")
+    add_adapters(model, lambda name, _: name.endswith("_proj"), rank=2)
+    adapter = tmp_path / "adapter"
+    if form == "peft":
+        write_peft_adapter(adapter, model)
+    else:
+        write_adapter(adapter, model, {})
+    mark = tmp_path / "ran"
+    code = f"open({str(mark)!r}, 'w')\n"
+    for place in (adapter, tmp_path / "model", tmp_path):
+        (place / "evil.py").write_text(code)
+        (place / "mine.py").write_text(code + MIXER)
+    mixer.write_text(code + MIXER)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    for key in ("plugin", "plugins", "mlx_mmfree_plugins", "auto_map", "model_file", "token_mixer"):
+        for named in ("evil.py", ["evil.py", "mine.py"], {"AutoModel": "evil.Model"}, str(mixer)):
+            (adapter / "adapter_config.json").write_text(json.dumps(config | {key: named}))
+            if form == "peft":
+                with pytest.raises(CheckpointError, match=f"PEFT's options {key} must be left out"):
+                    read_adapter("adapter")
+            else:
+                assert adapted_layers(attach(load_model("model"), read_adapter("adapter")))
+    # PEFT imports what these name
+    config |= {"megatron_core": "evil", "auto_mapping": {"parent_library": "evil"}}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    words = ["generate", "--model", "model", "--adapter-path", "adapter", "-p", "The", "-m", "2"]
+    assert main(words) == 0, capsys.readouterr().err
+    assert not mark.exists() and not plugins.LOADED and "mine" not in token_mixers()
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import argparse
 import importlib
 from collections.abc import Iterator
 
-from mlx_mmfree.cli.parts.command import CommandParser
-from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.cli.parts.command import CommandParser, command_names
 
 
 def parsers() -> Iterator[CommandParser]:
@@ -28,8 +27,12 @@ def first_name(flag: argparse.Action) -> str:
 
 
 def counts() -> dict[str, int]:
-    """How many flags there are, how many of them `--help` explains, and how many names they have."""
-    found = [(parser, flag) for parser in parsers() for flag in flags(parser)]
+    """How many flags there are, how many of them `--help` explains, and how many names they have.
+
+    `mmfree run` takes the flags of `mmfree chat`, which count once.
+    """
+    counted = [parser for parser in parsers() if parser.prog != "mmfree run"]
+    found = [(parser, flag) for parser in counted for flag in flags(parser)]
     usual = [flag for parser, flag in found if parser.is_explained(flag)]
     return {
         "flags": len(found),

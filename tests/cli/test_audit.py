@@ -97,7 +97,7 @@ def test_a_card_says_what_the_model_is(is_ternary: bool, tmp_path: Path, capsys:
     card = (tmp_path / "out/README.md").read_text()
     assert ("- ternary\n" in card) is is_ternary
     verdict = "MatMul-free: no product" if is_ternary else "Not MatMul-free: 14 products"
-    assert f"## Certificate\n\n{verdict}" in card
+    assert f"## Cost of a token\n\n{verdict}" in card
     assert "nan" not in card and "| blocks.*.channel_mixer.down_proj |" in card
 
 

@@ -78,19 +78,24 @@ def test_turns_and_commands(
     any_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     first, second = expected(any_folder, ["Hello", "again"], system_prompt="Be kind.")
-    lines = ["Hello", "", "again", "/stats", "/reset", "Hello", "/help", "/what", "/exit", "never"]
+    lines = ["Hello", "", "again", "/stats", "/clear", "Hello", "/help", "/what", "/bye", "never"]
     talk(monkeypatch, *lines)
     arguments = ["--model", str(any_folder), "-m", "6", "--system-prompt", "Be kind.", *GREEDY]
     assert main(["chat", *arguments]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     end = f" [{LIMIT}]\n"
-    head = f"Chat with {any_folder}. /help lists the commands.\n"
+    head = (
+        f"You are talking with {any_folder}. Type a message and press Enter. /help shows the commands, "
+        "and /exit leaves.\n"
+    )
     assert shown.out.startswith(f"{head}{first}{end}{second}{end}Conversation: ")
-    assert f"The conversation is forgotten.\n{first}{end}  /reset " in shown.out
-    assert "must be one of /reset, /set, /stats, /help, /exit but got '/what'. " in shown.out
-    for line in ("answers: 2\n", "State: ", "Last question: ", "Last answer: 6 ", "Peak memory: "):
-        assert line in shown.out
+    assert f"A new conversation begins.\n{first}{end}  /reset " in shown.out
+    assert "no command '/what'. The commands are /reset, /set, /stats, /help, /exit. " in shown.out
+    assert "answers: 2\nMemory of the conversation: " in shown.out
+    assert all(
+        name in shown.out for name in ("Last question: ", "Last answer: 6 ", "Peak memory: ")
+    )
 
 
 def test_what_attention_keeps(
@@ -105,7 +110,7 @@ def test_what_attention_keeps(
     assert main(["chat", *flags, *GREEDY]) == 0
     shown = capsys.readouterr().out
     assert chat.messages[-1]["content"] in shown
-    assert f"State: {chat.state_bytes / 1e6:.3f} MB" in shown
+    assert f"Memory of the conversation: {chat.state_bytes / 1e6:.3f} MB" in shown
     assert chat.size > 48
 
 
@@ -116,8 +121,8 @@ def test_a_base_model_is_said_to_be_one(
     talk(monkeypatch, "Once upon a time", "and then")
     assert main(["chat", "-m", "6", *GREEDY]) == 0
     head, note, *lines = capsys.readouterr().out.splitlines()
-    assert head.startswith("Chat with the model in the package.")
-    assert "has no chat template: it is a base model" in note
+    assert head.startswith("You are talking with the model in the package.")
+    assert "This is a base model, which has no chat template" in note
     assert "\n".join(lines) == "\n".join(f"{text} [{LIMIT}]" for text in texts) + "\n"
     talk(monkeypatch)
     assert main(["chat", "--system-prompt", "Be kind."]) == 2
@@ -205,7 +210,7 @@ def test_control_c_at_the_prompt_says_how_to_leave(
 
     monkeypatch.setattr("builtins.input", read)
     assert main(["chat", "--model", str(attention_folder)]) == 0
-    assert "(/exit or Ctrl-D ends the chat)\nConversation: 0" in capsys.readouterr().out
+    assert "(/exit or Ctrl-D leaves the chat)\nConversation: 0" in capsys.readouterr().out
 
 
 def test_a_real_signal_ends_an_answer(attention_folder: Path) -> None:
@@ -324,7 +329,7 @@ def test_a_terminal_shows_whole_words_and_the_speed(
         r"\n\[6 tokens, [\d.]+ a\ssecond;\sstopped\sat\sthe\slimit\sof\s6\stokens\]\n", shown
     )
     # the folder is wider than a line
-    assert shown.startswith("Chat with\n/")
+    assert shown.startswith("You are talking with\n/")
 
 
 @pytest.mark.parametrize(

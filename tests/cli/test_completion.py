@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.cli.parts.console import command_names, older_names, whole_parser
+from mlx_mmfree.cli.parts.command import command_names, older_names, whole_parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +30,21 @@ def test_older_names_are_not_completed() -> None:
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("mmfree gen", "generate"), ("mmfree chat --top", "--top-k"), ("mmfree help mod", "models")],
+    [
+        ("mmfree gen", "generate"),
+        ("mmfree chat --top", "--top-k"),
+        ("mmfree help mod", "models"),
+        ("mmfree generate --model own", "owner/name"),
+        ("mmfree generate --model gen", "generate.py"),
+        ("mmfree run own", "owner/name"),
+        ("mmfree models --remove o", "owner/name"),
+        ("mmfree show weights --model o", "owner/name"),
+    ],
 )
 def test_a_shell_is_answered(line: str, expected: str, tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
     answer = tmp_path / "answer"
     # the protocol of argcomplete's hook, with a file for its descriptor
     subprocess.run(
@@ -42,6 +54,7 @@ def test_a_shell_is_answered(line: str, expected: str, tmp_path: Path) -> None:
         capture_output=True,
         env=os.environ
         | {
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
             "_ARGCOMPLETE": "1",
             "_ARGCOMPLETE_IFS": "\n",
             "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),

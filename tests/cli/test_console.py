@@ -10,8 +10,7 @@ import pytest
 
 from mlx_mmfree import __version__
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.command import argument_errors, command
-from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.cli.parts.command import argument_errors, command, command_names
 from mlx_mmfree.errors import CheckpointError, UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +52,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_unknown_command_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generat"]) == 2
+    assert main(["xyzzy"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     known = ", ".join(command_names())
@@ -248,5 +247,5 @@ def test_the_list_of_commands_imports_none_of_them() -> None:
     )
     out, _ = run("-c", code).communicate(timeout=60)
     loaded = out.splitlines()[-1]
-    assert "mlx_mmfree.cli.parts.console" in loaded
+    assert "mlx_mmfree.cli.parts.command" in loaded
     assert "mlx_mmfree.cli.lora" not in loaded and "numpy" not in loaded and "'mlx'" not in loaded

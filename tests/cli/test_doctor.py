@@ -95,8 +95,12 @@ def test_missing_extension_is_a_problem_with_the_way_out(
     assert any("was not built" in text and loader.REBUILD in text for text in found["problems"])
     assert main(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert "  not used  the CPU extension was not built" in shown
-    assert "\nproblems\n  - The CPU kernels cannot be used: " in shown
+    assert "  not used  see the problems below\n" in shown
+    assert "  native     see the problems below\n" in shown
+    assert (
+        "\nproblems\n  - The CPU kernels cannot be used: the CPU extension was not built" in shown
+    )
+    assert shown.count(loader.REBUILD) == 1
 
 
 def test_forced_backend_is_a_problem(

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,35 @@ def test_text_on_stdout_and_statistics_on_stderr(folder: Path, capsys: Captured)
     assert prompt.startswith("Prompt: ") and prompt.endswith(" tokens-per-sec")
     assert generation.startswith("Generation: 8 tokens, ")
     assert memory.startswith("Peak memory: ") and memory.endswith(" GB")
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_figures_follow_the_text_in_a_file_of_both(
+    folder: Path, tmp_path: Path, prompts: int
+) -> None:
+    (tmp_path / "prompts.txt").write_text("Hello\n" * prompts)
+    source = ["--prompt", "Hello"] if prompts == 1 else ["--data", str(tmp_path / "prompts.txt")]
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mlx_mmfree",
+            "generate",
+            "--model",
+            str(folder),
+            *source,
+            "-m",
+            "3",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        # as a shell starts it
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+    )
+    before, _, after = ended.stdout.rpartition("\nPrompt: ")
+    assert before and after.endswith(" GB\n")
 
 
 def test_quiet(folder: Path, capsys: Captured) -> None:
@@ -112,6 +142,26 @@ def test_an_unknown_backend_in_the_environment_is_one_line(
     monkeypatch.setenv("MLX_MMFREE_BACKEND", "fast")
     assert run(folder) == 2
     assert "'MLX_MMFREE_BACKEND' must be one of metal" in refusal(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("five_trits", "'five_trits', which is gone: five trits a byte are unpacked to 2 bits"),
+        ("two_bits", "'two_bits', which is gone"),
+        ("fastest", "'fastest'. Name one of them, or unset it."),
+    ],
+)
+def test_an_unknown_product_in_the_environment_is_one_line_on_a_cpu_too(
+    name: str, said: str, folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_MMFREE_PRODUCT", name)
+    with mx.stream(mx.cpu):
+        assert run(folder) == 2
+    shown = refusal(capsys)
+    assert "'MLX_MMFREE_PRODUCT' must be one of default, groups" in shown and said in shown
+    monkeypatch.setenv("MLX_MMFREE_PRODUCT", "groups")
+    assert run(folder) == 0
 
 
 def test_missing_demo_files_are_named(
@@ -370,7 +420,7 @@ def test_interrupt_restores_the_limits(
 def press_ctrl_c_after(
     count: int, monkeypatch: pytest.MonkeyPatch, kind: type[Any] = Decoding
 ) -> None:
-    """Ctrl-C comes with the step behind this number of them."""
+    """Ctrl-C comes with the step after this number of them."""
     step = kind.step
     steps = iter(range(1, 1000))
 

@@ -1,4 +1,4 @@
-"""What commands do with a model whose layers have several mixers, as distillation makes it."""
+"""Commands with a model whose layers have several mixers, as distillation makes it."""
 
 import json
 from pathlib import Path

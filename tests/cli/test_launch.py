@@ -26,7 +26,7 @@ ENVIRONMENT = os.environ | {
 }
 WAITS = "import time; print(flush=True); time.sleep(600)"
 BACKENDS = ["ring", *(["mpi"] if shutil.which("mpirun") else [])]
-"""What can connect processes on this machine."""
+"""The backends that can connect processes on this machine."""
 
 
 def _python(program: str, **options: Any) -> "subprocess.Popen[str]":

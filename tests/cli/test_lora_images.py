@@ -1,4 +1,4 @@
-"""`mmfree lora` on models of images: adapters and whole models, from labelled images."""
+"""`mmfree lora` on image models: adapters and whole models, from labelled images."""
 
 import json
 from pathlib import Path

@@ -16,8 +16,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.hub import load, save_model
 from mlx_mmfree.training.corpus.documents import read_documents
-from mlx_mmfree.training.corpus.token_file import open_token_file
-from mlx_mmfree.training.corpus.tokenize import write_token_file
+from mlx_mmfree.training.corpus.tokenize import open_token_file, write_token_file
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 
 Captured = pytest.CaptureFixture[str]

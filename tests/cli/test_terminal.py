@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.platform.terminal import shown
+from mlx_mmfree.errors import shown
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "\x1b[31m\x1b]0;title\x07\x9b2J\u202eabc\u2066\r\x08\x7f"
@@ -86,7 +86,9 @@ def test_pipes_get_every_character() -> None:
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
     )
     assert ended.stdout == b"a\x1b[31mb\tc\nafter\x1b[0m\n"
-    assert "key \x1b[31m\x1b]0;title\x07" in ended.stderr.decode()
+    assert "UserWarning: \x1b[31m\x1b]0;title\x07" in ended.stderr.decode()
+    # a file of errors is shown on a terminal later
+    assert "error: [load] key \ufffd[31m\ufffd]0;title\ufffd" in ended.stderr.decode()
 
 
 def test_other_text_is_left_alone() -> None:

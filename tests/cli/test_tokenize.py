@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli.tokenize import build_parser, main
-from mlx_mmfree.training.corpus.token_file import open_token_file
+from mlx_mmfree.training.corpus.tokenize import open_token_file
 from tests.hub.checkpoints import GOLDENS
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import HubServer

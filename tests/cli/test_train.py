@@ -19,7 +19,7 @@ from mlx_mmfree.cli.train import build_parser, main
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, load_tokenizer
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
-from mlx_mmfree.training.corpus.token_file import HEADER_BYTES
+from mlx_mmfree.training.corpus.tokenize import HEADER_BYTES
 from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.results import read_log
 from tests.hub.checkpoints import GOLDENS
@@ -322,6 +322,10 @@ def test_missing_files_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         ({"tokenizer": "tokeniser"}, "--tokenizer must be the folder of a tokenizer but got"),
         ({"valid": ["valid.jsonl"]}, "must be a text file or a token file. Make one of it"),
         ({"valid": ["damaged.tokens"]}, "damaged.tokens' must be a token file"),
+        (
+            {"stages": [{"until": 1, "weights": {"empty.txt": 1}}]},
+            "empty.txt' is empty. Put texts into it",
+        ),
     ],
     ids=str,
 )
@@ -332,7 +336,7 @@ def test_files_that_are_not_there_are_named_before_anything_is_done(
     message: str,
     flags: list[str],
 ) -> None:
-    for name in ("valid.jsonl", "damaged.tokens"):
+    for name in ("valid.jsonl", "damaged.tokens", "empty.txt"):
         (config.parent / name).touch()
     config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | change))
     assert main(["--config", str(config), *flags]) == 2

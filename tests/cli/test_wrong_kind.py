@@ -24,7 +24,7 @@ COMMANDS = (
     ("embed", "--text", "a"),
 )
 
-# a model of images is fine-tuned too
+# an image model is fine-tuned too
 PAIRS = [
     (command, right)
     for command in COMMANDS

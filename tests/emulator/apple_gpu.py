@@ -264,7 +264,7 @@ _WIDE = re.compile(r"\bd[ru]\d")
 
 
 def _read(printed: str) -> Code:
-    """What Mesa printed."""
+    """The output of Mesa."""
     found = _STATISTICS.search(printed)
     shared = re.search(r"shared memory: (\d+)", printed)
     if found is None or shared is None:

@@ -144,7 +144,7 @@ def _numbers(instruction: str) -> int:
 
 
 def _innermost_loops(code: str) -> list[Loop]:
-    """What lies between a label and the last jump back to it, where no such loop lies within."""
+    """The lines between a label and the last jump back to it, where no such loop lies within."""
     lines = [line.split("//")[0].strip() for line in code.splitlines()]
     labels = {line[:-1]: n for n, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
     last_jump: dict[int, int] = {}

@@ -274,7 +274,7 @@ def _arguments(
     output_dtypes: Sequence[mx.Dtype],
     init_value: float | None,
 ) -> list[np.ndarray]:
-    """What the kernel's buffers hold, in the order of its parameters."""
+    """The contents of the kernel's buffers, in the order of its parameters."""
     values = iter(inputs)
     outputs = iter(zip(output_shapes, output_dtypes, strict=True))
     arrays: list[np.ndarray] = []

@@ -11,23 +11,23 @@ if reason := apple_gpu.unavailable():
 
 # of whole kernels for 2560 and 6912 inputs, a weight and row; a little more than was counted
 WHOLE = {
-    "`bit_linear`, 1 row, 4 outputs": (2.9, 2.65),
-    "`bit_linear`, 1 row, 8 outputs": (2.4, 2.25),
-    "`bit_linear`, 2 rows, 8 outputs": (1.95, 1.8),
-    "`bit_linear`, 3 rows, 4 outputs": (2.15, 1.95),
-    "`bit_linear`, 4 rows, 4 outputs": (2.0, 1.85),
-    "`bit_linear`, 1 row, without halves, 4 outputs": (4.4, 4.2),
+    "`bit_linear`, 1 row, 4 outputs": (2.8, 2.55),
+    "`bit_linear`, 1 row, 8 outputs": (2.35, 2.2),
+    "`bit_linear`, 2 rows, 8 outputs": (1.9, 1.8),
+    "`bit_linear`, 3 rows, 4 outputs": (2.1, 1.9),
+    "`bit_linear`, 4 rows, 4 outputs": (1.95, 1.8),
+    "`bit_linear`, 1 row, without halves, 4 outputs": (4.3, 4.1),
     "`ternary_matmul`, 1 row": (3.2,),
     "`ternary_matmul`, 4 rows": (2.1,),
 }
 # what each adds to one row with 8 outputs
-ADDED = {"gate `silu`": 0.45, "gate `relu2`": 0.2, "norm": 0.15, "own norm": 0.15}
+ADDED = {"gate `silu`": 0.3, "gate `relu2`": 0.2, "norm": 0.15, "own norm": 0.15}
 # slots of issue of the hot loop, an element
 SLOTS = {
-    "`mlgru_step`": 54,
+    "`mlgru_step`": 36,
     "`linear_scan`": 4,
     "`rms_norm_quantize`": 10,
-    "`gated_rms_norm`": 24,
+    "`gated_rms_norm`": 18,
 }
 INSTRUCTION_CACHE = 12 * 1024
 
@@ -72,17 +72,31 @@ def test_attention_of_a_token_takes_fewer_than_that_of_mlx(rows: dict[str, Row])
 
 def test_all_lies_in_registers_and_in_the_instruction_cache(rows: dict[str, Row]) -> None:
     for name, row in rows.items():
+        if name.startswith("MLX's"):
+            continue
         assert (row.code.stack, row.code.spills) == (0, 0), name
         assert row.code.bytes <= INSTRUCTION_CACHE, name
-        assert row.code.threads >= 512, name
+        # a step of the delta rule is launched with 256
+        assert row.code.threads >= (256 if "delta_rule" in name else 512), name
     for kind, code in yardstick.other_kernels():
         assert (code.stack, code.spills) == (0, 0), kind
 
 
-def test_a_step_of_the_delta_rule_is_shorter_than_that_of_mlx_lm() -> None:
+def test_a_step_of_the_delta_rule_takes_fewer_than_that_of_mlx_lm(rows: dict[str, Row]) -> None:
     pytest.importorskip("mlx_lm")
-    head, key, others_head, others_key = (count for _, count in yardstick.steps_of_the_delta_rule())
-    assert head <= 14.6 <= others_head and key <= 14.6 <= others_key
+    for gate in ("a gate for each head", "for each key"):
+        own, others = rows[f"`gated_delta_rule`, {gate}"], rows[f"mlx-lm's delta rule, {gate}"]
+        assert own.loop <= 14.6 <= others.loop
+
+
+def test_a_rotation_with_signs_takes_fewer_than_one_of_mlx_without(rows: dict[str, Row]) -> None:
+    assert rows["`hadamard`"].loop < rows["MLX's `hadamard_n`, without signs"].loop
+    for kind, most in (("norm", 65), ("sum", 76), ("gate", 42)):
+        assert rows[f"`hadamard_of_{kind}`"].loop <= most
+
+
+def test_experts_take_as_many_as_one_matrix(rows: dict[str, Row]) -> None:
+    assert rows["`gather_ternary_matmul`"].loop <= 2.8
 
 
 def test_the_page_holds_the_table(rows: dict[str, Row]) -> None:

@@ -1,4 +1,4 @@
-"""What the kernels of a decoded token take on an Apple GPU, counted in its machine code.
+"""The cost of a decoded token's kernels on an Apple GPU, counted in its machine code.
 
     python -m tests.emulator.yardstick [--write]
 
@@ -23,7 +23,7 @@ from mlx_mmfree.ops.attention.metal_step import one_token
 from mlx_mmfree.ops.backend import launch
 from mlx_mmfree.ops.backend.launch import generated_text
 from mlx_mmfree.ops.bit_linear import Options
-from mlx_mmfree.ops.bit_linear.dense_gradient import Form
+from mlx_mmfree.ops.bit_linear.definition import Form
 from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS, Tuning, in_groups, slab_words
 from mlx_mmfree.ops.inspection import kernel_texts
 from mlx_mmfree.ops.ternary import packed_width
@@ -47,7 +47,7 @@ _MLX_PRODUCT = """
     uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]],
     uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
     uint thread_index_in_simdgroup [[thread_index_in_simdgroup]]) {
-  qmv_fast_impl<float16_t, 128, 2>(w, scales, biases, x, y, dims, outputs,
+  qmv_fast_impl<float16_t, 128, <bits>>(w, scales, biases, x, y, dims, outputs,
       threadgroup_position_in_grid, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
 }
 """
@@ -98,8 +98,13 @@ def rows() -> Iterator[Row]:
             code.hot.slots / weights,
             (per_weight,),
         )
+    code = _code(texts, "gather_ternary_matmul__1_1_float16_t_", 64)
+    loop = code.hot
+    yield Row("`gather_ternary_matmul`", code, loop.instructions / 64, loop.slots / 64)
     yield from _of_others()
     yield from of_attention()
+    yield from of_the_delta_rule()
+    yield from of_rotation()
     for name, part, threads, elements in (
         ("`mlgru_step`", "mlgru_step__float16_t_1_0_1_float16_t_", 512, 4),
         ("`mlgru_step`, positions", "mlgru_scan__1_0_0_uint32_t_float16_t_", 512, 1),
@@ -195,12 +200,16 @@ def _of_others() -> Iterator[Row]:
     shared = text[first : text.rindex("template <", 0, text.index("void qmv_quad_impl("))]
     product = text[text.rindex("template <", 0, fast) :]
     product = product[: product.index("\n}\n") + 3]
-    code = apple_gpu.machine_code(
-        "custom_kernel_qmv_fast", shared + product + _MLX_PRODUCT, (32, 2, 1)
-    )
-    yield Row(
-        "MLX's `qmv_fast`, product alone", code, code.hot.instructions / 64, code.hot.slots / 64
-    )
+    # a round takes a word of each of 4 rows
+    for bits, name in ((2, "product alone"), (1, "codes of 1 bit")):
+        called = _MLX_PRODUCT.replace("<bits>", str(bits))
+        code = apple_gpu.machine_code(
+            "custom_kernel_qmv_fast", shared + product + called, (32, 2, 1)
+        )
+        loop, weights = code.hot, 4 * 32 // bits
+        yield Row(
+            f"MLX's `qmv_fast`, {name}", code, loop.instructions / weights, loop.slots / weights
+        )
     if importlib.util.find_spec("mlx_lm") is None:
         return
     from mlx_lm.models.bitlinear_layers import make_bitlinear_kernel
@@ -230,6 +239,45 @@ def _of_others() -> Iterator[Row]:
     ]
     loop = code.hot
     yield Row("mlx-lm's BitNet kernel", code, loop.instructions / 16, loop.slots / 16, tuple(whole))
+
+
+_MLX_ROTATION = """
+[[kernel]] void custom_kernel_hadamard_n(
+    const device float16_t* in [[buffer(0)]],
+    device float16_t* out [[buffer(1)]],
+    const constant float& scale [[buffer(2)]],
+    uint3 thread_position_in_grid [[thread_position_in_grid]],
+    uint3 threads_per_threadgroup [[threads_per_threadgroup]]) {
+  hadamard_n<float16_t, 1024, 16, 4>(in, out, scale, thread_position_in_grid,
+      threads_per_threadgroup);
+}
+"""
+
+
+def of_rotation() -> Iterator[Row]:
+    """Blocks of 1024 in rows of 5120, all instructions for each number: there is no hot loop.
+
+    A round of the loop that finds the mean square of a row takes four numbers a thread.
+    """
+    numbers, block, dims = 16, 1024, 5120
+    threads = block // numbers
+    texts = kernel_texts()
+    for kind in ("", "_of_norm", "_of_sum", "_of_gate"):
+        code = _code(texts, f"hadamard{kind}__float16_t_1024_16_1_0_", threads)
+        yield _of_numbers(f"`hadamard{kind}`", code, numbers, dims // (4 * threads))
+    text = _text_of_mlx("hadamard.h")
+    text = text[text.index("template <short R>") : text.index("template <typename T, int N, int M")]
+    text = re.sub(r"\[\[.*?\]\]", "", text.replace("[[kernel]] ", "inline "))
+    text = text.replace("STEEL_PRAGMA_UNROLL", "#pragma clang loop unroll(full)")
+    code = apple_gpu.machine_code("custom_kernel_hadamard_n", text + _MLX_ROTATION, (threads, 1, 1))
+    yield _of_numbers("MLX's `hadamard_n`, without signs", code, numbers, 0)
+
+
+def _of_numbers(name: str, code: Code, numbers: int, rounds: int) -> Row:
+    """Of a kernel that computes some numbers a thread, all its loops in as many rounds."""
+    instructions = code.once.instructions + rounds * sum(a.instructions for a in code.loops)
+    slots = code.once.slots + rounds * sum(loop.slots for loop in code.loops)
+    return Row(name, code, instructions / numbers, slots / numbers)
 
 
 _MLX_ATTENTION = """
@@ -316,13 +364,13 @@ def of_attention() -> Iterator[Row]:
 
 
 def _of_slots(name: str, code: Code, dims: int) -> Row:
-    """The loop over slots, before which angles are turned, and behind which sums are joined."""
+    """The loop over slots, before which angles are turned, and after which sums are joined."""
     loop = code.loops[len(code.loops) // 2]
     return Row(name, code, loop.instructions / (dims / 32), loop.slots / (dims / 32))
 
 
-def steps_of_the_delta_rule() -> Iterator[tuple[str, float]]:
-    """What a decoded position of 8 heads of 128 dims takes for each number of the state, in float32."""
+def of_the_delta_rule() -> Iterator[Row]:
+    """A decoded position of 8 heads of 128 dims, all instructions for each number of the state."""
     row, one = mx.zeros((1, 8, 1, 128)), mx.zeros((1, 8, 1, 1))
     state = mx.zeros((1, 8, 128, 128))
     for name, gate in (("a gate for each head", one), ("for each key", row)):
@@ -332,7 +380,7 @@ def steps_of_the_delta_rule() -> Iterator[tuple[str, float]]:
         *_, (kernel, text) = texts.items()
         code = apple_gpu.machine_code(kernel, text, (256, 1, 1))
         # a thread has 16 rows of 4 columns
-        yield f"`gated_delta_rule`, {name}", code.of_one_round / 64
+        yield _of_numbers(f"`gated_delta_rule`, {name}", code, 64, 1)
     if importlib.util.find_spec("mlx_lm") is None:
         return
     from mlx_lm.models.gated_delta import _make_gated_delta_kernel
@@ -355,7 +403,7 @@ def steps_of_the_delta_rule() -> Iterator[tuple[str, float]]:
             init_value=None,
         )
         code = apple_gpu.machine_code(kernel, text, (32, 4, 1))
-        yield f"mlx-lm's, {name}", code.of_one_round / 4
+        yield _of_numbers(f"mlx-lm's delta rule, {name}", code, 4, 1)
 
 
 def _code(texts: dict[str, str], part: str, threads: int) -> Code:
@@ -396,9 +444,7 @@ def main() -> None:
         sys.exit(reason)
     counted = table(list(rows()))
     if not args.write:
-        print(counted, "\n\nInstructions of a decoded position for each number of a state:")
-        for name, count in steps_of_the_delta_rule():
-            print(f"{name}: {count:.1f}")
+        print(counted)
         return
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]

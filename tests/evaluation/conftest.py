@@ -1,3 +1,3 @@
-"""What the tests of measurements share."""
+"""Shared parts of the tests of measurements."""
 
 from tests.ops.conftest import emulated as emulated

@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 
 from mlx_mmfree.evaluation.audit import Certificate, certify
+from mlx_mmfree.evaluation.audit.skeleton import skeleton
+from mlx_mmfree.models import find
 from mlx_mmfree.ops import packed_width
 from tests.evaluation.audit_models import BACKENDS, TERNARY, needs_graphs, on, tiny
 
@@ -155,3 +157,21 @@ def test_a_later_token_reads_more_state_of_attention_alone() -> None:
     assert near.traffic.state_read < far.traffic.state_read
     near, far = (certify(tiny("hgrn_bit"), position) for position in (BEHIND, 2 * BEHIND))
     assert near == far.__class__(**(vars(far) | {"position": BEHIND}))
+
+
+@needs_graphs
+def test_of_experts_in_codes_those_are_read_that_a_row_chooses() -> None:
+    sizes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"moe_intermediate_size": 128, "num_experts_per_tok": 2}
+    codes = {"model_type": "maple", "quantization": {"group_size": 128, "bits": 2}}
+    found = {}
+    for count in (16, 32):
+        config = find("maple").tiny | sizes | experts | codes | {"num_experts": count}
+        found[count] = certify(skeleton(config), 1)
+        names = ("gate_proj", "up_proj", "down_proj")
+        products = [each for each in found[count].products if each.path.endswith(names)]
+        assert {(each.kind, each.storage) for each in products} == {("dense", "codes of 2 bits")}
+        assert sum(each.macs for each in products) == 4 * 3 * 2 * 128 * 128
+    added = found[32].traffic.weights_read - found[16].traffic.weights_read
+    # rows of the routers alone, in float32
+    assert added == 4 * 16 * 128 * 4

@@ -1,4 +1,4 @@
-"""What single operations take, counted by hand."""
+"""The cost of single operations, counted by hand."""
 
 from collections.abc import Callable
 from typing import Any

@@ -5,12 +5,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from mlx.utils import tree_unflatten
 
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.evaluation import bound
 from mlx_mmfree.evaluation.audit import Certificate, certify
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
+from mlx_mmfree.layers import PackedLinear
+from mlx_mmfree.layers.matrix import matrices
+from mlx_mmfree.models import Decoder
 from tests.evaluation.audit_models import needs_graphs
+from tests.hub.test_published_memory import MAPLE
 
 PAGE = Path(bound.__file__).parents[1] / "ops" / "README.md"
 
@@ -38,13 +43,30 @@ PUBLISHED = [
     # mlx-serve issue 457 and Rapid-MLX issue 3552, with rotated weights
     ("ternary-bonsai-27b", "M5 Max", 42.6, 0),
     ("ternary-bonsai-27b", "M4 Max", 34.0, 157),
+    # the README of deepgrove's mlx-lm-deepgrove
+    ("maple-20b-a1b", "M4", 169, 1075),
+    ("maple-20b-a1b", "M5 Pro", 387, 3511),
 ]
 NOT_FAR = 2.3
 _ONE_BIT = presets()["ternary-bonsai-8b"] | {"quantization": {"group_size": 128, "bits": 1}}
 
 
+def maple() -> Decoder:
+    """Attention and experts ternary by row, embedding and head in codes of 4 bits, as published."""
+    model: Decoder = skeleton(MAPLE | {"quantization": {"group_size": 64, "bits": 4}})
+    packed = [
+        (path, PackedLinear(matrix.input_dims, matrix.output_dims, has_row_scales=True))
+        for path, matrix in matrices(model).items()
+        if path.endswith("_proj")
+    ]
+    model.update_modules(tree_unflatten(packed))
+    return model
+
+
 @cache
 def token_of(name: str, position: int = 512) -> Certificate:
+    if name.startswith("maple"):
+        return certify(maple(), position)
     config = presets().get(name) or _ONE_BIT
     return certify(skeleton(config), position)
 
@@ -92,6 +114,7 @@ def test_slots_are_those_of_the_page() -> None:
     for storage, row in (
         ("packed trits", "`bit_linear`, 1 row, 8 outputs"),
         ("codes of 2 bits", "MLX's `qmv_fast`, product alone"),
+        ("codes of 1 bit", "MLX's `qmv_fast`, codes of 1 bit"),
     ):
         assert bound.SLOTS[storage] == float(rows[row][4])
 

@@ -1,4 +1,4 @@
-"""Maps of classes: those of a linear model are known, and every model of images has some."""
+"""Maps of classes: a linear model's are known, and every image model has some."""
 
 from pathlib import Path
 from typing import Any

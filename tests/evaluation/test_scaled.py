@@ -1,6 +1,6 @@
 """Speeds that are scaled by depth: each part counts as often as the whole model has it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from mlx_mmfree.evaluation.audit.skeleton import full_name, presets, skeleton
 from mlx_mmfree.evaluation.benchmark import (
     READ,
     Record,
+    figures,
     head_macs,
     read_weights,
     ternary_macs,
@@ -27,7 +28,7 @@ OVERHEAD, LOOKUP, LINEAR, FULL = 0.25, 1e-5, 1.0, 3.0
 
 
 def seconds_of(model: Decoder) -> float:
-    """What a clock would show if time were a sum over parts."""
+    """The time that a clock would show if time were a sum over parts."""
     layers = [LINEAR if "qkv_conv" in block.token_mixer else FULL for block in model.blocks]
     return OVERHEAD + LOOKUP * model.vocab_size + sum(layers)
 
@@ -45,7 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return {"records": [asdict(record)], "memory": {}}
 
     monkeypatch.setattr(scaled, "measure_loaded", measure_loaded)
-    monkeypatch.setattr(scaled, "_draw", lambda model: None)
+    monkeypatch.setattr(scaled, "draw_weights", lambda model: None)
     return measured
 
 
@@ -96,3 +97,13 @@ def test_short_names_of_published_shapes() -> None:
     assert full_name("Ternary-Bonsai-27B") == "ternary-bonsai-27b"
     # which of several is left to the user
     assert full_name("3b") == "3b"
+
+
+def test_a_part_that_the_noise_swallows_still_has_a_figure() -> None:
+    size, times = 100, [2.0, 2.0]
+    slow = Record("b: decode after 2", 1, READ, size, size, times, times, "tokens")
+    fast = replace(slow, seconds=[1.0, 3.0], limit_seconds=[1.0, 1.0])
+    part = scaled.combined("part", [(1, fast), (-1, slow)])
+    assert part.seconds == [1e-9, 1.0] and part.limit_seconds == [1e-9, 1e-9]
+    shown = figures([replace(part, bytes=size)])[0].to_json()
+    assert shown["processes"][0]["is_counted"]

@@ -1,4 +1,4 @@
-"""What the tests of the benchmarks share. Programs import each other as files beside them."""
+"""Shared parts of the tests of the benchmarks. Programs import each other as files beside them."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What Python and Metal's compiler cost, as the benchmark finds it for a machine with a GPU."""
+"""The cost of Python and of Metal's compiler, as the benchmark finds it for a machine with a GPU."""
 
 import json
 from collections.abc import Iterator

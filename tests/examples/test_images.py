@@ -1,4 +1,4 @@
-"""The benchmark of models of images: what it prints, what it compares, and which flags it refuses."""
+"""The benchmark of image models: what it prints, what it compares, and which flags it refuses."""
 
 import json
 import re

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import products
 import pytest
-from beside_llama_cpp import FILE, compare, write_bonsai, write_model
+from beside_llama_cpp import FILE, compare, write_codes, write_model
 from mlx.utils import tree_flatten
 from products import ON_GPU, QUICK, BenchmarkSettings, Report, benchmark, join, main
 from random_models import has_dense_head, random_head, random_model, random_packed
@@ -281,10 +281,11 @@ def test_llama_cpp_file_has_the_shape(tmp_path: Path) -> None:
     assert np.isfinite(np.ascontiguousarray(blocks[:, 64:]).view(np.float16)).all()
 
 
+@pytest.mark.parametrize("config", ["ternary-bonsai-1.7b", "ternary-bonsai-27b"])
 @pytest.mark.parametrize("kind", ["Q1_0", "Q2_0"])
-def test_bonsai_file_can_be_read_here(tmp_path: Path, kind: str) -> None:
+def test_bonsai_file_can_be_read_here(tmp_path: Path, kind: str, config: str) -> None:
     file = tmp_path / "small.gguf"
-    written = write_bonsai(file, kind, is_small=True)
+    written = write_codes(file, kind, config, is_small=True)
     model = load_model(file)
     assert np.isfinite(model(mx.array([[1, 2, 3]]))[0]).all()
     codes = [each for each in matrices(model).values() if each.holds_codes]

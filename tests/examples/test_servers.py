@@ -208,12 +208,16 @@ def test_another_server_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     settings = ServeSettings(clients=(1, 2), prompt_tokens=(4,), requests=1, rows=2)
     steps: list[None] = []
     programs_asked = [OWN, MLX_LM]
-    figures, left_out = servers.measure_rates(
+    figures, turns, left_out = servers.measure_rates(
         str(demo.path()), programs_asked, settings, lambda: steps.append(None)
     )
     places = [(figure.program, figure.clients) for figure in figures]
     assert places == [(OWN, 1), (OWN, 2), (MLX_LM, 1), (SCHEDULER, 2), (BARE, 2)]
     assert left_out == [LeftOut(MLX_LM, 2, "reset by peer")]
+    assert [(each.program, each.turns, each.prompt_tokens) for each in turns] == [
+        (OWN, 10, 8),
+        (MLX_LM, 10, 8),
+    ]
     # the rates are all steps but that of resumed sessions and those of parked ones
     assert len(steps) == servers.step_count(programs_asked, [], settings) - 2
 
@@ -229,6 +233,8 @@ def test_servers_are_measured(capsys: Captured) -> None:
     assert others == ["scheduler without HTTP", "scheduler without HTTP and sessions"]
     for each in shown["rates"]:
         assert 0 < each["tokens_per_second"] <= each["best"]
+    [turns] = shown["turns"]
+    assert (turns["program"], turns["turns"]) == ("mlx_mmfree", 3) and turns["cached"] > 0.5
     resumed = shown["resumed"]
     # each has two states, one of its prompt and one of what was written
     assert resumed["sessions"] >= 6 and 0.5 < resumed["cached"] < 1

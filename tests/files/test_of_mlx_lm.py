@@ -1,4 +1,4 @@
-"""What the error for an unknown architecture says of mlx-lm, which is not imported for it."""
+"""The error for an unknown architecture speaks of mlx-lm, which is not imported for it."""
 
 import subprocess
 import sys

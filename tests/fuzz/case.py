@@ -1,4 +1,4 @@
-"""What a class of hostile input is, and how one case of it is judged."""
+"""Classes of hostile input, and how one case is judged."""
 
 import gc
 import os
@@ -50,7 +50,7 @@ class FuzzClass:
     batch: int = 40
     kept_until_exit: str = ""
     is_command: bool = False
-    count: int = 12
+    count: int = 6
     packages: tuple[str, ...] = ()
 
 
@@ -186,7 +186,7 @@ def clear_temporary(work: Path, kept: str = "") -> list[str]:
 
 
 def _strayed(work: Path, output: str, kept: str) -> str:
-    """What was written outside the folder of the case."""
+    """The files that were written outside the folder of the case."""
     secret = work / OUTSIDE / _SECRET_FILE
     if os.listdir(work / OUTSIDE) != [_SECRET_FILE] or secret.read_text() != SECRET:
         return f"changed files outside: {os.listdir(work / OUTSIDE)}"

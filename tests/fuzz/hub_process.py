@@ -41,7 +41,7 @@ class HubProcess:
         self.url = os.read(self._answer, 1000).decode().strip()
 
     def repositories(self) -> dict[str, Repository]:
-        """What the Hub holds now."""
+        """The present contents of the Hub."""
         os.write(self._question, _ASK)
         os.read(self._answer, 1)
         noted = json.loads(self._notes.read_text())

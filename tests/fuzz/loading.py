@@ -1,4 +1,4 @@
-"""What the classes of checkpoints share: damaged copies of a source, and loading them."""
+"""Shared parts of the classes of checkpoints: damaged copies of a source, and loading them."""
 
 import random
 import shutil

@@ -27,7 +27,7 @@ Part = tuple[str, int, int]
 
 @dataclass
 class Result:
-    """What came of the cases of a class.
+    """The results of the cases of a class.
 
     Attributes:
         counts: How many were accepted, refused or faults.

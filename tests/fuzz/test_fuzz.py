@@ -25,7 +25,7 @@ def _count(name: str) -> int:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Result]:
-    """What came of some cases of every class, in two processes."""
+    """The results of some cases of every class, in two processes."""
     parts = [[(name, 1, _count(name)) for name in CLASSES[half::2]] for half in range(2)]
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(serve, parts)

@@ -118,16 +118,26 @@ def alone(model: Decoder, tokens: Sequence[int], count: int, **options: Any) -> 
 
 @dataclass(frozen=True)
 class Dictation:
-    """A processor of logits that lets a model write given tokens, the last of them again and again."""
+    """A processor of logits that makes given tokens the likeliest, one after the other.
+
+    Attributes:
+        tokens: The tokens. After them, the last one follows again and again.
+        repeats: Whether all of them begin again instead.
+        bonus: What is added to their logits.
+    """
 
     tokens: tuple[int, ...]
+    repeats: bool = False
+    bonus: float = 1e6
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> mx.array:
         return mx.zeros((tokens.shape[0], 1), mx.int32)
 
     def __call__(self, logits: mx.array, state: mx.array) -> mx.array:
-        wanted = mx.array(self.tokens)[mx.minimum(state, len(self.tokens) - 1)]
-        return mx.where(mx.arange(logits.shape[-1]) == wanted, logits, -mx.inf)
+        count = len(self.tokens)
+        place = state % count if self.repeats else mx.minimum(state, count - 1)
+        is_wanted = mx.arange(logits.shape[-1]) == mx.array(self.tokens)[place]
+        return mx.where(is_wanted, logits + self.bonus, logits)
 
     def update(self, state: mx.array, tokens: mx.array) -> mx.array:
         return state + 1

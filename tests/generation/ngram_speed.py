@@ -1,4 +1,4 @@
-"""What drafts from the text are worth on edits and on stories.
+"""The gain of drafts from the text on edits and on stories.
 
     python -m tests.generation.ngram_speed [--config mmfreelm-370m] [--num-draft-tokens 3]
 
@@ -20,7 +20,7 @@ from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.generation import generate_tokens, stream_generate
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
-from tests.generation.dictation import Dictation
+from tests.generation.models import Dictation
 
 SOURCE = Path(__file__).parents[2] / "mlx_mmfree" / "generation" / "decode.py"
 STORIES = ("Once upon a time", "Lily saw a dog", "Mom said", "There was a big tree")
@@ -86,7 +86,7 @@ def measured(
 ) -> tuple[list[int], float, Any]:
     """The tokens of a case, how many a second, and what the drafts were worth."""
     if case.told is not None:
-        options["processors"] = [Dictation.of(case.told)]
+        options["processors"] = [Dictation(tuple(case.told), repeats=True)]
     mx.random.seed(1)
     tokens = []
     sampler, start = make_sampler(case.temp), 0.0
@@ -98,11 +98,15 @@ def measured(
     return tokens, (len(tokens) - 1) / (perf_counter() - start), response.draft
 
 
-def main() -> None:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", choices=sorted(presets()))
     parser.add_argument("--num-draft-tokens", type=int, default=3)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = build_parser().parse_args()
     writer, tokenizer = load(demo.path())
     model = writer if args.config is None else skeleton(presets()[args.config])
     found: dict[str, list[tuple[float, ...]]] = {}

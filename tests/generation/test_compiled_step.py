@@ -6,7 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 
+from mlx_mmfree import native
 from mlx_mmfree.generation import (
     Chat,
     batch_generate,
@@ -15,12 +17,14 @@ from mlx_mmfree.generation import (
     load_prompt_cache,
     save_prompt_cache,
 )
+from mlx_mmfree.generation.decode import Reader
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers.attention import key_values as key_value_state
 from mlx_mmfree.models import Decoder, hgrn_bit, llama
 from mlx_mmfree.ops.backend.compilation import can_compile, compiled
+from mlx_mmfree.ops.backend.graph import graph_of
 from tests.generation.models import MODELS, VOCABULARY, alone
 from tests.generation.scheduling.running import Characters, run
 
@@ -69,6 +73,22 @@ def for_tokenizer(kind: str, tokenizer: Tokenizer) -> Decoder:
 def test_one_text(name: str, built: list[tuple[int, ...]]) -> None:
     assert len(list(generate_tokens(MODELS[name](1), PROMPT, max_tokens=12))) == 12
     assert built == [(1, 1)]
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the compiled kernels join")
+@pytest.mark.parametrize("name", FIXED)
+def test_the_blocks_are_one_operation_of_mlx(name: str) -> None:
+    model = MODELS[name](1)
+    state: Any = model.init_state(1)
+    mx.eval(model.parameters(), state)
+    reader = Reader(model, state)
+    for token in PROMPT:
+        logits, _ = reader.read(mx.array([token]))
+        state = tree_flatten(reader.arrays)
+        names = [node.name for node in graph_of([logits, *(each for _, each in state)]).nodes]
+        assert names.count("Joined") == 1
+        assert not {"BitLinear", "RmsNorm", "AttentionStep", "Multiply"} & set(names)
+        mx.eval(logits, reader.arrays)
 
 
 def test_again_where_the_room_for_keys_and_values_grows(
@@ -148,7 +168,7 @@ def test_speculation_once_for_each_number_of_tokens(
     assert count[1, 5] == 1
     # the draft's steps, and the model's last
     assert count[1, 1] == 2
-    # behind a round in which all were kept, the draft has two to read
+    # after a round in which all were kept, the draft has two to read
     assert count[1, 2] <= 1 and count.total() <= 4
 
 

@@ -136,7 +136,7 @@ def ternary_transformer() -> Decoder:
 
 
 def peak_bytes(model: Decoder, length: int, read: int = 0, batch_size: int = 1) -> int:
-    """What a chunk behind `read` tokens takes at most."""
+    """The most memory of a chunk after `read` tokens."""
     mx.eval(model.parameters())
     before = mx.zeros((batch_size, read), mx.int32)
     tokens = mx.zeros((batch_size, length), mx.int32)
@@ -150,7 +150,7 @@ def peak_bytes(model: Decoder, length: int, read: int = 0, batch_size: int = 1) 
         held = mx.get_active_memory()
         mx.reset_peak_memory()
         # memory is taken when work is queued and given back when it is done: the most is taken where
-        # the queue fills up behind something slow, however busy the machine is
+        # the queue fills up while something slow runs, however busy the machine is
         mx.async_eval(mx.broadcast_to(mx.ones((1,)), (2**25,)).sum())
         prefill(model, tokens, state, step_size=length)
         peaks.append(mx.get_peak_memory() - held)
@@ -167,7 +167,7 @@ def test_unpacked_copies_of_the_reference_are_counted(build: Callable[[], Decode
 
 
 def unpacked_bytes(model: Decoder) -> int:
-    """What a backend that unpacks matrices takes beyond one that does not."""
+    """The memory that a backend that unpacks matrices takes beyond one that does not."""
     needs = []
     for backend in ("chunked", "reference"):
         with use_backend(backend):

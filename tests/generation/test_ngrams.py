@@ -10,13 +10,12 @@ import pytest
 
 from mlx_mmfree.generation import Chat, make_sampler, stream_generate
 from mlx_mmfree.generation.decode import Decoding, DraftStats
-from mlx_mmfree.generation.ngrams import NgramDecoding, RepeatedText
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
+from mlx_mmfree.generation.speculative import NgramDecoding, RepeatedText
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
-from tests.generation.dictation import Dictation
-from tests.generation.models import MODELS, VOCABULARY, alone, recurrent
+from tests.generation.models import MODELS, VOCABULARY, Dictation, alone, recurrent
 from tests.generation.scheduling.running import Characters, run, tokens_of
 from tests.generation.test_chat import PLAIN, with_template
 from tests.hub.checkpoints import tiny_of
@@ -52,7 +51,7 @@ def test_the_text_is_the_greedy_one(name: str) -> None:
     model = MODELS[name](1)
     got, _ = decoded(model, 40)
     assert got == alone(model, PROMPT, 40)
-    told = Dictation.of(DICTATED)
+    told = Dictation(tuple(DICTATED), repeats=True)
     got, stats = decoded(model, 80, processors=[told], num_draft_tokens=5)
     assert got == DICTATED
     assert stats.accepted > 30
@@ -61,7 +60,7 @@ def test_the_text_is_the_greedy_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["recurrent", "attention"])
 def test_a_sampled_text_is_the_same(name: str) -> None:
     model, count = MODELS[name](1), 60
-    told = Dictation.of(DICTATED, bonus=8)
+    told = Dictation(tuple(DICTATED), repeats=True, bonus=8)
     options: dict[str, Any] = {"sampler": make_sampler(temp=1, top_p=0.99), "processors": [told]}
     mx.random.seed(5)
     plain = Decoding(model, mx.array([PROMPT], mx.int32), **options)
@@ -81,13 +80,13 @@ def test_little_is_wasted_where_nothing_repeats() -> None:
     told: list[int] = []
     for n in range(100):
         told += [1, 2, 3, 4, 5 + n % (VOCABULARY - 6), numbers.randrange(VOCABULARY)]
-    got, stats = decoded(model, 300, processors=[Dictation.of(told)])
+    got, stats = decoded(model, 300, processors=[Dictation(tuple(told), repeats=True)])
     assert got == told[:300]
     assert stats.proposed > 5 and wasted(stats, 300) <= 0.03
 
 
 def test_streams_tell_what_the_drafts_were_worth(model: Decoder, tokenizer: Tokenizer) -> None:
-    told = Dictation.of(tokenizer.encode("The dog ran. " * 9))
+    told = Dictation(tuple(tokenizer.encode("The dog ran. " * 9)), repeats=True)
     options: dict[str, Any] = {"max_tokens": 40, "processors": [told]}
     plain = list(stream_generate(model, tokenizer, "The dog", **options))
     drafted = list(stream_generate(model, tokenizer, "The dog", ngram_drafts=True, **options))

@@ -36,7 +36,7 @@ def test_what_is_taken_back_leaves_no_trace(
         added = [(7 * number + n * n) % 23 for n in range(sum(lengths))]
         parts = []
         for end, length in zip(accumulate(lengths), lengths, strict=True):
-            logits, finite = rewinding.read(mx.array([added[end - length : end]]))
+            logits, finite = rewinding.read(mx.array(added[end - length : end]))
             assert finite.all().item() and logits.shape == (length, model.vocab_size)
             parts.append(logits)
         rewinding.take_back(taken_back)
@@ -56,6 +56,6 @@ def test_memory_of_keys_and_values_is_not_copied(name: str) -> None:
     model = MODELS[name](1)
     rewinding = RewindingReader(model, prefill(model, mx.array([[3, 1, 4]])), ahead=8)
     for n in range(8):
-        rewinding.read(mx.array([[n]]))
+        rewinding.read(mx.array([n]))
     held = [len(trail._stretches) for trail in rewinding._trails]
     assert held == [8 if name == "recurrent" else 1] * len(model.blocks)

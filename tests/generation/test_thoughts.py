@@ -88,15 +88,11 @@ def test_a_budget_closes_a_thought(tokenizer: Tokenizer, most: int, is_open: boo
     ids = tokenizer.encode(told, add_special_tokens=False)
     budget = ThoughtBudget(tokenizer, TAGS, is_open, most)
 
-    class Told(Dictation):
-        """Leaves every token possible, so that the budget can choose another."""
-
-        def __call__(self, logits: mx.array, state: mx.array) -> mx.array:
-            likely = super().__call__(logits, state)
-            return mx.where(mx.isinf(likely), logits - 1e4, logits)
-
     model = tiny_of("llama", 1, vocab_size=640)
-    options: dict[str, Any] = {"processors": [Told((*ids,)), budget], "max_tokens": len(ids)}
+    options: dict[str, Any] = {
+        "processors": [Dictation((*ids,), bonus=1e4), budget],
+        "max_tokens": len(ids),
+    }
     written = list(generate_tokens(model, [1, 2, 3], **options))
     text = tokenizer.decode(written)
     if most == 100:

@@ -38,7 +38,7 @@ def tolerance_of(case: Case) -> float:
 
 @pytest.fixture
 def block_outputs(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
-    """What each block returned since the test began, in order."""
+    """The output of each block since the test began, in order."""
     outputs: list[mx.array] = []
     call = Block.__call__
 
@@ -183,7 +183,7 @@ def reference_gradients(model: Decoder, tensors: dict[str, mx.array]) -> dict[st
 
 
 def test_loss_and_gradients(gradient_case: Case, packed: bool) -> None:
-    """Packed weights have no gradient; what lies before and behind them has."""
+    """Packed weights have no gradient; what lies before and after them has."""
     tensors, model = (
         golden(gradient_case.folder),
         model_of(gradient_case.folder, packed, mx.float32),

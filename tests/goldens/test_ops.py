@@ -11,8 +11,8 @@ import pytest
 
 from mlx_mmfree.files.gguf_blocks import (
     TYPES,
-    affine_scales,
-    affine_words,
+    code_scales,
+    code_words,
     dequantized,
     encode,
 )
@@ -252,18 +252,18 @@ def test_blocks_of_gguf(blocks_folder: Path, name: str) -> None:
     for data, want in (("encoded", "values"), ("any_bytes", "any_values")):
         values, found = block[want], block[data].reshape(-1)
         np.testing.assert_array_equal(dequantized(kind, found, values.shape), values)
-        if kind.affine_bits:
-            words = mx.array(affine_words(kind, found, values.shape))
+        if kind.code_bits:
+            words = mx.array(code_words(kind, found, values.shape))
             scale, bias = (
-                mx.array(affine_scales(kind, found, values.shape, factor).view("<f2"))
-                for factor in (2 if kind.affine_bits == 1 else 1, -1)
+                mx.array(code_scales(kind, found, values.shape, factor).view("<f2"))
+                for factor in (2 if kind.code_bits == 1 else 1, -1)
             )
             affine = mx.dequantize(
                 words,
                 scale.astype(mx.float32),
                 bias.astype(mx.float32),
                 group_size=kind.block,
-                bits=kind.affine_bits,
+                bits=kind.code_bits,
             )
             np.testing.assert_array_equal(np.asarray(affine), values)
     if name in WRITTEN:

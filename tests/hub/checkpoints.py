@@ -25,7 +25,7 @@ TOKENS = mx.array([[1, 7, 3, 39, 0]])
 
 
 def logits(model: Decoder) -> mx.array:
-    """What a model says to `TOKENS`."""
+    """The logits of a model for `TOKENS`."""
     return model(TOKENS)[0]
 
 

@@ -1,4 +1,4 @@
-"""What several tests of checkpoints set up."""
+"""Fixtures that several tests of checkpoints share."""
 
 from pathlib import Path
 

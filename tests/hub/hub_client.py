@@ -86,7 +86,7 @@ class HubClient:
 
 
 def logits(name: str, revision: str | None = None) -> Any:
-    """What a model says to some tokens."""
+    """The logits of a model for some tokens."""
     import mlx.core as mx
 
     from mlx_mmfree.hub import load_model
@@ -95,7 +95,7 @@ def logits(name: str, revision: str | None = None) -> Any:
 
 
 def encode(name: str) -> list[int]:
-    """What a tokenizer makes of a text."""
+    """The tokens of a text."""
     from mlx_mmfree.hub import load_tokenizer
 
     return load_tokenizer(name).encode("Hello")

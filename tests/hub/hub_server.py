@@ -59,7 +59,7 @@ class Answer:
 
 @dataclass
 class Request:
-    """What a client asked for."""
+    """The request of a client."""
 
     method: str
     path: str

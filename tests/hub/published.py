@@ -49,7 +49,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Written:
-    """What the linears of a written checkpoint stand for: trits and scales by Hub name."""
+    """The meaning of the linears of a written checkpoint: trits and scales by Hub name."""
 
     trits: dict[str, np.ndarray] = field(default_factory=dict)
     scales: dict[str, np.ndarray] = field(default_factory=dict)

@@ -51,7 +51,7 @@ def trilm(parts: int) -> Decoder:
 
 
 def weights(model: Decoder) -> dict[str, mx.array]:
-    """What each linear of the block computes, from products with the unit vectors."""
+    """The matrix of each linear of the block, from products with the unit vectors."""
     found = {}
     for mixer in (model.blocks[0].token_mixer, model.blocks[0].channel_mixer):
         for name, module in mixer.named_modules():
@@ -75,7 +75,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], P
 
 @pytest.fixture(scope="module")
 def products(sources: dict[tuple[str, int], Path]) -> dict[int, dict[str, mx.array]]:
-    """What the linears compute, by number of scales."""
+    """The matrices of the linears, by number of scales."""
     return {parts: weights(load_model(sources["floats", parts])) for parts in (1, 2)}
 
 

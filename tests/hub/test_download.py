@@ -109,7 +109,7 @@ def test_a_tokenizer_comes_without_weights(hub: HubServer, client: HubClient) ->
 
 @pytest.fixture
 def content(tmp_path: Path) -> bytes:
-    """What stands for large weights, in a repository of its own."""
+    """A stand-in for large weights, in a repository of its own."""
     content = random.Random(1).randbytes(300_000)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "model.safetensors").write_bytes(content)

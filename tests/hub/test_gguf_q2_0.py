@@ -11,7 +11,7 @@ from mlx.utils import tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files import gguf_blocks
-from mlx_mmfree.files.gguf_blocks import Q2_0, TYPES, affine_scales, dequantized
+from mlx_mmfree.files.gguf_blocks import Q2_0, TYPES, code_scales, dequantized
 from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.hub import convert, load_model, needed_bytes, open_checkpoint, save_model
 from mlx_mmfree.layers.matrix import parameters
@@ -157,7 +157,7 @@ def test_is_read_without_loss(tmp_path: Path, architecture: str, number: int, gr
 def test_scales_that_are_no_numbers_are_passed_on_in_silence() -> None:
     # warnings are errors in tests; loading refuses the scales
     data = np.frombuffer(b"\x01\x7c" + bytes(16), np.uint8)
-    bits = affine_scales(TYPES[42], data, (1, 64), factor=-1)
+    bits = code_scales(TYPES[42], data, (1, 64), factor=-1)
     assert np.isnan(bits.view("<f2")).all()
 
 
@@ -359,20 +359,57 @@ def test_what_is_written_in_llama_cpp(tmp_path: Path, group: int, bits: int, kin
     assert_texts_are_those_of_llama_cpp(file, load_model(file), [5, 77, 130, 9, 260])
 
 
-@pytest.mark.interop
-@pytest.mark.parametrize("name", ["gguf_qwen3_q1_0", "gguf_qwen3_q2_0"])
-def test_goldens_in_llama_cpp(tmp_path: Path, name: str) -> None:
-    """They have no vocabulary, which llama.cpp wants to be told."""
+def golden_for_llama_cpp(name: str, folder: Path) -> tuple[Path, Decoder]:
+    """A golden that says how large its vocabulary is, since it has none; and its model here."""
     source = GOLDENS / name / "model.gguf"
     metadata, tensors = read_gguf(source)
     content, numbers = source.read_bytes(), {kind.name: number for number, kind in TYPES.items()}
     told = {
         "tokenizer.ggml.model": "none",
-        "qwen3.vocab_size": tensors["token_embd.weight"].shape[0],
+        f"{metadata['general.architecture']}.vocab_size": tensors["token_embd.weight"].shape[0],
     }
     stored = {
         each.name: (numbers[each.kind.name], each.shape, content[each.start : each.stop])
         for each in tensors.values()
     }
-    file = write_gguf(tmp_path / "m.gguf", metadata | told, stored)
-    assert_texts_are_those_of_llama_cpp(file, load_model(source, dtype=mx.float32), [3, 17, 5, 40])
+    file = write_gguf(folder / "m.gguf", metadata | told, stored)
+    return file, load_model(source, dtype=mx.float32)
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("name", ["gguf_qwen3_q1_0", "gguf_qwen3_q2_0", "gguf_qwen35_q2_0"])
+def test_goldens_in_llama_cpp(tmp_path: Path, name: str) -> None:
+    assert_texts_are_those_of_llama_cpp(*golden_for_llama_cpp(name, tmp_path), [3, 17, 5, 40])
+
+
+@pytest.mark.interop
+def test_maple_in_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two experts are as good as equal, its rounding of activations may choose the other one."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    file, model = golden_for_llama_cpp("gguf_maple_q2_0", tmp_path)
+    tokens, layer, place = [2, 30, 11, 8, 25, 6, 14, 33, 27, 4, 19, 38, 21, 10, 35, 16], 2, 11
+    theirs = llama_cpp.Llama(str(file), n_ctx=16, logits_all=True, verbose=False)
+    theirs.eval(tokens)
+    got = mx.array(np.array(theirs.scores[: len(tokens)]))
+    mine = model(mx.array([tokens]))[0][0]
+    mixer = model.blocks[layer].channel_mixer
+    choose, near = mixer.choose, []
+
+    def choose_other(x: mx.array) -> tuple[mx.array, mx.array]:
+        chosen, weights = choose(x)
+        best = mx.argsort(-mixer.router(x[0, place]))[:3].tolist()
+        shares = mx.softmax(mixer.router(x[0, place]))[mx.array(best)]
+        near.append((shares[1] / shares[2]).item())
+        chosen[0, place] = mx.array([best[0], best[2]], chosen.dtype)
+        weights[0, place] = shares[mx.array([0, 2])] / (shares[0] + shares[2])
+        return chosen, weights
+
+    monkeypatch.setattr(mixer, "choose", choose_other)
+    other = model(mx.array([tokens]))[0][0]
+    assert 1 < near[0] < 1.01
+    # its rounding makes at most 0.07; another expert makes 0.6
+    tolerance = 0.1
+    rest = mx.array([n for n in range(len(tokens)) if n != place])
+    assert relative_error(got[rest], mine[rest]) <= tolerance
+    errors = [relative_error(got[place], each[place]) for each in (mine, other)]
+    assert min(errors) <= tolerance < max(errors)

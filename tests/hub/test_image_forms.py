@@ -1,4 +1,4 @@
-"""Forms of models of images that commands write, show and publish, and those that they refuse."""
+"""Forms of image models that commands write, show and publish, and those that they refuse."""
 
 from pathlib import Path
 from typing import Any

@@ -447,6 +447,21 @@ def test_another_thread_computes_and_no_token_gives_no_logits(name: str) -> None
     assert model(mx.zeros((1, 0), mx.int32))[0].shape == (1, 0, model.vocab_size)
 
 
+def test_one_line_names_what_is_never_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a vision model in the file, or without a second head, the line does not speak of it."""
+    folder = golden_checkpoint("qwen35_hub", tmp_path / "m")
+    vision, prediction = "the vision model", "the prediction of several tokens at once"
+    for rest, held in (("model.visual", [prediction, vision]), ("mtp", [prediction]), ("-", [])):
+        capsys.readouterr()
+        load_model(folder)
+        line = f"[load] '{folder}' also holds {' and '.join(held)}, which this library does not read.\n"
+        assert capsys.readouterr().err == (line if held else "")
+        names = mx.load(str(weights(folder)))
+        edit_tensors(weights(folder), **{name: None for name in names if name.startswith(rest)})
+
+
 @pytest.mark.parametrize("name", ["bitnet_packed", "embedding_bitnet_qwen3"])
 def test_another_dtype_is_converted(tmp_path: Path, name: str) -> None:
     report = convert(

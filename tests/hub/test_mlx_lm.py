@@ -28,7 +28,7 @@ PACKED = ["bitnet-b1.58-2B-4T", "Falcon3-1.58bit", "Falcon-E"]
 def convert(
     source: Path, target: Path, bits: int | None = None, predicate: Any = None
 ) -> nn.Module:
-    """What `mlx_lm.convert` does with a folder, without its tokenizer; returns its model."""
+    """Does what `mlx_lm.convert` does with a folder, without its tokenizer; returns its model."""
     from mlx_lm import utils
 
     model, config = utils.load_model(source, lazy=True)

@@ -30,7 +30,7 @@ VOCABULARY = 518
 
 @pytest.fixture
 def builds() -> Iterator[list[Any]]:
-    """What the architecture was asked to build, one entry a time."""
+    """The configurations that the architecture was asked to build, one entry for each."""
     architecture = find("hgrn_bit")
     build: Callable[[Any], Decoder] = architecture.build
     asked: list[Any] = []

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.hub import Checkpoint, convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint.gguf_rotation import MARK
+from mlx_mmfree.hub.checkpoint.forms.hadamard import MARK
 from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.hub.conversion.verify import verify
@@ -31,7 +31,7 @@ from tests.tolerances import TOLERANCE, relative_error
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 QWEN35 = find("qwen3_5_text")
 PUBLISHED = 2e-4
-"""What logits of published forms may differ by."""
+"""The largest allowed difference of logits of published forms."""
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.hub import load_model
+from mlx_mmfree.hub.checkpoint.forms.hadamard import MARK, check_rotation, rotation_of
 from mlx_mmfree.hub.checkpoint.gguf_config import forms
-from mlx_mmfree.hub.checkpoint.gguf_rotation import MARK, check_rotation, rotation_of
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.models import find

@@ -1,4 +1,4 @@
-"""Models of images are those of timm: from its files, to the same logits, and back to the same files.
+"""Image models are timm's: from its files, to the same logits, and back to the same files.
 
 So is Conv2Former, which timm does not have, with the code that belongs to its paper.
 """

@@ -252,6 +252,16 @@ def test_vocabulary(tmp_path: Path, tokenizer: str) -> None:
     assert unused == [f"[PAD{number}]" for number in range(want.vocab_size, 704)]
 
 
+def test_a_vocabulary_file_may_be_large(tmp_path: Path) -> None:
+    folder = source(tmp_path / "s", tokenizer="tokenizer_bpe", vocab_size=704)
+    # as large as vocabularies of a quarter of a million tokens
+    with (folder / "tokenizer.json").open("ab") as file:
+        file.write(b" " * 20_000_000)
+    convert(open_checkpoint(folder), tmp_path / "m", to="gguf", check=False)
+    want, got = load_tokenizer(folder), load_tokenizer(tmp_path / "m")
+    assert got.encode("Once upon a time") == want.encode("Once upon a time")
+
+
 def test_tokens_of_other_files_keep_their_kind(tmp_path: Path) -> None:
     """As llama.cpp's converter types them."""
     folder = source(tmp_path / "s", tokenizer="tokenizer_spm", vocab_size=704)

@@ -275,7 +275,7 @@ def test_a_card_is_written_where_there_is_none(
     assert "license: apache-2.0" in card
     assert "# bare\n" in card and "- ternary\n" in card
     if native.unavailable() is None:
-        assert "## Certificate\n\nMatMul-free: no product with a float matrix" in card
+        assert "## Cost of a token\n\nMatMul-free: no product with a float matrix" in card
     assert "mmfree upload --model model --upload-repo me/bare" in card
     assert {name: text for name, text in sent.items() if name != "README.md"} == before
     assert contents(folder) == before

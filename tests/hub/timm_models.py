@@ -81,7 +81,7 @@ CLASSIFIERS = {
     "swin": {"head.fc.weight", "head.fc.bias"},
     "vit": {"head.weight", "head.bias"},
 }
-"""What timm 1.0.31 draws anew in `reset_classifier`, by its names; Conv2Former is not in it."""
+"""The tensors that timm 1.0.31 draws anew in `reset_classifier`, by name; Conv2Former is not in it."""
 
 
 def write_backbone(name: str, target: Path) -> None:
@@ -202,7 +202,7 @@ def write_folder(folder: Path, case: Case, model: Any) -> None:
 
 
 def logits(model: Any, pictures: np.ndarray) -> np.ndarray:
-    """What timm computes of images `(B, H, W, C)`."""
+    """The output of timm for images `(B, H, W, C)`."""
     import torch
 
     with torch.no_grad():

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_mmfree.errors import ImageError
+from mlx_mmfree.errors import ImageError, shown
 from mlx_mmfree.images import read_picture
 from mlx_mmfree.images.picture_file import scan_count
 
@@ -133,7 +133,7 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ImageError) as error:
             read_picture(file)
         message = str(error.value)
-        assert str(file) in message and "\n" not in message
+        assert shown(str(file)) in message and "\n" not in message
         return message
 
     assert "No such file" in told(tmp_path / "absent.png")

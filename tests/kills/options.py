@@ -1,4 +1,4 @@
-"""What the runs that are killed are given: every option of `mmfree train`, `lora` and `distil`."""
+"""The flags of the runs that are killed: every option of `mmfree train`, `lora` and `distil`."""
 
 from typing import Any
 
@@ -240,6 +240,7 @@ DISTIL_OPTIONS: list[Values] = [
     {"to": "same", "ternary": True, "scales": "row", "model": "wide"},
     {"to": "same", "ternary": True, "scales": "group", "threshold": 0.7, "model": "wide"},
     {"to": "same", "ternary": True, "scales": "tensor", "scale_of_kept": True, "model": "wide"},
+    {"to": "same", "ternary": True, "scales": "group", "rotation": 32, "model": "wide"},
     {"to": "same", "ternary": True, "inner_norms": True},
     {"ternary": True, "quantization_warmup": 3},
     {"keep_layers": [1]},

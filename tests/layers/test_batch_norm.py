@@ -90,7 +90,7 @@ def test_training_follows_the_batch() -> None:
     rows = x.reshape(-1, 24).astype(np.float64)
     want = (x - rows.mean(0)) / np.sqrt(rows.var(0) + 1e-5)
     got = norm(mx.array(x))
-    # an input has a relative error of 3e-8 itself, 300 times as much behind the mean
+    # an input has a relative error of 3e-8 itself, 300 times as much once the mean is taken off
     assert np.abs(np.array(got) - want).max() < 1e-4
     assert np.allclose(np.array(norm.running_mean), 0.25 * rows.mean(0), rtol=1e-6)
     running = 0.75 + 0.25 * rows.var(0, ddof=1)

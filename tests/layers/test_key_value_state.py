@@ -17,13 +17,12 @@ from mlx_mmfree.layers.attention.options import BITS, KeyValueCache, Quantizatio
 from mlx_mmfree.ops.attention_step import next_place
 
 HEADS, DIMS = 2, 64
+KIND = KeyValueKind(HEADS, DIMS, KeyValueCache(), takes_steps=True)
 WINDOWS: list[dict[str, int]] = [{}, {"window": 5}, {"window": 4, "sinks": 2}]
 
 
 def _empty(batch_size: int = 1, **options: int) -> KeyValueState:
-    state = KeyValueKind(HEADS, DIMS, KeyValueCache(), takes_steps=True).empty(
-        batch_size, mx.float32
-    )
+    state = KIND.blank(batch_size, 0, mx.float32)
     return state.quantized(Quantization(**options)) if options else state
 
 
@@ -34,7 +33,7 @@ def _vectors(batch_size: int, length: int, seed: int = 0) -> tuple[mx.array, mx.
 
 
 class _Seen(NamedTuple):
-    """What a call sees: vectors, and the position of each, `None` for the call's own."""
+    """The keys and values that a call sees, and the position of each, `None` for the call's own."""
 
     keys: mx.array
     values: mx.array
@@ -153,9 +152,10 @@ def test_without_the_last_tokens(options: dict[str, int]) -> None:
     keys, values = _vectors(2, 9)
     _, before = _extended(_empty(2, **options), keys[:, :, :5], values[:, :, :5], None)
     _, after = _extended(before, keys[:, :, 5:] + 1, values[:, :, 5:] + 1, None)
-    assert _same(after.without_last(4), before)
+    rewound = KIND.rewound(after, 4)
+    assert _same(rewound, before)
     _, want = _extended(before, keys[:, :, 5:], values[:, :, 5:], None)
-    _, got = _extended(after.without_last(4), keys[:, :, 5:], values[:, :, 5:], None)
+    _, got = _extended(rewound, keys[:, :, 5:], values[:, :, 5:], None)
     assert _same(got, want)
 
 

@@ -1,4 +1,4 @@
-"""Several linears of one input: together, apart, and behind a gate."""
+"""Several linears of one input: together, apart, and after a gate."""
 
 import mlx.core as mx
 import mlx.nn as nn

@@ -102,5 +102,47 @@ def test_without_strength_it_is_the_dense_layer() -> None:
 
 
 def test_groups_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="'group_size' must divide the 48 inputs but is 64"):
+    with pytest.raises(ValueError, match="must divide the 48 inputs but are 64 and 0"):
         TernaryGroupLinear(nn.Linear(48, 8), TernaryScheme())
+    with pytest.raises(ValueError, match="must divide the 192 inputs but are 64 and 128"):
+        TernaryGroupLinear(nn.Linear(192, 8), TernaryScheme(block=128))
+    with pytest.raises(ValueError, match="'block' must be 0 for a linear with a bias but is 64"):
+        TernaryGroupLinear(nn.Linear(64, 8), TernaryScheme(block=64))
+
+
+def sylvester(size: int) -> np.ndarray:
+    """The Hadamard matrix, float64, of length 1 in each row."""
+    found = np.ones((1, 1))
+    while len(found) < size:
+        found = np.block([[found, found], [found, -found]])
+    return found / np.sqrt(size)
+
+
+def test_a_rotated_matrix() -> None:
+    rng = np.random.default_rng(7)
+    weight = rng.normal(size=(24, 128)) * rng.uniform(0.1, 3, 128)
+    linear = nn.Linear(128, 24, bias=False)
+    linear.weight = mx.array(weight.astype(np.float32))
+    layer = TernaryGroupLinear(linear, TernaryScheme(block=32))
+    packed = layer.to_packed()
+    signs = np.array(packed.signs, np.float64)
+    assert sorted(set(signs)) == [-1, 1]
+    rotation = signs[:, None] * np.kron(np.eye(4), sylvester(32))
+    ternary = defined(weight @ rotation, TernaryScheme())
+    x, cotangent = rng.normal(size=(5, 128)), rng.normal(size=(5, 24))
+    wanted = mx.array(x @ rotation @ ternary.T)
+    x32, cotangent32 = (mx.array(each.astype(np.float32)) for each in (x, cotangent))
+    for y in (layer(x32), layer.multiply(x32), packed(x32)):
+        assert relative_error(y, wanted) <= TOLERANCE[mx.float32]
+
+    def loss(weight: mx.array, x: mx.array) -> mx.array:
+        layer.weight = weight
+        return (layer(x) * cotangent32).sum()
+
+    # straight-through: the rotations of both sides undo each other in the gradient of the weight
+    of_weight, of_x = mx.grad(loss, (0, 1))(layer.weight, x32)
+    assert relative_error(of_weight, mx.array(cotangent.T @ x)) <= TOLERANCE[mx.float32]
+    wanted = mx.array(cotangent @ ternary @ rotation.T)
+    assert relative_error(of_x, wanted) <= TOLERANCE[mx.float32]
+    set_quantization_strength(nn.Sequential(layer), 0.0)
+    assert relative_error(layer(x32), mx.array(x @ weight.T)) <= TOLERANCE[mx.float32]

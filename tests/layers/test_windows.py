@@ -62,7 +62,7 @@ def test_a_long_call_is_read_in_pieces(
 
     def run() -> tuple[mx.array, ...]:
         valid = mx.ones(x.shape[:2], mx.bool_)
-        # behind padding alone, a query may see anything
+        # after padding alone, a query may see anything
         seen = given.get("valid", valid)[..., None]
         outputs: list[mx.array] = []
         for state in (None, before):

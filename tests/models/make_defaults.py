@@ -40,7 +40,7 @@ PROCESSORS = ("DeiT", "PoolFormer", "ViT")
 
 
 def of_transformers() -> dict[str, Any]:
-    """What transformers makes of these configurations."""
+    """These configurations as transformers reads them."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -100,7 +100,7 @@ def test_a_text_is_classified_whatever_pads_it(pooling: Any) -> None:
 
 
 class _Patches(nn.Module):
-    """Squares of 4 by 4 pixels, one behind the other."""
+    """Squares of 4 by 4 pixels, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()

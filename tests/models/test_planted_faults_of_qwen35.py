@@ -20,7 +20,7 @@ from mlx_mmfree.ops import gated_delta_net, hadamard
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 PLAIN, ROTATED, TILED = "qwen35_hub", "prism_schema1", "gguf_qwen35_q2_0"
 TOLERANCE = 2e-4
-"""What two implementations may differ by."""
+"""The largest allowed difference of two implementations."""
 
 Patch = pytest.MonkeyPatch
 Fault = Callable[[Patch], None]

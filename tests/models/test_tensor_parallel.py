@@ -18,7 +18,7 @@ from tests.tolerances import TOLERANCE, relative_error
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found."""
+    """The results of each of two processes."""
     folder = tmp_path_factory.mktemp("ranks")
     outputs = finish(start_group(folder, 2, "-m", "tests.models.split_models"))
     assert [errors for _, errors in outputs] == ["", ""]
@@ -64,7 +64,7 @@ def test_a_group_of_one_changes_nothing() -> None:
     assert shard(model).blocks[0].token_mixer.query_proj is linear
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_mixer_with_heads_or_channels_is_split(tmp_path: Path, size: int) -> None:
     outputs = finish(start_group(tmp_path, size, "-m", "tests.models.split_mixers"))
     assert [errors for _, errors in outputs] == [""] * size

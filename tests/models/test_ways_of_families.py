@@ -14,12 +14,20 @@ import pytest
 import yaml
 
 from mlx_mmfree.cli import main
+from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.generation import Chat, batch_generate, generate
 from mlx_mmfree.generation.decode import generate_tokens
 from mlx_mmfree.generation.sessions import Sessions
-from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.adapters.adapter import attach
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
+from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
+from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.verify import verify
 from mlx_mmfree.hub.publish.runtimes import MLX_LM, opening
 from mlx_mmfree.hub.publish.upload import plan_upload
+from mlx_mmfree.layers.lora import remove_adapters
+from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import GOLDENS, TOKENS, logits, tiny_transformer
 from tests.hub.test_bitcpm import fake_quantised
@@ -169,17 +177,63 @@ def test_upload_has_a_card(family: str, folder: Path) -> None:
     assert matter["pipeline_tag"] == "text-generation"
 
 
+def test_verify_finds_a_damaged_tensor(family: str, folder: Path, tmp_path: Path) -> None:
+    source, place = open_checkpoint(folder), tmp_path / "m"
+    report = convert(source, place)
+    assert report.is_lossless and report.logits_difference == 0
+    weights = place / "model.safetensors"
+    tensors = mx.load(str(weights))
+    name = next(n for n in sorted(tensors) if n.endswith("down_proj.weight"))
+    assert ("switch_mlp" in name) == (family == "maple")
+    words = tensors[name].flatten()
+    words[0] = words[0] ^ 1
+    mx.eval(tensors)
+    weights.unlink()
+    mx.save_safetensors(str(weights), tensors | {name: words.reshape(tensors[name].shape)})
+    with pytest.raises(CheckpointError, match=r"\[verify\] tensor .*down_proj"):
+        verify(ParameterReader(source), ParameterReader(open_checkpoint(place)), FloatForms())
+
+
 def test_lora(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "\n".join(json.dumps({"text": f"Number {n}. The cat."}) for n in range(4))
     for name in ("train", "valid"):
         (tmp_path / f"{name}.jsonl").write_text(lines)
-    flags = ["--model", str(folder), "--data", str(tmp_path), "--output", str(tmp_path / "a")]
-    flags += ["--steps", "3", "--batch-size", "2", "--learning-rate", "1e-2"]
-    assert main(["lora", "--train", *flags]) == 0
+    place = ["--model", str(folder), "--adapter-path", str(tmp_path / "a")]
+    flags = ["--steps", "4", "--batch-size", "2", "--learning-rate", "1e-3"]
+    assert main(["lora", "--train", "--data", str(tmp_path), *place, *flags]) == 0
+    model = load_model(folder)
+    before, packed = logits(model), weights_in_codes(model)
+    ids = mx.array([Tokenizer.from_folder(folder).encode("Number 1. The cat.")])
+    nats = loss(model, ids)
+    attached = attach(model, read_adapter(tmp_path / "a"))
+    want = logits(attached)
+    assert relative_error(want, before) > 1e-3
+    assert loss(attached, ids) < nats
+    assert main(["fuse", *place, "--output", str(tmp_path / "fused")]) == 0
+    fused = load_model(tmp_path / "fused")
+    assert relative_error(logits(fused), want) <= TOLERANCE[mx.float16]
+    kept = weights_in_codes(fused)
+    assert kept.keys() == packed.keys() and len(kept) >= 14
+    assert all(mx.array_equal(kept[path], codes) for path, codes in packed.items())
     capsys.readouterr()
-    asked = ["--model", str(folder), "--prompt", "Number", "--max-tokens", "4", "--json"]
-    assert main(["generate", *asked, "--adapter-path", str(tmp_path / "a")]) == 0
-    assert json.loads(capsys.readouterr().out)["text"] is not None
+    asked = ["--prompt", "Number", "--max-tokens", "4", "--json", "--temp", "0"]
+    texts = []
+    for each in (place, ["--model", str(tmp_path / "fused")]):
+        assert main(["generate", *each, *asked]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    assert texts[0] and texts[0] == texts[1]
+
+
+def loss(model: Decoder, ids: mx.array) -> float:
+    """The mean cross-entropy of the tokens after the first, in nats."""
+    taken = nn.losses.cross_entropy(model(ids[:, :-1])[0].astype(mx.float32), ids[:, 1:])
+    return taken.mean().item()
+
+
+def weights_in_codes(model: Decoder) -> dict[str, mx.array]:
+    """The packed words of all matrices, without their adapters."""
+    found = matrices(remove_adapters(model))
+    return {path: each.layer.weight for path, each in found.items() if not each.is_plain}
 
 
 def test_gguf_both_ways(family: str, folder: Path, tmp_path: Path) -> None:

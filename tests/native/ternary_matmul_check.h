@@ -15,7 +15,7 @@ void check_whole_sums(Problem& p, const std::string& where) {
   Buffer<float> codes(p.rows * p.outputs), floats(p.rows * p.outputs), dx(p.rows * p.dims);
   code_product(p.x.data(), p.rows, p.dims, p.weight(), codes.data());
   float_product(p.x.data(), p.rows, p.dims, p.weight(), floats.data());
-  transposed_product(p.dy.data(), p.rows, p.dims, p.weight(), dx.data());
+  transposed_products({{p.dy.data(), p.rows, p.weight(), dx.data(), p.dims}});
   for (size_t m = 0; m < p.rows; ++m) {
     for (size_t n = 0; n < p.outputs; ++n) {
       float want = 0;
@@ -58,7 +58,7 @@ std::vector<float> sums_of_fractions(size_t rows, size_t dims, size_t outputs) {
   std::vector<float> result(rows * (outputs + dims));
   float* y = result.data();
   float_product(p.x.data(), rows, dims, p.weight(), y);
-  transposed_product(y, rows, dims, p.weight(), y + rows * outputs);
+  transposed_products({{y, rows, p.weight(), y + rows * outputs, dims}});
   return result;
 }
 

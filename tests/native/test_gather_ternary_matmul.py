@@ -1,10 +1,11 @@
 """The compiled product with matrices that rows name."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.ops import gather_ternary_matmul, pack_ternary, use_backend
+from mlx_mmfree.ops import gather_ternary_matmul, pack_ternary, unpack_ternary, use_backend
 from mlx_mmfree.ops.gather_ternary_matmul import reference
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
@@ -42,6 +43,22 @@ def test_gradient_and_its_gradient() -> None:
         with use_backend("native"):
             got = mx.grad(lambda x, f=function: f(gather_ternary_matmul, x))(x)
         assert relative_error(got, want) <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize("rows", [8, 200])
+def test_gradient_in_float64(rows: int) -> None:
+    """At the sizes of a published expert, `dx = dy T[index]` row by row."""
+    experts, outputs, dims = 6, 512, 2048
+    weight, x = matrices(experts, outputs, dims), mx.random.normal((rows, dims))
+    dy, indices = mx.random.normal((rows, outputs)), mx.random.randint(0, experts - 1, (rows,))
+    with use_backend("native"):
+        _, [dx] = mx.vjp(lambda x: gather_ternary_matmul(x, weight, indices), [x], [dy])
+    want = np.zeros((rows, dims))
+    for expert in range(experts):
+        own = np.array(indices) == expert
+        trits = np.array(unpack_ternary(weight[expert], dims), np.float64)
+        want[own] = np.array(dy, np.float64)[own] @ trits
+    assert relative_error(dx, mx.array(want)) <= TOLERANCE[mx.float32]
 
 
 def test_a_row_that_names_no_matrix_is_nan_alone() -> None:

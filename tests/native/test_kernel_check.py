@@ -15,7 +15,12 @@ from mlx_mmfree.native import sources
 SOURCES = Path(__file__).parents[2] / "mlx_mmfree/native"
 CHECK = Path(__file__).with_name("kernel_check.cpp")
 THREAD_CHECK = Path(__file__).with_name("thread_check.cpp")
-THREADS = ["blas/shared_gemm.cpp", "runtime/thread_pool.cpp", "runtime/workspace.cpp"]
+THREADS = [
+    "blas/shared_gemm.cpp",
+    "runtime/operation_times.cpp",
+    "runtime/thread_pool.cpp",
+    "runtime/workspace.cpp",
+]
 # checks of every pointer and reference would take minutes to compile in unrolled loops
 SANITIZERS = [
     "-O1",
@@ -91,6 +96,12 @@ def run(command: list) -> str:
     process = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+def test_the_check_knows_the_kernels(tmp_path: Path) -> None:
+    # the slow tests below run it
+    run(["c++", *FLAGS, "-fsyntax-only", *includes(tmp_path), CHECK])
 
 
 @pytest.mark.slow

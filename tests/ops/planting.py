@@ -13,7 +13,7 @@ SIMD_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 
 
 class Fault(NamedTuple):
-    """What a check must see.
+    """The fault that a check must find.
 
     Attributes:
         check: Raises an error if the kernel is wrong.

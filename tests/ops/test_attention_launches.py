@@ -89,7 +89,7 @@ def test_causal_attention_leaves_out_what_no_query_sees(emulated: Emulator) -> N
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("has_checkpoints", [False, True])
 def test_gradients_of_a_model(emulated: Emulator, is_packed: bool, has_checkpoints: bool) -> None:
-    """With shared keys, padding, samples behind each other, and blocks that are computed again."""
+    """With shared keys, padding, samples one after the other, and blocks that are computed again."""
     mx.random.seed(1)
     architecture = find("llama")
     model: Decoder = architecture.build(architecture.config.from_hub(architecture.tiny))

@@ -130,7 +130,7 @@ def test_fusion_that_somebody_turned_off_stays_off() -> None:
 @pytest.mark.usefixtures("extension")
 @needs_compiler
 def test_what_is_traced_again_is_not_fused() -> None:
-    """Other trees and dtypes behind the first argument are traced too."""
+    """Other trees and dtypes after the first argument are traced too."""
 
     def step(x: mx.array, others: dict[str, mx.array]) -> mx.array:
         return sum((mx.abs(-other) + 1 for other in others.values()), x)

@@ -35,8 +35,8 @@ def test_a_tile_reads_each_place_once(emulated: Emulator, stride: int) -> None:
     with use_backend("metal"):
         depthwise_convolution(x, weight, mx.zeros((32,)), stride=stride)
     record = emulated.records[-1]
-    # a tile reads the place before its first one too; with steps of one place, the one behind its
-    # last one too, and the map has none before the first tile and behind the last
+    # a tile reads the place before its first one too; with steps of one place, the one after its
+    # last one too, and the map has none before the first tile and after the last
     places = 2 * (4 + 1) if stride == 1 else 2 * (8 + 1) - 1
     assert record.loaded["x"] == places * 32 * 4
     assert record.loaded["weight"] == weight.nbytes

@@ -73,3 +73,92 @@ def test_gradients_of_compiled_kernels_are_in_it() -> None:
     graph = graph_of([gradient["weight"]], [layer.weight, x])
     assert "Matmul" in {node.name for node in graph.nodes}
     assert graph.arrays[graph.results[0]].shape == (32, 64)
+
+
+def names_of(results: list[mx.array], leaves: list[mx.array]) -> list[str]:
+    return [node.name for node in graph_of(results, leaves).nodes]
+
+
+def test_a_joined_graph_is_one_operation_of_the_same_results() -> None:
+    weight = mx.random.normal((8,))
+    mx.eval(weight)
+    x, y = mx.random.normal((3, 8)), mx.random.normal((3, 8))
+    mx.eval(x, y)
+
+    def results(x: mx.array, y: mx.array) -> list[mx.array]:
+        normed = rms_norm(x, weight, eps=1e-6)
+        quotient, rest = mx.divmod(normed, y)
+        # one of two results is not asked for, an array is read twice, and a leaf is a result
+        return [quotient * quotient + rms_norm(rest, None, eps=0.5), normed, y]
+
+    want = results(x, y)
+    mx.eval(want)
+    got = native.kernels().joined(results(x, y), [x, y])
+    assert names_of(got, [x, y]) == ["Joined"]
+    assert all(mx.array_equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_what_has_no_operations_is_not_joined() -> None:
+    x = mx.ones((3,))
+    mx.eval(x)
+    (same,) = native.kernels().joined([x], [x])
+    assert names_of([same], []) == []
+
+
+def test_streams_are_not_joined() -> None:
+    x = mx.ones((3,))
+    mx.eval(x)
+    with mx.stream(mx.new_stream(mx.Device(mx.cpu))):
+        y = mx.exp(x)
+    (z,) = native.kernels().joined([mx.abs(y)], [x])
+    assert names_of([z], [x]) == ["Exp", "Abs"]
+
+
+def test_a_joined_operation_outlives_its_arrays() -> None:
+    """The arrays that it keeps last until it has run, though nothing else holds them."""
+    x = mx.random.normal((64, 256))
+    mx.eval(x)
+    for _ in range(20):
+        weight = mx.random.normal((256, 256))
+        mx.eval(weight)
+        want = x @ weight @ weight
+        mx.eval(want)
+        (y,) = native.kernels().joined([x @ weight @ weight], [x])
+        mx.async_eval(y)
+        del weight
+        assert mx.array_equal(y, want)
+
+
+def test_joined_operations_write_in_place_what_nothing_else_holds() -> None:
+    mx.clear_cache()
+    count = 2**20
+
+    def grown(x: mx.array) -> mx.array:
+        (y,) = native.kernels().joined([mx.abs(mx.negative(x))], [x])
+        return y
+
+    x = mx.ones((count,))
+    mx.eval(x)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    x = grown(x)
+    mx.eval(x)
+    assert mx.get_peak_memory() - before < 4 * count // 2
+    held = x
+    y = grown(x)
+    mx.eval(y)
+    assert mx.array_equal(held, mx.ones((count,))) and mx.array_equal(y, held)
+
+
+def test_operations_of_mlx_are_joined_that_copy() -> None:
+    """Their results are asked for the stream, as where a reshape has to copy."""
+    x = mx.random.normal((4, 6, 8))
+    mx.eval(x)
+
+    def turned(x: mx.array) -> mx.array:
+        first, second = mx.split(x.swapaxes(0, 2), 2, axis=1)
+        return mx.concatenate([first.reshape(-1), mx.abs(second).reshape(-1)])
+
+    (y,) = native.kernels().joined([turned(x)], [x])
+    assert names_of([y], [x]) == ["Joined"]
+    assert mx.array_equal(y, turned(x))

@@ -1,14 +1,21 @@
 """The signed Walsh-Hadamard transform of blocks."""
 
 import math
+from contextlib import nullcontext
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_mmfree.channel_mixers import SwiGLU
+from mlx_mmfree.layers.joined import join_projections
+from mlx_mmfree.layers.rotated import RotatedLinear
+from mlx_mmfree.models import Block
 from mlx_mmfree.ops import hadamard, use_backend
-from mlx_mmfree.ops.float_dtypes import FLOATS
-from mlx_mmfree.ops.hadamard import hadamard_of_gate, hadamard_of_norm
+from mlx_mmfree.ops.backend.dispatch import FLOATS
+from mlx_mmfree.ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
+from mlx_mmfree.token_mixers import GQA
 from tests.emulator.emulator import Emulator
 from tests.ops.planting import BARRIER, Fault, assert_seen
 from tests.tolerances import TOLERANCE, relative_error
@@ -135,6 +142,19 @@ def check_norm(dims: int, block: int, dtype: mx.Dtype, weight: mx.Dtype = mx.flo
     assert relative_error(y, mx.array(want)) <= TOLERANCE[dtype]
 
 
+def check_sum(dims: int, block: int, dtype: mx.Dtype, weight: mx.Dtype = mx.float32) -> None:
+    x, signs = drawn(dims, block, dtype)
+    branch = (3 * x[::-1, ::-1]).astype(dtype)
+    gain = (1 + mx.arange(dims) % 7 / 8).astype(weight)
+    y, u = hadamard_of_sum(x, branch, gain, block, mx.array(signs.astype(np.float32)), eps=1e-2)
+    numbers = float64(x) + float64(branch)
+    normed = numbers / np.sqrt((numbers**2).mean(axis=-1, keepdims=True) + 1e-2) * float64(gain)
+    want = transformed(normed, block, signs, inverse=False)
+    assert y.dtype == u.dtype == dtype
+    assert mx.array_equal(u, x + branch)
+    assert relative_error(y, mx.array(want)) <= TOLERANCE[dtype]
+
+
 def check_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
     x, _ = drawn(2 * dims, block, dtype)
     signs = np.where(np.arange(dims) % 3, 1.0, -1.0)
@@ -147,31 +167,35 @@ def check_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("dims", "block"), [(5120, 1024), (96, 32)])
-def test_of_a_norm_and_of_a_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
+def test_of_a_norm_a_sum_and_a_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
     check_norm(dims, block, dtype)
+    check_sum(dims, block, dtype)
     check_gate(dims, block, dtype)
 
 
 @pytest.mark.metal
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("dims", "block"), [(5120, 1024), (192, 64), (512, 512), (6144, 2048)])
-def test_of_a_norm_and_of_a_gate_on_metal(
+def test_of_a_norm_a_sum_and_a_gate_on_metal(
     metal: None, dims: int, block: int, dtype: mx.Dtype
 ) -> None:
     with use_backend("metal"):
         check_norm(dims, block, dtype)
         check_norm(dims, block, dtype, dtype)
+        check_sum(dims, block, dtype)
+        check_sum(dims, block, dtype, dtype)
         check_gate(dims, block, dtype)
 
 
 @pytest.mark.metal
-def test_gradients_of_both_on_metal(metal: None) -> None:
+def test_gradients_on_metal(metal: None) -> None:
     x, signs = mx.random.normal((2, 256)), mx.ones((128,))
 
     def loss(x: mx.array) -> mx.array:
         gated = hadamard_of_gate(x, 64, signs)
         y, z = hadamard_of_norm(gated, 2 * signs, 64, signs, eps=1e-3)
-        return (y * mx.cos(mx.arange(256).reshape(2, 128)) + z * z * z).sum()
+        y, u = hadamard_of_sum(y, z, 2 * signs, 64, signs, eps=1e-3)
+        return (y * mx.cos(mx.arange(256).reshape(2, 128)) + u * z * z).sum()
 
     with use_backend("metal"):
         got = mx.grad(loss)(x)
@@ -179,7 +203,40 @@ def test_gradients_of_both_on_metal(metal: None) -> None:
         assert relative_error(got, mx.grad(loss)(x)) <= 1e-5
 
 
-def test_shapes_of_both_that_do_not_fit() -> None:
+@pytest.mark.metal
+@pytest.mark.parametrize("backend", ["reference", "metal"])
+def test_a_block_leaves_its_sum_to_the_rotation(
+    metal: None, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mx.random.seed(4)
+    makes = partial(RotatedLinear, group_size=32, bits=4, block=64)
+    mixer = SwiGLU(64, hidden_dims=128, linear=lambda inputs, outputs, bias: makes(inputs, outputs))
+    for linear in mixer.children().values():
+        outputs, inputs = linear.output_dims, linear.input_dims
+        codes = mx.quantize(mx.random.normal((outputs, inputs)) / 8, 32, 4)
+        linear.weight, linear.scales, linear.biases = codes
+        linear.signs = mx.where(mx.random.uniform(shape=(inputs,)) < 0.5, -1.0, 1.0)
+    mixer.up_proj.signs = mixer.gate_proj.signs
+    block = Block(64, GQA(64, num_heads=2), mixer)
+    x = mx.random.normal((2, 3, 64))
+    with use_backend("reference"), monkeypatch.context() as apart:
+        apart.setattr(SwiGLU, "adds_branch", False)
+        want, _ = block(x)
+        mx.eval(want)
+    assert mixer.adds_branch
+    if backend == "metal":
+        join_projections(block)
+    with use_backend("reference") if backend == "reference" else nullcontext():
+        assert relative_error(block(x)[0], want) <= TOLERANCE[mx.float32]
+
+
+def test_what_does_not_fit() -> None:
+    x, ones = mx.ones((1, 64)), mx.ones(64)
+    with pytest.raises(ValueError, match=r"\[hadamard_of_sum\] 'weight' and 'signs' must have"):
+        hadamard_of_sum(x, x, ones, 32, mx.ones(32), eps=1e-6)
+    for branch in (ones, x.astype(mx.float16)):
+        with pytest.raises(ValueError, match=r"\[hadamard_of_sum\] 'branch' must be"):
+            hadamard_of_sum(x, branch, ones, 32, ones, eps=1e-6)
     with pytest.raises(ValueError, match=r"\[hadamard_of_norm\] 'weight' and 'signs' must have"):
         hadamard_of_norm(mx.ones((1, 64)), mx.ones(32), 32, mx.ones(64), eps=1e-6)
     with pytest.raises(ValueError, match=r"\[hadamard_of_gate\] 'x' must have 128 numbers"):
@@ -191,20 +248,45 @@ def of_norm() -> None:
         check_norm(4096, 1024, mx.float32)
 
 
+def of_sum() -> None:
+    with use_backend("metal"):
+        check_sum(4096, 1024, mx.float16)
+
+
 def of_gate() -> None:
     with use_backend("metal"):
         check_gate(1024, 512, mx.float32)
 
 
-KERNELS = {of_norm: "hadamard_of_norm", of_gate: "hadamard_of_gate"}
+KERNELS = {
+    of_norm: "hadamard_of_norm",
+    of_sum: "hadamard_of_sum",
+    of_gate: "hadamard_of_gate",
+}
 FAULTS = {
-    "norm: of the block": Fault(of_norm, "place < dims", "place < BLOCK", 0),
+    "norm: of the block": Fault(of_norm, "start < dims", "start < BLOCK", 0),
     "norm: of the first row": Fault(of_norm, "x + row * dims", "x", 0),
-    "norm: gain of the first block": Fault(of_norm, "weight[column + place]", "weight[place]", 0),
+    "norm: gain of the first block": Fault(
+        of_norm, "(weight + first)", "(weight + EACH * index)", 0
+    ),
     "norm: epsilon": Fault(of_norm, "+ eps)", ")", 0),
-    "norm: signs of the first block": Fault(of_norm, "signs[column + place]", "signs[place]", 0),
+    "norm: signs of the first block": Fault(
+        of_norm, "(signs + first)", "(signs + EACH * index)", 0
+    ),
     "norm: barrier before the exchange": Fault(of_norm, BARRIER, "", 1),
-    "gate: halves exchanged": Fault(of_gate, "gates[place]", "gates[dims + place]", 0),
+    "norm: numbers that have met": Fault(of_norm, "step = done / stride", "step = 1", 0),
+    "norm: neighbours' places": Fault(of_norm, "+ index % stride", "", 0),
+    "sum: branch of the first row": Fault(of_sum, "branch + row * dims", "branch", 0),
+    "sum: squares of the stream alone": Fault(
+        of_sum, " + static_cast<float>((branches + start)[k])", "", 0
+    ),
+    "sum: the branch of the first block": Fault(
+        of_sum, "(branches + first)", "(branches + EACH * index)", 0
+    ),
+    "sum: stored in the first block": Fault(
+        of_sum, "(summed + row * dims + first)", "(summed + row * dims)", 0
+    ),
+    "gate: halves exchanged": Fault(of_gate, "gates[k]", "(gates + dims)[k]", 0),
     "gate: no sigmoid": Fault(of_gate, "gate * sigmoid(gate)", "gate", 0),
     "gate: rows of half the width": Fault(of_gate, "2 * row * dims", "row * dims", 0),
 }

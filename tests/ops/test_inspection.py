@@ -17,6 +17,7 @@ def nothing_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.metal
+@pytest.mark.slow
 def test_metal_kernels_pass_their_checks(metal: None) -> None:
     # other numbers of rows are computed in tests of values
     reports = operation_reports(rows=(1, 64))

@@ -30,7 +30,7 @@ LAUNCHES = {
 PROMPT_LAUNCHES = LAUNCHES | {
     "hgrn_bit": ["bit_linear_3", "mlgru_scan", "gated_rms_norm", *["bit_linear_1"] * 3],
 }
-# these come behind the blocks
+# these come after the blocks
 HEADS = {"hgrn_bit": ["bit_linear_1"], "bitnet": []}
 
 
@@ -44,11 +44,11 @@ def for_many_rows(kernels: list[str]) -> list[str]:
     return found
 
 
-def small_model(model_type: str) -> Any:
+def small_model(model_type: str, **sizes: int) -> Any:
     mx.random.seed(0)
     module = find(model_type)
     # a rotation must say its base
-    config = SMALL if model_type == "hgrn_bit" else SMALL | {"rope_theta": 500000.0}
+    config = SMALL | sizes | ({} if model_type == "hgrn_bit" else {"rope_theta": 500000.0})
     return pack_linears(module.build(module.config.from_hub(config)))
 
 

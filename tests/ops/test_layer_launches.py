@@ -5,6 +5,7 @@ library lets MLX fuse; views count as none. A layer's own are what a model of th
 of two. Weights are joined as they are when a model is loaded.
 """
 
+from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,8 @@ from mlx_mmfree.ops import activations
 from mlx_mmfree.ops.backend import choice
 from tests import graph
 
+# the package names its function so
+dense_matmul = import_module("mlx_mmfree.ops.dense_matmul")
 TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
 HEADS = {"head_dim": 64}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,6 +31,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bitnet": ("bitnet", HEADS),
     "ternary llama": ("llama", {**TERNARY, **HEADS}),
     "dense llama": ("llama", HEADS),
+    "biased llama": ("llama", {"attention_bias": True, "mlp_bias": True, **HEADS}),
     "qwen3": ("qwen3", HEADS),
     "linear layer of qwen3.5": (
         "qwen3_5_text",
@@ -45,25 +49,28 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 CODES = "codes of 2 bits"
 ROTATED = "rotated codes"
+BIASES = "biases of float32"
 # what linears hold, where that is not what the architecture says
 FORMS = {
     f"{layer} layer of qwen3.5, {form}": (f"{layer} layer of qwen3.5", form)
     for layer in ("linear", "full")
     for form in (CODES, ROTATED)
-}
+} | {f"biased llama, {BIASES}": ("biased llama", BIASES)}
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
     "hgrn_bit": (5, 10),
     "bitnet": (7, 12),
     "ternary llama": (7, 12),
     "dense llama": (10, 11),
+    "biased llama": (12, 13),
+    f"biased llama, {BIASES}": (14, 15),
     "qwen3": (10, 14),
     "linear layer of qwen3.5": (10, 205),
     "full layer of qwen3.5": (10, 17),
     f"linear layer of qwen3.5, {CODES}": (12, 207),
     f"full layer of qwen3.5, {CODES}": (12, 19),
-    f"linear layer of qwen3.5, {ROTATED}": (14, 209),
-    f"full layer of qwen3.5, {ROTATED}": (13, 20),
+    f"linear layer of qwen3.5, {ROTATED}": (13, 208),
+    f"full layer of qwen3.5, {ROTATED}": (12, 19),
 }
 
 
@@ -79,6 +86,11 @@ def _model(name: str, layers: int) -> Decoder:
         nn.quantize(model, 32, 2, class_predicate=lambda _, module: type(module) is nn.Linear)
     if form == ROTATED:
         _rotate(model)
+    if form == BIASES:
+        model.set_dtype(mx.float16)
+        for module in model.modules():
+            if "bias" in module:
+                module.bias = module.bias.astype(mx.float32)
     mx.eval(model.parameters())
     return join_projections(model)
 
@@ -121,6 +133,8 @@ def fused_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """What MLX fuses on a GPU is one operation; a CPU would compile it when states are computed."""
     monkeypatch.setattr(activations, "on_cpu", lambda: False)
     monkeypatch.setattr(activations, "_fused_gate", lambda activation: _gated)
+    monkeypatch.setattr(dense_matmul, "on_cpu", lambda: False)
+    monkeypatch.setattr(dense_matmul, "_fused_sum", lambda: _gated)
 
 
 def _gated(gate: mx.array, up: mx.array) -> mx.array:

@@ -16,6 +16,7 @@ from mlx_mmfree.ops import (
 from mlx_mmfree.ops.activations import Activation
 from mlx_mmfree.ops.backend import self_check
 from mlx_mmfree.ops.backend.metal_functions import keeps_half_denormals, without_halves
+from mlx_mmfree.ops.bit_linear import Options
 from mlx_mmfree.ops.inspection import metal_kernels
 from mlx_mmfree.ops.rms_norm_quantize import Rounding
 from tests.emulator.emulator import Emulator
@@ -49,6 +50,14 @@ def test_sums_of_codes_are_exact(rows: int, dims: int, dtype: mx.Dtype) -> None:
 @pytest.mark.parametrize("rows", [2, 3, 4, 6, 7, 8, 9, 23, 48, 49])
 def test_sums_for_other_numbers_of_rows(rows: int) -> None:
     check_fused_sums(rows, 1100, (33,), mx.float32)
+
+
+def test_more_words_than_32_bits_count_are_left_to_plain_operations() -> None:
+    # of these, nothing is computed
+    few, many = (mx.zeros((rows, 2**11), mx.uint32) for rows in (2**20 - 1, 2**20))
+    x, fused = mx.zeros((1, 2**15)), importlib.import_module("mlx_mmfree.ops.bit_linear.metal")
+    ways = [fused._way(x, (Projection(each, mx.ones(1)),), Options()) for each in (few, many)]
+    assert ways == ["groups", None]
 
 
 @pytest.mark.parametrize(

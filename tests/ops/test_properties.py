@@ -91,7 +91,7 @@ def hold(
 
 
 def laid_out(x: np.ndarray, layout: str, dtype: mx.Dtype = mx.float32) -> mx.array:
-    """The values of `x` behind other strides."""
+    """The values of `x` with other strides."""
     if layout == "transposed":
         return mx.array(x.T.copy()).astype(dtype).T
     if layout == "reversed":

@@ -13,8 +13,8 @@ import pytest
 
 from mlx_mmfree.ops import linear_scan, use_backend
 from mlx_mmfree.ops.backend import self_check
+from mlx_mmfree.ops.backend.dispatch import FLOATS
 from mlx_mmfree.ops.backend.launch import CudaKernel
-from mlx_mmfree.ops.float_dtypes import FLOATS
 from mlx_mmfree.ops.linear_scan import cuda_kernels
 from tests.emulator import compiler
 from tests.ops.kernel_checks import scan_inputs

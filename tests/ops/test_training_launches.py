@@ -18,7 +18,7 @@ from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import Projection, bit_linear, use_backend
 from mlx_mmfree.ops.backend import compilation
 from mlx_mmfree.ops.backend.self_check import packed_pattern
-from mlx_mmfree.ops.bit_linear import Options, dense_gradient
+from mlx_mmfree.ops.bit_linear import Options, definition
 from mlx_mmfree.ops.ternary import packed_width, unpack_ternary
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.loss import next_token_loss
@@ -118,10 +118,10 @@ def test_the_gradient_of_a_ternary_product_is_one_dense_product(
     assert found["Matmul"] == len(outputs)
     assert found["QuantizedMatmul"] == 0
     options = Options(quantize=quantize)
-    form = dense_gradient.Form.of(options)
+    form = definition.Form.of(options)
     arrays = form.flat(x, matrices, None, None)
     recorded = graph.recorded_operations(
-        lambda x, given: dense_gradient._gradients(form, [x, *arrays[1:]], [given], [])[0], x, given
+        lambda x, given: definition._gradients(form, [x, *arrays[1:]], [given], [])[0], x, given
     )
     products = [operation.inputs for operation in recorded if operation.name == "Matmul"]
     assert products == [(dtype, dtype)] * len(outputs)

@@ -1,4 +1,4 @@
-"""What the tests have a confined process do."""
+"""Work that the tests give to a confined process."""
 
 import os
 import sys

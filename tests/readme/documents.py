@@ -20,15 +20,17 @@ _PROGRAMS = ("mmfree ", "python ", "python3 ", "eval ", "pip ")
 
 @dataclass(frozen=True)
 class Section:
-    """What stands under one heading.
+    """The text under one heading.
 
     Attributes:
         file: The README.
+        level: How deep the heading lies, 1 for the title of the page.
         title: The heading.
         text: What follows, up to the next heading.
     """
 
     file: Path
+    level: int
     title: str
     text: str
 
@@ -51,8 +53,9 @@ class Section:
 
 def sections(file: Path) -> list[Section]:
     """The sections of a README; the first one stands below its title."""
-    parts = re.split(r"(?:\A#|^##+) (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return [Section(file, *pair) for pair in zip(parts[1::2], parts[2::2], strict=True)]
+    parts = re.split(r"(\A#|^##+) (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    triples = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    return [Section(file, len(marks), title, text) for marks, title, text in triples]
 
 
 def anchors(file: Path) -> list[str]:

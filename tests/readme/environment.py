@@ -53,7 +53,7 @@ def _texts(node: ast.expr) -> set[str]:
 
 
 def _key(node: ast.AST) -> ast.expr | None:
-    """What is looked up, if the node looks into the environment to read."""
+    """The name that is looked up, if the node looks into the environment to read."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in _ACCESSES:
         return node.args[0]
     if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):

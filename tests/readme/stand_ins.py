@@ -1,4 +1,4 @@
-"""What the commands of the README files find: tiny models under published names, and small files."""
+"""Files for the commands of the README files: tiny models under published names, and small files."""
 
 import json
 import lzma
@@ -10,6 +10,7 @@ import mlx.nn as nn
 import yaml
 from PIL import Image
 
+from mlx_mmfree import demo
 from mlx_mmfree.hub import save_model
 from mlx_mmfree.models import architectures
 from tests.hub.checkpoints import (
@@ -88,6 +89,9 @@ def write_working_folder(folder: Path) -> None:
         shutil.copyfile(ROOT / name, folder / name)
     for name in ("text.txt", "book.txt", "prompts.txt"):
         (folder / name).write_text("The queen gave a robe to Ryn Jin.\nHe wore it.\n" * 3)
+    shutil.copytree(
+        Path(demo.path()), folder / "mlx_mmfree/demo", ignore=shutil.ignore_patterns("*.py", "__*")
+    )
     (folder / "names.txt").write_text("one\ntwo\nthree\nfour\nfive\n")
     for name in ("cat.jpg", "dog.png"):
         Image.effect_noise((40, 30), 50).save(folder / name)
@@ -124,8 +128,8 @@ def _write_held_out(folder: Path) -> None:
 
 def _write_recipes(folder: Path, runs: Path) -> None:
     """The files of the packaged model's runs, for a smaller model and fewer steps."""
-    (folder / "longer").mkdir(parents=True)
-    for name in ("log.jsonl", "log-dense.jsonl"):
+    folder.mkdir(parents=True)
+    for name in ("log.jsonl", "log-dense.jsonl", "log-teacher.jsonl", "log-student.jsonl"):
         shutil.copyfile(ROOT / "examples" / "demo_model" / name, folder / name)
     model = {
         "model_type": "hgrn_bit",
@@ -134,7 +138,6 @@ def _write_recipes(folder: Path, runs: Path) -> None:
         "num_hidden_layers": 2,
         "intermediate_size": 32,
     }
-    first, second = runs / "longer" / "masters", runs / "longer-continued" / "masters"
     beginnings: dict[str, dict[str, object]] = {
         "train": {"output": str(runs / "demo"), "model": model},
         "teacher": {
@@ -145,13 +148,6 @@ def _write_recipes(folder: Path, runs: Path) -> None:
             "output": str(runs / "demo-student"),
             "model": model,
             "teacher": str(runs / "demo-teacher" / "model"),
-        },
-        "longer/train": {"output": str(first.parent), "model": model},
-        "longer/continue": {"output": str(second.parent), "init_from": str(first)},
-        "longer/dropout": {
-            "output": str(runs / "longer-dropout"),
-            "init_from": str(second),
-            "dropout": 0.1,
         },
     }
     text = folder / "train.txt"

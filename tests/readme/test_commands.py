@@ -16,29 +16,33 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.cli.parts.command import command_names
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import TOKEN, HubServer
 from tests.readme.documents import BENCHMARKS, FOLDERS, MAIN, ROOT, Section, sections
 from tests.readme.stand_ins import write_repositories, write_working_folder
 
-RUN_BY_CI = ("pip ", "python3 -m venv ")
+RUN_BY_CI = ("git clone ", "pip ", "python3 -m venv ")
 # the tests of the server run these against one that is running
 RUN_BY_SERVER = ("curl ",)
 # the test of the program in C++ runs what these lines run
 RUN_BY_CPP = ("cmake ", "build/decode/decode ")
-# lm-evaluation-harness, its datasets and matplotlib are not at hand; a measurement or a distillation
-# takes minutes
+# lm-evaluation-harness, its datasets and matplotlib are not at hand; measurements and distillations
+# take long
 ONLY_PARSED = (
     "mmfree evaluate ",
     "python examples/benchmarks/",
+    "python -m tests.generation.ngram_speed",
     "mmfree show attention ",
     "mmfree classify --picture ",
     "mmfree serve ",
     "mmfree bench --config ",
     "mmfree distil ",
     "mmfree ternarize ",
+    "mmfree launch -n 2 train --config examples/demo_model/longer/",
 )
+# pytest runs these by itself, and the examples with `--quick`
+RUN_BY_PYTEST = ("python -m pytest ", "python examples/")
 # a shell goes on where a command between $( ) fails
 COMPLAINTS = ("Traceback", "command not found", "No module named")
 TYPED = "Hello\n/exit\n"
@@ -65,7 +69,7 @@ def lines_to_run(section: Section) -> list[str]:
         line
         for line in section.commands()
         if not (
-            line.startswith((*RUN_BY_CI, *RUN_BY_SERVER, *RUN_BY_CPP, *ONLY_PARSED))
+            line.startswith((*RUN_BY_CI, *RUN_BY_SERVER, *RUN_BY_CPP, *RUN_BY_PYTEST, *ONLY_PARSED))
             or is_name(line)
         )
     ]
@@ -77,7 +81,8 @@ def scripts() -> list[Section]:
     seen: set[str] = set()
     for file in (MAIN, *FOLDERS):
         for section in sections(file):
-            wanted = {*lines_to_run(section), *section.blocks("python")}
+            commands = [line for line in lines_to_run(section) if not line.startswith("export ")]
+            wanted = {*commands, *section.blocks("python")}
             if wanted - seen:
                 found.append(section)
             seen |= wanted
@@ -132,9 +137,9 @@ def test_what_is_not_run_is_parsed(file: Path, monkeypatch: pytest.MonkeyPatch) 
     for section in sections(file):
         for line in section.commands():
             if line.startswith(ONLY_PARSED):
-                _, name, *flags = shlex.split(line)
+                _, name, *flags = shlex.split(line.replace("python -m ", "python "))
                 program = name.removesuffix(".py").rpartition("/")[2]
-                module = program if "/" in name else f"mlx_mmfree.cli.{name}"
+                module = program if "/" in name or "." in name else f"mlx_mmfree.cli.{name}"
                 importlib.import_module(module).build_parser().parse_args(flags)
 
 

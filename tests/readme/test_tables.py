@@ -12,10 +12,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.cli import main
-from mlx_mmfree.cli.distil import build_parser, efforts_shown
+from mlx_mmfree.cli import distil, main, ternarize
+from mlx_mmfree.cli.distil import efforts_shown
 from mlx_mmfree.training.distil.distil import Distillation
-from mlx_mmfree.training.distil.settings import DistilSettings, read_settings
+from mlx_mmfree.training.distil.settings import DistilSettings, TernarizeSettings, read_settings
 from mlx_mmfree.training.distil.student import MACHINES
 from tests.readme.documents import ROOT, sections
 
@@ -112,7 +112,7 @@ def test_estimates_for_real_teachers_are_those_of_the_command() -> None:
     file = EXAMPLES / "real_teachers" / "README.md"
     page = file.read_text()
     commands = [line for each in sections(file) for line in each.commands()]
-    assert len(commands) == 3
+    assert len(commands) == 6
     for command in commands:
         shown = efforts_shown(Distillation(_settings_of(command), only_plans=True))
         table, rates = "\n".join(shown).split("\nEstimates.")
@@ -126,7 +126,7 @@ def test_estimates_for_real_teachers_are_those_of_the_command() -> None:
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_what_flags_cost_of_memory_is_what_the_command_says() -> None:
     file = EXAMPLES / "real_teachers" / "README.md"
-    llama, qwen, _ = (line for each in sections(file) for line in each.commands())
+    llama, qwen, *_ = (line for each in sections(file) for line in each.commands())
     change = r"(as above|(?:with|without) `([^|]*)`)"
     rows = re.findall(rf"^\| {change} \| (\S+) GB \|$", file.read_text(), re.M)
     assert len(rows) == 7
@@ -151,10 +151,18 @@ def _third_stage(command: str, change: str, flag: str) -> str:
 
 def _settings_of(command: str) -> DistilSettings:
     """The settings of a command of the page, with the description of the teacher that lies there."""
-    given = vars(build_parser().parse_args(shlex.split(command)[2:]))
+    _, name, *words = shlex.split(command)
+    parser, kind = _COMMANDS[name]
+    given = vars(parser().parse_args(words))
     given["model"] = str(EXAMPLES / "real_teachers" / given["model"].partition("/")[2].lower())
-    names = {field.name for field in fields(DistilSettings)}
-    return read_settings(None, {name: given[name] for name in names})
+    names = {field.name for field in fields(kind)} & given.keys()
+    return read_settings(None, {name: given[name] for name in names}, kind)
+
+
+_COMMANDS = {
+    "distil": (distil.build_parser, DistilSettings),
+    "ternarize": (ternarize.build_parser, TernarizeSettings),
+}
 
 
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")

@@ -1,4 +1,4 @@
-"""What the README files say of the code is so: names, tables, trees, links and lengths."""
+"""The README files agree with the code: names, tables, trees, links and lengths."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from mlx.utils import tree_reduce
 
-from mlx_mmfree.cli.parts.console import command_names
+from mlx_mmfree.cli.parts.command import command_names
 from mlx_mmfree.evaluation.audit import certify
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.evaluation.bound import chip as chip_of
@@ -42,19 +42,20 @@ from tests.readme.shapes import CONTEXT, SHAPES
 PACKAGE = ROOT / "mlx_mmfree"
 COMMANDS = PACKAGE / "cli" / "README.md"
 TEXT = MAIN.read_text(encoding="utf-8")
+HOUSE = PACKAGE / "README.md"
 ORDER = [
     "Install",
-    "First text",
     "Chat",
-    "Serve",
     "Models",
-    "Commands",
     "Fine-tune",
+    "Serve",
+    "Train",
     "Convert and upload",
     "Use in Python",
+    "Where to go next",
+    "Status",
     "Beside mlx-lm",
     "Trouble",
-    "How it is built",
 ]
 
 
@@ -63,15 +64,16 @@ def section(title: str, file: Path = MAIN) -> Section:
 
 
 def test_main_page_is_short_and_in_order() -> None:
-    assert len(TEXT.splitlines()) <= 220
+    assert len(TEXT.splitlines()) <= 200
     assert [found.title for found in sections(MAIN)][1:] == ORDER
 
 
-def test_first_screen_says_what_was_never_run() -> None:
-    screen = "\n".join(TEXT.splitlines()[:20])
-    assert "Nothing ran on a Mac" in screen
-    assert "No published checkpoint was loaded" in screen
+def test_status_is_said_once_and_linked_from_the_first_screen() -> None:
+    screen = "\n".join(TEXT.splitlines()[:30])
     assert all(f"[{title}](#" in screen for title in ORDER)
+    assert "Nothing has run on a Mac yet" in screen and "](#status)" in screen
+    status = section("Status").text
+    assert "nothing ran on a Mac" in status and "No published checkpoint was loaded" in status
 
 
 def test_one_spelling_of_the_two_first_commands() -> None:
@@ -95,7 +97,6 @@ def test_links_lead_somewhere(file: Path) -> None:
 def test_all_commands_are_listed() -> None:
     listed = [row[0].strip("`") for row in table(section("All commands", COMMANDS))]
     assert sorted(listed) == sorted(command_names())
-    assert {row[0].strip("`") for row in table(section("Commands"))} < set(listed)
 
 
 @pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
@@ -118,7 +119,7 @@ def test_flags_exist(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tree_shows_every_folder() -> None:
-    tree = section("How it is built").blocks("")[0]
+    tree = section("The house", HOUSE).blocks("")[0]
     shown = {line.split()[0]: line for line in tree.splitlines() if line.startswith("  ")}
     folders = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
     assert set(shown) == folders
@@ -132,7 +133,7 @@ def test_tree_shows_every_folder() -> None:
 
 
 def test_tree_has_the_order_of_imports() -> None:
-    tree = section("How it is built").blocks("")[0]
+    tree = section("The house", HOUSE).blocks("")[0]
     shown = re.findall(r"^  (\w+)/", tree, re.MULTILINE)
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (order,) = (each["layers"] for each in contracts["contracts"] if each["id"] == "layers")
@@ -141,7 +142,7 @@ def test_tree_has_the_order_of_imports() -> None:
 
 
 def test_what_the_paragraphs_on_adding_name_exists() -> None:
-    text = section("How it is built").text
+    text = section("Add a part", HOUSE).text
     for package, *names in re.findall(r"`((?:layers|ops|models)\.[\w.]+)\.(\w+)`", text):
         module = import_module(f"mlx_mmfree.{package}")
         assert all(hasattr(module, name) for name in names), package
@@ -174,22 +175,18 @@ def test_table_of_models() -> None:
     """Memory and bounds are what the library computes from the published shapes."""
     found = section("Models")
     chips = ("M1", "M2 Max", "M4 Pro")
-    assert f"| {' | '.join(chips)} |" in found.text
+    assert f"{' / '.join(chips)} |" in found.text
     shown_names = []
-    for names, _, _, memories, mac, *bounds in table(found):
-        sizes = [float(value) for value in memories.removesuffix(" GB").split(", ")]
-        for place, (name, size) in enumerate(zip(repositories(names), sizes, strict=True)):
-            shown_names.append(name)
-            model = skeleton(presets()[SHAPES[name]], mx.bfloat16)
-            needed = memory(model)
-            assert abs(size - needed) <= 0.1, (name, needed)
-            token = certify(skeleton(presets()[SHAPES[name]]), 512)
-            for chip, cell in zip(chips, bounds, strict=True):
-                most = decoding_bound(token, chip_of(chip)).tokens_per_second
-                shown = cell.replace(",", "").split(" / ")[place]
-                assert shown == str(ceil(most)), (name, chip, most)
-        least = next(size for size in (8, 16, 24, 32) if 2 * max(sizes) <= size)
-        assert mac == f"{least} GB", names
+    for cell, taken, bounds in table(found):
+        (name,) = repositories(cell)
+        shown_names.append(name)
+        size, mac = map(float, taken.split(" / ")[1:])
+        needed = memory(skeleton(presets()[SHAPES[name]], mx.bfloat16))
+        assert abs(size - needed) <= 0.1, (name, needed)
+        assert mac == next(least for least in (8, 16, 24, 32) if 2 * size <= least), name
+        token = certify(skeleton(presets()[SHAPES[name]]), 512)
+        most = [decoding_bound(token, chip_of(chip)).tokens_per_second for chip in chips]
+        assert bounds == " / ".join(f"{ceil(rate):,}" for rate in most), name
     assert shown_names == list(SHAPES)
 
 
@@ -203,7 +200,7 @@ def test_repositories_are_those_that_are_known() -> None:
     known = {name for each in architectures().values() for name in each.repositories}
     pages = {name for row in table(section("Models")) for name in repositories(row[0])}
     hub = section("Supported checkpoints", PACKAGE / "hub" / "README.md")
-    listed = [name for row in table(hub) for name in repositories(row[0])]
+    listed = repositories(hub.text.partition("### ")[0])
     assert sorted(listed) == sorted(name for name in known if not name.startswith("timm/"))
     assert pages <= known
 

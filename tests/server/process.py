@@ -77,7 +77,7 @@ class ServerProcess:
 
     @property
     def resident_mb(self) -> float:
-        """What it has of memory, in megabytes; 0 where the system does not say."""
+        """Its memory, in megabytes; 0 where the system does not say."""
         status = Path(f"/proc/{self.process.pid}/status")
         if not status.exists():
             return 0
@@ -86,7 +86,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has written to stderr, once it has ended."""
+        """Its stderr, once it has ended."""
         return "".join(self._log)
 
     def wait(self) -> int:

@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from mlx_mmfree.generation.scheduling import Event, Request
-from mlx_mmfree.server.engine import MOST_UNREAD, Channel, Engine, pause_s
+from mlx_mmfree.server.engine import MOST_UNREAD, Channel, Engine, Weights, pause_s
 from mlx_mmfree.server.errors import RequestError
+from mlx_mmfree.server.settings import ServedModel
 from tests.platform.test_threads import run_often
 
 pytestmark = pytest.mark.serve
@@ -27,7 +28,7 @@ async def read(channel: Channel) -> list[str]:
 def test_events_come_in_order_to_the_end_of_every_text() -> None:
     async def main() -> list[str]:
         left: list[Channel] = []
-        async with Channel(2, left.append, 60) as channel:
+        with closing(Channel(2, left.append, 60)) as channel:
             channel.put(0, event("a"))
             reading = asyncio.ensure_future(read(channel))
             await asyncio.sleep(0)
@@ -45,7 +46,7 @@ def test_events_come_in_order_to_the_end_of_every_text() -> None:
 def test_a_client_that_does_not_read_loses_its_rows() -> None:
     async def main() -> None:
         left: list[Channel] = []
-        async with Channel(1, left.append, 60) as channel:
+        with closing(Channel(1, left.append, 60)) as channel:
             for _ in range(MOST_UNREAD):
                 channel.put(0, event())
             assert not left
@@ -61,7 +62,7 @@ def test_a_client_that_does_not_read_loses_its_rows() -> None:
 
 def test_an_error_follows_what_came_before_it() -> None:
     async def main() -> list[str]:
-        async with Channel(1, lambda channel: None, 60) as channel:
+        with closing(Channel(1, lambda channel: None, 60)) as channel:
             channel.put(0, event("a"))
             channel.put(0, ZeroDivisionError())
             texts = []
@@ -103,17 +104,18 @@ class Steps:
 
 def pieces(seconds: Sequence[float]) -> list[tuple[float, list[int | None]]]:
     """When each piece came, from the first on, and its tokens."""
-    served: Any = SimpleNamespace(name="model")
+    nothing: Any = None
+    served = ServedModel("model", nothing, nothing)
 
     def make(_: object) -> Any:
         return Steps(seconds)
 
     async def read() -> list[tuple[float, list[int | None]]]:
-        engine = Engine([served], make)
+        engine = Engine([Weights([served])], make)
         engine.start()
         found = []
         try:
-            async with engine.submit(served, [Request([1, 2, 3])], 60.0) as channel:
+            with closing(engine.submit(served, [Request([1, 2, 3])], 60.0)) as channel:
                 async for batch in channel.batches():
                     found.append((time.monotonic(), [event.token for _, event in batch]))
         finally:
@@ -148,6 +150,7 @@ def test_no_token_waits_for_a_long_step() -> None:
 
 _ENGINES = """
 import asyncio
+from contextlib import closing
 from mlx_mmfree import demo, load, make_sampler
 from mlx_mmfree.generation.scheduling import Request
 from mlx_mmfree.server.run import make_service
@@ -161,7 +164,7 @@ async def write():
     engine = make_service([served], Settings()).engine
     engine.start()
     texts = [Request([5], max_tokens=2, sampler=make_sampler(temp=1))]
-    async with engine.submit(served, texts, 60) as channel:
+    with closing(engine.submit(served, texts, 60)) as channel:
         async for _ in channel.batches():
             pass
     engine.stop()

@@ -99,7 +99,7 @@ def test_a_conversation_that_comes_again_is_not_read_again(client: Any) -> None:
     # at least up to the end of the question, however the answer is rendered
     known = usage["prompt_tokens_details"]["cached_tokens"]
     assert known >= first["usage"]["prompt_tokens"] - 8
-    # another conversation with the same system prompt begins behind it
+    # another conversation with the same system prompt begins after it
     other = chat(client, messages=[system, {"role": "user", "content": "Who are you?"}])["usage"]
     assert other["prompt_tokens_details"]["cached_tokens"] > 0
 
@@ -379,3 +379,23 @@ def test_variables_of_the_template(start: Callable[..., Any], tmp_path: Path) ->
         tokenizer.apply_chat_template(USER, thinks=True, mood="")
     )
     assert error["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "a"}]},
+            "end with a text of the role 'assistant'",
+        ),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "after other messages"),
+        ({"response_format": {"type": "json_object"}}, "begins with its first token"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(client: Any, fields: dict[str, Any], words: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    body = {"model": "chat", "messages": messages, "continue_final_message": True} | fields
+    response = client.post("/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "continue_final_message")
+    assert words in error["message"]

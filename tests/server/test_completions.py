@@ -16,6 +16,7 @@ from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.server.answers import CompletionAnswer, ShownTokens
+from mlx_mmfree.server.schemas import StreamOptions
 from mlx_mmfree.server.settings import ServedModel
 from mlx_mmfree.server.texts import LogitBias
 from tests.hub.embedder_folder import embedder_folder
@@ -59,6 +60,12 @@ def test_a_stream_is_the_same_text(client: Any) -> None:
     assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 12
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all("usage" not in chunk for chunk in stream(client, prompt=PROMPT))
+    each = {"include_usage": True, "continuous_usage_stats": True}
+    usages = [chunk["usage"] for chunk in stream(client, prompt=PROMPT, stream_options=each)]
+    numbers = [usage["completion_tokens"] for usage in usages]
+    # texts that wait for a slow reader come as one chunk, so that the number of chunks may differ
+    assert len(numbers) > 1 and numbers == sorted(numbers) and numbers[-1] == 12
+    assert usages[0]["prompt_tokens"] == chunks[-1]["usage"]["prompt_tokens"]
 
 
 def test_prompts_come_in_every_form(client: Any, demo_model: tuple[Decoder, Tokenizer]) -> None:
@@ -158,7 +165,7 @@ def test_offsets_point_into_the_text(start: Callable[..., Any]) -> None:
         assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == " the the the"
     # three bytes are one character
     shown = ShownTokens(tokenizer, end=())
-    answer = CompletionAnswer("spm", [Request(tokenizer.encode("hi"))], 1, shown)
+    answer = CompletionAnswer("spm", [Request(tokenizer.encode("hi"))], 1, shown, StreamOptions())
     pieces = ["<0xE6>", "<0x9D>", "<0xB1>", "▁the"]
     for token in (int(ids[piece]) for piece in pieces):
         answer.add([(0, Event(0, "", token, TokenLogprobs(token, 0.0), None, 2, 0))])

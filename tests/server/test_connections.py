@@ -16,8 +16,8 @@ pytestmark = pytest.mark.serve
 
 MOST = 40
 _SMALL_LIMITS = f"""
-from mlx_mmfree.server import connection, run, service
-connection.HEAD_SECONDS = connection.UNREAD_SECONDS = run._KEEP_ALIVE_S = 1
+from mlx_mmfree.server import run, service, settings
+settings.HEAD_SECONDS = settings.UNREAD_SECONDS = run._KEEP_ALIVE_S = 1
 service.BODY_SECONDS = 3
 run.MOST_CONNECTIONS = {MOST}
 """

@@ -7,6 +7,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlx_mmfree.generation.scheduling import Request, Scheduler
+from mlx_mmfree.generation.scheduling.drafting import NgramDrafting
+from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder, llama
 from tests.generation.models import Dictation
@@ -15,6 +18,11 @@ from tests.server.conftest import CALLING, with_template
 pytestmark = pytest.mark.serve
 
 SAID = "The fox and the hen went home."
+THINKING = CALLING.replace(
+    "+ m.content }}",
+    "}}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}",
+)
 CALL = '<tool_call>{"name": "look_up", "arguments": {"word": "fox"}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
 
@@ -46,7 +54,6 @@ def ask(
     pair: tuple[Decoder, Tokenizer], start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Ask]:
     """Asks for what is dictated, and returns the choice and the usage."""
-    from mlx_mmfree.generation.sessions import Sessions
     from mlx_mmfree.server import app, chat
     from mlx_mmfree.server.settings import ServedModel
 
@@ -144,3 +151,132 @@ def test_calls_that_come_again_are_not_read_again(
     # with at most one call, its last tag ends the text
     written = CALL if parallel else CALL.removesuffix("</tool_call>")
     assert first["prompt_tokens"] + len(ids_of(pair, written)) - known(usage) <= (not parallel)
+
+
+def turn_of_messages(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """An answer of /v1/messages and what follows it."""
+    calls = [block for block in answer["content"] if block["type"] == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": call["id"], "content": "an animal"} for call in calls
+    ]
+    said = {"role": "assistant", "content": answer["content"]}
+    return [said, {"role": "user", "content": results or "And?"}]
+
+
+ENDINGS = {
+    "stop": (f"{SAID}<|eot_id|>", 100, 0),
+    # the last token is read with what follows
+    "length": (SAID, None, 1),
+    "call": (f"{CALL}<|eot_id|>", 100, 0),
+    "thought": (f"<think>Hm.</think>{SAID}<|eot_id|>", 100, 0),
+    "thought and call": (f"<think>Hm.</think>{CALL}<|eot_id|>", 100, 0),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_agents_conversations_are_not_read_again(
+    pair: tuple[Decoder, Tokenizer], ask_agents: Ask, ending: str
+) -> None:
+    written, most, unknown = ENDINGS[ending]
+    known_of_both = []
+    shown = written.removesuffix("<|eot_id|>")
+    count = len(ids_of(pair, shown))
+    tool = {"name": "look_up", "input_schema": {}}
+    question = [{"role": "user", "content": "What is a fox?"}]
+    options: dict[str, Any] = {"max_tokens": most or count, "tools": [tool]}
+    answer, first = ask_agents("/v1/messages", written, messages=question, **options)
+    messages = [*question, *turn_of_messages(answer)]
+    _, usage = ask_agents("/v1/messages", SAID, messages=messages, **options)
+    known_of_both.append(usage["cache_read_input_tokens"])
+    read = first["input_tokens"] + first["cache_read_input_tokens"]
+
+    tool = {"type": "function", "name": "look_up", "parameters": {}}
+    options = {"max_output_tokens": most or count, "tools": [tool]}
+    answer, _ = ask_agents("/v1/responses", written, input="What is a hen?", **options)
+    calls = [item for item in answer["output"] if item["type"] == "function_call"]
+    results = [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "an animal"}
+        for call in calls
+    ]
+    _, usage = ask_agents(
+        "/v1/responses", SAID, input=results or "And?", previous_response_id=answer["id"], **options
+    )
+    known_of_both.append(usage["input_tokens_details"]["cached_tokens"])
+    hen = answer["usage"]["input_tokens"]
+    assert known_of_both == [read + count - unknown, hen + count - unknown]
+
+
+@pytest.fixture
+def ask_agents(
+    tmp_path_factory: pytest.TempPathFactory,
+    pair: tuple[Decoder, Tokenizer],
+    start: Callable[..., Any],
+) -> Iterator[Ask]:
+    """As `ask`, of a model whose template writes thoughts as the model does."""
+    from mlx_mmfree.server.settings import ServedModel
+    from tests.server.stand_in import dictate
+
+    _, tokenizer = with_template(tmp_path_factory.mktemp("agents") / "m", THINKING)
+    model, said = pair[0], [""]
+    sessions = Sessions(model, memory_bytes=10**8)
+    served = ServedModel("m", model, tokenizer, sessions)
+    with start(served) as client, dictate(lambda _: said[0], "m"):
+
+        def asked(path: str, written: str, **body: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+            said[0] = written
+            response = client.post(path, json={"model": "m", **body})
+            assert response.status_code == 200, response.text
+            return response.json(), response.json()["usage"]
+
+        yield asked
+
+
+@pytest.mark.parametrize("ending", ["length", "stop string", "end"])
+def test_what_was_drafted_is_not_read_again(
+    pair: tuple[Decoder, Tokenizer], ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = pair
+    steps: list[int] = []
+    step = NgramDrafting.step
+
+    def counted(self: NgramDrafting, row: Any) -> list[int]:
+        tokens = step(self, row)
+        steps.append(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(NgramDrafting, "step", counted)
+    prompt = list(ids_of(pair, "The fox" + " and the fox" * 3))
+
+    def written(left: list[int] | None = None, **options: Any) -> tuple[list[int], int]:
+        """The tokens of a text, and how many are known of what is left of it after its prompt."""
+        sessions = Sessions(model, memory_bytes=10**8)
+        scheduler = Scheduler(model, tokenizer, sessions=sessions, ngram_drafts=True)
+        scheduler.submit(Request(prompt, max_tokens=40, **options))
+        tokens: list[int] = []
+        while scheduler.has_work:
+            tokens += [event.token for event in scheduler.step() if event.token is not None]
+        scheduler.close()
+        left = tokens if left is None else left
+        return tokens, sessions.find([*prompt, *left, 1]).count
+
+    tokens, known = written()
+    assert len(tokens) == 40 and len(steps) > 20
+    if ending == "length":
+        assert known == len(prompt) + 39
+        return
+    # the first token that none before it equals, late in the text
+    place = next(n for n in range(20, 40) if tokens[n] not in tokens[:n])
+    if ending == "end":
+        again, known = written(end=[tokens[place]])
+        assert again == tokens[: place + 1] and known == len(prompt) + place
+        return
+    # a stop string of three tokens, of which the text keeps none
+    stops = {n: tokenizer.decode(tokens[n : n + 3]) for n in range(5, 37)}
+    place, stop = next(
+        (n, stop)
+        for n, stop in stops.items()
+        if stop.isascii() and stop not in tokenizer.decode(tokens[: n + 2])
+    )
+    again, known = written(stop=[stop], left=tokens[:place])
+    assert again == tokens[: place + 3]
+    assert known == len(prompt) + place

@@ -51,7 +51,7 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
 
 @dataclass
 class Seen:
-    """What the clients have had.
+    """The answers that the clients have had.
 
     Attributes:
         kept: The secret of each response that came whole and is kept.

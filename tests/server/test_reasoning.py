@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import events, with_template
+from mlx_mmfree.hub import Tokenizer
+from tests.server.conftest import GOLDENS, events, with_template
 
 pytestmark = pytest.mark.serve
 
@@ -45,15 +46,28 @@ def asked_for(client: Any, path: str, **body: Any) -> Any:
     return response
 
 
+def thought_tokens() -> int:
+    """How many tokens the dictated thought has, its closing tag included."""
+    tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_bpe")
+    ids = tokenizer.encode(SAID, add_special_tokens=False)
+    return next(n for n in range(len(ids)) if "</think>" in tokenizer.decode(ids[:n]))
+
+
 def test_chat(asked: tuple[Any, list[str]]) -> None:
     client, prompts = asked
     body: dict[str, Any] = {"messages": QUESTION, "max_tokens": LENGTH}
-    message = asked_for(client, "/v1/chat/completions", **body).json()["choices"][0]["message"]
+    answer = asked_for(client, "/v1/chat/completions", **body).json()
+    message = answer["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (
         "Foxes are animals.",
         "Yes, it is.",
     )
-    chunks = events(asked_for(client, "/v1/chat/completions", stream=True, **body).text)
+    details = {"reasoning_tokens": thought_tokens()}
+    assert answer["usage"]["completion_tokens_details"] == details
+    usage = {"include_usage": True}
+    streamed = asked_for(client, "/v1/chat/completions", stream=True, stream_options=usage, **body)
+    chunks = events(streamed.text)
+    assert chunks[-1]["usage"]["completion_tokens_details"] == details
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     for name in ("reasoning_content", "content"):
         assert "".join(delta.get(name, "") for delta in deltas) == message[name]
@@ -103,6 +117,8 @@ def test_responses_have_reasoning_items(asked: tuple[Any, list[str]]) -> None:
     answer = asked_for(client, "/v1/responses", input=QUESTION, max_output_tokens=LENGTH).json()
     assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
     assert "Foxes are animals." in json.dumps(answer["output"][0])
+    details = {"reasoning_tokens": thought_tokens()}
+    assert answer["usage"]["output_tokens_details"] == details
     assert answer["output"][1]["content"][0]["text"] == "Yes, it is."
 
 
@@ -132,3 +148,59 @@ def test_a_budget_ends_a_thought(
         thought = message["reasoning_content"]
         assert message["content"]
     assert len(tokenizer.encode(thought, add_special_tokens=False)) <= 3 + 2
+
+
+@pytest.mark.parametrize(
+    ("begun", "ends", "thought", "content"),
+    [
+        ({"reasoning_content": "Foxes are"}, "<think>Foxes are", " animals.", "Yes, it is."),
+        (
+            {"reasoning_content": "Foxes are animals.", "content": "Yes,"},
+            "<think>Foxes are animals.\n</think>\n\nYes,",
+            None,
+            " it is.",
+        ),
+        ({"content": "Yes,"}, "<think>\n</think>\n\nYes,", None, " it is."),
+    ],
+)
+def test_an_answer_that_has_begun_goes_on(
+    start: Callable[..., Any],
+    tmp_path: Path,
+    begun: dict[str, str],
+    ends: str,
+    thought: str | None,
+    content: str,
+) -> None:
+    from mlx_mmfree.server.settings import ServedModel
+    from tests.server.stand_in import dictate
+
+    prompts: list[str] = []
+    rest = content if thought is None else f"{thought}\n</think>\n\n{content}"
+
+    def said(prompt: str) -> str:
+        prompts.append(prompt)
+        return rest
+
+    messages = [*QUESTION, {"role": "assistant", "content": "", **begun}]
+    with start(ServedModel("m", *with_template(tmp_path / "m", TEMPLATE))) as client, dictate(said):
+        body = {"messages": messages, "continue_final_message": True, "max_tokens": len(rest)}
+        answer = asked_for(client, "/v1/chat/completions", **body).json()["choices"][0]["message"]
+    assert prompts[0].endswith(f"[assistant]{ends}")
+    assert (answer.get("reasoning_content"), answer["content"][: len(content)]) == (
+        thought,
+        content,
+    )
+
+
+def test_what_only_begins_like_a_thought_is_none() -> None:
+    from mlx_mmfree.generation.answer_parts import TextReader
+    from mlx_mmfree.generation.scheduling import Event
+    from mlx_mmfree.generation.thoughts import ThoughtReader, ThoughtTags
+    from mlx_mmfree.server.answers import TextParts
+
+    parts = TextParts(
+        ThoughtReader(TextReader(), ThoughtTags("<think>", "</think>"), is_open=False)
+    )
+    steps: tuple[tuple[str, Any], ...] = (("<", None), ("thin", "length"))
+    parts.add([Event(0, text, 1, None, reason, 3, 0) for text, reason in steps])
+    assert parts.thought_tokens == 0

@@ -222,7 +222,7 @@ def test_an_unknown_model(client: Any) -> None:
 
 def test_addresses_and_methods(client: Any) -> None:
     error = error_of(client.get("/v1/nothing"), 404)
-    assert "no address '/v1/nothing'. It has /, /health, " in error["message"]
+    assert "no address '/v1/nothing'. It has /, /page/{name:path}, /health, " in error["message"]
     error_of(client.get("/../../etc/passwd"), 404)
     error = error_of(client.get(COMPLETIONS), 405)
     assert f"'{COMPLETIONS}' takes the method POST but got GET." in error["message"]

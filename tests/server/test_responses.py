@@ -117,8 +117,10 @@ def test_a_conversation_goes_on_from_an_answer_that_was_cut(dictated: Dictated) 
 
 def test_kept_responses_are_shown_and_deleted(dictated: Dictated) -> None:
     client = dictated.client
+    # clients may give several items one id
     items = [
-        {"role": "user", "content": [{"type": "input_text", "text": t}]} for t in ("a", "b", "c")
+        {"role": "user", "id": "msg_1", "content": [{"type": "input_text", "text": t}]}
+        for t in ("a", "b", "c")
     ]
     made = ask(dictated, SAID, input=items)
     address = f"{PATH}/{made['id']}"

@@ -113,11 +113,26 @@ def test_a_request_that_takes_too_long(start: Callable[..., Any]) -> None:
 
 def test_the_page_and_what_is_offered(client: Any) -> None:
     page = client.get("/")
-    assert page.headers["content-type"].startswith("text/html") and "<script>" in page.text
+    assert page.headers["content-type"].startswith("text/html") and "<script " in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
+    for name in ("page.js", "vendor/purify.es.mjs"):
+        script = client.get(f"/page/{name}")
+        assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    for name in (
+        "",
+        "page.py",
+        "vendor",
+        "%2e%2e/page.py",
+        "..%2fpage.py",
+        "vendor/LICENSE-DOMPurify",
+    ):
+        assert client.get(f"/page/{name}").status_code == 404
     offered = client.get("/v1/models").json()
     assert [model["id"] for model in offered["data"]] == ["demo", "chat"]
     assert [model["chat_template"] for model in offered["data"]] == [False, True]
+    assert [model["kind"] for model in offered["data"]] == ["base", "chat"]
+    assert all(model["loaded"] for model in offered["data"])
+    assert {model["context_length"] for model in offered["data"]} == {32_768}
     assert client.get("/v1/models/chat").json() == offered["data"][1]
 
 
@@ -125,8 +140,11 @@ def test_numbers_for_prometheus(start: Callable[..., Any]) -> None:
     with start() as client:
         client.post(COMPLETIONS, json={"prompt": "Once upon a time", "max_tokens": 5, "n": 2})
         client.get("/one/of/many/addresses")
-        answer = client.get("/metrics")
-        states = client.get("/health").json()["sessions"]
+        # what a text leaves is kept after its answer
+        before, states = None, client.get("/health").json()["sessions"]
+        while before != states:
+            before, answer = states, client.get("/metrics")
+            states = client.get("/health").json()["sessions"]
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if line[0] != "#")
     assert lines['mmfree_requests_total{path="/v1/completions",status="200"}'] == "1.0"

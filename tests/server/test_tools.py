@@ -31,7 +31,7 @@ BARE = '{"name": "look_up", "parameters": {"word": "fox"}}'
 
 
 def parts(reader: PartReader, text: str, seed: int = 0) -> list[str | tuple[str, object]]:
-    """What a reader finds in a text that comes in random pieces, neighbouring texts joined."""
+    """The parts that a reader finds in a text that comes in random pieces, neighbouring texts joined."""
     rng = random.Random(seed)
     found: list[Part] = []
     while text:

@@ -1,4 +1,4 @@
-"""What a soak has found, and whether memory stays flat."""
+"""The results of a soak, and whether memory stays flat."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _BYTES = 8_000_000
 
 @dataclass
 class Report:
-    """What happened so far.
+    """The events so far.
 
     Attributes:
         ends: How requests ended, by kind.

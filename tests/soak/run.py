@@ -38,13 +38,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests")
     parser.add_argument("--model", default=str(demo.path()), help="what is served")
     parser.add_argument("--session-memory", default="2MB", help="less than the states of all texts")
+    parser.add_argument(
+        "--pause", type=float, default=0, help="mean seconds that a client waits after a request"
+    )
     arguments = parser.parse_args()
     report = Report()
     # the sessions' limit is reached soon, so that old ones go all the time
     flags = ["--session-memory", arguments.session_memory]
     with serving(OWN, arguments.model, arguments.clients, 0, flags) as server:
         address = f"http://{HOST}:{server.port}"
-        with _clients(address, arguments.clients, arguments.seed, report):
+        with _clients(address, arguments, report):
             _watch(server.pid, report, time.monotonic() + 60 * arguments.minutes)
         _wait_until_quiet(address, report)
     print(report)
@@ -59,7 +62,7 @@ def main() -> int:
 
 
 @contextmanager
-def _clients(address: str, count: int, seed: int, report: Report) -> Iterator[None]:
+def _clients(address: str, arguments: argparse.Namespace, report: Report) -> Iterator[None]:
     """Clients that ask until the block ends; each then finishes its request."""
     is_over = threading.Event()
     known: list[str] = []
@@ -70,7 +73,7 @@ def _clients(address: str, count: int, seed: int, report: Report) -> Iterator[No
         return converse(client, draw, kept) if body is None else ask(client, body, draw)
 
     def run(number: int) -> None:
-        draw = random.Random(f"{seed} {number}")
+        draw = random.Random(f"{arguments.seed} {number}")
         with httpx2.Client(base_url=address, timeout=_TIMEOUT_S) as client:
             while not is_over.is_set():
                 is_chat = model["chat_template"] and draw.random() < _CHATS
@@ -79,8 +82,10 @@ def _clients(address: str, count: int, seed: int, report: Report) -> Iterator[No
                     report.ends[end(client, draw, body)] += 1
                 except (AssertionError, httpx2.HTTPError) as error:
                     report.faults.append(f"{error!r} after {str(body)[:300]}")
+                if arguments.pause:
+                    is_over.wait(draw.expovariate(1 / arguments.pause))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(arguments.clients)]
     for thread in threads:
         thread.start()
     try:

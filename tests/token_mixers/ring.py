@@ -23,7 +23,7 @@ def make(dims: int, options: dict[str, Any], group: mx.distributed.Group | None)
 
 
 def results(mixer: RingAttention, arrays: Arrays) -> Arrays:
-    """What a mixer makes of `x`, and the gradients of the sum of products with `cotangent`.
+    """The output of a mixer for `x`, and the gradients of the sum of products with `cotangent`.
 
     Args:
         mixer: It gets the parameters behind `parameters.`.

@@ -86,7 +86,7 @@ def test_the_measure_tells_squares() -> None:
 
 
 def _decoding(mixer: TokenMixer, position: int) -> tuple[object, object]:
-    """The operations of a step behind so many tokens, and the forms of the arrays that it reads."""
+    """The operations of a step after so many tokens, and the forms of the arrays that it reads."""
     piece = mx.random.normal((1, 1000, DIMS))
     state = mixer.init_state(1, piece.dtype)
     for start in range(0, position, 1000):

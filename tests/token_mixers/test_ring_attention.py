@@ -37,7 +37,7 @@ def _cases() -> dict[str, tuple[dict[str, Any], Arrays]]:
 
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Found, list[str]]]:
-    """What groups of two sizes found of each case, and what they reported in the end."""
+    """The results of groups of two sizes for each case, and what they reported in the end."""
     return {size: run_group(tmp_path_factory.mktemp("ring"), size, _cases()) for size in (2, 4)}
 
 

@@ -1,14 +1,21 @@
 """A chat template in the form of Qwen3.5's: the prompt opens the thinking, tools are XML."""
 
+import io
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
+from mlx_mmfree.cli import main
 from mlx_mmfree.errors import UsageError
+from mlx_mmfree.generation import generate
+from mlx_mmfree.hub import load
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
+from tests.models.families import in_floats
 
 DATA = Path(__file__).parents[1] / "data"
 TEMPLATE = DATA / "qwen35.jinja"
@@ -62,6 +69,42 @@ def test_the_prompt_opens_the_thinking(tokenizer: Tokenizer) -> None:
     closed = rendered(tokenizer, HI, enable_thinking=False)
     assert closed == f"{asked}{PROMPT}\n</think>\n\n"
     assert rendered(tokenizer, HI, add_generation_prompt=False) == asked
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of random weights with the template."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    in_floats(folder, "qwen3_5_text")
+    shutil.copy(TEMPLATE, folder / "chat_template.jinja")
+    return folder
+
+
+def test_a_model_chats_with_thinking_on_and_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    model, tokenizer = load(folder, dtype=mx.float32)
+    answers: set[str] = set()
+    for thinks in (True, False):
+        messages: list[dict[str, str]] = []
+        said: list[str] = []
+        for asked in ("Hi", "And you?"):
+            messages.append({"role": "user", "content": asked})
+            ids = tokenizer.apply_chat_template(messages, enable_thinking=thinks)
+            assert isinstance(ids, list)
+            end = PROMPT if thinks else f"{PROMPT}\n</think>\n\n"
+            assert tokenizer.decode(ids).endswith(end)
+            said.append(generate(model, tokenizer, ids, max_tokens=6, is_answer=True))
+            messages.append({"role": "assistant", "content": said[-1]})
+        answers.update(said)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi\nAnd you?\n")))
+        variables = json.dumps({"enable_thinking": thinks})
+        flags = ["--dtype", "float32", "--temp", "0", "--max-tokens", "6"]
+        place = ["--model", str(folder), "--chat-template-args", variables]
+        assert main(["chat", *place, *flags]) == 0
+        shown = capsys.readouterr().out
+        assert [line.partition(" [stopped")[0] for line in shown.split("\n")[1:3]] == said
+    assert len(answers) > 2, answers
 
 
 @pytest.mark.parametrize("answer", [THOUGHT, ASIDE])

@@ -430,3 +430,6 @@ def test_a_dry_run_writes_nothing(teacher_folder: Path, capsys: pytest.CaptureFi
         error = capsys.readouterr().err
         named = f"'{wrong[2:]}' must name files that can be read but '{folder / 'absent.txt'}'"
         assert f"note: [distil] {named}" in error
+    (folder / "empty.txt").touch()
+    assert main(["distil", *flags, "--data", str(folder / "empty.txt"), "--dry-run"]) == 0
+    assert f"'{folder / 'empty.txt'}' is empty. Put texts into it" in capsys.readouterr().err

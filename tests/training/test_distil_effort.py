@@ -42,7 +42,8 @@ STUDENT = TEACHER + 3 * (MLGRU - ATTENTION - SCORES)
 def described(folder: Path, **changes: Any) -> DistilSettings:
     """The settings of a run whose teacher is a `config.json` alone."""
     folder.mkdir()
-    write_json(folder / "config.json", {**SHAPE, "torch_dtype": "float32"})
+    sizes = {name: changes.pop(name) for name in SHAPE.keys() & changes}
+    write_json(folder / "config.json", {**SHAPE, "torch_dtype": "float32", **sizes})
     given: dict[str, Any] = {"batch_size": 2, "accumulation_steps": 3, "sequence_length": L}
     given |= {"mixers_steps": 5, "hidden_steps": 7, "logits_steps": 11, "text_steps": 13}
     path = str(folder.parent / "run")
@@ -91,6 +92,12 @@ def test_hours_are_operations_over_the_rate() -> None:
     assert MACHINES["2 CPU cores"].rate == pytest.approx(measured, rel=0.01)
 
 
+def test_chips_have_a_share_of_their_bound() -> None:
+    # 10 and 40 GPU cores of 128 lanes, with two operations in a multiply-add
+    assert MACHINES["M4"].rate == pytest.approx(0.3 * 2 * 10 * 128 * 1.578e9)
+    assert MACHINES["M4 Max"].rate == pytest.approx(0.3 * 2 * 40 * 128 * 1.578e9)
+
+
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_a_description_plans_what_the_weights_do(tmp_path: Path) -> None:
     settings = described(tmp_path / "teacher")
@@ -112,6 +119,21 @@ def test_a_description_plans_what_the_weights_do(tmp_path: Path) -> None:
     attention = 3 * ATTENTION // 2
     of_student = weights // 4 - attention
     assert in_half - halves.plans(mx.bfloat16)["mixers"].weights == 2 * of_student
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
+def test_a_ternary_plan_needs_no_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = described(tmp_path / "teacher", intermediate_size=128)
+    flags = ["--model", settings.model, "--output", settings.path, "--data", "a.txt"]
+    flags += ["--sequence-length", str(L), "--batch-size", "2", "--logits-steps", "5", "--dry-run"]
+    assert main(["ternarize", *flags]) == 0
+    row = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("logits"))
+    forward = 4 * (ATTENTION + SCORES + 2 * 3 * 64 * 128)
+    assert f" {5 * 2 * L * (forward + HEAD + 3 * (forward + HEAD)):.2e} " in row
+    assert main(["ternarize", *flags, "--rotation", "64"]) == 0
+    assert not Path(settings.path).exists()
 
 
 def test_only_a_plan_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tune import fine_tune, held_out_figures, plan_fine_tune, prepare
 from mlx_mmfree.training.fine_tune_data import read_data
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.grpo import GroupBatch, answer_token_log_probabilities
+from mlx_mmfree.training.loss import GroupBatch, answer_token_log_probabilities
 from mlx_mmfree.training.results import Callback, read_log
 from mlx_mmfree.training.rollouts import Problems, Rollouts, written
 from tests.tolerances import TOLERANCE, relative_error

@@ -13,7 +13,7 @@ import yaml
 from mlx_mmfree.platform.resident_memory import STATUS
 from mlx_mmfree.tokenizer.documents import tokenizer_digest
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
-from mlx_mmfree.training.corpus.token_file import TokenFileWriter
+from mlx_mmfree.training.corpus.tokenize import TokenFileWriter
 from mlx_mmfree.training.results import read_log
 from tests.hub.checkpoints import GOLDENS
 

@@ -15,12 +15,11 @@ import yaml
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.files.writing import try_lock_file
-from mlx_mmfree.training import run_tokens
-from mlx_mmfree.training.corpus.token_file import open_token_file
-from mlx_mmfree.training.corpus.tokenize import find_sources, tokenize
+from mlx_mmfree.training import settings
+from mlx_mmfree.training.corpus.tokenize import find_sources, open_token_file, tokenize
+from mlx_mmfree.training.loop import train_model
 from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.settings import read_settings
-from mlx_mmfree.training.train_model import train_model
 from tests.training.conftest import write_corpus
 
 pytestmark = pytest.mark.usefixtures("without_curve")
@@ -71,13 +70,13 @@ def test_texts_are_tokenised_once(config: Path, monkeypatch: pytest.MonkeyPatch)
     # what was damaged is made again, and nothing else is
     made[0].write_bytes(before[0][:-1])
     written = []
-    write = run_tokens.write_token_file
+    write = settings.write_token_file
 
     def count(*arguments: Any, **options: Any) -> Any:
         written.append(1)
         return write(*arguments, **options)
 
-    monkeypatch.setattr(run_tokens, "write_token_file", count)
+    monkeypatch.setattr(settings, "write_token_file", count)
     train_model(_settings(config))
     assert sorted((config.parent / "run/tokens").iterdir()) == made
     assert [path.read_bytes() for path in made] == before
@@ -97,12 +96,18 @@ def test_another_run_is_kept_out(config: Path) -> None:
     assert not (run / ".lock").exists()
 
 
-@pytest.mark.parametrize("content", ["", "\ufeff"], ids=["empty", "byte-order mark"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("", "is empty"), ("\ufeff", "must hold a document but has none")],
+    ids=["empty", "byte-order mark"],
+)
 @pytest.mark.parametrize("name", ["train", "valid"])
-def test_a_text_without_documents_is_named(config: Path, name: str, content: str) -> None:
+def test_a_text_without_documents_is_named(
+    config: Path, name: str, content: str, reason: str
+) -> None:
     file = config.parent / f"{name}.txt"
     file.write_text(content)
-    with pytest.raises(TrainingError, match=rf"'{file}' must hold a document but has none"):
+    with pytest.raises(TrainingError, match=rf"'{file}' {reason}"):
         train_model(_settings(config))
 
 
@@ -153,9 +158,9 @@ def test_a_tokenizer_may_have_more_tokens_than_the_model(config: Path) -> None:
     file = open_token_file(next((config.parent / "second/tokens").iterdir()))
     assert file.header.vocab_size == rows + 1
     largest = int(file.tokens[:].max())
-    run_tokens._check_ids(file, "train.txt", largest + 1)
+    settings._check_ids(file, "train.txt", largest + 1)
     with pytest.raises(TrainingError, match=f"'train.txt' must hold tokens below {largest}, "):
-        run_tokens._check_ids(file, "train.txt", largest)
+        settings._check_ids(file, "train.txt", largest)
 
 
 def test_a_changed_token_file_is_not_taken_for_the_first(config: Path) -> None:
@@ -175,7 +180,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from mlx_mmfree.training import loop, optimizer_step
-from mlx_mmfree.training.train_model import train_model
+from mlx_mmfree.training.loop import train_model
 from mlx_mmfree.training.settings import read_settings
 
 loop.plot_run = lambda *_: True

@@ -14,10 +14,10 @@ from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel
+from mlx_mmfree.training.loop import plan_training
 from mlx_mmfree.training.loss import batch_logits
 from mlx_mmfree.training.results import Callback, read_log
 from mlx_mmfree.training.tasks.corpus import CausalLMTask
-from mlx_mmfree.training.train_model import plan_training
 from tests.training.conftest import write_corpus
 from tests.training.tasks.conftest import MODEL
 from tests.training.test_distillation import wanted_divergence

@@ -14,6 +14,7 @@ from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.ternary_groups import TernaryScheme, make_ternary
 from mlx_mmfree.models import Decoder, find
 from tests.hub.checkpoints import GOLDENS
+from tests.tolerances import TOLERANCE, relative_error
 
 TEXT = "The dog sees the cat. A number is a number. "
 
@@ -86,12 +87,40 @@ def test_its_gguf_has_the_same_text(dense: Path) -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_rotated_model_opens_here(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags_of(dense, "--rotation", "32")) == 0
+    run = dense.parent / "run"
+    model, masters = load_model(run / "model", dtype=mx.float32), load_model(run / "masters")
+    blocks = [matrix for block in model.blocks for matrix in matrices(block).values()]
+    assert len(blocks) == 14 and all(matrix.is_rotated for matrix in blocks)
+    for block in masters.blocks:
+        make_ternary(block, TernaryScheme(block=32))
+    tokens = mx.array([[1, 5, 9, 2]])
+    wanted = masters(tokens)[0]
+    assert relative_error(model(tokens)[0], wanted) <= TOLERANCE[mx.float16]
+    card = (run / "model" / "README.md").read_text()
+    assert "it reads rotated weights of Qwen3.5 alone" in card
+    # other programs open it without its rotation
+    flags = ["convert", "--model", str(run / "model")]
+    for to in ("mlx", "gguf"):
+        assert main([*flags, "--to", to, "--output", str(dense.parent / f"no-{to}")]) == 2
+        assert "[convert]" in capsys.readouterr().err
+    target = dense.parent / "plain"
+    assert main([*flags, "--unrotate", "--output", str(target)]) == 0
+    plain = load_model(target, dtype=mx.float32)
+    assert not any(matrix.is_packed for matrix in matrices(plain.blocks[0]).values())
+    assert relative_error(plain(tokens)[0], wanted) <= TOLERANCE[mx.float16]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--scales", "bitnet", "--threshold", "0.7"], "--threshold must be left out where"),
         (["--inner-norms"], "--inner-norms must be left out unless"),
         (["--logits-steps", "0"], "[ternarize] --logits-steps or --text-steps must be positive"),
+        (["--scales", "bitnet", "--rotation", "32"], "--rotation must be left out where"),
+        (["--rotation", "48"], "--rotation must be 0, or a power of two from 2 to 8192 but got 48"),
+        (["--rotation", "128"], "--rotation must be another for this model but got 128"),
         (["--threshold", "9"], "--threshold must be from 0 to 4 but got 9.0"),
     ],
 )
@@ -104,7 +133,13 @@ def test_choices_that_do_not_fit(
 
 @pytest.mark.parametrize(
     "flags",
-    [("--threshold", "0.7"), ("--scales", "row"), ("--teacher-weight", "2"), ("--keep-embedding",)],
+    [
+        ("--threshold", "0.7"),
+        ("--scales", "row"),
+        ("--rotation", "32"),
+        ("--teacher-weight", "2"),
+        ("--keep-embedding",),
+    ],
 )
 def test_a_run_goes_on_with_its_own_settings_alone(
     dense: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -125,6 +160,42 @@ def test_another_form_than_that_of_the_command_is_refused(
     file.write_text(f"{line}\nscales: bitnet\n")
     assert main(flags_of(dense, "--config", str(file), "--dry-run")) == 2
     assert "must be left out, as attention stays" in capsys.readouterr().err
+
+
+def test_distil_is_the_same_run(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, *flags = flags_of(dense, "--logits-steps", "2")
+    assert main([command, *flags]) == 0
+    assert "the same run" not in capsys.readouterr().err
+    other = ["--path", str(dense.parent / "other"), "--to", "same", "--ternary"]
+    assert main(["distil", *flags, *other, "--scales", "group"]) == 0
+    assert "`mmfree ternarize --scales group` is the same run" in capsys.readouterr().err
+    for name in ("model", "masters"):
+        files = (dense.parent / run / name / "model.safetensors" for run in ("run", "other"))
+        assert len({file.read_bytes() for file in files}) == 1
+
+
+def test_cached_logits_are_compared(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are rounded to 16 bits, so that a run with them is another one."""
+    flags = ("--logits-steps", "1", "--teacher-top-k", "8")
+    assert main(flags_of(dense, *flags)) == 0
+    assert main(flags_of(dense, *flags, "--cache-logits")) == 2
+    assert "holds a run with other values of cache_logits" in capsys.readouterr().err
+
+
+def test_messages_name_the_command(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = find("hgrn_bit")
+    save_model(tmp_path / "other", record.build(record.config.from_hub(record.tiny)))
+    (tmp_path / "run.yaml").write_text("keep_layers: [7]")
+    other = flags_of(tmp_path / "other")
+    for flags, message in (
+        (other, "[ternarize] --model must be a transformer of the Llama family"),
+        (flags_of(dense, "--config", str(tmp_path / "run.yaml")), "[ternarize] keep_layers must"),
+        (flags_of(dense, "--data", "none.txt"), "[ternarize] --data must name files"),
+    ):
+        assert main(flags) == 2
+        assert message in capsys.readouterr().err.replace("'", "")
 
 
 def test_a_model_that_is_ternary_already(

@@ -30,7 +30,7 @@ class Config(HubConfig):
 
 
 class Patches(nn.Module):
-    """Squares of 4 by 4 pixels of a grey image, mixed with their neighbours, one behind the other."""
+    """Squares of 4 by 4 pixels of a grey image, mixed with their neighbours, one after the other."""
 
     def __init__(self, dims: int, linear: LinearFactory):
         super().__init__()

@@ -11,7 +11,7 @@ from mlx_mmfree.ops import linear_scan
 
 
 class LeakyAverageState(NamedTuple):
-    """What a `LeakyAverage` carries: the average so far, float32 `(B, D)`."""
+    """The state of a `LeakyAverage`: the average so far, float32 `(B, D)`."""
 
     average: mx.array
 

@@ -206,4 +206,4 @@ def exercise(folder: Path, rng: random.Random) -> None:
         raise AssertionError("values that are not finite")
 
 
-CLASS = FuzzClass(make_sources, mutate, exercise, memory_bytes=900_000_000, batch=200, count=1_000)
+CLASS = FuzzClass(make_sources, mutate, exercise, memory_bytes=900_000_000, batch=200, count=400)

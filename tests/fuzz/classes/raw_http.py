@@ -22,8 +22,8 @@ _SCRIPT = "script.json"
 _LIMITS = """
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-from mlx_mmfree.server import connection, run, service
-connection.HEAD_SECONDS = connection.UNREAD_SECONDS = run._KEEP_ALIVE_S = 2
+from mlx_mmfree.server import run, service, settings
+settings.HEAD_SECONDS = settings.UNREAD_SECONDS = run._KEEP_ALIVE_S = 2
 service.BODY_SECONDS = 2
 run.MOST_CONNECTIONS = 256
 """
@@ -328,6 +328,6 @@ CLASS = FuzzClass(
     exercise,
     refusals=(Refusal,),
     batch=100_000,
-    count=40,
+    count=20,
     packages=("starlette", "llguidance", "uvicorn", "httpx2"),
 )

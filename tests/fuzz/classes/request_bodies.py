@@ -248,7 +248,7 @@ CLASS = FuzzClass(
     mutate,
     exercise,
     refusals=(Refusal,),
-    count=300,
+    count=150,
     # models take longer to load than a request to be answered
     batch=400,
     packages=("starlette", "llguidance", "uvicorn", "httpx2"),

@@ -342,6 +342,6 @@ CLASS = FuzzClass(
     memory_bytes=900_000_000,
     # one server for all, so that what each leaves behind adds up
     batch=10**6,
-    count=40,
+    count=20,
     packages=("starlette", "llguidance", "uvicorn", "httpx2"),
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mlx_mmfree.training.corpus.mixture import EpochMixture, RandomMixture, Stage
-from mlx_mmfree.training.corpus.token_file import HEADER_BYTES, TokenFileWriter, open_token_file
+from mlx_mmfree.training.corpus.tokenize import HEADER_BYTES, TokenFileWriter, open_token_file
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, RAW_JSON, damage_bytes, odd_entry
 

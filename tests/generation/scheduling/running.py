@@ -8,11 +8,12 @@ from mlx_mmfree.models import Decoder
 
 
 def run(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[Event]]:
-    """The events of each request, all of them submitted at once."""
+    """The events of each request, all of them submitted at once, beside what there was."""
     events: dict[int, list[Event]] = {scheduler.submit(request): [] for request in requests}
     while scheduler.has_work:
         for event in scheduler.step():
-            events[event.request].append(event)
+            if event.request in events:
+                events[event.request].append(event)
     return list(events.values())
 
 

@@ -1,5 +1,7 @@
 """A text that is alone is written with a draft model, and stays what it is."""
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import pytest
 
@@ -111,6 +113,18 @@ def test_what_was_read_beyond_the_end_is_taken_back() -> None:
     written = [*PROMPT, *(event.token for event in events if event.token is not None)]
     assert written[-1] == end
     assert sessions.find(written).count == len(written) - 1
+
+
+@pytest.mark.parametrize("build", [recurrent, attention])
+def test_a_prompt_is_found_while_its_text_is_drafted(build: Callable[[int], Decoder]) -> None:
+    model = build(1)
+    scheduler = scheduler_of(model, model, Sessions(model, memory_bytes=10**8))
+    scheduler.submit(Request(PROMPT, max_tokens=60))
+    while not scheduler.draft_stats.accepted:
+        scheduler.step()
+    (events,) = run(scheduler, [Request([*PROMPT, 1, 2], max_tokens=4)])
+    assert events[0].cached_tokens == len(PROMPT) - 1
+    assert tokens_of(events) == alone(model, [*PROMPT, 1, 2], 4)
 
 
 def test_a_text_that_ends_as_it_is_handed_over_is_kept() -> None:

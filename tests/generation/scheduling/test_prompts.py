@@ -135,6 +135,70 @@ def test_a_conversation_reads_only_what_is_new(name: str) -> None:
         assert tokens_of(each) == alone(model, tokens, 4)
 
 
+@pytest.mark.parametrize("name", ["recurrent", "attention"])
+def test_a_prompt_is_found_while_its_text_is_written(name: str) -> None:
+    model = MODELS[name](2)
+    sessions = Sessions(model, memory_bytes=10**8)
+    scheduler = scheduler_of(model, sessions=sessions)
+    first = prompt(20)
+    scheduler.submit(Request(first, max_tokens=30, marks=[7]))
+    for _ in range(8):
+        scheduler.step()
+    later = [[*first[:7], 9, 1], [*first, 2, 2], [*first[:9], 2, 2]]
+    events = run(scheduler, [Request(tokens, max_tokens=4) for tokens in later])
+    assert [each[0].cached_tokens for each in events] == [7, 19, 7]
+    for tokens, each in zip(later, events, strict=True):
+        assert tokens_of(each) == alone(model, tokens, 4)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "attention"])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_mark_is_found_while_the_rest_of_its_prompt_is_read(
+    name: str, is_cancelled: bool
+) -> None:
+    model = MODELS[name](2)
+    scheduler = scheduler_of(model, sessions=Sessions(model, memory_bytes=10**8))
+    first = prompt(20 * STEP)
+    long = scheduler.submit(Request(first, max_tokens=2, marks=[7, 2 * STEP, 19 * STEP]))
+    for _ in range(4):
+        scheduler.step()
+    if is_cancelled:
+        scheduler.cancel(long)
+    later = [[*first[: 2 * STEP], 9, 1], [*first[: 3 * STEP], 9, 1], [*first[:9], 2, 2]]
+    events = run(scheduler, [Request(tokens, max_tokens=4) for tokens in later])
+    assert [each[0].cached_tokens for each in events] == [2 * STEP, 2 * STEP, 7]
+    for tokens, each in zip(later, events, strict=True):
+        assert tokens_of(each) == alone(model, tokens, 4)
+
+
+@pytest.mark.parametrize(("name", "count"), [("recurrent", 19), ("attention", 25)])
+def test_a_request_waits_only_for_states_that_it_goes_on_from(name: str, count: int) -> None:
+    """A state that gives no beginning is kept later, when no token waits for it."""
+    model = MODELS[name](2)
+    sessions = Sessions(model, memory_bytes=10**8)
+    scheduler = scheduler_of(model, sessions=sessions)
+    scheduler.submit(Request([1], max_tokens=60))
+    first = prompt(20)
+    other = scheduler.submit(Request(first, max_tokens=6, marks=[7]))
+    text: list[int] = []
+    while len(text) < 6:
+        text += [event.token for event in scheduler.step() if event.request == other]  # type: ignore[misc]
+    # what is kept by now are the prompt and its mark
+    scheduler.submit(Request([*first[:7], *prompt(5 * STEP)], max_tokens=2))
+    scheduler.step()
+    assert sessions.find([*first[:7], 22]).count == 7
+    assert sessions.find([*first, *text]).count == count
+
+
+def test_a_prompt_of_one_token_is_no_beginning_of_all_texts() -> None:
+    model = MODELS["attention"](2)
+    sessions = Sessions(model, memory_bytes=10**8)
+    scheduler = scheduler_of(model, sessions=sessions)
+    for tokens in ([3], [5, 6]):
+        run(scheduler, [Request(tokens, max_tokens=4)])
+    assert (sessions.stats().hits, sessions.stats().misses) == (0, 2)
+
+
 def test_states_are_kept_at_marks_and_where_a_text_ends(model: Decoder) -> None:
     sessions = Sessions(model, memory_bytes=10**8)
     tokens = prompt(20)

@@ -130,7 +130,7 @@ def test_a_failure_ends_one_request(model: Decoder, tokenizer: Tokenizer) -> Non
     want = list(generate_tokens(model, [3, 1, 4], max_tokens=6))
     assert tokens_of(events[0]) == tokens_of(events[2]) == want
     assert tokens_of(events[1]) == [want[0], None]
-    assert str(events[1][-1].error) == "broken" and events[1][-1].is_last
+    assert str(events[1][-1].error) == "broken"
 
 
 def test_logits_that_are_not_finite_end_one_request(

@@ -48,7 +48,7 @@ class DeadlyDisk:
 
 
 def text(writer: int, number: int) -> list[int]:
-    """What a writer keeps under a number."""
+    """The state that a writer keeps under a number."""
     return [writer, number % VOCABULARY, number // VOCABULARY, *[1] * (number % 5)]
 
 

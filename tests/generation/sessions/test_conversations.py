@@ -75,6 +75,32 @@ def _of_kind(kind: str, vocabulary: int) -> Decoder:
     return model
 
 
+def test_a_lone_text_waits_for_no_state_and_few_states_wait(
+    either: Decoder, tokenizer: Tokenizer
+) -> None:
+    with Sessions(either, memory_bytes=2**30) as sessions:
+        scheduler = Scheduler(either, tokenizer, sessions=sessions, max_rows=1)
+        scheduler.submit(Request(QUESTION, max_tokens=REPLY, seed=1))
+        tokens = 0
+        while tokens < REPLY:
+            tokens += len(scheduler.step())
+        assert sessions.stats().sessions == 0
+        # what a text that waits goes on from comes first
+        scheduler.submit(Request([*QUESTION, *NEXT], max_tokens=REPLY, seed=1))
+        while not (events := scheduler.step()):
+            pass
+        assert events[0].cached_tokens == len(QUESTION) - 1
+        for n in range(20):
+            scheduler.submit(Request([70 + n, *NEXT], max_tokens=2, seed=1))
+        kept = []
+        while scheduler.has_work:
+            if any(event.finish_reason is not None for event in scheduler.step()):
+                kept.append(sessions.stats().sessions)
+        assert all(count >= n - 4 for n, count in enumerate(kept, 1)), kept
+        for n in range(20):
+            assert sessions.find([70 + n, *NEXT, 1]).count >= len(NEXT)
+
+
 class Server:
     """A scheduler whose sessions are looked at."""
 

@@ -12,34 +12,40 @@ def key(number: int) -> TextKey:
 
 
 class Slow:
-    """Keeps entries in a list, the one that was used last at the end."""
+    """Keeps entries in a list, the one that was used last at the end.
+
+    An entry is a text, its size, and since when it serves which texts.
+    """
 
     def __init__(self) -> None:
-        self.entries: list[tuple[int, int, int, tuple[int, ...]]] = []
-        self.added = 0
-
-    def serving(self, text: int) -> list[tuple[int, int, int, tuple[int, ...]]]:
-        """The entries that serve a text, the newest last."""
-        return sorted(each for each in self.entries if text in each[3])
+        self.entries: list[tuple[int, int, dict[int, int]]] = []
+        self.told = 0
 
     def use(self, text: int) -> int | None:
-        found = self.serving(text)
+        found = [each for each in self.entries if text in each[2]]
         if not found:
             return None
-        self.entries.remove(found[-1])
-        self.entries.append(found[-1])
-        return found[-1][1]
+        last = max(found, key=lambda each: each[2][text])
+        self.entries.remove(last)
+        self.entries.append(last)
+        return last[0]
+
+    def serve(self, text: int, beginnings: list[int]) -> None:
+        for own, _, serves in self.entries:
+            for each in beginnings if own == text else []:
+                self.told += 1
+                serves.setdefault(each, self.told)
 
     def add(self, text: int, nbytes: int, beginnings: list[int]) -> list[int]:
-        self.entries = [each for each in self.entries if each[1] != text]
+        self.entries = [each for each in self.entries if each[0] != text]
         if nbytes > LIMIT:
             return [text]
-        self.entries = [each for each in self.entries if each[1] not in beginnings]
-        self.added += 1
-        self.entries.append((self.added, text, nbytes, (text, *beginnings)))
+        self.entries = [each for each in self.entries if each[0] not in beginnings]
+        self.entries.append((text, nbytes, {}))
+        self.serve(text, [text, *beginnings])
         gone = []
-        while sum(each[2] for each in self.entries) > LIMIT:
-            gone.append(self.entries.pop(0)[1])
+        while sum(each[1] for each in self.entries) > LIMIT:
+            gone.append(self.entries.pop(0)[0])
         return gone
 
 
@@ -56,15 +62,19 @@ def test_it_does_what_a_slow_table_does() -> None:
             beginnings = sorted(numbers.sample(shorter, min(len(shorter), numbers.randrange(3))))
             gone = table.add(key(text), f"of {text}", nbytes, [key(n) for n in beginnings])
             assert gone == [key(n) for n in slow.add(text, nbytes, beginnings)]
+        elif action < 0.5:
+            beginnings = numbers.sample(range(1, text), min(text - 1, 2))
+            table.serve(key(text), [key(n) for n in beginnings])
+            slow.serve(text, beginnings)
         elif action < 0.8:
             found, holder = table.get(key(text)), slow.use(text)
             assert found == (None if holder is None else (key(holder), f"of {holder}"))
         else:
             table.remove(key(text))
-            slow.entries = [each for each in slow.entries if each[1] != text]
-        assert list(table) == [key(each[1]) for each in slow.entries]
+            slow.entries = [each for each in slow.entries if each[0] != text]
+        assert list(table) == [key(each[0]) for each in slow.entries]
         assert len(table) == len(slow.entries)
-        assert table.nbytes == sum(each[2] for each in slow.entries)
-        served = {n for each in slow.entries for n in each[3]}
+        assert table.nbytes == sum(each[1] for each in slow.entries)
+        served = {n for each in slow.entries for n in each[2]}
         assert dict(table.lengths) == dict.fromkeys(served, 1)
         assert all((key(n) in table) == (n in served) for n in range(14))

@@ -1,4 +1,4 @@
-"""What tests of sessions share: a text, and sessions that hold beginnings of texts."""
+"""Shared parts of the tests of sessions: a text, and sessions that hold beginnings of texts."""
 
 from typing import Any
 

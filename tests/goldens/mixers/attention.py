@@ -1,4 +1,4 @@
-"""What the tests of attention share: mixers between queries, keys and values of a file."""
+"""Shared parts of the tests of attention: mixers between queries, keys and values of a file."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def bare(
 def run_op(
     kind: type[SelfAttention], q: mx.array, k: mx.array, v: mx.array, **options: Any
 ) -> mx.array:
-    """What a mixer makes of queries, keys and values `(B, H, T, K)`."""
+    """The output of a mixer for queries, keys and values `(B, H, T, K)`."""
     heads, head_dim = q.shape[1], q.shape[-1]
     mixer = bare(kind, heads, k.shape[1], head_dim, **options)
     y, _ = mixer(mx.concatenate([heads_together(x) for x in (q, k, v)], axis=-1))
@@ -58,7 +58,7 @@ def rope_of(hyper: dict[str, Any]) -> RoPE:
 
 
 def fill_packed(mixer: nn.Module, weight: mx.array, bias: mx.array | None = None) -> None:
-    """Gives a mixer projections that a file keeps in one matrix, behind each other."""
+    """Gives a mixer projections that a file keeps in one matrix, one after the other."""
     for part, name in enumerate(("query_proj", "key_proj", "value_proj")):
         mixer[name].weight = mx.split(weight, 3)[part]
         if bias is not None:

@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Callable[..., None])
 
 @dataclass(frozen=True)
 class GoldenFile:
-    """One file: weights, inputs and outputs by their names behind `w.`, `in.`, `out.` and `aux.`.
+    """One file: weights, inputs and outputs by their names after `w.`, `in.`, `out.` and `aux.`.
 
     Attributes:
         weights: The weights.
@@ -53,7 +53,7 @@ def read(path: Path) -> GoldenFile:
 
 @cache
 def name_of(path: Path) -> str:
-    """What it holds, whatever its seed and sizes."""
+    """Its contents, whatever its seed and sizes."""
     metadata = cast("dict[str, str]", mx.load(str(path), return_metadata=True)[1])
     return metadata["golden"]
 

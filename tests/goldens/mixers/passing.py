@@ -9,7 +9,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def passing(mixer: M, widths: dict[str, int], output_dims: int) -> M:
-    """A mixer without biases whose projections pass on the input's parts, one behind the other.
+    """A mixer without biases whose projections pass on the input's parts, one after the other.
 
     Args:
         mixer: It is changed.
@@ -25,7 +25,7 @@ def passing(mixer: M, widths: dict[str, int], output_dims: int) -> M:
 
 
 def side_by_side(*parts: mx.array) -> mx.array:
-    """Parts `(B, T, H, N)` behind each other, `(B, T, sum of H * N)`."""
+    """Parts `(B, T, H, N)` one after the other, `(B, T, sum of H * N)`."""
     return mx.concatenate([mx.flatten(part, 2) for part in parts], axis=-1)
 
 

@@ -31,7 +31,7 @@ def unit(x: mx.array) -> mx.array:
 
 
 def rule(arrays: dict[str, mx.array], state: mx.array, **options: mx.array):
-    """What fla computes; value heads share the heads of keys."""
+    """The result of fla; value heads share the heads of keys."""
     many = arrays["v"].shape[2]
     q, k = (heads(mx.repeat(arrays[n], many // arrays[n].shape[2], axis=2)) for n in "qk")
     f = mx.exp(heads(arrays["g"])) if "g" in arrays else None

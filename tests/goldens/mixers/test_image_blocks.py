@@ -1,4 +1,4 @@
-"""Blocks of models of images against the code that they were published with, under its names."""
+"""Blocks of image models against the code that they were published with, under its names."""
 
 from functools import partial
 

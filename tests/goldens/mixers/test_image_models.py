@@ -1,4 +1,4 @@
-"""Whole models of images, and what selects tokens in them."""
+"""Whole image models, and what selects tokens in them."""
 
 from functools import partial
 

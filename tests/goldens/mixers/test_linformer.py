@@ -30,7 +30,7 @@ def test_separate_keys_and_values(file: GoldenFile) -> None:
     x, memory = file.inputs["x"], file.inputs["context"]
     assert_close(mixer(x)[0], file.out["self"])
     assert_close(mixer(x, memory=memory)[0], file.out["short_context"])
-    # padding stands behind the tokens, wherever it was
+    # padding stands after the tokens, wherever it was
     padded = mx.pad(memory, [(0, 0), (1, 1), (0, 0)], constant_values=3.0)
     place = mx.arange(padded.shape[1])
     valid = mx.logical_and(place >= 1, place < padded.shape[1] - 1)

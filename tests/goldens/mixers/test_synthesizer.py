@@ -20,7 +20,7 @@ from tests.goldens.mixers.passing import passing
 def _weigh(
     scores: str, q: mx.array, v: mx.array, is_causal: bool, tables: dict[str, Any], **options: Any
 ) -> mx.array:
-    """What a mixer makes of queries and values `(B, H, T, K)`; `tables` are its weights."""
+    """The output of a mixer for queries and values `(B, H, T, K)`; `tables` are its weights."""
     heads = v.shape[1]
     widths = {"value_proj": heads * v.shape[-1]}
     if scores == "dense":

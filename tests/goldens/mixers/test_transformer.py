@@ -14,7 +14,7 @@ from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden
 
 
 def _block(file: GoldenFile, prefix: str, *, is_decoder: bool = False) -> Block:
-    """A layer in the names of torch, filled with the weights behind the prefix."""
+    """A layer in the names of torch, filled with the weights after the prefix."""
     hyper, dims = file.hyper, file.hyper["d_model"]
     weights = {k[len(prefix) :]: v for k, v in file.weights.items() if k.startswith(prefix)}
     heads: dict[str, Any] = {"num_heads": hyper["nhead"], "bias": True}

@@ -74,6 +74,10 @@ def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api")
     program = next(filter(None, map(shutil.which, _BROWSERS)), None)
     with api.sync_playwright() as playwright:
+        if program is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip(
+                f"no browser is installed: none of {', '.join(_BROWSERS)}, none of playwright"
+            )
         found = playwright.chromium.launch(executable_path=program, args=list(_FLAGS))
         yield found
         found.close()
@@ -81,7 +85,7 @@ def browser() -> Iterator[Any]:
 
 @dataclass
 class Seen:
-    """What a page has done.
+    """The record of a page's actions.
 
     Attributes:
         address: Of its server.

@@ -142,7 +142,7 @@ def sequence(length: int = LENGTH, seed: int = 7) -> mx.array:
 
 
 def beside(mixer: TokenMixer) -> dict[str, mx.array]:
-    """What a mixer is given beside its input."""
+    """The arguments of a mixer beside its input."""
     if not mixer.cross:
         return {}
     return {"memory": mx.random.normal((3, 7, DIMS), key=mx.random.key(9))}

@@ -27,7 +27,7 @@ def alone(mixer: TokenMixer, x: mx.array, row: int, count: int) -> State:
 
 
 def steps(mixer: TokenMixer, x: mx.array, state: State, count: int) -> tuple[mx.array, State]:
-    """What so many tokens give, one at a time."""
+    """The output for so many tokens, one at a time."""
     parts = []
     for n in range(count):
         y, state = mixer(x[:, n : n + 1], state)

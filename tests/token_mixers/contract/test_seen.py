@@ -32,7 +32,7 @@ def test_output_depends_on_the_past_only(case: Case) -> None:
         assert_equal(got, want)
 
 
-# where four positions of padding stand before, within and behind the tokens of a row
+# where four positions of padding stand before, within and after the tokens of a row
 PADDING = [[0, 1, 2, 3], [0, 5, 6, 16], [13, 14, 15, 16]]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training.corpus.token_file import (
+from mlx_mmfree.training.corpus.tokenize import (
     HEADER_BYTES,
     TokenFile,
     TokenFileWriter,

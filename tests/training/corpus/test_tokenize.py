@@ -16,8 +16,13 @@ import pytest
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus import tokenize as module
-from mlx_mmfree.training.corpus.token_file import Header, open_token_file
-from mlx_mmfree.training.corpus.tokenize import find_sources, is_held_out, tokenize
+from mlx_mmfree.training.corpus.tokenize import (
+    Header,
+    find_sources,
+    is_held_out,
+    open_token_file,
+    tokenize,
+)
 from tests.hub.checkpoints import GOLDENS
 from tests.training.conftest import WORDS
 

@@ -23,14 +23,14 @@ from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tune import adapt_layers, plan_fine_tune
 from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.loop import plan_training
 from mlx_mmfree.training.loss import next_token_loss
-from mlx_mmfree.training.memory import MemoryPlan, plan_memory
+from mlx_mmfree.training.memory import MemoryPlan, plan_memory, plan_rows
 from mlx_mmfree.training.optimizer import AdamW8bit
 from mlx_mmfree.training.optimizer_step import OptimizerStep, checkpoint_blocks
 from mlx_mmfree.training.run_settings import LoopSettings
 from mlx_mmfree.training.samples import Sample, Samples
 from mlx_mmfree.training.settings import Settings
-from mlx_mmfree.training.train_model import plan_training
 
 needs_extension = pytest.mark.skipif(
     native.unavailable() is not None, reason="the compiled extension reads the operations"
@@ -254,10 +254,11 @@ def test_a_batch_that_processes_cannot_share_is_refused() -> None:
         plan_training(run, _model("mlgru"), _TwoProcesses())
 
 
-def _bonsai(layers: int) -> Decoder:
+def _bonsai(layers: int, **sizes: int) -> Decoder:
     """Bonsai 27B with so many blocks, adapters on all their matrices, and weights without memory."""
-    config = presets()["ternary-bonsai-27b"] | {"num_hidden_layers": layers}
-    model: Decoder = skeleton(config)
+    model: Decoder = skeleton(
+        presets()["ternary-bonsai-27b"] | {"num_hidden_layers": layers, **sizes}
+    )
     checkpoint_blocks(model)
     adapt_layers(model)
     return model
@@ -272,3 +273,59 @@ def _lora_plan(model: Decoder, length: int) -> MemoryPlan:
 def test_adapters_of_a_27b_model_fit_a_mac_of_32_gb() -> None:
     # half of the memory is for the system and what MLX does not count
     assert 10e9 < _lora_plan(_bonsai(64), 2048).total < 16e9
+
+
+NARROW = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "vocab_size": 512,
+}
+
+
+@needs_extension
+def test_memory_of_a_27b_model_is_what_fewer_and_narrower_blocks_take() -> None:
+    """Three linear layers and one of attention at a time, each of the kinds that 27B has."""
+    measured = {}
+    for layers in (4, 8):
+        model = _bonsai(layers, **NARROW)
+        model.train()
+        measured[layers] = _measured(model, optim.Adam(1e-5), [_batch(1, 128)], None)
+        planned = _lora_plan(_bonsai(layers, **NARROW), 128).total
+        assert planned == pytest.approx(measured[layers], rel=0.15)
+    # scaled by depth to that of 27B
+    deep = measured[4] + 15 * (measured[8] - measured[4])
+    assert _lora_plan(_bonsai(64, **NARROW), 128).total == pytest.approx(deep, rel=0.15)
+
+
+@needs_extension
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_plan_of_many_rows_is_the_one_of_fewer_continued(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a plan of all rows finds it, which takes long where logits are computed in many blocks."""
+    monkeypatch.setattr(loss_module, "_WHOLE", 2**15)
+    monkeypatch.setattr(loss_module, "_BLOCK", 2**13)
+    monkeypatch.setattr(memory, "_PLANNED_LOGITS", 2**19)
+    model, counts = _model("llama"), []
+
+    def batch_of(rows: int) -> Batch:
+        counts.append(rows)
+        return _batch(rows, 32)
+
+    def plan(batch: Batch) -> MemoryPlan:
+        # the free memory of the machine changes
+        return replace(
+            _planned(model, batch, parts=parts), device=DeviceInfo("a", "cpu", 1, None, None)
+        )
+
+    found = plan_rows(plan, batch_of, 100, logits=32 * 512)
+    assert counts == [16, 32]
+    whole = plan(_batch(100, 32))
+    assert found.activations == pytest.approx(whole.activations, rel=0.01)
+    assert replace(found, activations=None) == replace(whole, activations=None)
+    assert plan_rows(plan, batch_of, 20, logits=32 * 512) == plan(_batch(20, 32))
+    assert counts == [16, 32, 20]

@@ -25,12 +25,12 @@ from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel, with_classes
 from mlx_mmfree.training.image_sets import digest_of, read_images
+from mlx_mmfree.training.loop import plan_training
 from mlx_mmfree.training.optimizer import build_optimizer
 from mlx_mmfree.training.optimizer_step import BatchGradient, OptimizerStep
 from mlx_mmfree.training.results import Callback, read_log
 from mlx_mmfree.training.run_folder import learned
 from mlx_mmfree.training.tasks.samples import ImageTask, mirrored, moved
-from mlx_mmfree.training.train_model import plan_training
 from tests.hub.timm_models import CLASSIFIERS, FOLDERS, write_backbone
 
 pytestmark = pytest.mark.usefixtures("without_curve")

@@ -212,7 +212,8 @@ def test_a_branch_is_interrupted(confined: ConfinedProcess) -> None:
         asked = pool.submit(branch.ask, ("wait", None), CPU_SECONDS)
         until(lambda: asked.running())
         branch.interrupt()
-        with pytest.raises(LimitError, match="SIGKILL"):
+        # it ends by itself where the interruption reaches it before the request
+        with pytest.raises(LimitError, match="was ended by SIGKILL|ended with status 0"):
             asked.result()
     assert is_gone(process_id)
 

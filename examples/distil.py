@@ -43,8 +43,8 @@ from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.corpus.tokenize import TokenFile, open_token_file, write_token_file
 from mlx_mmfree.training.distil.distil import Distillation
 from mlx_mmfree.training.distil.settings import DistilSettings
-from mlx_mmfree.training.fine_tune import fine_tune, prepare
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.fine_tune import fine_tune, prepare
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.samples import Sample, Samples
 
 CORPUS = Path(__file__).parent / "demo_corpus"

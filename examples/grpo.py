@@ -23,9 +23,9 @@ import mlx.core as mx
 
 from mlx_mmfree import batch_generate, demo, load, make_sampler
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.training.fine_tune import fine_tune, held_out_loss, prepare
-from mlx_mmfree.training.fine_tune_data import read_data
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.data import read_data
+from mlx_mmfree.training.fine_tuning.fine_tune import fine_tune, held_out_loss, prepare
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 
 STORIES = Path(__file__).parent / "demo_corpus" / "valid-tinystories.txt.xz"
 WORDS, TOKENS = 6, 24

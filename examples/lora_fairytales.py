@@ -18,9 +18,9 @@ from pathlib import Path
 
 from mlx_mmfree import demo, generate, load
 from mlx_mmfree.platform.allocator import keep_freed_memory
-from mlx_mmfree.training.fine_tune import fine_tune, held_out_loss, prepare
-from mlx_mmfree.training.fine_tune_data import read_data
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.data import read_data
+from mlx_mmfree.training.fine_tuning.fine_tune import fine_tune, held_out_loss, prepare
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 
 QUESTIONS = Path(__file__).parent / "fairytale_questions"
 SHOWN = (0, 30, 100)

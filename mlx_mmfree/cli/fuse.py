@@ -177,9 +177,9 @@ def _loss_on_text(
 def _loss_on_samples(
     args: argparse.Namespace, processor: Any, model: Any
 ) -> "Callable[[Decoder], float]":
-    from ..training.fine_tune import held_out_loss
-    from ..training.fine_tune_data import read_data
-    from ..training.fine_tune_settings import FineTuneSettings
+    from ..training.fine_tuning.data import read_data
+    from ..training.fine_tuning.fine_tune import held_out_loss
+    from ..training.fine_tuning.settings import FineTuneSettings
 
     settings = FineTuneSettings(data=str(args.data), mask_prompt=args.mask_prompt, test_batches=-1)
     splits = read_data(settings, processor, model)

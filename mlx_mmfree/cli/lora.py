@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import BYTES_PER_GB
-from ..training.fine_tune_settings import FineTuneSettings, fine_tune_settings
+from ..training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping
 from ..training.services import chosen_services, service_callbacks
@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..hub.adapters.adapter_folder import read_adapter
     from ..hub.checkpoint.load import OpenedModel
     from ..training.data_parallel import DataParallel
-    from ..training.fine_tune import check_fine_tunable, plan_fine_tune
-    from ..training.fine_tune_data import read_data
+    from ..training.fine_tuning.data import read_data
+    from ..training.fine_tuning.fine_tune import check_fine_tunable, plan_fine_tune
     from ..training.first_model import load_companion
     from ..training.run_folder import own_run_folder
 
@@ -187,7 +187,7 @@ def _settings(args: argparse.Namespace) -> FineTuneSettings:
 def _prepare(model: "Decoder", settings: FineTuneSettings) -> None:
     from mlx.utils import tree_flatten
 
-    from ..training.fine_tune import prepare, trained_parameters
+    from ..training.fine_tuning.fine_tune import prepare, trained_parameters
 
     names = prepare(model, settings)
     trained, total = trained_parameters(model)
@@ -210,7 +210,7 @@ def _referenced(
     processes: "DataParallel",
 ) -> "dict[str, Samples[Any]]":
     """The pairs that the command uses, with their log-probabilities under the reference model."""
-    from ..training.preferences import with_reference
+    from ..training.fine_tuning.preferences import with_reference
 
     used = [*(("train", "valid") if args.train else ()), *(("test",) if args.test else ())]
     return with_reference(
@@ -231,7 +231,7 @@ def _train(
     models: "Mapping[str, Decoder | None]",
     processes: "DataParallel",
 ) -> None:
-    from ..training.fine_tune import fine_tune
+    from ..training.fine_tuning.fine_tune import fine_tune
 
     if "valid" not in data:
         print(
@@ -287,7 +287,7 @@ def _test(
 ) -> None:
     """Prints the figures of the test samples; `adapter` is one that the model does not have yet."""
     from ..hub.adapters.adapter import attach
-    from ..training.fine_tune import held_out_figures
+    from ..training.fine_tuning.fine_tune import held_out_figures
 
     if adapter is not None:
         attach(model, adapter)

@@ -17,14 +17,14 @@ from ..generation.answer_parts import PartReader, TextReader
 from ..generation.decode import end_tokens
 from ..generation.thoughts import ThoughtReader
 from .answers import Answer, ChatAnswer, ShownTokens
-from .call_readers import Functions
 from .errors import RequestError
-from .grammar import Source, call_source, json_source
 from .schemas import Body, ChatRequest
 from .service import Endpoint, Service
 from .settings import ServedModel
 from .texts import Prompt, chat_prompt, text_requests
-from .tools import CallForm, call_form
+from .tool_calls.call_forms import CallForm, call_form
+from .tool_calls.grammar import Source, call_source, json_source
+from .tool_calls.readers import Functions
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from ..generation.sessions import Sessions
 from .answers import Answer, Sent
 from .engine import Channel, Engine, timeout_error
 from .errors import RequestError, ending_error, failure
-from .grammar import Grammar, Grammars, Lanes, Source
 from .kept import KeptResponses
 from .metrics import Metrics
 from .schemas import Body, checked_body
 from .settings import BODY_SECONDS, HELD_BODIES, LARGE_BODY_BYTES, Catalogue, ServedModel, Settings
+from .tool_calls.grammar import Grammar, Grammars, Lanes, Source
 
 
 @dataclass(eq=False)

@@ -410,7 +410,7 @@ def test_a_missing_test_file_is_named_before_training(
 def test_defaults_are_those_of_mlx_lm() -> None:
     from mlx_lm.lora import CONFIG_DEFAULTS as THEIRS
 
-    from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+    from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 
     ours = vars(FineTuneSettings("d"))
     differing = {n for n in ours.keys() & THEIRS.keys() if ours[n] != THEIRS[n]}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.cli.lora import main
-from mlx_mmfree.training import preferences
+from mlx_mmfree.training.fine_tuning import preferences
 from mlx_mmfree.training.results import read_log
 from tests.cli.test_lora import QUICK, _flags
 

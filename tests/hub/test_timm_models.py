@@ -21,7 +21,7 @@ from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.layers.matrix import matrices, parameters
 from mlx_mmfree.models import ImageClassifier
 from mlx_mmfree.models.parts.architecture import layer_numbers, weight_names
-from mlx_mmfree.training.fine_tune import adapt_layers
+from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers
 from tests.hub.timm_models import (
     CLASSIFIERS,
     DATA,

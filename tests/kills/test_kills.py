@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.training.distil.settings import DistilSettings
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.settings import Settings
 from tests.kills import case as cases
 from tests.kills import run as script

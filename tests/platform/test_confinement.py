@@ -213,7 +213,7 @@ def test_a_branch_is_interrupted(confined: ConfinedProcess) -> None:
         until(lambda: asked.running())
         branch.interrupt()
         # it ends by itself where the interruption reaches it before the request
-        with pytest.raises(LimitError, match="was ended by SIGKILL|ended with status 0"):
+        with pytest.raises(LimitError, match=r"was ended by SIGKILL|ended with status 0"):
             asked.result()
     assert is_gone(process_id)
 

@@ -15,7 +15,7 @@ from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.training.fine_tune import adapt_layers
+from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers
 
 pytestmark = pytest.mark.serve
 

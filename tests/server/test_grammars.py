@@ -21,10 +21,10 @@ from mlx_mmfree.hub import Tokenizer, save_model
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.platform.confinement import process
 from mlx_mmfree.platform.confinement.process import Branch, _Running
-from mlx_mmfree.server import grammar
 from mlx_mmfree.server.errors import RequestError
-from mlx_mmfree.server.grammar import Grammar, Grammars, Lanes, json_source
 from mlx_mmfree.server.settings import ServedModel
+from mlx_mmfree.server.tool_calls import grammar
+from mlx_mmfree.server.tool_calls.grammar import Grammar, Grammars, Lanes, json_source
 from tests.hub.checkpoints import GOLDENS, edit_json
 from tests.server.conftest import with_template
 from tests.server.process import ServerProcess

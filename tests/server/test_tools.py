@@ -10,7 +10,9 @@ import pytest
 
 from mlx_mmfree.generation.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
 from mlx_mmfree.generation.thoughts import ThoughtReader, ThoughtTags
-from mlx_mmfree.server.call_readers import (
+from mlx_mmfree.server.tool_calls.call_forms import call_form
+from mlx_mmfree.server.tool_calls.grammar import call_source
+from mlx_mmfree.server.tool_calls.readers import (
     BareCalls,
     CallReader,
     GLMCalls,
@@ -19,8 +21,6 @@ from mlx_mmfree.server.call_readers import (
     TaggedCalls,
     XMLCalls,
 )
-from mlx_mmfree.server.grammar import call_source
-from mlx_mmfree.server.tools import call_form
 from tests.server.conftest import with_template
 
 pytestmark = pytest.mark.serve

@@ -23,9 +23,9 @@ from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.layers.lora import adapted_layers, add_adapters, remove_adapters
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.training.fine_tune import adapt_layers, fine_tune, prepare
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.preferences import Pair, with_reference
+from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers, fine_tune, prepare
+from mlx_mmfree.training.fine_tuning.preferences import Pair, with_reference
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.samples import Sample, Samples
 from tests.tolerances import TOLERANCE, relative_error

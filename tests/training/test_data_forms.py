@@ -11,8 +11,8 @@ import pytest
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.training.corpus.tokenize import open_token_file
-from mlx_mmfree.training.fine_tune_data import read_data
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.data import read_data
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.samples import Samples
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import HubServer

@@ -18,7 +18,8 @@ from mlx_mmfree.layers.lora import LoRALinear, add_adapters
 from mlx_mmfree.layers.matrix import converted
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training.batches import SampleBatches, padded_batch
-from mlx_mmfree.training.fine_tune import (
+from mlx_mmfree.training.fine_tuning.data import read_data
+from mlx_mmfree.training.fine_tuning.fine_tune import (
     adapt_layers,
     fine_tune,
     held_out_loss,
@@ -26,8 +27,7 @@ from mlx_mmfree.training.fine_tune import (
     trained_parameters,
     unfreeze_layers,
 )
-from mlx_mmfree.training.fine_tune_data import read_data
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training.fine_tune_settings import fine_tune_settings
+from mlx_mmfree.training.fine_tuning.settings import fine_tune_settings
 from mlx_mmfree.training.optimizer import named_optimizer, named_schedule
 from mlx_mmfree.training.run_settings import read_mapping
 

@@ -14,12 +14,17 @@ from mlx_mmfree.generation import stream_generate
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.fine_tune import fine_tune, held_out_figures, plan_fine_tune, prepare
-from mlx_mmfree.training.fine_tune_data import read_data
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.data import read_data
+from mlx_mmfree.training.fine_tuning.fine_tune import (
+    fine_tune,
+    held_out_figures,
+    plan_fine_tune,
+    prepare,
+)
+from mlx_mmfree.training.fine_tuning.rollouts import Problems, Rollouts, written
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.loss import GroupBatch, answer_token_log_probabilities
 from mlx_mmfree.training.results import Callback, read_log
-from mlx_mmfree.training.rollouts import Problems, Rollouts, written
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_fine_tune import GOLDENS, _build, _Kill, _Killed, _losses, _settings
 

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
-from mlx_mmfree.training.preferences import Pair, pair_batch, read_pairs
+from mlx_mmfree.training.fine_tuning.preferences import Pair, pair_batch, read_pairs
 from mlx_mmfree.training.samples import Features, Samples
 from tests.training.test_samples import _changed_template
 

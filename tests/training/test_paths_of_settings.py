@@ -9,7 +9,7 @@ import yaml
 from mlx_mmfree.cli import distil, lora, train
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.training.distil.settings import read_settings
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings, fine_tune_settings
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
 
 Captured = pytest.CaptureFixture[str]
 TRAIN = {

@@ -20,8 +20,8 @@ from mlx_mmfree.ops.ternary_linear import multiplied_on_gpu, reference
 from mlx_mmfree.training import precision
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.fine_tune import prepare
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.fine_tune import prepare
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import OptimizerStep

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.training.preferences import (
+from mlx_mmfree.training.fine_tuning.preferences import (
     LossType,
     Pair,
     TrainMode,

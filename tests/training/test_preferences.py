@@ -12,16 +12,16 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.training import preferences
-from mlx_mmfree.training.fine_tune import fine_tune, held_out_figures, prepare
-from mlx_mmfree.training.fine_tune_data import read_data
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
-from mlx_mmfree.training.preferences import (
+from mlx_mmfree.training.fine_tuning import preferences
+from mlx_mmfree.training.fine_tuning.data import read_data
+from mlx_mmfree.training.fine_tuning.fine_tune import fine_tune, held_out_figures, prepare
+from mlx_mmfree.training.fine_tuning.preferences import (
     Pair,
     answer_log_probabilities,
     pair_batch,
     with_reference,
 )
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.samples import Samples
 from tests.tolerances import TOLERANCE, relative_error

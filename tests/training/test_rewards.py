@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training.rewards import COMPARISONS, Rewards, check_schema
+from mlx_mmfree.training.fine_tuning.rewards import COMPARISONS, Rewards, check_schema
 from mlx_mmfree.training.samples import LineError
 
 FILE = """

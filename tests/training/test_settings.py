@@ -12,7 +12,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.training import read_settings
 from mlx_mmfree.training.distil.settings import DistilSettings
 from mlx_mmfree.training.distil.settings import read_settings as read_distil_settings
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings, fine_tune_settings
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
 from mlx_mmfree.training.settings import Settings
 
 

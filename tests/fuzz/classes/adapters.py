@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree import generate
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
-from mlx_mmfree.training.fine_tune import adapt_layers
+from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers
 from tests.fuzz.base_model import BASES, base_of, link_base, make_base
 from tests.fuzz.case import FuzzClass
 from tests.fuzz.classes.checkpoints import (

@@ -12,7 +12,7 @@ from typing import Any
 from mlx_mmfree.cli.parts.prompts import read_prompts
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus.documents import read_documents
-from mlx_mmfree.training.preferences import read_pairs
+from mlx_mmfree.training.fine_tuning.preferences import read_pairs
 from mlx_mmfree.training.samples import Features, find_splits, read_samples
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, damage_bytes, odd_entry, odd_text, with_raw_json

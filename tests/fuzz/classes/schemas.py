@@ -312,7 +312,7 @@ def _slowness() -> float:
 
 def exercise(folder: Path, rng: random.Random) -> None:
     """Sends the body. It is answered or refused soon, and the server does not grow."""
-    from mlx_mmfree.server.grammar import COMPILER_SECONDS
+    from mlx_mmfree.server.tool_calls.grammar import COMPILER_SECONDS
 
     asked = client((folder / "base").resolve(), max_body_bytes=10**7, max_context=256)
     if not _Server.first_bytes:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from mlx_mmfree.training.fine_tune_settings import fine_tune_settings
+from mlx_mmfree.training.fine_tuning.settings import fine_tune_settings
 from mlx_mmfree.training.run_settings import read_mapping
 from mlx_mmfree.training.settings import read_settings
 from tests.fuzz.case import OUTSIDE, FuzzClass

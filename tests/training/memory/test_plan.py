@@ -21,8 +21,8 @@ from mlx_mmfree.training import memory, optimizer_step
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.fine_tune import adapt_layers, plan_fine_tune
-from mlx_mmfree.training.fine_tune_settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers, plan_fine_tune
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.loop import plan_training
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.memory import MemoryPlan, plan_memory, plan_rows

@@ -9,25 +9,25 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 import numpy as np
 
-from ..errors import TrainingError
-from ..files.tensors import read_arrays
-from ..files.writing import new_file
-from ..generation.decode import end_tokens
-from ..generation.sampling import make_sampler
-from ..generation.scheduling import Request, Scheduler
-from ..hub import Tokenizer
-from ..hub.checkpoint.save import write_tensors
-from ..models import Decoder
-from ..ops.backend.choice import untimed
-from . import loss
-from .batches import SampleBatches, evaluation_batches
-from .fine_tune_settings import FineTuneSettings
-from .optimizer_step import mixed_seed
+from ...errors import TrainingError
+from ...files.tensors import read_arrays
+from ...files.writing import new_file
+from ...generation.decode import end_tokens
+from ...generation.sampling import make_sampler
+from ...generation.scheduling import Request, Scheduler
+from ...hub import Tokenizer
+from ...hub.checkpoint.save import write_tensors
+from ...models import Decoder
+from ...ops.backend.choice import untimed
+from .. import loss
+from ..batches import SampleBatches, evaluation_batches
+from ..optimizer_step import mixed_seed
+from ..results import Callback
+from ..run_folder import writing
+from ..samples import Sample, SampleEncoder, Samples, as_messages, read_lines, with_rows
 from .preferences import PromptReader
-from .results import Callback
 from .rewards import Rewards
-from .run_folder import writing
-from .samples import Sample, SampleEncoder, Samples, as_messages, read_lines, with_rows
+from .settings import FineTuneSettings
 
 
 @dataclass(frozen=True)

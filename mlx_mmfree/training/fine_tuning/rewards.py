@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import TrainingError
-from ..files.reading import expanded, parse_json
-from ..platform.confinement.frames import receive, send
+from ...errors import TrainingError
+from ...files.reading import expanded, parse_json
+from ...platform.confinement.frames import receive, send
+from ..samples import LineError, kind_of
 from .reward_server import MOST_BYTES
-from .samples import LineError, kind_of
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _MOST_TEXT_BYTES = 1_000_000
@@ -197,7 +197,7 @@ class RewardFile:
             )
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(timeout_s)
-        command = [sys.executable, "-m", "mlx_mmfree.training.reward_server", str(path)]
+        command = [sys.executable, "-m", "mlx_mmfree.training.fine_tuning.reward_server", str(path)]
         with theirs:
             process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
         self._finish = weakref.finalize(self, _end, process, self._connection)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..generation.answer_parts import PartReader
-from . import call_readers
+from ...generation.answer_parts import PartReader
+from . import readers
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class CallForm:
             are one JSON object.
     """
 
-    reader: Callable[[call_readers.Functions], PartReader]
+    reader: Callable[[readers.Functions], PartReader]
     begin: str
     end: str
     last: str = ""
     argument: tuple[str, str] | None = None
 
-    def rules(self, functions: call_readers.Functions, literal: Callable[[str], str]) -> str:
+    def rules(self, functions: readers.Functions, literal: Callable[[str], str]) -> str:
         """The rules, as Lark has them, that let a text be nothing but a call of some function.
 
         Their first one is `calls`.
@@ -90,26 +90,24 @@ def _argument_rules(
 
 _TAG = "<tool_call>", "</tool_call>"
 _HERMES = CallForm(
-    call_readers.HermesCalls,
+    readers.HermesCalls,
     f'{_TAG[0]}\n{{"name": "NAME", "arguments": ',
     f"}}\n{_TAG[1]}",
     _TAG[1],
 )
-_BARE = CallForm(call_readers.BareCalls, '{"name": "NAME", "parameters": ', "}")
-_MISTRAL_LIST = CallForm(
-    call_readers.MistralCalls, '[TOOL_CALLS] [{"name": "NAME", "arguments": ', "}]"
-)
-_MISTRAL = CallForm(call_readers.MistralCalls, "[TOOL_CALLS]NAME[ARGS]", "")
-_TAGGED = CallForm(call_readers.TaggedCalls, "<function=NAME>", "</function>", "</function>")
+_BARE = CallForm(readers.BareCalls, '{"name": "NAME", "parameters": ', "}")
+_MISTRAL_LIST = CallForm(readers.MistralCalls, '[TOOL_CALLS] [{"name": "NAME", "arguments": ', "}]")
+_MISTRAL = CallForm(readers.MistralCalls, "[TOOL_CALLS]NAME[ARGS]", "")
+_TAGGED = CallForm(readers.TaggedCalls, "<function=NAME>", "</function>", "</function>")
 _XML = CallForm(
-    call_readers.XMLCalls,
+    readers.XMLCalls,
     f"{_TAG[0]}\n<function=NAME>\n",
     f"</function>\n{_TAG[1]}",
     _TAG[1],
     ("<parameter=KEY>\n", "\n</parameter>\n"),
 )
 _GLM = CallForm(
-    call_readers.GLMCalls,
+    readers.GLMCalls,
     f"{_TAG[0]}NAME\n",
     _TAG[1],
     _TAG[1],

@@ -9,8 +9,8 @@ from typing import Any
 
 import llguidance
 
-from ..platform.confinement.loop import ask_back
-from ..platform.resident_memory import peak_resident_bytes
+from ...platform.confinement.loop import ask_back
+from ...platform.resident_memory import peak_resident_bytes
 
 # what may stand between the parts of JSON; without a bound a model can write spaces for ever
 _WHITESPACE = r"( |\n {0,12})?"

@@ -15,7 +15,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from ..platform.confinement.frames import receive, send
+from ...platform.confinement.frames import receive, send
 
 MOST_BYTES = 2**30
 _COMPLETIONS = "completions"

@@ -12,33 +12,33 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_reduce
 
-from ..errors import TrainingError
-from ..files.reading import expanded
-from ..hub import Tokenizer
-from ..hub.adapters.adapter import frozen_copy
-from ..hub.adapters.adapter_folder import load_adapter_weights
-from ..hub.checkpoint.save import check_apart
-from ..images import ImageProcessor
-from ..layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
-from ..layers.matrix import matrices, matrix_of, parameters
-from ..models import Decoder, ImageClassifier, check_causal
-from ..models.parts.architecture import layer_numbers, weight_names
-from .batches import Batch, evaluation_batches
-from .data_parallel import DataParallel
-from .fine_tune_data import batch_maker, largest_batch, training_batches
-from .fine_tune_settings import GRPO, FineTuneSettings
-from .loop import Trainer
-from .loss import Loss, distillation_loss, grpo_loss, next_token_loss
-from .memory import MemoryPlan, plan_memory
-from .optimizer import named_optimizer, named_schedule
-from .optimizer_step import Batches, checkpoint_blocks
+from ...errors import TrainingError
+from ...files.reading import expanded
+from ...hub import Tokenizer
+from ...hub.adapters.adapter import frozen_copy
+from ...hub.adapters.adapter_folder import load_adapter_weights
+from ...hub.checkpoint.save import check_apart
+from ...images import ImageProcessor
+from ...layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
+from ...layers.matrix import matrices, matrix_of, parameters
+from ...models import Decoder, ImageClassifier, check_causal
+from ...models.parts.architecture import layer_numbers, weight_names
+from ..batches import Batch, evaluation_batches
+from ..data_parallel import DataParallel
+from ..loop import Trainer
+from ..loss import Loss, distillation_loss, grpo_loss, next_token_loss
+from ..memory import MemoryPlan, plan_memory
+from ..optimizer import named_optimizer, named_schedule
+from ..optimizer_step import Batches, checkpoint_blocks
+from ..results import AdapterFiles, Callback, TrainedModel
+from ..run_folder import file_digest, own_run_folder, samples_digest, weights_digest
+from ..samples import Samples
+from ..tasks.corpus import summed_loss
+from ..tasks.samples import ImageBatch, ImageTask
+from .data import batch_maker, largest_batch, training_batches
 from .preferences import PairBatch, is_mode, preference_loss, preferences, reference_digest
-from .results import AdapterFiles, Callback, TrainedModel
 from .rollouts import Problems, Rollouts, mean_reward
-from .run_folder import file_digest, own_run_folder, samples_digest, weights_digest
-from .samples import Samples
-from .tasks.corpus import summed_loss
-from .tasks.samples import ImageBatch, ImageTask
+from .settings import GRPO, FineTuneSettings
 
 
 def adapt_layers(

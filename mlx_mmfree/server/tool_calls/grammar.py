@@ -23,11 +23,11 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
-from ..platform.confinement.process import Branch, ConfinedProcess, LimitError, TimeLimitError
-from .answers import token_bytes
-from .call_readers import Functions
-from .errors import RequestError
-from .tools import CallForm
+from ...platform.confinement.process import Branch, ConfinedProcess, LimitError, TimeLimitError
+from ..answers import token_bytes
+from ..errors import RequestError
+from .call_forms import CallForm
+from .readers import Functions
 
 COMPILER_SECONDS, COMPILER_MB = 1.0, 100
 # nearly every grammar needs less; those that do not wait apart, so that the others need not
@@ -151,7 +151,7 @@ class Grammars:
         self._lanes = lanes
         self._check = check
         self._process = ConfinedProcess(
-            "mlx_mmfree.server.grammar_server",
+            "mlx_mmfree.server.tool_calls.grammar_server",
             ("llguidance",),
             _VOCABULARY_MB * _MB,
             first=self._vocabulary,

@@ -9,18 +9,18 @@ from typing import Any, Literal, NamedTuple, TypeGuard, get_args
 import mlx.core as mx
 import numpy as np
 
-from ..errors import TrainingError
-from ..files.tensors import read_header, read_tensors
-from ..files.writing import new_file
-from ..hub.checkpoint.save import write_tensors
-from ..models import Decoder
-from ..ops import long_sum
-from ..platform.progress import Progress
-from . import samples
-from .batches import Batch, padded_batch
-from .data_parallel import DataParallel
-from .loss import Loss, token_losses
-from .run_folder import make_run_folder, samples_digest, weights_digest, writing
+from ...errors import TrainingError
+from ...files.tensors import read_header, read_tensors
+from ...files.writing import new_file
+from ...hub.checkpoint.save import write_tensors
+from ...models import Decoder
+from ...ops import long_sum
+from ...platform.progress import Progress
+from .. import samples
+from ..batches import Batch, padded_batch
+from ..data_parallel import DataParallel
+from ..loss import Loss, token_losses
+from ..run_folder import make_run_folder, samples_digest, weights_digest, writing
 
 SYSTEM = "system"
 """The key of the instruction before the prompt."""

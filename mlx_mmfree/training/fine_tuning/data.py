@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import TrainingError
-from ..files.reading import expanded
-from ..hub.remote.download import dataset_folder, names_split, split_files
-from ..images import ImageProcessor
-from ..models import ImageClassifier
-from .batches import Batch, SampleBatches, padded_batch
-from .fine_tune_settings import GRPO, FineTuneSettings
-from .image_sets import LabelledImage, digest_of, read_images
+from ...errors import TrainingError
+from ...files.reading import expanded
+from ...hub.remote.download import dataset_folder, names_split, split_files
+from ...images import ImageProcessor
+from ...models import ImageClassifier
+from ..batches import Batch, SampleBatches, padded_batch
+from ..image_sets import LabelledImage, digest_of, read_images
+from ..samples import SPLITS, Samples, find_splits, read_samples
+from ..tasks.samples import ImageBatch, image_batch
 from .preferences import pair_batch, read_pairs
 from .rollouts import Problems, largest_group_batch, read_problems, rewards_of
-from .samples import SPLITS, Samples, find_splits, read_samples
-from .tasks.samples import ImageBatch, image_batch
+from .settings import GRPO, FineTuneSettings
 
 _OF_TEXTS = (
     "train_mode",

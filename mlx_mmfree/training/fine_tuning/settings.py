@@ -7,12 +7,11 @@ from typing import Any, ClassVar, get_args
 
 import mlx.core as mx
 
-from ..errors import TrainingError
-from .loss import GRPOLoss
-from .optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
-from .precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
-from .preferences import LossType, TrainMode, is_mode
-from .run_settings import (
+from ...errors import TrainingError
+from ..loss import GRPOLoss
+from ..optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
+from ..precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
+from ..run_settings import (
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -25,7 +24,8 @@ from .run_settings import (
     names_in,
     setting,
 )
-from .samples import Features
+from ..samples import Features
+from .preferences import LossType, TrainMode, is_mode
 
 KINDS = ("lora", "dora", "full")
 GRPO = "grpo"

@@ -7,9 +7,9 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from ..files.reading import parse_json
-from ..generation import answer_parts
-from ..generation.scanning import Scanner, Steps
+from ...files.reading import parse_json
+from ...generation import answer_parts
+from ...generation.scanning import Scanner, Steps
 
 Functions = Mapping[str, Mapping[str, Any]]
 """The schemas of the arguments of functions by their names."""

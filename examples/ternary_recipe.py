@@ -5,8 +5,9 @@ python examples/ternary_recipe.py [--quick] [--output DIR] [--rows NAME ...] [--
 
 A dense Qwen3 of 4 layers and 128 dims learns from stories and from lines that ask for words they have
 named. `mmfree ternarize` then makes it ternary with a tenth of the tokens that it learned from. Each row
-changes one choice of the first row, with the first seed; the rows in `BEST` have more seeds, and fewer
-tokens too. One row learns from random weights and the text alone.
+changes one choice of the first row, with the first seed. The rows in `BEST` have more seeds, and fewer
+tokens too; the defaults of the command are the second of them. One row learns from random weights and
+the text alone.
 
 The folder gets a file for each run, `table.md` and `table.json`. Repeat the command to go on after a
 stop: finished runs are not repeated. `--table-only` writes the table of what is there.
@@ -36,6 +37,13 @@ FIRST, SCRATCH = "groups of 64", "from random weights"
 TOGETHER = "the five best choices together"
 EVERYWHERE = "mlx-lm, llama.cpp"
 BITNET = "transformers, mlx-lm"
+_FIRST: dict[str, Any] = {
+    "threshold": 0.5,
+    "scale_of_kept": False,
+    "quantization_warmup": 0.5,
+    "teacher_weight": 1.0,
+    "final_learning_rate": 0.1,
+}
 _TOGETHER = {
     "threshold": 0.7,
     "scale_of_kept": True,
@@ -62,7 +70,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding and head stay": (EVERYWHERE, {"keep_embedding": True}),
     SCRATCH: (BITNET, {}),
 }
-"""Each choice: where its model opens, and the settings that differ."""
+"""Each choice: where its model opens, and the settings that differ from `_FIRST`."""
 BEST = (FIRST, TOGETHER)
 """The rows that have several seeds and shares of the tokens."""
 
@@ -205,10 +213,13 @@ def _from_scratch(run: Run, plan: Plan, folder: Path, output: Path, steps: int) 
 
 
 def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
-    options = dict(ROWS[run.row][1])
+    options = _FIRST | ROWS[run.row][1]
+    if options.get("scales") == "bitnet":
+        # which has a threshold of its own
+        del options["threshold"], options["scale_of_kept"]
     stage = "text" if options.get("logits_steps") == 0 else "logits"
-    if "quantization_warmup" in options:
-        options["quantization_warmup"] = round(steps * options["quantization_warmup"])
+    warmup = 0 if stage == "text" else options["quantization_warmup"]
+    options["quantization_warmup"] = int(steps * warmup)
     settings = TernarizeSettings(
         model=str((folder / students.TEACHER / "model").resolve()),
         path=str(output.resolve()),

@@ -62,7 +62,7 @@ def test_the_command(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks) == 14 and all(matrix.is_packed for matrix in blocks)
     # the model is what its masters become, and adds no tensor to what the dense one has
     for block in masters.blocks:
-        make_ternary(block, TernaryScheme())
+        make_ternary(block, TernaryScheme(threshold=0.7, keeps_mean=False))
     tokens = mx.array([[1, 5, 9, 2]])
     assert mx.allclose(model(tokens)[0], masters(tokens)[0], atol=1e-4)
     assert isinstance(masters.embed, nn.Embedding)
@@ -94,7 +94,7 @@ def test_a_rotated_model_opens_here(dense: Path, capsys: pytest.CaptureFixture[s
     blocks = [matrix for block in model.blocks for matrix in matrices(block).values()]
     assert len(blocks) == 14 and all(matrix.is_rotated for matrix in blocks)
     for block in masters.blocks:
-        make_ternary(block, TernaryScheme(block=32))
+        make_ternary(block, TernaryScheme(threshold=0.7, keeps_mean=False, block=32))
     tokens = mx.array([[1, 5, 9, 2]])
     wanted = masters(tokens)[0]
     assert relative_error(model(tokens)[0], wanted) <= TOLERANCE[mx.float16]
@@ -115,7 +115,7 @@ def test_a_rotated_model_opens_here(dense: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--scales", "bitnet", "--threshold", "0.7"], "--threshold must be left out where"),
+        (["--scales", "bitnet", "--threshold", "0.5"], "--threshold must be left out where"),
         (["--inner-norms"], "--inner-norms must be left out unless"),
         (["--logits-steps", "0"], "[ternarize] --logits-steps or --text-steps must be positive"),
         (["--scales", "bitnet", "--rotation", "32"], "--rotation must be left out where"),
@@ -134,7 +134,8 @@ def test_choices_that_do_not_fit(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--threshold", "0.7"),
+        ("--threshold", "0.5"),
+        ("--no-scale-of-kept",),
         ("--scales", "row"),
         ("--rotation", "32"),
         ("--teacher-weight", "2"),
@@ -147,7 +148,7 @@ def test_a_run_goes_on_with_its_own_settings_alone(
     assert main(flags_of(dense, "--logits-steps", "1")) == 0
     weights = (dense.parent / "run/model/model.safetensors").read_bytes()
     assert main(flags_of(dense, "--logits-steps", "1", *flags)) == 2
-    name = flags[0].removeprefix("--").replace("-", "_")
+    name = flags[0].removeprefix("--").removeprefix("no-").replace("-", "_")
     assert f"holds a run with other values of {name}" in capsys.readouterr().err
     assert (dense.parent / "run/model/model.safetensors").read_bytes() == weights
 
@@ -162,13 +163,21 @@ def test_another_form_than_that_of_the_command_is_refused(
     assert "must be left out, as attention stays" in capsys.readouterr().err
 
 
-def test_distil_is_the_same_run(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command, *flags = flags_of(dense, "--logits-steps", "2")
+def test_distil_with_its_defaults_is_the_same_run(
+    dense: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = ["--threshold", "0.7", "--scale-of-kept", "--quantization-warmup", "0"]
+    same += ["--teacher-weight", "4", "--final-learning-rate", "0"]
+    command, *flags = flags_of(dense, "--logits-steps", "2", *same)
+    assert main(flags_of(dense, "--logits-steps", "2")) == 0
+    assert "note:" not in capsys.readouterr().err
+    # the flags are its defaults
     assert main([command, *flags]) == 0
-    assert "the same run" not in capsys.readouterr().err
     other = ["--path", str(dense.parent / "other"), "--to", "same", "--ternary"]
     assert main(["distil", *flags, *other, "--scales", "group"]) == 0
-    assert "`mmfree ternarize --scales group` is the same run" in capsys.readouterr().err
+    assert (
+        "attention stays, which `mmfree ternarize --scales group` is for" in capsys.readouterr().err
+    )
     for name in ("model", "masters"):
         files = (dense.parent / run / name / "model.safetensors" for run in ("run", "other"))
         assert len({file.read_bytes() for file in files}) == 1

@@ -213,7 +213,9 @@ def add_settings_flags(
         rule = field.metadata["rule"]
         options: dict[str, Any] = {"help": _help(field.metadata["words"])}
         if field.type is bool:
-            options |= {"action": "store_true", "default": None}
+            is_on = field.default is True
+            action = argparse.BooleanOptionalAction if is_on else "store_true"
+            options |= {"action": action, "default": None}
         elif field.name in _LISTS:
             metavar, kind = _LISTS[field.name]
             options |= {"nargs": "+", "metavar": metavar, "type": kind}

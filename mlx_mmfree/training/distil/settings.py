@@ -255,7 +255,9 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         names = _COURSE.get(name, ())
         values = {each: getattr(self, each) for each in names}
         # runs that were begun without one of them have its usual value
-        return {each: value for each, value in values.items() if value != getattr(type(self), each)}
+        return {
+            each: value for each, value in values.items() if value != getattr(DistilSettings, each)
+        }
 
     def record(self) -> dict[str, Any]:
         """All plain values of the run, as a report names them."""
@@ -271,6 +273,13 @@ class TernarizeSettings(DistilSettings):
     to: tuple[str | Mapping[str, Any], ...] = ("same",)
     ternary: bool = True
     scales: str = "group"
+    threshold: float = 0.7
+    scale_of_kept: bool = True
+    quantization_warmup: int | None = setting(
+        "Steps of the third stage over which the weights change from float to ternary.", 0
+    )
+    teacher_weight: float = 4.0
+    final_learning_rate: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

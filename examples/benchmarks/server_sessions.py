@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from random_models import random_model
 from server_clients import prompt
 
@@ -15,6 +16,7 @@ from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.hub import load
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.platform.allocator import return_freed_memory
+from mlx_mmfree.platform.device import system_memory_bytes
 from mlx_mmfree.platform.resident_memory import resident_memory
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 
@@ -88,20 +90,22 @@ def park(
     Args:
         model: A checkpoint, or `None`.
         config: The configuration of a float32 model of random weights, if there is no checkpoint.
-        parked: How many sessions are kept.
+        parked: How many sessions are kept; fewer where they would take over a quarter of the memory.
         tokens: How many tokens each has read.
         new_tokens: How many more are sent when it is resumed.
         resumed: How many sessions are resumed.
 
     Returns:
-        The `bytes` that the sessions count, the `resident_bytes` by which the process has grown
-        (`None` where the system does not tell), and the median seconds of a resumption: to `restore` a
-        state from memory, to `read` the new tokens, and to `tokenize` the whole text (`None` without a
-        checkpoint).
+        How many `sessions` were kept, the `bytes` that they count, the `resident_bytes` by which the process
+        has grown (`None` where the system does not tell), and the median seconds of a resumption: to
+        `restore` a state from memory, to `read` the new tokens, and to `tokenize` the whole text (`None`
+        without a checkpoint).
     """
     built, tokenizer = load(model) if model else (random_model(config or {}, mx.float32), None)
     text = [token % built.vocab_size for token in range(tokens)]
     state = prefill(built, mx.array([text]))
+    state_bytes = sum(array.nbytes for _, array in tree_flatten(state))
+    parked = max(1, min(parked, system_memory_bytes() // 4 // state_bytes))
     sessions = Sessions(built, memory_bytes=_MEMORY_BYTES)
     # what reading the text has freed would hide what the sessions take
     mx.clear_cache()
@@ -125,6 +129,7 @@ def park(
         if known.count != tokens:
             raise RuntimeError(f"of a parked session {known.count} of {tokens} tokens were known")
     return {
+        "sessions": parked,
         "bytes": sessions.stats().memory_bytes,
         "resident_bytes": after.anonymous_bytes - before.anonymous_bytes
         if before and after

@@ -457,7 +457,6 @@ def _measure_parked(
     }
     return ParkedFigure(
         name,
-        sessions=settings.parked,
         tokens=settings.parked_tokens,
         new_tokens=settings.new_tokens,
         **measure("server_sessions:park", arguments),
@@ -508,7 +507,7 @@ _AMOUNTS: Mapping[str, tuple[str, bool]] = {
     "turns": ("turns of a conversation of one client (10)", False),
     "rounds": ("how often each server is measured, in turn with the others (3)", False),
     "rows": ("rows of the scheduler without HTTP (16)", False),
-    "parked": ("sessions that are parked (1000)", False),
+    "parked": ("sessions that are parked, if a quarter of the memory holds them (1000)", False),
     "parked_tokens": ("tokens of a parked session that is restored (8000)", False),
 }
 _COMPARE = ("mlx-lm", "llama.cpp")

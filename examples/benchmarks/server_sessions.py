@@ -6,13 +6,13 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 from random_models import random_model
 from server_clients import prompt
 
 from mlx_mmfree.generation.decode import prefill
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
+from mlx_mmfree.generation.states import arrays_by_place
 from mlx_mmfree.hub import load
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.platform.allocator import return_freed_memory
@@ -96,15 +96,15 @@ def park(
         resumed: How many sessions are resumed.
 
     Returns:
-        How many `sessions` were kept, the `bytes` that they count, the `resident_bytes` by which the process
-        has grown (`None` where the system does not tell), and the median seconds of a resumption: to
-        `restore` a state from memory, to `read` the new tokens, and to `tokenize` the whole text (`None`
-        without a checkpoint).
+        How many `sessions` were kept, the `bytes` that they count, the `resident_bytes` by which the
+        process has grown (`None` where the system does not tell), and the median seconds of a
+        resumption: to `restore` a state from memory, to `read` the new tokens, and to `tokenize` the
+        whole text (`None` without a checkpoint).
     """
     built, tokenizer = load(model) if model else (random_model(config or {}, mx.float32), None)
     text = [token % built.vocab_size for token in range(tokens)]
     state = prefill(built, mx.array([text]))
-    state_bytes = sum(array.nbytes for _, array in tree_flatten(state))
+    state_bytes = sum(array.nbytes for array in arrays_by_place(state).values())
     parked = max(1, min(parked, system_memory_bytes() // 4 // state_bytes))
     sessions = Sessions(built, memory_bytes=_MEMORY_BYTES)
     # what reading the text has freed would hide what the sessions take

@@ -60,7 +60,8 @@ class Breakdown:
         name: What was measured.
         threads: How many computed.
         seconds: Of the whole.
-        limit_seconds: Of a plain read of the weights, or of the arithmetic of a prompt.
+        limit_seconds: Of a plain read of the weights, or of the arithmetic of a prompt; of several texts
+            whichever of the two is longer.
         host_seconds: Processor time of the thread that prepares the operations.
         parts: By the names of the operations.
     """
@@ -80,6 +81,7 @@ def measure_parts(
     position: int,
     decoded_tokens: int,
     rounds: int,
+    rows: int = 1,
     head_bits: int | None = None,
 ) -> list[dict[str, Any]]:
     """Measures a prompt and decoded tokens of a model with random weights.
@@ -91,32 +93,44 @@ def measure_parts(
         position: Number of tokens before those that are decoded.
         decoded_tokens: Number of tokens in each round.
         rounds: Number of measurements, after one that does not count.
+        rows: Number of texts that are decoded together.
         head_bits: Bits of a head that is not ternary.
     """
     keep_freed_memory()
     model = random_model(config, head_bits=head_bits)
     prompt = mx.random.randint(0, model.vocab_size, (1, prompt_tokens))
-    state = prefill(model, mx.random.randint(0, model.vocab_size, (1, position)))
+    state = prefill(model, mx.random.randint(0, model.vocab_size, (rows, position)))
     mx.eval(prompt, state)
     with memory_reader() as reader:
         found = Limits(reader)
 
-        def arithmetic_seconds() -> float:
-            macs = ternary_macs(model) * prompt_tokens + head_macs(model)
+        def arithmetic_seconds(inputs: int, logits: int) -> float:
+            macs = ternary_macs(model) * inputs + head_macs(model) * logits
             return macs / (found.multiply_rate() or float("inf"))
+
+        def step_seconds() -> float:
+            read = found.read_seconds(read_weights(model))
+            return read if rows == 1 else max(read, arithmetic_seconds(rows, rows))
 
         def read() -> None:
             hidden, new = model.hidden(prompt)
             mx.eval(model.logits(hidden[:, -1:]), new)
 
-        decoding = Decoding(model, prompt[:, :1], state=state)
+        decoding = Decoding(model, mx.repeat(prompt[:, :1], rows, axis=0), state=state)
+        token = "token" if rows == 1 else f"token of {rows} texts"
         breakdowns = [
-            _breakdown(f"{name}: prompt of {prompt_tokens}", read, 1, arithmetic_seconds, rounds),
             _breakdown(
-                f"{name}: token after {position}",
+                f"{name}: prompt of {prompt_tokens}",
+                read,
+                1,
+                lambda: arithmetic_seconds(prompt_tokens, 1),
+                rounds,
+            ),
+            _breakdown(
+                f"{name}: {token} after {position}",
                 decoding.step,
                 decoded_tokens,
-                lambda: found.read_seconds(read_weights(model)),
+                step_seconds,
                 rounds,
             ),
         ]
@@ -191,6 +205,9 @@ def build_parser() -> CommandParser:
         "--position", default=16, **numbers, help="number of tokens before the decoded ones (16)"
     )
     parser.add_argument(
+        "--rows", default=1, **numbers, help="number of texts that are decoded together (1)"
+    )
+    parser.add_argument(
         "--decoded-tokens", default=8, **numbers, help="number of tokens in each round (8)"
     )
     parser.add_argument(
@@ -232,6 +249,7 @@ def _measured(name: str, args: argparse.Namespace) -> list[Breakdown]:
         "position": args.position,
         "decoded_tokens": args.decoded_tokens,
         "rounds": args.rounds,
+        "rows": args.rows,
     }
     processes = args.processes
     if args.quick:

@@ -75,10 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = read_settings(args.config, given)
     if settings.ternary and settings.to == ("same",):
         name = f"mmfree ternarize --scales {settings.scales}"
-        print(
-            f"note: attention stays, which `{name}` is for. Its defaults are others.",
-            file=sys.stderr,
-        )
+        print(f"note: `{name}` is made for this, with other defaults.", file=sys.stderr)
     run("distil", arguments, settings, dry_run=args.dry_run)
     return 0
 

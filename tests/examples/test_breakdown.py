@@ -42,6 +42,16 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         assert shown["host_seconds"] > 0 and shown["threads"] == 1
 
 
+def test_several_texts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "hgrn_bit", **find("hgrn_bit").tiny}))
+    command = ["--quick", "--threads", "1", "--config", str(config), "--rows", "3"]
+    assert main([*command, "--json"]) == 0
+    prompt, token = json.loads(capsys.readouterr().out)
+    assert token["name"].endswith("token of 3 texts after 16")
+    assert token["parts"]["BitLinear"]["runs"] == prompt["parts"]["BitLinear"]["runs"] == 9
+
+
 def test_the_fastest_round_and_what_is_left() -> None:
     found = [
         Breakdown("m", 2, whole, 4 - whole, 0.1, {"A": Part(3, whole / 2, whole / 10)})

@@ -216,6 +216,7 @@ def add_settings_flags(
             is_on = field.default is True
             action = argparse.BooleanOptionalAction if is_on else "store_true"
             options |= {"action": action, "default": None}
+            options["help"] += " (on)" if is_on else ""
         elif field.name in _LISTS:
             metavar, kind = _LISTS[field.name]
             options |= {"nargs": "+", "metavar": metavar, "type": kind}

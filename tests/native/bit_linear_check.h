@@ -143,14 +143,14 @@ void check_rounding(const std::string &where) {
       halves[0] = half;
       float sum = 0;
       const Floats residual{halves.data(), type};
-      table<BitLinearKernels>(kernels()).finish({&sum, 1, 1, &one, false,
+      table<BitLinearKernels>(kernels()).finish({&sum, 1, 1, 1, &one, false,
                                                  nullptr, residual, back.data(),
                                                  FloatType::float32, 1});
       return back[0];
     };
     const auto write = [&](float value) {
       table<BitLinearKernels>(kernels()).finish(
-          {&value, 1, 1, &one, false, nullptr, kNone, result.data(), type, 1});
+          {&value, 1, 1, 1, &one, false, nullptr, kNone, result.data(), type, 1});
       return result[0];
     };
     for (unsigned half = 0; half < infinity; ++half) {

@@ -10,7 +10,7 @@ constexpr size_t kFinished = 256;
 
 template <class Isa>
 void finish_part(const Results& r, size_t row, size_t first, size_t count) {
-  const float* sums = r.sums + row * r.outputs + first;
+  const float* sums = r.sums + row * r.sum_stride + first;
   const size_t start = row * r.stride + first;
   float own[kFinished], scratch[kFinished];
   void* y = static_cast<char*>(r.y) + start * size_of(r.type);

@@ -29,8 +29,8 @@ struct RowEncoder {
 
 // y = sums * scale / input scale + residual.
 struct Results {
-  const float* sums;  // (rows, outputs)
-  size_t rows, outputs;
+  const float* sums;  // (rows, outputs), whose rows are `sum_stride` values apart
+  size_t sum_stride, rows, outputs;
   const float* scale;  // (outputs,) or one
   bool has_scales;
   const float* input_scales;  // (rows,) or null
@@ -42,8 +42,8 @@ struct Results {
 
 // The loops of one instruction set. Every set gives the same bits.
 struct BitLinearKernels {
-  // z and scratch: (stride,)
-  void (*prepare_row)(const RowInput&, size_t row, float* z, float* scratch);
+  // Returns the prepared row: that of x if nothing is to be done, else z. z and scratch: (stride,)
+  const float* (*prepare_row)(const RowInput&, size_t row, float* z, float* scratch);
   // Writes the permuted codes of z, their sum, and their scale, which is NaN if z has no codes.
   void (*encode_row)(const RowEncoder&, const float* z, float* scratch, int8_t* codes, int32_t* sum,
                      float* scale);

@@ -24,9 +24,12 @@ void scale_row(const float* values, float inverse, const Floats& weight, size_t 
 }
 
 template <class Isa>
-void prepare_row(const RowInput& input, size_t row, float* z, float* scratch) {
+const float* prepare_row(const RowInput& input, size_t row, float* z, float* scratch) {
   const size_t dims = input.dims;
   if (input.gate == Activation::none) {
+    if (!input.norm.data && input.x.type == FloatType::float32 && dims == input.stride) {
+      return static_cast<const float*>(input.x.data) + row * dims;
+    }
     widen<Isa>(input.x, row * dims, dims, z);
   } else {
     widen<Isa>(input.x, 2 * row * dims, dims, z);
@@ -40,6 +43,7 @@ void prepare_row(const RowInput& input, size_t row, float* z, float* scratch) {
     scale_row<Isa>(z, inverse_of<Isa>(z, dims, input.norm_eps), input.norm, dims, scratch, z);
   }
   memset(z + dims, 0, (input.stride - dims) * sizeof(float));
+  return z;
 }
 
 // Returns the row that meets the matrix, (stride,), which may be z itself.

@@ -7,6 +7,7 @@
 #include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
+#include "ternary_matmul/tiles.h"
 
 namespace mmfree {
 
@@ -49,11 +50,13 @@ struct Panel {
 
 struct Scratch {
   float *z, *values, *sums;
+  uint8_t* tile;
 
-  void cut(Cutter& cutter, size_t z_rows, size_t stride, size_t sum_count) {
+  void cut(Cutter& cutter, size_t z_rows, size_t stride, size_t sum_count, size_t tile_size) {
     z = cutter.take<float>(z_rows * stride);
     values = cutter.take<float>(stride);
     sums = cutter.take<float>(sum_count);
+    tile = cutter.take<uint8_t>(tile_size);
   }
 };
 
@@ -88,13 +91,16 @@ class Projector {
   }
 
  private:
-  // The number of groups in one piece of the products.
+  // The number of groups in one piece of the products. Tiles are pieces of their own, so that the
+  // threads come to the end together.
   size_t piece(size_t rows, size_t threads) const {
     if (groups_ * kGroup * row_bytes_ * rows <= kSharedBytes) {
       return groups_;
     }
-    const size_t cached = kPieceBytes / std::max<size_t>(row_bytes_ * kGroup, 1);
-    return std::max<size_t>(std::min(cached, groups_ / (4 * threads)), 1);
+    const bool has_tiles = call_.has_codes && rows > product_.stream_rows;
+    const size_t most = has_tiles ? product_.tile_outputs / kGroup
+                                  : kPieceBytes / std::max<size_t>(row_bytes_ * kGroup, 1);
+    return std::max<size_t>(std::min(most, groups_ / (4 * threads)), 1);
   }
 
   // Each thread prepares the activations of a projection for itself when it comes to it, which is
@@ -103,7 +109,7 @@ class Projector {
     const size_t count = threads(), step = piece(call_.rows, count);
     const auto cut = [&](Cutter& cutter, Panel& panel, Scratch& scratch) {
       panel.cut(cutter, panels_);
-      scratch.cut(cutter, call_.rows, stride_, call_.rows * step * kGroup);
+      scratch.cut(cutter, call_.rows, stride_, call_.rows * step * kGroup, 0);
     };
     Panel panel{call_.rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
     Scratch scratch;
@@ -120,20 +126,29 @@ class Projector {
       Cutter cutter(memory + claims.thread() * measure.size());
       cut(cutter, panel, scratch);
       prefetch(first);
+      const float* z[kMostStreamRows];
       for (size_t row = 0; row < call_.rows; ++row) {
-        loops_.prepare_row(input_, row, scratch.z + row * stride_, scratch.values);
+        z[row] = loops_.prepare_row(input_, row, scratch.z + row * stride_, scratch.values);
       }
       size_t encoded = call_.projections.size();
       do {
         each_projection(first, last, [&](size_t p, size_t output, size_t offset, size_t outputs) {
           if (encoded != p && (has_norms_ || encoded == call_.projections.size())) {
             for (size_t row = 0; row < call_.rows; ++row) {
-              encode(panel, p, row, scratch.z + row * stride_, scratch.values);
+              encode(panel, p, row, z[row], scratch.values);
             }
             encoded = p;
           }
-          multiply(panel, p, 0, call_.rows, 0, rows_of(p, output, outputs), output, offset,
-                   scratch.sums);
+          CodeProduct product = codes_of(panel, p, rows_of(p, output, outputs));
+          if (call_.has_codes) {
+            product.y = scratch.sums;
+            product_.stream_codes(product, 0, outputs);
+          } else {
+            product_.multiply_floats({panel.floats + place(panel, p) * stride_, call_.rows, stride_,
+                                      product.weight, scratch.sums},
+                                     0, outputs);
+          }
+          finish(panel, p, 0, call_.rows, 0, output, offset, outputs, scratch.sums, outputs);
         });
       } while (claims.next(first, last));
     });
@@ -144,7 +159,9 @@ class Projector {
     Panel panel{rows, stride_, call_.has_codes, nullptr, nullptr, nullptr, nullptr};
     Scratch scratch;
     const auto cut_scratch = [&](Cutter& cutter, Scratch& scratch) {
-      scratch.cut(cutter, 1, stride_, std::min(rows, kChunkRows) * step * kGroup);
+      scratch.cut(cutter, 1, stride_,
+                  call_.has_codes ? 0 : std::min(rows, kChunkRows) * step * kGroup,
+                  call_.has_codes ? tile_bytes(product_, row_bytes_) : 0);
     };
     Cutter measure(nullptr), panel_measure(nullptr);
     cut_scratch(measure, scratch);
@@ -163,9 +180,9 @@ class Projector {
       const Scratch scratch = own(claims);
       for (size_t first, last; claims.next(first, last);) {
         for (size_t row = first; row < last; ++row) {
-          loops_.prepare_row(input_, start + row, scratch.z, scratch.values);
+          const float* z = loops_.prepare_row(input_, start + row, scratch.z, scratch.values);
           for (size_t p = 0; p < panels_; ++p) {
-            encode(panel, p, row, scratch.z, scratch.values);
+            encode(panel, p, row, z, scratch.values);
           }
         }
       }
@@ -175,9 +192,22 @@ class Projector {
       for (size_t first, last; claims.next(first, last);) {
         each_projection(first, last, [&](size_t p, size_t output, size_t offset, size_t outputs) {
           const PackedMatrix weight = rows_of(p, output, outputs);
+          if (call_.has_codes) {
+            multiply_tiles(
+                product_, codes_of(panel, p, weight), 0, outputs, scratch.tile,
+                [&](size_t row, size_t count, size_t first, size_t width, const float* values) {
+                  finish(panel, p, row, count, start + row, output + first, offset + first, width,
+                         values, product_.tile_outputs);
+                });
+            return;
+          }
           for (size_t row = 0; row < rows; row += kChunkRows) {
-            multiply(panel, p, row, std::min(kChunkRows, rows - row), start + row, weight, output,
-                     offset, scratch.sums);
+            const size_t count = std::min(kChunkRows, rows - row);
+            product_.multiply_floats({panel.floats + (place(panel, p) + row) * stride_, count,
+                                      stride_, weight, scratch.sums},
+                                     0, outputs);
+            finish(panel, p, row, count, start + row, output, offset, outputs, scratch.sums,
+                   outputs);
           }
         });
       }
@@ -212,7 +242,7 @@ class Projector {
   void encode(const Panel& panel, size_t p, size_t row, const float* z, float* scratch) const {
     const RowEncoder encoder{call_.input.dims, call_.projections[p].norm, call_.eps,
                              call_.half_away, stride_};
-    const size_t at = (has_norms_ ? p : 0) * panel.rows + row;
+    const size_t at = place(panel, p) + row;
     if (panel.has_codes) {
       loops_.encode_row(encoder, z, scratch, panel.codes + at * stride_, panel.sums + at,
                         panel.scales + at);
@@ -228,25 +258,28 @@ class Projector {
     return weight;
   }
 
-  // Computes the rows [row, row + rows) of the panel, which are the rows of y from `y_row` on, with
-  // a part of the matrix, which begins at `output`.
-  void multiply(const Panel& panel, size_t p, size_t row, size_t rows, size_t y_row,
-                const PackedMatrix& weight, size_t output, size_t offset, float* sums) const {
+  // Where the rows of a projection begin in the panel.
+  size_t place(const Panel& panel, size_t p) const {
+    return (has_norms_ ? p : 0) * panel.rows;
+  }
+
+  // The product of all rows of the panel, whose results have no place.
+  CodeProduct codes_of(const Panel& panel, size_t p, const PackedMatrix& weight) const {
+    const size_t at = place(panel, p);
+    return {panel.codes + at * stride_, panel.sums + at, panel.rows, stride_, weight, nullptr};
+  }
+
+  // Makes the rows [row, row + rows) of the panel, which are those of y from `y_row` on, of their
+  // sums with some outputs.
+  void finish(const Panel& panel, size_t p, size_t row, size_t rows, size_t y_row, size_t output,
+              size_t offset, size_t outputs, const float* sums, size_t sum_stride) const {
     const Projection& projection = call_.projections[p];
-    const size_t at = (has_norms_ ? p : 0) * panel.rows + row, outputs = weight.outputs;
-    if (panel.has_codes) {
-      product_.multiply_codes(
-          {panel.codes + at * stride_, panel.sums + at, rows, stride_, weight, sums}, 0, outputs);
-    } else {
-      product_.multiply_floats({panel.floats + at * stride_, rows, stride_, weight, sums}, 0,
-                               outputs);
-    }
     const size_t start = y_row * outputs_ + offset;
-    loops_.finish({sums, rows, outputs, projection.scale + (projection.has_scales ? output : 0),
-                   projection.has_scales, panel.has_codes ? panel.scales + at : nullptr,
-                   mmfree::offset(call_.residual, start),
-                   static_cast<char*>(call_.y) + start * size_of(call_.type), call_.type,
-                   outputs_});
+    loops_.finish(
+        {sums, sum_stride, rows, outputs, projection.scale + (projection.has_scales ? output : 0),
+         projection.has_scales, panel.has_codes ? panel.scales + place(panel, p) + row : nullptr,
+         mmfree::offset(call_.residual, start),
+         static_cast<char*>(call_.y) + start * size_of(call_.type), call_.type, outputs_});
   }
 
   const BitLinearCall& call_;

@@ -8,7 +8,7 @@ namespace {
 
 struct Avx2 : Avx2Base {
   static constexpr size_t kStreamRows = 2, kTileRows = 2;
-  static constexpr bool kPartialSums = true;
+  static constexpr bool kPartialSums = true, kInterleaves = false;
   using Partial = __m256i;
 
   // 16-bit sums of pairs: at most 2 * 2 * 128 in magnitude each, and eight of them in a block

@@ -9,7 +9,7 @@ namespace {
 
 struct AvxVnni : Avx2Base {
   static constexpr size_t kStreamRows = 2, kTileRows = 2;
-  static constexpr bool kPartialSums = false;
+  static constexpr bool kPartialSums = false, kInterleaves = false;
 
   template <int k>
   MMFREE_INLINE static Codes masked(__m256i packed) {

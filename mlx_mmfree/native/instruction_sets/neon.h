@@ -12,7 +12,7 @@ namespace {
 
 struct Neon {
   static constexpr size_t kBytes = 16;
-  static constexpr bool kPartialSums = false;
+  static constexpr bool kPartialSums = false, kInterleaves = false;
   using Sum = int32x4_t;
 
   MMFREE_INLINE static Sum zero() {

@@ -13,7 +13,7 @@ using Ints = int32_t __attribute__((vector_size(64)));
 // Vectors that the compiler itself offers, for every processor.
 struct Portable {
   static constexpr size_t kBytes = 16, kStreamRows = 1, kTileRows = 2;
-  static constexpr bool kPartialSums = true;
+  static constexpr bool kPartialSums = true, kInterleaves = false;
   using Sum = Ints;
   using Codes = Bytes;
   using Partial = Shorts;

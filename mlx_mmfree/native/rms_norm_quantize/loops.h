@@ -63,17 +63,23 @@ float largest(const float* values, size_t dims) {
       });
     });
   });
-  float lanes[2][kSumWidth];
-  memcpy(lanes[0], most, sizeof(most));
-  memcpy(lanes[1], nan, sizeof(nan));
-  float result = 0.0f;
-  for (size_t j = 0; j < kSumWidth; ++j) {
-    result = lanes[0][j] > result ? lanes[0][j] : result;
+  // the larger one of a and b, and NaN if one of them is
+  const auto join = [](auto& a, auto& a_nan, auto b, auto b_nan) MMFREE_INLINE {
+    a = b > a ? b : a;
+    a_nan = b_nan == b_nan ? a_nan : b_nan;
+  };
+  unroll<3>([&](auto s) MMFREE_INLINE {
+    unroll<Lanes<Isa>::kVectors>([&](auto v) MMFREE_INLINE {
+      join(most[0].at[v], nan[0].at[v], most[s + 1].at[v], nan[s + 1].at[v]);
+    });
+  });
+  float lanes[2][kRowLanes];
+  memcpy(lanes[0], &most[0], sizeof(lanes[0]));
+  memcpy(lanes[1], &nan[0], sizeof(lanes[1]));
+  for (size_t j = 1; j < kRowLanes; ++j) {
+    join(lanes[0][0], lanes[1][0], lanes[0][j], lanes[1][j]);
   }
-  for (size_t j = 0; j < kSumWidth; ++j) {
-    result = lanes[1][j] == lanes[1][j] ? result : lanes[1][j];
-  }
-  return result;
+  return lanes[1][0] == lanes[1][0] ? lanes[0][0] : lanes[1][0];
 }
 
 template <class Isa>

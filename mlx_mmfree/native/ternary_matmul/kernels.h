@@ -21,7 +21,8 @@ struct PackedMatrix {
   size_t outputs, row_bytes;
 };
 
-// y = x T^T for permuted activation codes. Code k + 4 b of a block lies at 64 k + b.
+// y = x T^T for permuted activation codes. Code k + 4 b of a block lies at 64 k + b, so that those
+// of the four bytes of a word lie side by side.
 struct CodeProduct {
   const int8_t* codes;  // (rows, blocks * 256)
   const int32_t* sums;  // (rows,) of the codes
@@ -29,6 +30,20 @@ struct CodeProduct {
   PackedMatrix weight;
   float* y;  // (rows, outputs)
 };
+
+// The part of such a product that few rows and outputs have.
+struct CodeTile {
+  const int8_t* codes;  // (rows, blocks * 256)
+  const int32_t* sums;  // (rows,) of the codes
+  size_t rows, stride;
+  const uint8_t* weight;  // `words` 32-bit words for each output, which may be interleaved
+  size_t words, outputs;
+  const uint8_t* ahead;  // the weights that come next and are fetched meanwhile, or null
+  float* y;              // (rows, tile_outputs)
+};
+
+// No tile of any instruction set has more values, and no stream more rows.
+constexpr size_t kTileValues = 384, kMostStreamRows = 4;
 
 // y = x T^T for permuted floats. Value s + 16 w of a block lies at 16 s + w.
 struct FloatProduct {
@@ -53,13 +68,17 @@ struct TernaryMatmulKernels {
   // x: (dims,). Returns whether all values are whole numbers in [-128, 127].
   bool (*permute_codes)(const float* x, size_t dims, int8_t* codes, int32_t* sum);
   void (*permute_floats)(const float* x, size_t dims, float* permuted);
+  // Computes the outputs [first, last) of all rows, which are at most stream_rows.
+  size_t stream_rows;
+  void (*stream_codes)(const CodeProduct&, size_t first, size_t last);
+  size_t tile_rows, tile_outputs;
+  // Interleaves the weights of at most tile_outputs outputs from `first` on. Null: tiles need not.
+  void (*interleave)(const PackedMatrix&, size_t first, size_t outputs, uint8_t* tile);
+  void (*multiply_tile)(const CodeTile&);
   // Computes the outputs [first, last) of every row.
-  void (*multiply_codes)(const CodeProduct&, size_t first, size_t last);
   void (*multiply_floats)(const FloatProduct&, size_t first, size_t last);
   // Computes a block of dx for the rows [first, first + rows), where rows <= transposed_rows.
   void (*multiply_transposed)(const TransposedProduct&, size_t block, size_t first, size_t rows);
-  // The most rows for which `multiply_codes` reads the weights as one stream.
-  size_t stream_rows;
 
   template <class Isa, class Dense>
   static constexpr TernaryMatmulKernels of();

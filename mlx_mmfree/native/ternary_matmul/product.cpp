@@ -7,6 +7,7 @@
 #include "runtime/kernels.h"
 #include "runtime/thread_pool.h"
 #include "runtime/workspace.h"
+#include "ternary_matmul/tiles.h"
 
 namespace mmfree {
 
@@ -26,14 +27,18 @@ size_t panel_rows(size_t rows, size_t row_bytes) {
   return std::min(rows, std::max<size_t>(round_up(kPanelBytes / row_bytes, 12), 12));
 }
 
-// The number of outputs in one piece of a product.
-size_t piece(const PackedMatrix& weight, size_t rows) {
+// The number of outputs in one piece of a product, which are at most `most`.
+size_t piece(const PackedMatrix& weight, size_t rows, size_t most) {
   if (weight.outputs * weight.row_bytes * rows <= kSharedBytes) {
     return weight.outputs;
   }
-  const size_t cached = std::max(kPieceBytes / std::max<size_t>(weight.row_bytes, 1), kOutputs);
   const size_t even = round_up(weight.outputs / (4 * threads()) + 1, kOutputs);
-  return std::min(cached / kOutputs * kOutputs, even);
+  return std::min(most / kOutputs * kOutputs, even);
+}
+
+// As many outputs as the second-level cache holds.
+size_t cached_outputs(const PackedMatrix& weight) {
+  return std::max(kPieceBytes / std::max<size_t>(weight.row_bytes, 1), kOutputs);
 }
 
 // Rows of one matrix among several whose results are moved to their places while they are in the
@@ -51,11 +56,23 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
   const auto& set = table<TernaryMatmulKernels>(kernels());
   const size_t stride = std::max<size_t>(blocks(dims), 1) * kBlockWeights;
   const size_t panel = panel_rows(rows, stride);
+  const size_t tile_size = tile_bytes(set, weight.row_bytes);
   for (size_t start = 0; start < rows; start += panel) {
     const size_t count = std::min(panel, rows - start);
-    auto* codes = static_cast<int8_t*>(workspace(panel * (stride + sizeof(int32_t) + 1)));
-    auto* sums = reinterpret_cast<int32_t*>(codes + panel * stride);
-    auto* is_valid = reinterpret_cast<bool*>(sums + panel);
+    int8_t* codes;
+    int32_t* sums;
+    bool* is_valid;
+    uint8_t* tiles;
+    const auto cut = [&](Cutter& cutter) {
+      codes = cutter.take<int8_t>(panel * stride);
+      sums = cutter.take<int32_t>(panel);
+      is_valid = cutter.take<bool>(panel);
+      tiles = cutter.take<uint8_t>(rows <= set.stream_rows ? 0 : threads() * tile_size);
+    };
+    Cutter measure(nullptr);
+    cut(measure);
+    Cutter cutter(workspace(measure.size()));
+    cut(cutter);
     parallel_for(count, piece_rows(dims), [&](size_t first, size_t last) {
       for (size_t row = first; row < last; ++row) {
         is_valid[row] =
@@ -63,8 +80,25 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
       }
     });
     const CodeProduct product{codes, sums, count, stride, weight, y + start * weight.outputs};
-    parallel_for(weight.outputs, piece(weight, count),
-                 [&](size_t first, size_t last) { set.multiply_codes(product, first, last); });
+    if (count <= set.stream_rows) {
+      parallel_for(weight.outputs, piece(weight, count, cached_outputs(weight)),
+                   [&](size_t first, size_t last) { set.stream_codes(product, first, last); });
+    } else {
+      const size_t step = piece(weight, count, set.tile_outputs);
+      parallel_region(weight.outputs, step, threads(), [&](Claims& claims) {
+        uint8_t* tile = tiles + claims.thread() * tile_size;
+        for (size_t first, last; claims.next(first, last);) {
+          multiply_tiles(
+              set, product, first, last, tile,
+              [&](size_t row, size_t count, size_t output, size_t outputs, const float* values) {
+                float* y = product.y + row * weight.outputs + output;
+                for (size_t m = 0; m < count; ++m) {
+                  std::copy_n(values + m * set.tile_outputs, outputs, y + m * weight.outputs);
+                }
+              });
+        }
+      });
+    }
     for (size_t row = 0; row < count; ++row) {
       if (!is_valid[row]) {
         std::fill_n(product.y + row * weight.outputs, weight.outputs, NAN);
@@ -86,7 +120,7 @@ void float_product(const float* x, size_t rows, size_t dims, const PackedMatrix&
       }
     });
     const FloatProduct product{permuted, count, stride, weight, y + start * weight.outputs};
-    parallel_for(weight.outputs, piece(weight, 4 * count),
+    parallel_for(weight.outputs, piece(weight, 4 * count, cached_outputs(weight)),
                  [&](size_t first, size_t last) { set.multiply_floats(product, first, last); });
   }
 }

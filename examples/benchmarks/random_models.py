@@ -21,6 +21,7 @@ from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.matrix import matrices, matrix_of
 from mlx_mmfree.models import Decoder, check_causal, find
 from mlx_mmfree.ops.ternary import CODES_PER_WORD, packed_width
+from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.platform.resident_memory import peak_resident_bytes
 
 _ONE_IN_EACH_CODE = 0x55555555
@@ -182,6 +183,7 @@ def measure_random(
     **amounts: Any,
 ) -> dict[str, Any]:
     """Measures a model of random weights as `mmfree bench` measures one from files."""
+    keep_freed_memory()
     before = peak_resident_bytes()
     model = random_model(config, getattr(mx, dtype) if dtype else None, head_bits)
     check_causal(model)

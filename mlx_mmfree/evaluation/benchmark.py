@@ -245,6 +245,7 @@ def measure_model(
     **amounts: Any,
 ) -> dict[str, Any]:
     """Loads a checkpoint, as `open_checkpoint` and `load_model` do, and measures it."""
+    keep_freed_memory()
     before = peak_resident_bytes()
     opened = open_checkpoint(source, revision, latent)
     model = load_model(opened, dtype=getattr(mx, dtype) if dtype else None)
@@ -264,7 +265,6 @@ def measure_loaded(
 ) -> dict[str, Any]:
     """The `records` of a model's prompts and decoding, and its `memory` since one of `before`."""
     loaded = peak_resident_bytes()
-    keep_freed_memory()
     records, reached = [], 0
     state: Any = None
     with memory_reader() as reader:

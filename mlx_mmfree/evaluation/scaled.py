@@ -16,6 +16,7 @@ from ..layers.joined import join_projections
 from ..layers.matrix import matrices
 from ..models import Decoder, check_causal
 from ..ops.kernel_times import total_bytes
+from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes
 from .audit.skeleton import skeleton
 from .benchmark import Record, held_arrays, measure_loaded
@@ -84,6 +85,7 @@ def measure_scaled(
     Returns:
         The `records` of the parts and of the whole model, and the `memory` of what was measured.
     """
+    keep_freed_memory()
     before = peak_resident_bytes()
     floats = getattr(mx, dtype) if dtype else None
     whole = skeleton(config, floats)

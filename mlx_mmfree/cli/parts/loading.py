@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ...errors import UsageError
-from ...platform.allocator import keep_freed_memory
+from ...platform.allocator import keep_freed_memory, return_freed_memory
 from .command import argument_errors
 from .flags import add_plugin_flag, gigabytes, non_negative, positive
 
@@ -342,12 +342,15 @@ def loaded(
     )
     is_of_images = isinstance(cast(Any, opened.model), ImageClassifier)
     with limited_memory(args, opened.nbytes):
+        # before the weights come, so that they lie in large pages
+        keep_freed_memory()
         processor: Any = opened.processor()
         model = with_adapter(args, opened)
         if group is not None:
             with argument_errors():
                 shard(model, group)
-        # only now, so that what loading needed beside the weights has been freed
+        # what loading needed beside the weights; then large pages for what comes after them
+        return_freed_memory()
         keep_freed_memory()
         yield model if is_of_images else with_key_value_cache(args, model), processor
 

@@ -61,7 +61,7 @@ FAULTS = {
         "memcpy(last[n], weight + n * row_bytes + byte, row_bytes - byte - 1);",
     ),
     "words of another group": Fault(
-        "ternary_matmul/transpose.h",
+        "runtime/transpose.h",
         "every_second<1>(c, d, lanes)",
         "every_second<0>(c, d, lanes)",
         AVX512,
@@ -100,6 +100,9 @@ FAULTS = {
     ),
     "input gate without its forget gate": Fault(
         "mlgru_step/loops.h", "sigmoid<Isa>(i[c]) * (1.0f - forget)", "sigmoid<Isa>(i[c])"
+    ),
+    "column of another row": Fault(
+        "attention/loops.h", "memcpy(&square[row], values,", "memcpy(&square[row / 2], values,"
     ),
     "key of the next token": Fault(
         "attention/attend.cpp",

@@ -86,8 +86,7 @@ class Queries {
     for (size_t first = 0; first < end; first += kRunKeys, ++runs) {
       const size_t keys = std::min(kRunKeys, end - first);
       const size_t at = batch * c.key_batch + group * c.key_group + first * c.dims;
-      products_.turn({offset(c.keys, at), c.dims, keys, c.dims, tile.columns, kRunKeys},
-                     tile.scratch);
+      products_.turn({offset(c.keys, at), c.dims, keys, c.dims, tile.columns, kRunKeys});
       products_.multiply({tile.queries, c.dims, 1, tile.columns, kRunKeys, tile.scores, keys, rows,
                           c.dims, keys, false});
       const bool has_mask = mark(batch, start, tokens, first, keys, tile.seen);

@@ -31,7 +31,6 @@ size_t key_blocks(size_t count) {
 struct Scratch {
   float *keys, *values;        // (dims, kKeys), (value_dims, kKeys): transposed
   float *weights, *gradients;  // (kTokens, kKeys)
-  float* row;                  // (max(dims, value_dims),)
   bool* seen;                  // (kTokens, kKeys)
 };
 
@@ -83,7 +82,6 @@ class Gradient {
     scratch.values = cutter.take<float>(call_.value_dims * kKeys);
     scratch.weights = cutter.take<float>(kTokens * kKeys);
     scratch.gradients = cutter.take<float>(kTokens * kKeys);
-    scratch.row = cutter.take<float>(std::max(call_.dims, call_.value_dims));
     scratch.seen = cutter.take<bool>(kTokens * kKeys);
     return {scratch, cutter.size()};
   }
@@ -133,7 +131,7 @@ class Gradient {
     const size_t row = (batch * c.groups + group) * c.count + first;
     const auto turn = [&](const HeadRows& rows, size_t dims, float* columns) {
       const Floats own{rows.at(batch, group, first), FloatType::float32};
-      loops_.turn({own, rows.token, keys, dims, columns, kKeys}, scratch.row);
+      loops_.turn({own, rows.token, keys, dims, columns, kKeys});
     };
     turn(c.keys, c.dims, scratch.keys);
     turn(c.values, c.value_dims, scratch.values);

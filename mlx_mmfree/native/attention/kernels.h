@@ -42,8 +42,7 @@ struct AttentionKernels {
   // Each sum begins at zero and is then added to c.
   void (*multiply)(const TileProduct&);
   void (*weigh)(const ScoreTile&);
-  // scratch: (dims,).
-  void (*turn)(const RowsToTurn&, float* scratch);
+  void (*turn)(const RowsToTurn&);
 
   template <class Isa, class Dense>
   static constexpr AttentionKernels of();

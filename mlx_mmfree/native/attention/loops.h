@@ -5,6 +5,7 @@
 #include "attention/kernels.h"
 #include "dense_matmul/float_tile.h"
 #include "runtime/exponential.h"
+#include "runtime/transpose.h"
 
 // Products of small tiles in the first-level cache, and the softmax between them.
 
@@ -91,12 +92,24 @@ void weigh_scores(const ScoreTile& t) {
   }
 }
 
+// Turns squares, so that columns are written whole lines at a time.
 template <class Isa>
-void turn_rows(const RowsToTurn& t, float* scratch) {
-  for (size_t n = 0; n < t.count; ++n) {
-    widen<Isa>(t.rows, n * t.distance, t.dims, scratch);
-    for (size_t d = 0; d < t.dims; ++d) {
-      t.columns[d * t.row + n] = scratch[d];
+void turn_rows(const RowsToTurn& t) {
+  constexpr size_t kSide = 16;
+  for (size_t n = 0; n < t.count; n += kSide) {
+    const size_t rows = t.count - n < kSide ? t.count - n : kSide;
+    for (size_t d = 0; d < t.dims; d += kSide) {
+      const size_t dims = t.dims - d < kSide ? t.dims - d : kSide;
+      WordVector square[kSide] = {};
+      for (size_t row = 0; row < rows; ++row) {
+        alignas(64) float values[kSide] = {};
+        widen<Isa>(t.rows, (n + row) * t.distance + d, dims, values);
+        memcpy(&square[row], values, sizeof(values));
+      }
+      transpose(square);
+      for (size_t column = 0; column < dims; ++column) {
+        memcpy(t.columns + (d + column) * t.row + n, &square[column], rows * sizeof(float));
+      }
     }
   }
 }

@@ -2,9 +2,9 @@
 
 #include <string.h>
 
+#include "runtime/transpose.h"
 #include "runtime/unroll.h"
 #include "ternary_matmul/kernels.h"
-#include "runtime/transpose.h"
 
 // A tile of rows of 8-bit activation codes and of outputs, whose packed words are interleaved, so
 // that each lane of a vector sums for an output of its own. Wide vectors need it: to join the lanes

@@ -128,8 +128,57 @@ void stream_row(const CodeProduct& p, size_t output) {
   });
 }
 
+// Rows shorter than this are read in pairs, which load each activation once for both. Longer ones
+// are slower in pairs: the processor fetches one stream ahead better than two.
+constexpr size_t kPairedBytes = 512;
+
+// Multiplies one row by two weight rows.
+template <class Isa>
+void stream_pair(const CodeProduct& p, size_t output) {
+  typename Isa::Sum sums[2][4];
+  unroll<2>([&](auto n) MMFREE_INLINE {
+    unroll<4>([&](auto k) MMFREE_INLINE { sums[n][k] = Isa::zero(); });
+  });
+  const auto add = [&](const int8_t* codes, const uint8_t* weight, size_t distance) MMFREE_INLINE {
+    for (size_t byte = 0; byte < kBlockBytes; byte += Isa::kBytes) {
+      auto a = Isa::load(weight + byte), b = Isa::load(weight + distance + byte);
+      keep(a);
+      keep(b);
+      unroll<4>([&](auto k) MMFREE_INLINE {
+        const auto x = Isa::activations(codes + k * kBlockBytes + byte);
+        sums[0][k] = Isa::dot(sums[0][k], Isa::template masked<k>(a), x);
+        sums[1][k] = Isa::dot(sums[1][k], Isa::template masked<k>(b), x);
+      });
+    }
+  };
+  const size_t row_bytes = p.weight.row_bytes;
+  const uint8_t* weight = p.weight.bytes + output * row_bytes;
+  size_t byte = 0;
+  for (; byte + kBlockBytes <= row_bytes; byte += kBlockBytes) {
+    prefetch_ahead(weight + byte);
+    prefetch_ahead(weight + row_bytes + byte);
+    add(p.codes + 4 * byte, weight + byte, row_bytes);
+  }
+  if (byte < row_bytes) {
+    alignas(64) uint8_t last[2][kBlockBytes] = {};
+    memcpy(last[0], weight + byte, row_bytes - byte);
+    memcpy(last[1], weight + row_bytes + byte, row_bytes - byte);
+    add(p.codes + 4 * byte, last[0], kBlockBytes);
+  }
+  unroll<2>([&](auto n) MMFREE_INLINE {
+    p.y[output + n] = static_cast<float>(Isa::total(Isa::join(sums[n])) - p.sums[0]);
+  });
+}
+
 template <class Isa>
 void stream_codes(const CodeProduct& p, size_t first, size_t last) {
+  if constexpr (!Isa::kPartialSums) {
+    if (p.rows == 1 && p.weight.row_bytes < kPairedBytes) {
+      for (; first + 2 <= last; first += 2) {
+        stream_pair<Isa>(p, first);
+      }
+    }
+  }
   unroll<Isa::kStreamRows>([&](auto m) {
     if (p.rows == m + 1) {
       for (size_t output = first; output < last; ++output) {

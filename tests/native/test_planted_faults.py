@@ -72,6 +72,12 @@ FAULTS = {
         "if (byte > weight.row_bytes) {",
         AVX512,
     ),
+    "second row of a pair": Fault(
+        "ternary_matmul/code_stream.h",
+        "b = Isa::load(weight + distance + byte)",
+        "b = Isa::load(weight + byte)",
+        AVX512,
+    ),
     "codes of the first block": Fault(
         "ternary_matmul/interleaved_tile.h",
         "word / kBlockWords * kBlockWeights",

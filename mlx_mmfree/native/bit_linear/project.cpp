@@ -24,6 +24,8 @@ constexpr size_t kSharedBytes = 64 << 10;
 constexpr size_t kPanelBytes = 2 << 20;
 // Rows whose sums are finished while they are in the first-level cache.
 constexpr size_t kChunkRows = 24;
+// Activations that one thread prepares at once.
+constexpr size_t kPreparedBytes = 16 << 10;
 // Bytes at the start of a share that are fetched while the activations are prepared.
 constexpr size_t kEarlyBytes = 8 << 10;
 
@@ -91,15 +93,18 @@ class Projector {
   }
 
  private:
+  bool has_tiles(size_t rows) const {
+    return call_.has_codes && rows > product_.stream_rows;
+  }
+
   // The number of groups in one piece of the products. Tiles are pieces of their own, so that the
   // threads come to the end together.
   size_t piece(size_t rows, size_t threads) const {
     if (groups_ * kGroup * row_bytes_ * rows <= kSharedBytes) {
       return groups_;
     }
-    const bool has_tiles = call_.has_codes && rows > product_.stream_rows;
-    const size_t most = has_tiles ? product_.tile_outputs / kGroup
-                                  : kPieceBytes / std::max<size_t>(row_bytes_ * kGroup, 1);
+    const size_t most = has_tiles(rows) ? kCodeTileOutputs / kGroup
+                                        : kPieceBytes / std::max<size_t>(row_bytes_ * kGroup, 1);
     return std::max<size_t>(std::min(most, groups_ / (4 * threads)), 1);
   }
 
@@ -139,16 +144,7 @@ class Projector {
             }
             encoded = p;
           }
-          CodeProduct product = codes_of(panel, p, rows_of(p, output, outputs));
-          if (call_.has_codes) {
-            product.y = scratch.sums;
-            product_.stream_codes(product, 0, outputs);
-          } else {
-            product_.multiply_floats({panel.floats + place(panel, p) * stride_, call_.rows, stride_,
-                                      product.weight, scratch.sums},
-                                     0, outputs);
-          }
-          finish(panel, p, 0, call_.rows, 0, output, offset, outputs, scratch.sums, outputs);
+          multiply(panel, p, 0, rows_of(p, output, outputs), output, offset, scratch);
         });
       } while (claims.next(first, last));
     });
@@ -161,7 +157,7 @@ class Projector {
     const auto cut_scratch = [&](Cutter& cutter, Scratch& scratch) {
       scratch.cut(cutter, 1, stride_,
                   call_.has_codes ? 0 : std::min(rows, kChunkRows) * step * kGroup,
-                  call_.has_codes ? tile_bytes(product_, row_bytes_) : 0);
+                  call_.has_codes ? interleaved_bytes(product_, rows, row_bytes_) : 0);
     };
     Cutter measure(nullptr), panel_measure(nullptr);
     cut_scratch(measure, scratch);
@@ -175,7 +171,7 @@ class Projector {
       cut_scratch(cutter, scratch);
       return scratch;
     };
-    const size_t row_step = std::max<size_t>(kSharedBytes / (panels_ * stride_ * 4), 1);
+    const size_t row_step = std::max<size_t>(kPreparedBytes / (panels_ * stride_ * 4), 1);
     parallel_region(rows, row_step, count, [&](Claims& claims) {
       const Scratch scratch = own(claims);
       for (size_t first, last; claims.next(first, last);) {
@@ -191,24 +187,7 @@ class Projector {
       const Scratch scratch = own(claims);
       for (size_t first, last; claims.next(first, last);) {
         each_projection(first, last, [&](size_t p, size_t output, size_t offset, size_t outputs) {
-          const PackedMatrix weight = rows_of(p, output, outputs);
-          if (call_.has_codes) {
-            multiply_tiles(
-                product_, codes_of(panel, p, weight), 0, outputs, scratch.tile,
-                [&](size_t row, size_t count, size_t first, size_t width, const float* values) {
-                  finish(panel, p, row, count, start + row, output + first, offset + first, width,
-                         values, product_.tile_outputs);
-                });
-            return;
-          }
-          for (size_t row = 0; row < rows; row += kChunkRows) {
-            const size_t count = std::min(kChunkRows, rows - row);
-            product_.multiply_floats({panel.floats + (place(panel, p) + row) * stride_, count,
-                                      stride_, weight, scratch.sums},
-                                     0, outputs);
-            finish(panel, p, row, count, start + row, output, offset, outputs, scratch.sums,
-                   outputs);
-          }
+          multiply(panel, p, start, rows_of(p, output, outputs), output, offset, scratch);
         });
       }
     });
@@ -263,23 +242,45 @@ class Projector {
     return (has_norms_ ? p : 0) * panel.rows;
   }
 
-  // The product of all rows of the panel, whose results have no place.
-  CodeProduct codes_of(const Panel& panel, size_t p, const PackedMatrix& weight) const {
-    const size_t at = place(panel, p);
-    return {panel.codes + at * stride_, panel.sums + at, panel.rows, stride_, weight, nullptr};
+  // Multiplies all rows of the panel, which are those of y from `start` on, by a part of a matrix,
+  // which begins at `output`.
+  void multiply(const Panel& panel, size_t p, size_t start, const PackedMatrix& weight,
+                size_t output, size_t offset, const Scratch& scratch) const {
+    const size_t at = place(panel, p), outputs = weight.outputs;
+    if (!panel.has_codes) {
+      for (size_t row = 0; row < panel.rows; row += kChunkRows) {
+        const size_t count = std::min(kChunkRows, panel.rows - row);
+        product_.multiply_floats(
+            {panel.floats + (at + row) * stride_, count, stride_, weight, scratch.sums}, 0,
+            outputs);
+        finish(panel, p, row, count, start, output, offset, outputs, scratch.sums, outputs);
+      }
+      return;
+    }
+    const CodeProduct product{
+        panel.codes + at * stride_, panel.sums + at, panel.rows, stride_, weight, scratch.sums};
+    if (!has_tiles(panel.rows)) {
+      product_.stream_codes(product, 0, outputs);
+      finish(panel, p, 0, panel.rows, start, output, offset, outputs, scratch.sums, outputs);
+      return;
+    }
+    multiply_tiles(product_, product, 0, outputs, scratch.tile,
+                   [&](size_t row, size_t rows, size_t first, size_t width, const float* values) {
+                     finish(panel, p, row, rows, start, output + first, offset + first, width,
+                            values, kCodeTileOutputs);
+                   });
   }
 
-  // Makes the rows [row, row + rows) of the panel, which are those of y from `y_row` on, of their
-  // sums with some outputs.
-  void finish(const Panel& panel, size_t p, size_t row, size_t rows, size_t y_row, size_t output,
+  // Makes the rows [row, row + rows) of the panel of their sums with some outputs.
+  void finish(const Panel& panel, size_t p, size_t row, size_t rows, size_t start, size_t output,
               size_t offset, size_t outputs, const float* sums, size_t sum_stride) const {
     const Projection& projection = call_.projections[p];
-    const size_t start = y_row * outputs_ + offset;
-    loops_.finish(
-        {sums, sum_stride, rows, outputs, projection.scale + (projection.has_scales ? output : 0),
-         projection.has_scales, panel.has_codes ? panel.scales + place(panel, p) + row : nullptr,
-         mmfree::offset(call_.residual, start),
-         static_cast<char*>(call_.y) + start * size_of(call_.type), call_.type, outputs_});
+    const size_t at = (start + row) * outputs_ + offset;
+    loops_.finish({sums, sum_stride, rows, outputs,
+                   projection.scale + (projection.has_scales ? output : 0), projection.has_scales,
+                   panel.has_codes ? panel.scales + place(panel, p) + row : nullptr,
+                   mmfree::offset(call_.residual, at),
+                   static_cast<char*>(call_.y) + at * size_of(call_.type), call_.type, outputs_});
   }
 
   const BitLinearCall& call_;

@@ -8,7 +8,7 @@ namespace mmfree {
 namespace {
 
 struct Avx512Vnni {
-  static constexpr size_t kBytes = 64, kStreamRows = 2, kTileRows = 6, kTileVectors = 4;
+  static constexpr size_t kBytes = 64, kStreamRows = 2, kTileRows = 6, kSideBySideRows = 18;
   static constexpr bool kPartialSums = false, kInterleaves = true;
   using Sum = __m512i;
   using Codes = __m512i;
@@ -54,6 +54,18 @@ struct Avx512Vnni {
   }
   MMFREE_INLINE static int32_t total(Sum sum) {
     return _mm512_reduce_add_epi32(sum);
+  }
+
+  MMFREE_INLINE static void totals(Sum a, Sum b, Sum c, Sum d, int32_t* result) {
+    const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    const __m512i lanes =
+        _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    const __m256i half =
+        _mm256_add_epi32(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64(lanes, 1));
+    _mm_storeu_si128(
+        reinterpret_cast<__m128i*>(result),
+        _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
   }
 
   static constexpr size_t kLanes = 16, kFloatRows = 6, kTransposedRows = 6, kTransposedShifts = 4;

@@ -15,10 +15,6 @@
 
 namespace mmfree {
 
-// How many bytes the stream of weights is prefetched ahead, to the second-level cache, which waits
-// for more lines at once than the first. They cover the latency of memory at its full rate.
-constexpr size_t kAheadBytes = 8 << 10;
-
 // The address may lie beyond the weights, because nothing is read from it.
 MMFREE_INLINE inline void prefetch_ahead(const uint8_t* weight) {
   __builtin_prefetch(

@@ -10,13 +10,14 @@
 // that each lane of a vector sums for an output of its own. Wide vectors need it: to join the lanes
 // of a sum takes them a fifth of the time where a row has 1,024 inputs. An instruction set `Isa`
 // with vectors of 64 bytes gives
-//   kTileRows, kTileVectors   rows of a tile, and vectors for its outputs
+//   kTileRows                 rows of a tile, whose sums fill four vectors each
 //   repeat(codes)             four activation codes for every lane
 //   load(bytes), codes<k>(packed), dot(sum, codes, activations), zero()
 
 namespace mmfree {
 
 constexpr size_t kVectorOutputs = sizeof(WordVector) / sizeof(uint32_t);
+constexpr size_t kTileVectors = kCodeTileOutputs / kVectorOutputs;
 
 // Writes a block of each row, word by word at a distance of `step`.
 MMFREE_INLINE inline void interleave_block(const uint8_t* const* bytes, size_t byte, uint8_t* to,
@@ -59,7 +60,7 @@ void interleave_vectors(const PackedMatrix& weight, size_t first, uint8_t* tile)
 template <class Isa>
 void interleave(const PackedMatrix& weight, size_t first, size_t outputs, uint8_t* tile) {
   if (outputs > kVectorOutputs) {
-    interleave_vectors<Isa, Isa::kTileVectors>(weight, first, tile);
+    interleave_vectors<Isa, kTileVectors>(weight, first, tile);
   } else {
     interleave_vectors<Isa, 1>(weight, first, tile);
   }
@@ -78,9 +79,7 @@ void multiply_vectors(const CodeTile& p) {
     const int8_t* codes =
         p.codes + word / kBlockWords * kBlockWeights + word % kBlockWords * sizeof(uint32_t);
     if (p.ahead) {
-      unroll<N>([&](auto n) MMFREE_INLINE {
-        __builtin_prefetch(p.ahead + word * kStep + n * sizeof(WordVector), 0, 2);
-      });
+      __builtin_prefetch(p.ahead + word * kBlockBytes, 0, 2);
     }
     unroll<4>([&](auto k) MMFREE_INLINE {
       // the packed words are loaded again for each shift, because the sums need the registers
@@ -102,7 +101,7 @@ void multiply_vectors(const CodeTile& p) {
       memcpy(totals + n * kVectorOutputs, &sum, sizeof(sum));
     });
     const int32_t sum = p.sums[m];
-    float* y = p.y + m * Isa::kTileVectors * kVectorOutputs;
+    float* y = p.y + m * kCodeTileOutputs;
     for (size_t output = 0; output < N * kVectorOutputs; ++output) {
       y[output] = static_cast<float>(totals[output] - sum);
     }
@@ -112,7 +111,7 @@ void multiply_vectors(const CodeTile& p) {
 template <class Isa, size_t M>
 void interleaved_tile(const CodeTile& p) {
   if (p.outputs > kVectorOutputs) {
-    multiply_vectors<Isa, M, Isa::kTileVectors>(p);
+    multiply_vectors<Isa, M, kTileVectors>(p);
   } else {
     multiply_vectors<Isa, M, 1>(p);
   }

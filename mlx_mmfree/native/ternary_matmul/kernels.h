@@ -38,12 +38,16 @@ struct CodeTile {
   size_t rows, stride;
   const uint8_t* weight;  // `words` 32-bit words for each output, which may be interleaved
   size_t words, outputs;
-  const uint8_t* ahead;  // the weights that come next and are fetched meanwhile, or null
-  float* y;              // (rows, tile_outputs)
+  const uint8_t* ahead;  // weights of later outputs, which are fetched meanwhile, or null
+  float* y;              // (rows, kCodeTileOutputs)
 };
 
-// No tile of any instruction set has more values, and no stream more rows.
-constexpr size_t kTileValues = 384, kMostStreamRows = 4;
+// How many bytes the stream of weights is prefetched ahead, to the second-level cache, which waits
+// for more lines at once than the first. They cover the latency of memory at its full rate.
+constexpr size_t kAheadBytes = 8 << 10;
+
+// The outputs of a tile of any instruction set, of which none has more rows, and no stream more.
+constexpr size_t kCodeTileOutputs = 64, kMostCodeTileRows = 6, kMostStreamRows = 4;
 
 // y = x T^T for permuted floats. Value s + 16 w of a block lies at 16 s + w.
 struct FloatProduct {
@@ -71,10 +75,12 @@ struct TernaryMatmulKernels {
   // Computes the outputs [first, last) of all rows, which are at most stream_rows.
   size_t stream_rows;
   void (*stream_codes)(const CodeProduct&, size_t first, size_t last);
-  size_t tile_rows, tile_outputs;
-  // Interleaves the weights of at most tile_outputs outputs from `first` on. Null: tiles need not.
-  void (*interleave)(const PackedMatrix&, size_t first, size_t outputs, uint8_t* tile);
+  size_t tile_rows;
   void (*multiply_tile)(const CodeTile&);
+  // With more rows than this, the weights of a tile are interleaved first.
+  size_t side_by_side_rows;
+  void (*interleave)(const PackedMatrix&, size_t first, size_t outputs, uint8_t* tile);
+  void (*multiply_interleaved)(const CodeTile&);
   // Computes the outputs [first, last) of every row.
   void (*multiply_floats)(const FloatProduct&, size_t first, size_t last);
   // Computes a block of dx for the rows [first, first + rows), where rows <= transposed_rows.

@@ -13,43 +13,41 @@ template <class Isa>
 void multiply_tile(const CodeTile& p) {
   unroll<Isa::kTileRows>([&](auto m) {
     if (p.rows == m + 1) {
-      if constexpr (Isa::kInterleaves) {
-        interleaved_tile<Isa, m + 1>(p);
-      } else {
-        side_by_side_tile<Isa, m + 1>(p);
-      }
+      side_by_side_tile<Isa, m + 1>(p);
     }
   });
 }
 
 template <class Isa>
-constexpr size_t outputs_of_tile() {
-  if constexpr (Isa::kInterleaves) {
-    return Isa::kTileVectors * kVectorOutputs;
-  } else {
-    return kSideBySideOutputs;
-  }
+void multiply_interleaved(const CodeTile& p) {
+  unroll<Isa::kTileRows>([&](auto m) {
+    if (p.rows == m + 1) {
+      interleaved_tile<Isa, m + 1>(p);
+    }
+  });
 }
 
 template <class Isa, class Dense>
 constexpr TernaryMatmulKernels TernaryMatmulKernels::of() {
-  constexpr size_t outputs = outputs_of_tile<Isa>();
-  static_assert(Isa::kTileRows * outputs <= kTileValues && Isa::kStreamRows <= kMostStreamRows);
-  void (*interleaved)(const PackedMatrix&, size_t, size_t, uint8_t*) = nullptr;
+  static_assert(Isa::kTileRows <= kMostCodeTileRows && Isa::kStreamRows <= kMostStreamRows);
+  TernaryMatmulKernels kernels = {Isa::kTransposedRows,
+                                  mmfree::permute_codes<Isa>,
+                                  mmfree::permute_floats<Isa>,
+                                  Isa::kStreamRows,
+                                  mmfree::stream_codes<Isa>,
+                                  Isa::kTileRows,
+                                  mmfree::multiply_tile<Isa>,
+                                  SIZE_MAX,
+                                  nullptr,
+                                  nullptr,
+                                  mmfree::multiply_floats<Isa>,
+                                  mmfree::multiply_transposed<Isa>};
   if constexpr (Isa::kInterleaves) {
-    interleaved = mmfree::interleave<Isa>;
+    kernels.side_by_side_rows = Isa::kSideBySideRows;
+    kernels.interleave = mmfree::interleave<Isa>;
+    kernels.multiply_interleaved = mmfree::multiply_interleaved<Isa>;
   }
-  return {Isa::kTransposedRows,
-          mmfree::permute_codes<Isa>,
-          mmfree::permute_floats<Isa>,
-          Isa::kStreamRows,
-          mmfree::stream_codes<Isa>,
-          Isa::kTileRows,
-          outputs,
-          interleaved,
-          mmfree::multiply_tile<Isa>,
-          mmfree::multiply_floats<Isa>,
-          mmfree::multiply_transposed<Isa>};
+  return kernels;
 }
 
 }  // namespace mmfree

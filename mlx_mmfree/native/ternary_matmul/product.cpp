@@ -56,7 +56,7 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
   const auto& set = table<TernaryMatmulKernels>(kernels());
   const size_t stride = std::max<size_t>(blocks(dims), 1) * kBlockWeights;
   const size_t panel = panel_rows(rows, stride);
-  const size_t tile_size = tile_bytes(set, weight.row_bytes);
+  const size_t tile_size = interleaved_bytes(set, rows, weight.row_bytes);
   for (size_t start = 0; start < rows; start += panel) {
     const size_t count = std::min(panel, rows - start);
     int8_t* codes;
@@ -67,7 +67,7 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
       codes = cutter.take<int8_t>(panel * stride);
       sums = cutter.take<int32_t>(panel);
       is_valid = cutter.take<bool>(panel);
-      tiles = cutter.take<uint8_t>(rows <= set.stream_rows ? 0 : threads() * tile_size);
+      tiles = cutter.take<uint8_t>(threads() * tile_size);
     };
     Cutter measure(nullptr);
     cut(measure);
@@ -84,7 +84,7 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
       parallel_for(weight.outputs, piece(weight, count, cached_outputs(weight)),
                    [&](size_t first, size_t last) { set.stream_codes(product, first, last); });
     } else {
-      const size_t step = piece(weight, count, set.tile_outputs);
+      const size_t step = piece(weight, count, kCodeTileOutputs);
       parallel_region(weight.outputs, step, threads(), [&](Claims& claims) {
         uint8_t* tile = tiles + claims.thread() * tile_size;
         for (size_t first, last; claims.next(first, last);) {
@@ -93,7 +93,7 @@ void code_product(const float* x, size_t rows, size_t dims, const PackedMatrix& 
               [&](size_t row, size_t count, size_t output, size_t outputs, const float* values) {
                 float* y = product.y + row * weight.outputs + output;
                 for (size_t m = 0; m < count; ++m) {
-                  std::copy_n(values + m * set.tile_outputs, outputs, y + m * weight.outputs);
+                  std::copy_n(values + m * kCodeTileOutputs, outputs, y + m * weight.outputs);
                 }
               });
         }

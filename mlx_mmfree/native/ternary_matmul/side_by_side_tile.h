@@ -13,8 +13,6 @@
 
 namespace mmfree {
 
-constexpr size_t kSideBySideOutputs = 64;
-
 // codes: one block of M rows; weight: one block of N rows
 template <class Isa, size_t M, size_t N>
 MMFREE_INLINE inline void add_block(typename Isa::Sum (&sums)[M][N], const int8_t* codes,
@@ -89,7 +87,7 @@ void multiply_side_by_side(const CodeTile& p, size_t output) {
       unroll<N>([&](auto n) MMFREE_INLINE { totals[n] = Isa::total(sums[m][n]); });
     }
     const int32_t sum = p.sums[m];
-    float* y = p.y + m * kSideBySideOutputs + output;
+    float* y = p.y + m * kCodeTileOutputs + output;
     for (size_t n = 0; n < N; ++n) {
       y[n] = static_cast<float>(totals[n] - sum);
     }

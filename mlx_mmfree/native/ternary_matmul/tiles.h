@@ -7,34 +7,42 @@
 namespace mmfree {
 
 // The bytes in which the weights of a tile are interleaved, filled up to whole blocks.
-inline size_t tile_bytes(const TernaryMatmulKernels& set, size_t row_bytes) {
-  return !set.interleave
+inline size_t interleaved_bytes(const TernaryMatmulKernels& set, size_t rows, size_t row_bytes) {
+  return rows <= set.side_by_side_rows
              ? 0
-             : set.tile_outputs * ((row_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes);
+             : kCodeTileOutputs * ((row_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes);
 }
 
 // Computes the outputs [first, last) of all rows of p, a tile at a time, for each of which it calls
-// finish(row, rows, output, outputs, values), where `values` are (rows, tile_outputs). `tile` has
-// tile_bytes.
+// finish(row, rows, output, outputs, values), where `values` are (rows, kCodeTileOutputs). `tile`
+// has interleaved_bytes.
 template <class Finish>
 void multiply_tiles(const TernaryMatmulKernels& set, const CodeProduct& p, size_t first,
                     size_t last, uint8_t* tile, Finish&& finish) {
   const PackedMatrix& weight = p.weight;
+  const bool interleaves = p.rows > set.side_by_side_rows;
+  const auto multiply = interleaves ? set.multiply_interleaved : set.multiply_tile;
   const size_t parts = (p.rows + set.tile_rows - 1) / set.tile_rows;
-  alignas(64) float values[kTileValues];
-  for (size_t output = first; output < last; output += set.tile_outputs) {
-    const size_t outputs = std::min(set.tile_outputs, last - output);
+  const size_t quarter = kCodeTileOutputs / 4 * weight.row_bytes;
+  alignas(64) float values[kMostCodeTileRows * kCodeTileOutputs];
+  for (size_t output = first; output < last; output += kCodeTileOutputs) {
+    const size_t outputs = std::min(kCodeTileOutputs, last - output);
     const uint8_t* bytes = weight.bytes + output * weight.row_bytes;
-    if (set.interleave) {
+    const uint8_t* source = bytes;
+    if (interleaves) {
       set.interleave(weight, output, outputs, tile);
-      bytes = tile;
+      source = tile;
     }
-    const uint8_t* ahead = weight.bytes + (output + set.tile_outputs) * weight.row_bytes;
     for (size_t part = 0; part < parts; ++part) {
+      // the first part reads from memory, and the others from the cache
+      const uint8_t* ahead = part == 0 ? bytes + kAheadBytes : nullptr;
+      if (interleaves) {
+        // the first four parts fetch the next tile
+        ahead = part < 4 ? bytes + (4 + part) * quarter : nullptr;
+      }
       const size_t row = p.rows * part / parts, rows = p.rows * (part + 1) / parts - row;
-      set.multiply_tile({p.codes + row * p.stride, p.sums + row, rows, p.stride, bytes,
-                         weight.row_bytes / sizeof(uint32_t), outputs, part == 0 ? ahead : nullptr,
-                         values});
+      multiply({p.codes + row * p.stride, p.sums + row, rows, p.stride, source,
+                weight.row_bytes / sizeof(uint32_t), outputs, ahead, values});
       finish(row, rows, output, outputs, values);
     }
   }

@@ -17,7 +17,7 @@ from ...models.parts.stack import check_tokens
 from ..decode import DraftStats, check_max_tokens, not_finite
 from ..sessions import Known, Sessions
 from ..speculative import NUM_DRAFT_TOKENS, check_draft, check_one_kind_of_draft
-from ..states import exact_lengths, joined_states, selected_rows, state_before, without_room
+from ..states import exact_lengths, selected_rows, state_before, without_room
 from .drafting import Drafting, ModelDrafting, NgramDrafting
 from .writing import Beginning, Choice, Event, Request, Row, TokenLogprobs, Writing
 
@@ -77,7 +77,6 @@ class PromptReading:
         """Begins to read the prompt of a row but its last token, in parts that end at its marks."""
         self.rows.append(row)
         known = Known(0, None) if self._sessions is None else self._sessions.find(row.tokens)
-        state = self._model.init_state(1) if known.state is None else known.state
         position, start = known.count, 0
         digest, array = blake2b(digest_size=16), np.array(row.tokens, np.int32)
         whole: Beginning | None = None
@@ -88,7 +87,7 @@ class PromptReading:
             start, key = end, (end, digest.digest())
             shared = self._beginnings.get(key)
             if shared is None:
-                whole = Beginning(row.tokens, end, whole, position, state)
+                whole = Beginning(row.tokens, end, whole, position, known.state)
                 self._beginnings[key] = whole
             else:
                 # read, or to be read, for another prompt
@@ -143,8 +142,9 @@ class PromptReading:
             part.tokens[part.position : min(part.length, part.position + room)] for part in parts
         ]
         tokens, valid = left_padded(pieces)
-        state = joined_states(self._model, [part.state for part in parts])
-        _, state = self._model.hidden(tokens, state, valid)
+        _, state = self._model.hidden(tokens, parts[0].state, valid)
+        # computed while the rows are taken apart
+        mx.async_eval(state)
         for n, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
             own = state
             if len(parts) > 1:
@@ -445,7 +445,8 @@ class Scheduler:
                 self._failed.append(self._event(row, error=error))
                 continue
             rows.append(row)
-            states.append(beginning.state)
+            known = beginning.state
+            states.append(self._model.init_state(1) if known is None else known)
         if rows:
             self._writing.join(rows, states)
 

@@ -64,7 +64,7 @@ std::vector<float> sums_of_fractions(size_t rows, size_t dims, size_t outputs) {
 
 std::vector<float> check_ternary_matmul(const std::string& name) {
   for (size_t dims : {1, 31, 33, 63, 100, 256, 257, 1000}) {
-    for (size_t rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
+    for (size_t rows : {1, 2, 3, 4, 5, 6, 7, 13, 19, 31}) {
       for (size_t outputs : {1, 3, 4, 37}) {
         Problem p(rows, dims, outputs);
         check_whole_sums(p, name + " " + std::to_string(rows) + " x " + std::to_string(dims) +

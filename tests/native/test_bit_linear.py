@@ -68,7 +68,7 @@ def assert_near(x: mx.array, matrices: list[Projection], **options: Any) -> mx.a
 def test_odd_sizes(instructions: str, dims: int, quantize: bool) -> None:
     mx.random.seed(dims)
     matrices = projections(dims, (37, 1, 20))
-    for rows in (1, 2, 3, 14):
+    for rows in (1, 2, 3, 14, 25):
         x = normal(rows, 2 * dims)
         assert_near(
             x,

@@ -72,6 +72,12 @@ FAULTS = {
         "if (byte > weight.row_bytes) {",
         AVX512,
     ),
+    "lanes joined twice": Fault(
+        "instruction_sets/avx512_vnni.cpp",
+        "_mm512_extracti64x4_epi64(lanes, 1)",
+        "_mm512_extracti64x4_epi64(lanes, 0)",
+        AVX512,
+    ),
     "second row of a pair": Fault(
         "ternary_matmul/code_stream.h",
         "b = Isa::load(weight + distance + byte)",

@@ -246,7 +246,7 @@ def test_kernel_checks_its_arguments() -> None:
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_shape(data: st.DataObject) -> None:
-    rows, inputs, outputs = (data.draw(st.integers(1, most)) for most in (20, 600, 80))
+    rows, inputs, outputs = (data.draw(st.integers(1, most)) for most in (40, 600, 80))
     seed = data.draw(st.integers(0, 2**32 - 1))
     module = native.kernels()
     before = module.kernel_name(), module.threads()

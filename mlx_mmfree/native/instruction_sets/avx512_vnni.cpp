@@ -8,7 +8,7 @@ namespace mmfree {
 namespace {
 
 struct Avx512Vnni {
-  static constexpr size_t kBytes = 64, kStreamRows = 2, kTileRows = 6, kSideBySideRows = 18;
+  static constexpr size_t kBytes = 64, kStreamRows = 2, kTileRows = 6;
   static constexpr bool kPartialSums = false, kInterleaves = true;
   using Sum = __m512i;
   using Codes = __m512i;

@@ -124,11 +124,8 @@ void stream_row(const CodeProduct& p, size_t output) {
   });
 }
 
-// Rows shorter than this are read in pairs, which load each activation once for both. Longer ones
-// are slower in pairs: the processor fetches one stream ahead better than two.
-constexpr size_t kPairedBytes = 512;
-
-// Multiplies one row by two weight rows.
+// Multiplies one row by two short weight rows, which load each activation once for both. Longer
+// rows are slower in pairs: the processor fetches one stream ahead better than two.
 template <class Isa>
 void stream_pair(const CodeProduct& p, size_t output) {
   typename Isa::Sum sums[2][4];
@@ -169,7 +166,7 @@ void stream_pair(const CodeProduct& p, size_t output) {
 template <class Isa>
 void stream_codes(const CodeProduct& p, size_t first, size_t last) {
   if constexpr (!Isa::kPartialSums) {
-    if (p.rows == 1 && p.weight.row_bytes < kPairedBytes) {
+    if (p.rows == 1 && p.weight.row_bytes < kShortBytes) {
       for (; first + 2 <= last; first += 2) {
         stream_pair<Isa>(p, first);
       }

@@ -78,8 +78,8 @@ void multiply_vectors(const CodeTile& p) {
   for (size_t word = 0; word < p.words; ++word, weight += kStep) {
     const int8_t* codes =
         p.codes + word / kBlockWords * kBlockWeights + word % kBlockWords * sizeof(uint32_t);
-    if (p.ahead) {
-      __builtin_prefetch(p.ahead + word * kBlockBytes, 0, 2);
+    for (size_t line = 0; line < p.lines; ++line) {
+      __builtin_prefetch(p.ahead + (word * p.lines + line) * kBlockBytes, 0, 2);
     }
     unroll<4>([&](auto k) MMFREE_INLINE {
       // the packed words are loaded again for each shift, because the sums need the registers

@@ -39,12 +39,16 @@ struct CodeTile {
   const uint8_t* weight;  // `words` 32-bit words for each output, which may be interleaved
   size_t words, outputs;
   const uint8_t* ahead;  // weights of later outputs, which are fetched meanwhile, or null
+  size_t lines;          // of them for each word, where words are interleaved
   float* y;              // (rows, kCodeTileOutputs)
 };
 
 // How many bytes the stream of weights is prefetched ahead, to the second-level cache, which waits
 // for more lines at once than the first. They cover the latency of memory at its full rate.
 constexpr size_t kAheadBytes = 8 << 10;
+
+// In weight rows shorter than this, what is done once for each row takes a large share.
+constexpr size_t kShortBytes = 512;
 
 // The outputs of a tile of any instruction set, of which none has more rows, and no stream more.
 constexpr size_t kCodeTileOutputs = 64, kMostCodeTileRows = 6, kMostStreamRows = 4;
@@ -77,8 +81,7 @@ struct TernaryMatmulKernels {
   void (*stream_codes)(const CodeProduct&, size_t first, size_t last);
   size_t tile_rows;
   void (*multiply_tile)(const CodeTile&);
-  // With more rows than this, the weights of a tile are interleaved first.
-  size_t side_by_side_rows;
+  // With many rows, the weights of a tile are interleaved first, or never if these are null.
   void (*interleave)(const PackedMatrix&, size_t first, size_t outputs, uint8_t* tile);
   void (*multiply_interleaved)(const CodeTile&);
   // Computes the outputs [first, last) of every row.

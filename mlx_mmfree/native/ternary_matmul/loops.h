@@ -37,13 +37,11 @@ constexpr TernaryMatmulKernels TernaryMatmulKernels::of() {
                                   mmfree::stream_codes<Isa>,
                                   Isa::kTileRows,
                                   mmfree::multiply_tile<Isa>,
-                                  SIZE_MAX,
                                   nullptr,
                                   nullptr,
                                   mmfree::multiply_floats<Isa>,
                                   mmfree::multiply_transposed<Isa>};
   if constexpr (Isa::kInterleaves) {
-    kernels.side_by_side_rows = Isa::kSideBySideRows;
     kernels.interleave = mmfree::interleave<Isa>;
     kernels.multiply_interleaved = mmfree::multiply_interleaved<Isa>;
   }

@@ -142,6 +142,7 @@ class PromptReading:
             part.tokens[part.position : min(part.length, part.position + room)] for part in parts
         ]
         tokens, valid = left_padded(pieces)
+        # of several parts, each begins anew
         _, state = self._model.hidden(tokens, parts[0].state, valid)
         # computed while the rows are taken apart
         mx.async_eval(state)

@@ -6,7 +6,6 @@ each walk with its files in the order in which they are entered, as a map; `load
 walk alone, with its functions.
 """
 
-import math
 import sys
 import tempfile
 import threading
@@ -21,7 +20,6 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
-import pytest
 
 import mlx_mmfree
 from mlx_mmfree import demo, generate, load, load_model, save_model
@@ -42,7 +40,7 @@ class Size(NamedTuple):
 
     files: int
     functions: int
-    moves: float
+    moves: int
 
 
 class Walk:
@@ -190,18 +188,12 @@ def walk_of_training(folder: Path) -> Walk:
 
 
 WALKS = {
-    "load": (walk_of_load, Size(25, 100, 113), Size(24, 96, 146)),
-    "generate": (walk_of_generate, Size(23, 79, 149), Size(23, 72, 222)),
-    "token": (walk_of_token, Size(12, 27, 45), Size(15, 32, 97)),
-    "completion": (walk_of_completion, Size(23, 120, math.inf), Size(22, 118, math.inf)),
-    "training": (walk_of_training, Size(6, 21, 16), None),
+    "load": walk_of_load,
+    "generate": walk_of_generate,
+    "token": walk_of_token,
+    "completion": walk_of_completion,
+    "training": walk_of_training,
 }
-"""Each walk with the most that it may take on the tiny Llama and on the packaged model."""
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny(tmp_path_factory.mktemp("walk") / "tiny")
 
 
 def make_tiny(folder: Path) -> Path:
@@ -212,48 +204,21 @@ def make_tiny(folder: Path) -> Path:
     return folder
 
 
-def _is_within(size: Size, most: Size) -> bool:
-    return (
-        size.files <= most.files and size.functions <= most.functions and size.moves <= most.moves
-    )
-
-
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.serve] if name == "completion" else []) for name in WALKS
-]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_walk_is_short(name: str, tiny: Path) -> None:
-    walk, most, _ = WALKS[name]
-    walked = walk(tiny)
-    assert walked.files()
-    assert _is_within(walked.size(), most), "\n".join(walked.functions())
-
-
-@pytest.mark.parametrize("name", NAMES[:-1])
-def test_a_walk_of_the_packaged_model_is_short(name: str) -> None:
-    walk, _, most = WALKS[name]
-    assert most is not None
-    walked = walk(demo.path())
-    assert _is_within(walked.size(), most), "\n".join(walked.functions())
+def test_a_walk_of_a_token(tmp_path: Path) -> None:
+    walked = walk_of_token(make_tiny(tmp_path / "tiny"))
+    assert {"models/parts/stack.py", "ops/bit_linear/__init__.py"} <= {*walked.files()}
 
 
 def main(names: list[str]) -> None:
     """Prints walks: all with their files, or those named with their functions."""
     with tempfile.TemporaryDirectory() as folder:
-        tiny = make_tiny(Path(folder) / "tiny")
+        models = {"tiny Llama": make_tiny(Path(folder) / "tiny"), "packaged model": demo.path()}
         for name in names or WALKS:
-            walk, *bounds = WALKS[name]
-            models = {"tiny Llama": tiny, "packaged model": demo.path()}
-            for (title, model), most in zip(models.items(), bounds, strict=True):
-                if most is None:
-                    continue
-                walked = walk(model)
-                sizes = zip(Size._fields, walked.size(), most, strict=True)
-                words = (f"{got} {unit} (at most {goal})" for unit, got, goal in sizes)
-                print(f"{name}, {title}: {', '.join(words)}")
-                if model == tiny:
+            for title, model in models.items():
+                walked = WALKS[name](model)
+                files, functions, moves = walked.size()
+                print(f"{name}, {title}: {files} files, {functions} functions, {moves} moves")
+                if title == "tiny Llama":
                     for line in walked.functions() if names else walked.files():
                         print(f"    {line}")
 

@@ -61,7 +61,7 @@ class Config(TransformerConfig):
                 "[config.json] 'num_experts_per_tok' must be at most 'num_experts' but got "
                 f"{self.num_experts_per_tok} of {self.num_experts}."
             )
-        if self.rotated_dims % 2 or self.rotated_dims != self.head_dim * self.partial_rotary_factor:
+        if self.rotary_dims % 2 or self.rotary_dims != self.head_dim * self.partial_rotary_factor:
             raise CheckpointError(
                 "[config.json] 'partial_rotary_factor' must give an even number of the "
                 f"{self.head_dim} dims of a head but got {self.partial_rotary_factor}."
@@ -74,7 +74,7 @@ class Config(TransformerConfig):
             )
 
     @property
-    def rotated_dims(self) -> int:
+    def rotary_dims(self) -> int:
         """The dims of a head that are rotated."""
         return int(self.head_dim * self.partial_rotary_factor)
 
@@ -100,7 +100,7 @@ class Config(TransformerConfig):
 def build(config: Config) -> Decoder:
     """A model with fresh weights, in its training form."""
     dims, eps = config.hidden_size, config.rms_norm_eps
-    rope, window = config.rotation.build(config.rotated_dims), KeyValueCache(config.sliding_window)
+    rope, window = config.rotation.build(config.rotary_dims), KeyValueCache(config.sliding_window)
     blocks = [
         Block(
             dims,
@@ -184,7 +184,7 @@ def _write_gguf(config: Config) -> dict[str, Any]:
     values = (
         *(config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size),
         *(config.sliding_window, [kind == SLIDING for kind in layers]),
-        *(config.rotated_dims, [config.swiglu_limit] * len(layers)),
+        *(config.rotary_dims, [config.swiglu_limit] * len(layers)),
     )
     return dict(zip(_GGUF_KEYS, values, strict=True))
 

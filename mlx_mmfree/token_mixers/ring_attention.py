@@ -139,8 +139,7 @@ class RingAttention(SelfAttention):
             offset = self._offset(x.shape[1], valid, group)
             both = self.rope.rotate(both, self.rope.rotation(offset, x.shape[1]))
         queries, keys = mx.split(both, [self.num_heads], axis=1)
-        scale = self._query_scale
-        queries = queries if scale == 1.0 else queries * scale
+        queries = self.rope.scaled(queries) if "rope" in self else queries
         y = ring_attention(queries, keys, values, group, is_causal=self.is_causal, valid=valid)
         y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
         return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), before

@@ -97,7 +97,7 @@ def test_conversions_keep_every_value(source: Path, tmp_path: Path, to: str) -> 
     model, _ = load(tmp_path / "m", dtype=mx.float32)
     want = load_model(source, dtype=mx.float32)
     assert model.config.layer_types == want.config.layer_types
-    assert model.config.rotated_dims == 32 and model.config.sliding_window == 4
+    assert model.config.rotary_dims == 32 and model.config.sliding_window == 4
     assert relative_error(logits(model), logits(want)) <= FLOAT32
     router = model.blocks[1].channel_mixer.router.weight
     assert mx.array_equal(router, want.blocks[1].channel_mixer.router.weight)

@@ -228,10 +228,9 @@ class SelfAttention(TokenMixer):
             return super().state_kind
         heads, dims, cache, rope = self.num_kv_heads, self.head_dim, self._cache, self.get("rope")
         takes_steps = self.has_plain_weights and "position_bias" not in self and cache.step == 1
-        if self._is_gated and "query_norm" not in self and self._query_scale != 1.0:
-            takes_steps = False
-        if rope is not None and (rope.wavelengths is None or cache.sinks):
-            takes_steps = False
+        if rope is not None:
+            is_scaled = self._is_gated and "query_norm" not in self and rope.query_scale != 1.0
+            takes_steps &= not (is_scaled or rope.wavelengths is None or cache.sinks)
         return key_values.KeyValueKind(heads, dims, cache, takes_steps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> SelfAttentionState:
@@ -368,17 +367,18 @@ class SelfAttention(TokenMixer):
             roomy = state.with_room(1, window, sinks)
             keys, values = cast("tuple[mx.array, mx.array]", roomy[:2])
         rope, query_norm, key_norm = self.get("rope"), self.get("query_norm"), self.get("key_norm")
-        waves, is_interleaved, scale = None, False, 1.0
+        waves, is_interleaved = None, False
         if rope is not None:
-            waves, is_interleaved, scale = rope.wavelengths, rope.is_interleaved, rope.query_scale
+            waves, is_interleaved = rope.wavelengths, rope.is_interleaved
         of_queries, of_keys, eps = None, None, 1e-6
         if query_norm is not None and key_norm is not None:
             weight, of_keys, eps = query_norm["weight"], key_norm["weight"], query_norm.eps
-            of_queries = weight if scale == 1.0 else weight * scale
-        elif scale != 1.0:
+            of_queries = weight if rope is None else rope.scaled(weight)
+        elif rope is not None and rope.query_scale != 1.0:
             dims = self.num_heads * self.head_dim
             queries, others = mx.split(projected, [dims], axis=-1)
-            projected = mx.concatenate([queries * scale, others], axis=-1)
+            queries = rope.scaled(mx.unflatten(queries, -1, (self.num_heads, -1)))
+            projected = mx.concatenate([mx.flatten(queries, -2), others], axis=-1)
         # layers share the place of the token and its rotation, where a backend asks for them
         room, used = keys.shape[2], positions.shape[1]
         which = (used, room, window, sinks)
@@ -468,14 +468,14 @@ class SelfAttention(TokenMixer):
         count = self.num_heads + self.num_kv_heads
         tokens = mx.unflatten(projected, -1, (count + self.num_kv_heads, -1))
         both, values = mx.split(tokens.swapaxes(1, 2), [count], axis=1)
-        scale = self._query_scale
-        if "query_norm" not in self and scale == 1.0:
+        rope = self.get("rope")
+        if "query_norm" not in self and (rope is None or rope.query_scale == 1.0):
             return (both,), values
         queries, keys = self._apart((both,))
         if "query_norm" in self:
             queries = apply_norm(self["query_norm"], queries)
             keys = apply_norm(self["key_norm"], keys)
-        return (queries if scale == 1.0 else queries * scale, keys), values
+        return (queries if rope is None else rope.scaled(queries), keys), values
 
     def _apart(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:
         """Queries and keys of one array or two."""
@@ -555,12 +555,6 @@ class SelfAttention(TokenMixer):
         # twice the dims would halve the scale's square
         queries = mx.concatenate([queries, near], axis=-1) * 2**0.5
         return queries, mx.concatenate([others, of_sinks], axis=-1)
-
-    @property
-    def _query_scale(self) -> float:
-        """The factor of queries, instead of its root for queries and keys."""
-        scale: float = self["rope"].query_scale if "rope" in self else 1.0
-        return scale
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(self._name, x, self._dims)

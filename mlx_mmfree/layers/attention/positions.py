@@ -145,17 +145,17 @@ class RoPE(nn.Module):
         wavelengths: Positions per radian of each pair, `(K / 2,)`, instead of the ones from `base`.
         is_interleaved: Pairs are neighbours `(2i, 2i + 1)`, as in the original Llama, instead of
             halves `(i, i + K / 2)`, as in checkpoints of the Hub.
-        attention_factor: What YaRN multiplies rotated queries and keys by. It is not applied here:
-            attention multiplies its queries by the square, so that a state holds plain keys.
+        attention_factor: What YaRN multiplies rotated queries and keys by. `scaled` multiplies queries
+            by the square instead, so that a state holds plain keys.
 
     Attributes:
         wavelengths: Positions per radian of each pair; `None` where they depend on the position.
         is_interleaved: As the argument.
-        query_scale: What queries are to be multiplied by, the square of `attention_factor`.
+        query_scale: What `scaled` multiplies queries by, the square of `attention_factor`.
 
     Shape:
-        `x` and result `(B, H, L, K)`; `offset`: the position of the first token, a number or `(B,)`,
-        or of each token, `(B, L)`.
+        `x` and result `(B, H, L, K)`, or with more dims than `K`, of which the first are rotated;
+        `offset`: the position of the first token, a number or `(B,)`, or of each token, `(B, L)`.
 
     Raises:
         TypeError: The dims are not an integer.
@@ -191,6 +191,13 @@ class RoPE(nn.Module):
         mx.eval(waves)
         # an ordinary attribute, since items of a module are parameters
         object.__setattr__(self, "wavelengths", waves)
+
+    def scaled(self, queries: mx.array) -> mx.array:
+        """Queries `(..., K)`, of which the dims that are rotated are multiplied by `query_scale`."""
+        if self.query_scale == 1.0:
+            return queries
+        rotated, *others = mx.split(queries, [self._dims], axis=-1)
+        return mx.concatenate([rotated * self.query_scale, *others], axis=-1)
 
     def rotation(self, offset: int | mx.array, length: int) -> Any:
         """The table of `rotate` for `length` tokens, which layers with the same positions share.
@@ -293,13 +300,14 @@ class DynamicRoPE(RoPE):
 
     def rotate(self, x: mx.array, rotation: tuple[mx.array, mx.array]) -> mx.array:
         cos, sin = rotation
-        pairs = x.astype(mx.float32).reshape(
-            *x.shape[:-1], *((-1, 2) if self.is_interleaved else (2, -1))
+        first, others = mx.split(x, [self._dims], axis=-1)
+        pairs = first.astype(mx.float32).reshape(
+            *first.shape[:-1], *((-1, 2) if self.is_interleaved else (2, -1))
         )
         axis = -1 if self.is_interleaved else -2
         a, b = (part.squeeze(axis) for part in mx.split(pairs, 2, axis=axis))
         rotated = mx.stack([a * cos - b * sin, a * sin + b * cos], axis=axis)
-        return rotated.reshape(x.shape).astype(x.dtype)
+        return mx.concatenate([rotated.reshape(first.shape).astype(x.dtype), others], axis=-1)
 
 
 class PositionBias(nn.Module):

@@ -100,21 +100,26 @@ class TransformerConfig(HubConfig):
             raise CheckpointError(
                 f"[config.json] 'head_dim' must be even, for rotary positions, but got {self.head_dim}."
             )
-        if self.rotation.factors and len(self.rotation.factors) != self.head_dim // 2:
+        if self.rotation.factors and len(self.rotation.factors) != self.rotary_dims // 2:
             raise CheckpointError(
-                f"[config.json] 'short_factor' must hold {self.head_dim // 2} numbers, one for each "
-                f"pair of a head's dims, but has {len(self.rotation.factors)}."
+                f"[config.json] 'short_factor' must hold {self.rotary_dims // 2} numbers, one for each "
+                f"rotated pair of a head's dims, but has {len(self.rotation.factors)}."
             )
         if self.rotation.scaling == "yarn" and self.rotation.theta <= 1:
             raise CheckpointError(
                 f"[config.json] 'rope_theta' must be more than 1 for yarn but got "
                 f"{self.rotation.theta}."
             )
-        if self.rotation.scaling == "dynamic" and self.head_dim < 4:
+        if self.rotation.scaling == "dynamic" and self.rotary_dims < 4:
             raise CheckpointError(
-                "[config.json] 'head_dim' must be at least 4 for dynamic scaling but got "
-                f"{self.head_dim}."
+                "[config.json] 'rope_type' must not be dynamic unless at least 4 dims of a head are "
+                f"rotated but {self.rotary_dims} are."
             )
+
+    @property
+    def rotary_dims(self) -> int:
+        """The first dims of a head, which are rotated: all of them unless an architecture differs."""
+        return self.head_dim
 
     @classmethod
     def from_hub(cls, config: Mapping[str, Any]) -> Self:
@@ -229,7 +234,8 @@ def build_transformer(
     embed = nn.Embedding(config.vocab_size, dims)
     sub_norm_eps = eps if config.has_sub_norms else None
     blocks = []
-    own = attention or [{"rope": config.rotation.build(config.head_dim)}] * config.num_hidden_layers
+    rope = config.rotation.build(config.rotary_dims)
+    own = attention or [{"rope": rope}] * config.num_hidden_layers
     for layer, arguments in enumerate(own):
         linears = {
             ours.split(".")[1]: linear_of(config.linears, f"model.layers.{layer}.{hub}")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.server.messages import VERSIONS, MessagesRequest
+from mlx_mmfree.server.bodies.messages import MessagesRequest
+from mlx_mmfree.server.messages import VERSIONS
 from mlx_mmfree.server.schemas import HINTS
 from tests.server.conftest import LOOK, Dictated, with_template
 

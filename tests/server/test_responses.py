@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.server import kept
+from mlx_mmfree.server.bodies.responses import ResponsesRequest
 from mlx_mmfree.server.kept import KeptResponses, new_name
-from mlx_mmfree.server.responses import ResponsesAnswer, ResponsesRequest
+from mlx_mmfree.server.responses import ResponsesAnswer
 from mlx_mmfree.server.settings import Settings
 from tests.server.conftest import LOOK, Dictated
 from tests.server.test_refusals import error_of

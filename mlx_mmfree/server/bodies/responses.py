@@ -1,0 +1,316 @@
+"""The bodies of OpenAI's newer interface, `/v1/responses`."""
+
+import base64
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+
+from .. import schemas
+from ..turns import Tagged, Turns
+
+_log = logging.getLogger(__name__)
+_SEALED = "mmfree-thought:"
+"""The mark before a thought that goes to the client and comes back as `encrypted_content`."""
+
+
+class Part(Tagged):
+    """A part of the content of an item."""
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "input_text": "text prompt_cache_breakpoint?",
+        "output_text": "text annotations? logprobs?",
+        "refusal": "refusal",
+        "reasoning_text": "text",
+        "summary_text": "text",
+        "text": "text",
+    }
+    refused: ClassVar[Mapping[str, str]] = {
+        "input_image": "models here read no pictures",
+        "input_file": "models here read no files",
+        "input_audio": "models here hear nothing",
+    }
+
+    text: str = ""
+    refusal: str = ""
+    # what changes no answer
+    annotations: Any = None
+    logprobs: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+def _parts(value: Any) -> Any:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+Parts = Annotated[list[Part], BeforeValidator(_parts)]
+_STATE = "id? status?"
+
+
+class Item(Tagged):
+    """An item of a conversation."""
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "message": f"role content phase? {_STATE}",
+        "reasoning": f"summary? content? encrypted_content? {_STATE}",
+        "function_call": f"call_id name arguments namespace? {_STATE}",
+        "function_call_output": f"call_id output {_STATE}",
+    }
+
+    role: Literal["system", "developer", "user", "assistant"] = "user"
+    content: Parts = Field(default_factory=list)
+    summary: Parts = Field(default_factory=list)
+    encrypted_content: str = ""
+    call_id: str = ""
+    name: str = ""
+    arguments: Annotated[dict[str, Any], BeforeValidator(schemas.call_arguments)] = Field(
+        default_factory=dict
+    )
+    output: Parts = Field(default_factory=list)
+    id: str = ""
+    # what changes no answer
+    status: str = ""
+    phase: str = ""
+    namespace: str = ""
+
+    def add_to(self, turns: Turns) -> None:
+        """Adds it to the turns of a chat."""
+        text = _joined(self.content)
+        match self.type, self.role:
+            case "message", "assistant":
+                turns.say(text)
+            case "message", "user":
+                turns.ask(text)
+            case "message", _:
+                turns.instruct(text)
+            case "reasoning", _:
+                turns.think(text or _unsealed(self.encrypted_content) or _joined(self.summary))
+            case "function_call", _:
+                turns.call(self.call_id, self.name, self.arguments)
+            case "function_call_output", _:
+                turns.result(self.call_id, _joined(self.output))
+
+
+def _joined(parts: Sequence[Part]) -> str:
+    return "".join(part.text + part.refusal for part in parts)
+
+
+def sealed(thought: str) -> str:
+    """A thought as `encrypted_content`."""
+    return base64.b64encode(f"{_SEALED}{thought}".encode()).decode()
+
+
+def _unsealed(content: str) -> str:
+    """The thought that this server has sent so; nothing of what others have encrypted."""
+    with suppress(ValueError):
+        text = base64.b64decode(content, validate=True).decode()
+        if text.startswith(_SEALED):
+            return text.removeprefix(_SEALED)
+    return ""
+
+
+def _items(value: Any) -> Any:
+    """One text or items; those without a type are messages."""
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        return value
+    return [
+        {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
+        for item in value
+    ]
+
+
+class FunctionTool(schemas.Body):
+    """A function that an answer may ask to call."""
+
+    type: Literal["function"]
+    name: schemas.Name
+    description: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    strict: schemas.Strict = None
+
+
+_HOSTED = (
+    *("apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom"),
+    *("file_search", "image_generation", "local_shell", "mcp", "namespace", "shell"),
+    *("tool_search", "web_search", "web_search_2025_08_26", "web_search_preview"),
+)
+
+
+@cache
+def _left_out(kind: str) -> None:
+    """Says in the log that models are not told of tools of a kind, the first time that one comes."""
+    _log.info("Requests offer tools of type '%s', of which models here are not told.", kind)
+
+
+def _functions(value: Any) -> Any:
+    """The tools that are functions. Agents always name others too, which no model here can call."""
+    schemas.checked_tools(value)
+    if not isinstance(value, list):
+        return value
+    kept = []
+    for tool in value:
+        if isinstance(tool, dict) and tool.get("type") in _HOSTED:
+            _left_out(tool["type"])
+        else:
+            kept.append(tool)
+    if value and not kept:
+        raise ValueError("must have a tool of type 'function', since this server runs no others,")
+    return kept
+
+
+def _tool_choice(value: Any) -> Any:
+    if value in ("auto", "none", "required"):
+        return value
+    if isinstance(value, dict) and value.keys() == {"type", "name"} and value["type"] == "function":
+        return {"type": "function", "function": {"name": value["name"]}}
+    raise ValueError("must be 'auto', 'none', 'required' or an object that names a function")
+
+
+class Reasoning(schemas.Body):
+    """How much an answer is thought about."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    # thoughts are shown as they are
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(schemas.JsonSchema):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: schemas.Name = "answer"
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> "TextFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("must have a 'schema' if its type is 'json_schema', and only then,")
+        return self
+
+
+class TextConfig(schemas.Body):
+    """The form of an answer, and how long it likes to be."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class StreamOptions(schemas.Body):
+    """How an answer streams."""
+
+    include_obfuscation: bool = False
+
+
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+class ResponsesRequest(schemas.Body):
+    """A request for the next answer of a conversation."""
+
+    neutral: ClassVar[Mapping[str, Any]] = {
+        "background": (False,),
+        "conversation": (),
+        "max_tool_calls": (),
+        "prompt": (),
+        "top_logprobs": (0,),
+        "truncation": ("disabled",),
+    }
+    hints: ClassVar[frozenset[str]] = schemas.HINTS - {"metadata"} | {
+        "client_metadata",
+        "context_management",
+        "prompt_cache_options",
+    }
+
+    model: str | None = None
+    input: Annotated[
+        list[Item], Field(max_length=schemas.MAX_MESSAGES), BeforeValidator(_items)
+    ] = Field(default_factory=list)
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
+    instructions: str | None = None
+    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    metadata: Annotated[
+        dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+        Field(max_length=16),
+    ] = Field(default_factory=dict)
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: Reasoning = Reasoning()
+    store: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    text: TextConfig = TextConfig()
+    tool_choice: Annotated[str | dict[str, Any], PlainValidator(_tool_choice)] = "auto"
+    tools: Annotated[
+        list[FunctionTool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(_functions)
+    ] = Field(default_factory=list)
+    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    user: schemas.User = ""
+
+    def as_chat(self, before: Sequence[Item]) -> schemas.ChatRequest:
+        """The request that it makes, after the items of earlier responses.
+
+        Raises:
+            RequestError: It asks for what no chat can.
+        """
+        turns = Turns()
+        if self.instructions is not None:
+            turns.instruct(self.instructions)
+        for item in [*before, *self.input]:
+            item.add_to(turns)
+        names = ("model", "stream", "temperature", "top_p", "user", "tool_choice")
+        values = {name: getattr(self, name) for name in (*names, "parallel_tool_calls")}
+        values |= {"messages": turns.messages, "max_tokens": self.max_output_tokens}
+        if self.reasoning.effort is not None:
+            values["chat_template_kwargs"] = {"reasoning_effort": self.reasoning.effort}
+        values["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"})}
+            for tool in self.tools
+        ]
+        if (form := self.text.format) is not None:
+            schema = form.model_dump(exclude={"type"}, by_alias=True)
+            is_schema = form.type == "json_schema"
+            values["response_format"] = {"type": form.type} | (
+                {"json_schema": schema} if is_schema else {}
+            )
+        return schemas.checked(schemas.ChatRequest, values)
+
+    def items(self) -> list[dict[str, Any]]:
+        """Its own items, as they are kept and listed, each with a name of its own."""
+        listed: dict[str, dict[str, Any]] = {}
+        for item in self.input:
+            values = _listed(item)
+            if values["id"] in listed:
+                values["id"] = new_id(item.type)
+            listed[values["id"]] = values
+        return list(listed.values())
+
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+def new_id(kind: str) -> str:
+    """A new identifier of an item."""
+    return f"{_PREFIXES.get(kind, 'fco')}_{secrets.token_hex(12)}"
+
+
+def _listed(item: Item) -> dict[str, Any]:
+    values = item.model_dump(exclude_unset=True, exclude_none=True)
+    values["id"] = item.id or new_id(item.type)
+    values.setdefault("status", "completed")
+    if "arguments" in values:
+        values["arguments"] = json.dumps(item.arguments, ensure_ascii=False)
+    if "output" in values:
+        values["output"] = _joined(item.output)
+    if item.type == "message":
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        texts = [part.text + part.refusal for part in item.content]
+        values["content"] = [{"type": kind, "text": text} for text in texts]
+    return values

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 
@@ -54,8 +54,8 @@ class Finish:
     """The answer has ended.
 
     Attributes:
-        reason: `"stop"` at the end of the answer or a stop string, `"tool_calls"` there after a call,
-            `"length"` at the last token allowed.
+        reason: `"stop"` at the end of the answer or a stop string, `"length"` at the last token allowed;
+            `"tool_calls"` at any of them if a call is complete.
         stop_string: The stop string that has ended it, if one has.
     """
 
@@ -91,18 +91,21 @@ def whole_call(name: str, arguments: str) -> list[Part]:
     return [ToolCallStart(name), ToolCallDelta(arguments), ToolCallEnd()]
 
 
-@dataclass
+Kind = Literal["thinking", "text", "tool_call"]
+
+
+@dataclass(frozen=True)
 class Block:
     """A stretch of an answer of one kind.
 
     Attributes:
         kind: What it is.
-        text: The thought, the text, or the arguments of the call, as far as it is written.
+        text: The thought, the text, or the arguments of the call.
         name, id: Those of a call.
-        is_complete: Whether it is known to have all of its text; a call that was cut never has.
+        is_complete: Whether all of it is there; a call that breaks off never is complete.
     """
 
-    kind: Literal["thinking", "text", "tool_call"]
+    kind: Kind
     text: str = ""
     name: str = ""
     id: str = ""
@@ -114,24 +117,22 @@ class Change:
     """The change of an answer's blocks by a part.
 
     Attributes:
-        kind: The block begins, grows by `text`, or ends.
+        kind: The block begins, grows or ends. A call that breaks off never ends.
         index: The number of the block.
-        block: The block.
-        text: What it grows by.
+        block: The block as it begins, without text, or as it ends; where it grows, its new text alone.
     """
 
     kind: Literal["begin", "grow", "end"]
     index: int
     block: Block
-    text: str = ""
 
 
 class Blocks:
     """The blocks of an answer as they grow.
 
     Attributes:
-        all: Those so far.
-        finish: How the answer has ended; `None` where it has not.
+        finish: How the answer has ended; `None` where it has not. The reason is `"tool_calls"` if and
+            only if a call is complete.
 
     Example:
         >>> blocks = Blocks()
@@ -149,17 +150,25 @@ class Blocks:
     """
 
     def __init__(self) -> None:
-        self.all: list[Block] = []
         self.finish: Finish | None = None
-        self._is_open = False
+        self._before: list[Block] = []
+        self._last: Block | None = None
+        self._texts: list[str] = []
 
-    def text(self, kind: Literal["thinking", "text"]) -> str:
-        """All thoughts, or all texts, as one."""
-        return "".join(block.text for block in self.all if block.kind == kind)
+    @property
+    def all(self) -> list[Block]:
+        """Those so far."""
+        last = [] if self._last is None else [self._grown(self._last)]
+        return [*self._before, *last]
+
+    @property
+    def whole(self) -> list[Block]:
+        """Those of a whole answer, which holds no call that broke off."""
+        return [block for block in self.all if block.is_complete]
 
     @property
     def calls(self) -> list[Block]:
-        """The calls of tools."""
+        """The calls of tools so far."""
         return [block for block in self.all if block.kind == "tool_call"]
 
     def add(self, part: Part) -> list[Change]:
@@ -177,28 +186,33 @@ class Blocks:
             case ToolCallDelta(text):
                 yield from self._grow("tool_call", text)
             case ToolCallEnd():
-                self.all[-1].is_complete = True
-                yield from self._end()
+                yield from self._end(is_complete=True)
             case Finish(reason, stop_string):
                 yield from self._end()
-                has_called = reason == "stop" and bool(self.calls)
+                has_called = any(call.is_complete for call in self.calls)
                 self.finish = Finish("tool_calls" if has_called else reason, stop_string)
 
-    def _grow(self, kind: Literal["thinking", "text", "tool_call"], text: str) -> Iterator[Change]:
-        if not self._is_open or self.all[-1].kind != kind:
+    def _grow(self, kind: Kind, text: str) -> Iterator[Change]:
+        if self._last is None or self._last.kind != kind:
             yield from self._begin(Block(kind))
-        block = self.all[-1]
-        block.text += text
-        yield Change("grow", len(self.all) - 1, block, text)
+        assert self._last is not None
+        self._texts.append(text)
+        yield Change("grow", len(self._before), replace(self._last, text=text))
 
     def _begin(self, block: Block) -> Iterator[Change]:
         yield from self._end()
-        self.all.append(block)
-        self._is_open = True
-        yield Change("begin", len(self.all) - 1, block)
+        self._last = block
+        yield Change("begin", len(self._before), block)
 
-    def _end(self) -> Iterator[Change]:
-        if self._is_open:
-            self._is_open = False
-            self.all[-1].is_complete |= self.all[-1].kind != "tool_call"
-            yield Change("end", len(self.all) - 1, self.all[-1])
+    def _end(self, is_complete: bool = False) -> Iterator[Change]:
+        if self._last is None:
+            return
+        is_complete |= self._last.kind != "tool_call"
+        block = replace(self._grown(self._last), is_complete=is_complete)
+        self._before.append(block)
+        self._last, self._texts = None, []
+        if is_complete:
+            yield Change("end", len(self._before) - 1, block)
+
+    def _grown(self, block: Block) -> Block:
+        return replace(block, text="".join(self._texts))

@@ -337,17 +337,21 @@ class TextParts:
 
     Args:
         reader: Finds the parts.
+
+    Attributes:
+        blocks: What they make.
     """
 
     def __init__(self, reader: answer_parts.PartReader):
         self._reader = reader
+        self.blocks = answer_parts.Blocks()
         # where each token begins that is, or may become, one of the thought
         self._places: list[int] = []
         self._size = 0
         self._may_think = isinstance(reader, ThoughtReader)
 
-    def add(self, events: Sequence[Event]) -> list[answer_parts.Part]:
-        """The parts that some steps of the text add."""
+    def add(self, events: Sequence[Event]) -> list[answer_parts.Change]:
+        """The changes of the blocks by some steps of the text."""
         for event in events if self._may_think else ():
             self._places.append(self._size)
             self._size += len(event.text)
@@ -359,7 +363,7 @@ class TextParts:
         if self._may_think and (size := cast(ThoughtReader, self._reader).size) is not None:
             self._may_think = False
             self._places = [place for place in self._places if place < size]
-        return parts
+        return [change for part in parts for change in self.blocks.add(part)]
 
     @property
     def thought_tokens(self) -> int:
@@ -370,12 +374,13 @@ class TextParts:
 @dataclass
 class _Message:
     parts: TextParts
-    blocks: answer_parts.Blocks = field(default_factory=answer_parts.Blocks)
+    calls: list[int] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def finish_reason(self) -> str | None:
-        return None if self.blocks.finish is None else self.blocks.finish.reason
+        finish = self.parts.blocks.finish
+        return None if finish is None else finish.reason
 
 
 class ChatAnswer(ChoiceAnswer):
@@ -414,9 +419,8 @@ class ChatAnswer(ChoiceAnswer):
         text = self._all[index]
         delta: dict[str, Any] = {}
         before = text.parts.thought_tokens
-        for part in text.parts.add(events):
-            text.blocks.add(part)
-            _add_to_delta(delta, part, len(text.blocks.calls) - 1)
+        for change in text.parts.add(events):
+            _add_to_delta(delta, change, text.calls)
         self.usage.thought_tokens += text.parts.thought_tokens - before
         tokens = [] if self._shown is None else self._shown.entries(events)
         text.tokens += tokens
@@ -431,13 +435,15 @@ class ChatAnswer(ChoiceAnswer):
 
     def _choice(self, index: int) -> Choice:
         text = self._all[index]
-        content, thoughts = text.blocks.text("text"), text.blocks.text("thinking")
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if thoughts:
-            message["reasoning_content"] = thoughts
-        if calls := text.blocks.calls:
-            message["content"] = content or None
-            message["tool_calls"] = [_call(call.id, call.name, call.text) for call in calls]
+        message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
+        for block in text.parts.blocks.whole:
+            if block.kind == "tool_call":
+                message.setdefault("tool_calls", []).append(_call(block, block.text))
+            else:
+                name = _TEXTS[block.kind]
+                message[name] = message.get(name, "") + block.text
+        if "tool_calls" in message:
+            message["content"] = message["content"] or None
         return {
             "index": index,
             "message": message,
@@ -446,24 +452,39 @@ class ChatAnswer(ChoiceAnswer):
         }
 
 
-def _add_to_delta(delta: dict[str, Any], part: answer_parts.Part, call: int) -> None:
-    """Adds a part to a piece of a message, in which each name stands once; `call` counts calls."""
-    match part:
-        case answer_parts.ThinkingDelta(text):
-            delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-        case answer_parts.TextDelta(text):
-            delta["content"] = delta.get("content", "") + text
-        case answer_parts.ToolCallStart(name, id):
-            delta.setdefault("tool_calls", []).append({"index": call, **_call(id, name, "")})
-        case answer_parts.ToolCallDelta(text):
-            calls = delta.setdefault("tool_calls", [])
-            if not calls or calls[-1]["index"] != call:
-                calls.append({"index": call, "function": {"arguments": ""}})
-            calls[-1]["function"]["arguments"] += text
+_TEXTS: dict[answer_parts.Kind, str] = {"thinking": "reasoning_content", "text": "content"}
 
 
-def _call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _add_to_delta(delta: dict[str, Any], change: answer_parts.Change, calls: list[int]) -> None:
+    """Adds a change to a piece of a message, in which each name stands once.
+
+    Args:
+        delta: The piece.
+        change: The change.
+        calls: The numbers of the blocks that are calls, to which a new one is added.
+    """
+    block = change.block
+    if change.kind == "end":
+        return
+    if block.kind != "tool_call":
+        if change.kind == "grow":
+            name = _TEXTS[block.kind]
+            delta[name] = delta.get(name, "") + block.text
+        return
+    pieces = delta.setdefault("tool_calls", [])
+    if change.kind == "begin":
+        calls.append(change.index)
+        pieces.append({"index": len(calls) - 1, **_call(block, "")})
+        return
+    index = calls.index(change.index)
+    if not pieces or pieces[-1]["index"] != index:
+        pieces.append({"index": index, "function": {"arguments": ""}})
+    pieces[-1]["function"]["arguments"] += block.text
+
+
+def _call(call: answer_parts.Block, arguments: str) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:

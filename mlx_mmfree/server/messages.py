@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..generation.answer_parts import Block, Blocks, Change
+from ..generation.answer_parts import Block, Change
 from ..generation.scheduling import Event
 from .answers import Answer, Sent, TextParts, Usage
 from .bodies.messages import CountRequest, MessagesRequest
@@ -32,7 +32,6 @@ class MessagesAnswer(Answer):
         self.usage = Usage(texts_a_prompt=1)
         self._body = body
         self._parts = TextParts(found.make_reader())
-        self._blocks = Blocks()
         (text,) = found.texts
         self._prompt_tokens = len(text.tokens)
         self._is_cut = text.max_tokens < body.max_tokens
@@ -54,8 +53,7 @@ class MessagesAnswer(Answer):
         return [{"type": "message_start", "message": self._head | nothing}, {"type": "ping"}]
 
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
-        parts = self._parts.add(events)
-        return [_sent(change) for part in parts for change in self._blocks.add(part)]
+        return [_sent(change) for change in self._parts.add(events)]
 
     def closing(self) -> list[Sent]:
         delta = {"type": "message_delta", "delta": self._end(), "usage": self._usage()}
@@ -65,13 +63,11 @@ class MessagesAnswer(Answer):
         return [error.body(ANTHROPIC)]
 
     def whole(self) -> Sent:
-        # nobody can run a call that was cut
-        blocks = [block for block in self._blocks.all if block.is_complete]
-        content = {"content": [_shown(block) for block in blocks]}
+        content = {"content": [_shown(block) for block in self._parts.blocks.whole]}
         return self._head | content | self._end() | {"usage": self._usage()}
 
     def _end(self) -> dict[str, Any]:
-        finish = self._blocks.finish
+        finish = self._parts.blocks.finish
         assert finish is not None
         if finish.reason == "stop" and finish.stop_string in self._body.stop_sequences:
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_string}
@@ -109,12 +105,12 @@ _DELTAS = {
 def _sent(change: Change) -> Sent:
     """The event of a stream for a change."""
     if change.kind == "begin":
-        block = _shown(Block(change.block.kind, name=change.block.name, id=change.block.id))
+        block = _shown(change.block)
         return {"type": "content_block_start", "index": change.index, "content_block": block}
     if change.kind == "end":
         return {"type": "content_block_stop", "index": change.index}
     kind, name = _DELTAS[change.block.kind]
-    delta = {"type": kind, name: change.text}
+    delta = {"type": kind, name: change.block.text}
     return {"type": "content_block_delta", "index": change.index, "delta": delta}
 
 

@@ -54,12 +54,12 @@ class Finish:
     """The answer has ended.
 
     Attributes:
-        reason: `"stop"` at the end of the answer or a stop string, `"length"` at the last token allowed;
-            `"tool_calls"` at any of them if a call is complete.
+        reason: `"stop"` at the end of the answer or a stop string, `"length"` at the last token
+            allowed.
         stop_string: The stop string that has ended it, if one has.
     """
 
-    reason: Literal["stop", "length", "tool_calls"]
+    reason: Literal["stop", "length"]
     stop_string: str | None = None
 
 
@@ -131,8 +131,7 @@ class Blocks:
     """The blocks of an answer as they grow.
 
     Attributes:
-        finish: How the answer has ended; `None` where it has not. The reason is `"tool_calls"` if and
-            only if a call is complete.
+        finish: How the answer has ended; `None` where it has not.
 
     Example:
         >>> blocks = Blocks()
@@ -145,7 +144,7 @@ class Blocks:
         ['grow']
         ['end']
         []
-        >>> [(block.kind, block.text) for block in blocks.all], blocks.finish.reason
+        >>> [(block.kind, block.text) for block in blocks.all], blocks.reason
         ([('text', 'Let me see.'), ('tool_call', '{}')], 'tool_calls')
     """
 
@@ -171,6 +170,14 @@ class Blocks:
         """The calls of tools so far."""
         return [block for block in self.all if block.kind == "tool_call"]
 
+    @property
+    def reason(self) -> Literal["stop", "length", "tool_calls"] | None:
+        """Why the answer has ended: `"tool_calls"` if and only if a call is complete."""
+        if self.finish is None:
+            return None
+        has_called = any(call.is_complete for call in self.calls)
+        return "tool_calls" if has_called else self.finish.reason
+
     def add(self, part: Part) -> list[Change]:
         """Takes a part and returns what it changes."""
         return list(self._add(part))
@@ -189,8 +196,7 @@ class Blocks:
                 yield from self._end(is_complete=True)
             case Finish(reason, stop_string):
                 yield from self._end()
-                has_called = any(call.is_complete for call in self.calls)
-                self.finish = Finish("tool_calls" if has_called else reason, stop_string)
+                self.finish = Finish(reason, stop_string)
 
     def _grow(self, kind: Kind, text: str) -> Iterator[Change]:
         if self._last is None or self._last.kind != kind:

@@ -379,8 +379,7 @@ class _Message:
 
     @property
     def finish_reason(self) -> str | None:
-        finish = self.parts.blocks.finish
-        return None if finish is None else finish.reason
+        return self.parts.blocks.reason
 
 
 class ChatAnswer(ChoiceAnswer):

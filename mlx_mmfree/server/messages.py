@@ -67,13 +67,13 @@ class MessagesAnswer(Answer):
         return self._head | content | self._end() | {"usage": self._usage()}
 
     def _end(self) -> dict[str, Any]:
-        finish = self._parts.blocks.finish
-        assert finish is not None
-        if finish.reason == "stop" and finish.stop_string in self._body.stop_sequences:
-            return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_string}
+        blocks = self._parts.blocks
+        assert blocks.finish is not None and blocks.reason is not None
+        if blocks.reason == "stop" and blocks.finish.stop_string is not None:
+            return {"stop_reason": "stop_sequence", "stop_sequence": blocks.finish.stop_string}
         full = "model_context_window_exceeded" if self._is_cut else "max_tokens"
         reasons = {"stop": "end_turn", "tool_calls": "tool_use", "length": full}
-        return {"stop_reason": reasons[finish.reason], "stop_sequence": None}
+        return {"stop_reason": reasons[blocks.reason], "stop_sequence": None}
 
     def _usage(self) -> dict[str, int]:
         cached = self.usage.cached_tokens

@@ -4,12 +4,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..generation.answer_parts import Block, Blocks, Change
+from ..generation.answer_parts import Block, Change, Kind
 from ..generation.scheduling import Event
 from . import schemas
 from .answers import Answer, Sent, TextParts, Usage
@@ -34,7 +35,6 @@ class ResponsesAnswer(Answer):
         self._body = body
         self._kept = kept
         self._parts = TextParts(found.make_reader())
-        self._blocks = Blocks()
         self._ids: list[str] = []
         self._sent = 0
         self._name = new_name()
@@ -64,34 +64,34 @@ class ResponsesAnswer(Answer):
         }
 
     def opening(self) -> list[Sent]:
-        response = self._response("in_progress")
+        response = self._response("in_progress", ())
         return [
             self._event(kind, response=response)
             for kind in ("response.created", "response.in_progress")
         ]
 
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
-        return [
-            event
-            for part in self._parts.add(events)
-            for change in self._blocks.add(part)
-            for event in self._changed(change)
-        ]
+        changes = self._parts.add(events)
+        return [event for change in changes for event in self._changed(change)]
 
     def closing(self) -> list[Sent]:
-        whole = self.whole()
-        return [self._event(f"response.{whole['status']}", response=whole)]
+        response = self._ended(self._parts.blocks.all)
+        return [self._event(f"response.{response['status']}", response=response)]
 
     def failed(self, error: RequestError) -> list[Sent]:
         told = {"code": error.code or "server_error", "message": str(error)}
-        response = self._response("failed") | {"error": told}
+        response = self._response("failed", self._parts.blocks.all) | {"error": told}
         return [self._event("response.failed", response=response)]
 
     def whole(self) -> Sent:
-        finish = self._blocks.finish
+        return self._ended(self._parts.blocks.whole)
+
+    def _ended(self, blocks: Sequence[Block]) -> dict[str, Any]:
+        """The response that these blocks make, which is kept if it is to be."""
+        finish = self._parts.blocks.finish
         assert finish is not None
         is_cut = finish.reason == "length"
-        response = self._response("incomplete" if is_cut else "completed")
+        response = self._response("incomplete" if is_cut else "completed", blocks)
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._body.store:
@@ -101,10 +101,10 @@ class ResponsesAnswer(Answer):
             self._kept.keep(self._name, record | {"response": response, "size": size})
         return response
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def _response(self, status: str, blocks: Sequence[Block]) -> dict[str, Any]:
         """The response as it stands."""
         is_over = status != "in_progress"
-        output = [self._item(index, block) for index, block in enumerate(self._blocks.all)]
+        output = [self._item(index, block, "incomplete") for index, block in enumerate(blocks)]
         usage = {
             "input_tokens": self.usage.prompt_tokens,
             "input_tokens_details": {
@@ -124,13 +124,11 @@ class ResponsesAnswer(Answer):
             "usage": usage if is_over else None,
         }
 
-    def _item(self, index: int, block: Block) -> dict[str, Any]:
-        """A block as an item of the output."""
-        kind = {"text": "message", "thinking": "reasoning"}.get(block.kind, "function_call")
+    def _item(self, index: int, block: Block, status: str) -> dict[str, Any]:
+        """A block as an item of the output, with a status unless the block is complete."""
+        kind = _KINDS[block.kind].item
         while len(self._ids) <= index:
             self._ids.append(new_id(kind))
-        is_over = self._blocks.finish is not None
-        status = "incomplete" if is_over else "in_progress"
         head = {
             "id": self._ids[index],
             "type": kind,
@@ -148,33 +146,54 @@ class ResponsesAnswer(Answer):
     def _changed(self, change: Change) -> Iterator[Sent]:
         """The events that tell of a change of a block."""
         block, number = change.block, change.index
-        item = self._item(number, block)
-        place = {"item_id": item["id"], "output_index": number}
-        has_parts = block.kind != "tool_call"
-        if has_parts:
-            place["content_index"] = 0
-        kind = {"text": "output_text", "thinking": "reasoning_text"}.get(
-            block.kind, "function_call_arguments"
-        )
-        logs: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        kind = _KINDS[block.kind]
+        item = self._item(number, block, "in_progress")
+        place = {"item_id": item["id"], "output_index": number, **kind.place}
         if change.kind == "begin":
             yield self._event("response.output_item.added", output_index=number, item=item)
-            if has_parts:
+            if kind.place:
                 yield self._event("response.content_part.added", **place, part=_part(block))
         elif change.kind == "grow":
-            yield self._event(f"response.{kind}.delta", **place, delta=change.text, **logs)
+            yield self._event(
+                f"response.{kind.events}.delta", **place, delta=block.text, **kind.more
+            )
         else:
-            if has_parts:
-                yield self._event(f"response.{kind}.done", **place, text=block.text, **logs)
+            name = {"name": block.name} if block.name else {}
+            text = {kind.text: block.text, **name, **kind.more}
+            yield self._event(f"response.{kind.events}.done", **place, **text)
+            if kind.place:
                 yield self._event("response.content_part.done", **place, part=_part(block))
-            else:
-                called = {"arguments": block.text, "name": block.name}
-                yield self._event(f"response.{kind}.done", **place, **called)
             yield self._event("response.output_item.done", output_index=number, item=item)
 
     def _event(self, kind: str, **values: Any) -> Sent:
         self._sent += 1
         return {"type": kind, "sequence_number": self._sent - 1, **values}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How a kind of block is shown.
+
+    Attributes:
+        item: The type of its item.
+        events: What the types of its events begin with.
+        text: Under which name an event has all of its text.
+        place: Where its text stands in the item; nothing if the item has no parts.
+        more: What events with text have beside it.
+    """
+
+    item: str
+    events: str
+    text: str = "text"
+    place: Mapping[str, int] = field(default_factory=lambda: {"content_index": 0})
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+_KINDS: Mapping[Kind, _Kind] = {
+    "thinking": _Kind("reasoning", "reasoning_text"),
+    "text": _Kind("message", "output_text", more={"logprobs": []}),
+    "tool_call": _Kind("function_call", "function_call_arguments", "arguments", {}),
+}
 
 
 def _part(block: Block) -> dict[str, Any]:

@@ -232,12 +232,21 @@ def check_stream(path: str, text: str) -> dict[str, Any] | None:
     assert kinds[:2] == ["response.created", "response.in_progress"], kinds
     end = events[-1]
     assert kinds[-1].removeprefix("response.") == end["response"]["status"], kinds
-    added = kinds.count("response.output_item.added")
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    for item in added:
+        assert not item.get("content") and not item.get("arguments"), item
     if end["response"]["status"] == "failed":
         error: dict[str, Any] = end["response"]["error"]
         return error
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-    assert added == len(done) and done == end["response"]["output"], (done, end)
+    output = end["response"]["output"]
+    # a call that breaks off is never done
+    is_whole = [item["type"] != "function_call" or item["status"] == "completed" for item in output]
+    assert done == [item for item, whole in zip(output, is_whole, strict=True) if whole], (
+        done,
+        end,
+    )
+    assert [item["id"] for item in added] == [item["id"] for item in output], (added, end)
     return None
 
 
@@ -247,13 +256,19 @@ def _check_messages(kinds: list[str], events: list[dict[str, Any]]) -> dict[str,
         error: dict[str, Any] = events[-1]["error"]
         return error
     assert kinds[-2:] == ["message_delta", "message_stop"], kinds
-    is_open, index = False, -1
+    block, is_open, has_called = "", False, False
+    index = -1
     for event in events[2:-2]:
         kind = event["type"].removeprefix("content_block_")
-        index += kind == "start"
-        assert event["index"] == index and is_open == (kind != "start"), kinds
+        if kind == "start":
+            # a call that breaks off is never closed
+            assert not is_open or block == "tool_use", kinds
+            index, block = index + 1, event["content_block"]["type"]
+        assert event["index"] == index and (is_open or kind == "start"), kinds
         is_open = kind != "stop"
-    assert not is_open
+        has_called |= kind == "stop" and block == "tool_use"
+    assert not is_open or block == "tool_use", kinds
+    assert has_called == (events[-2]["delta"]["stop_reason"] == "tool_use"), events
     return None
 
 

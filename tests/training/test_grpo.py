@@ -86,6 +86,21 @@ def test_rewards_rise(data: Path, tokenizer: Tokenizer) -> None:
     assert figures["reward"] == -figures["loss"] > before
 
 
+def test_answers_without_a_reward_count_zero(data: Path, tokenizer: Tokenizer) -> None:
+    (data.parent / "rewards.py").write_text(
+        "def score(prompts, completions, trainer_state, **columns):\n"
+        "    step = 1 + trainer_state.global_step\n"
+        "    return [step if prompt == 'Who is 0?' else None for prompt in prompts]\n"
+    )
+    lines = [json.dumps({"prompt": f"Who is {n}?"}) for n in (0, 1, 2, 3)]
+    (data / "train.jsonl").write_text("\n".join(lines))
+    settings = _grpo(data, iters=3, batch_size=4, steps_per_report=1)
+    _run(settings, tokenizer)
+    log = [record for record in read_log(data.parent / "run/log.jsonl") if "reward" in record]
+    assert [record["reward"] for record in log] == [0.25, 0.5, 0.75]
+    assert [record["without_reward"] for record in log] == [0.75] * 3
+
+
 @pytest.mark.parametrize(
     "options",
     [

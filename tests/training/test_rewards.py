@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlx_mmfree.errors import TrainingError
@@ -48,6 +49,39 @@ def test_functions_of_a_file_are_summed(tmp_path: Path) -> None:
     assert _given(weighted, "yes", "no ") == [111.5, 1.5]
 
 
+def test_a_function_that_does_not_apply_is_left_out_of_the_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "def short(completions):\n    return [None if len(c) > 3 else len(c) for c in completions]\n"
+        "def some(completions):\n    return [10 if c == 'yes' else float('nan') for c in completions]"
+    )
+    given = Rewards(_file(tmp_path, text), weights=[2, 1])
+    assert np.array_equal(_given(given, "yes", "no", "perhaps"), [16, 4, np.nan], equal_nan=True)
+    _given(given, "perhaps")
+    assert capsys.readouterr().err.count("gave a reward to 1 of 3 answers") == 1
+
+
+def test_functions_are_used_as_trl_uses_them(tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(
+        "def imported(completions, **columns):\n    return [1] * len(completions)"
+    )
+    text = (
+        "import asyncio\nimport functools\nfrom my_module import imported\n"
+        "async def waits(completions, completion_ids, **columns):\n"
+        "    await asyncio.sleep(0)\n    return [sum(ids) for ids in completion_ids]\n"
+        "def at(completions, trainer_state):\n"
+        "    return [trainer_state.global_step / trainer_state.max_steps] * len(completions)\n"
+        "def _weighted(factor, completions):\n    return [factor] * len(completions)\n"
+        "twice = functools.partial(_weighted, 0.5)\nagain = imported\n"
+    )
+    rewards = Rewards(_file(tmp_path, text), steps=4)
+    assert rewards.names == ["imported", "waits", "at", "twice"]
+    rewards.step = 1
+    columns = [{"answer": "yes"}] * 2
+    assert rewards(["Say it."] * 2, ["a", "b"], columns, [[3, 4], [5]]).tolist() == [8.75, 6.75]
+
+
 def test_answers_to_messages_are_messages(tmp_path: Path) -> None:
     text = "def f(completions, prompts):\n    return [len(c[0]['content']) for c in completions]"
     messages = [{"role": "user", "content": "Say it."}]
@@ -59,8 +93,8 @@ def test_answers_to_messages_are_messages(tmp_path: Path) -> None:
     [
         ("def f(completions):\n    return 1 / 0", r"'f'.* raised ZeroDivisionError in line 2"),
         ("def f(completions, level):\n    return []", r"'f'.* raised TypeError: .*'level'"),
-        ("def f(completions):\n    return [1.0]", "a finite number for each of 2 completions"),
-        ("def f(completions):\n    return [float('nan')] * 2", "a finite number for each"),
+        ("def f(completions):\n    return [1.0]", "for each of 2 completions"),
+        ("def f(completions):\n    return [float('inf')] * 2", "a finite number, or None where"),
         ("def f(completions):\n    return 'ab'", "raised ValueError in line|raised ValueError"),
         ("def f(completions):\n    while True: pass", "done in 1 seconds but runs on"),
         ("import os\ndef f(completions):\n    os._exit(3)", "has ended the process"),
@@ -101,6 +135,32 @@ def test_what_is_not_there_is_said(options: dict[str, Any], words: str) -> None:
         ("number", "First 3, then -2", -2, True),
         ("number", "First -2, then 3", -2, False),
         ("number", "none", 3, False),
+        ("number", "3,3,3", 3, True),
+        ("number", "1,2,345", 345, True),
+        ("number", "It is 10-12.", 12, True),
+        ("number", "(3)-5", 5, True),
+        ("number", "x = -5", -5, True),
+        ("number", "\N{MINUS SIGN}5", -5, True),
+        ("number", "5", "\N{MINUS SIGN}5", False),
+        ("number", "12 000 km", 12000, True),
+        ("number", "12\N{NO-BREAK SPACE}000", 12000, True),
+        ("number", "12\N{THIN SPACE}345\N{THIN SPACE}678.5", 12345678.5, True),
+        ("number", "12\N{NARROW NO-BREAK SPACE}000", "12,000", True),
+        ("number", "12 0000", 120000, False),
+        ("number", "In 2020 300 people", 300, True),
+        ("number", "1,234 567", 567, True),
+        ("number", "12\n000", 12000, False),
+        ("exact_match", "1", 1.0, True),
+        ("exact_match", "1.0", 1, True),
+        ("exact_match", "1.0", "1", False),
+        ("exact_match", "true", 1, False),
+        ("exact_match", "1", True, False),
+        ("exact_match", "true", True, True),
+        ("exact_match", "[1, 2.0]", [1.0, 2], True),
+        ("json_schema", "1", {"enum": [1.0, 2.0]}, True),
+        ("json_schema", '{"a": [1.0]}', {"const": {"a": [1]}}, True),
+        ("json_schema", '{"a": [1.0]}', {"const": {"a": [True]}}, False),
+        ("json_schema", "[1, 2]", {"minItems": 2.0}, True),
         ("json_schema", '{"a": 1}', {"type": "object", "required": ["a"]}, True),
         ("json_schema", '{"a": 1}', '{"required": ["b"]}', False),
         ("json_schema", "[1, 2.0]", {"items": {"type": "integer"}, "minItems": 2}, True),

@@ -3,6 +3,7 @@
 The file is the user's own code, so that it may do what the user may. What it prints goes to stderr.
 """
 
+import asyncio
 import inspect
 import json
 import os
@@ -13,12 +14,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ...platform.confinement.frames import receive, send
 
 MOST_BYTES = 2**30
-_COMPLETIONS = "completions"
+_COMPLETIONS, _STATE = "completions", "trainer_state"
 _MOST_WORDS = 300
 
 Reward = Callable[..., Any]
@@ -30,12 +32,13 @@ def main(file: str) -> None:
     # what the file prints is no answer
     os.dup2(2, 1)
     functions: dict[str, Reward] = {}
-    with suppress(EOFError, OSError):
+    # asynchronous functions may keep connections from one step to the next
+    with suppress(EOFError, OSError), asyncio.Runner() as runner:
         send(connection, _answered(file, _load, file, functions))
         while True:
             request = json.loads(receive(connection, MOST_BYTES))
             function = functions[request["function"]]
-            send(connection, _answered(file, _rewards, function, request["values"]))
+            send(connection, _answered(file, _rewards, function, request["values"], runner))
 
 
 def _answered(file: str, act: Callable[..., Any], *arguments: Any) -> bytes:
@@ -50,7 +53,7 @@ def _answered(file: str, act: Callable[..., Any], *arguments: Any) -> bytes:
 
 
 def _load(file: str, functions: dict[str, Reward]) -> list[str]:
-    """Runs the file, and finds its functions of completions whose names do not begin with `_`."""
+    """Runs the file, and finds the functions of completions, whose names do not begin with `_`."""
     path = Path(file)
     sys.path.insert(0, str(path.parent))
     spec = spec_from_file_location(f"rewards_{path.stem}", path)
@@ -59,20 +62,35 @@ def _load(file: str, functions: dict[str, Reward]) -> list[str]:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     for name, value in vars(module).items():
-        is_own = inspect.isfunction(value) and value.__module__ == module.__name__
-        if is_own and name[0] != "_" and _COMPLETIONS in inspect.signature(value).parameters:
+        if name[0] != "_" and _takes_completions(value) and value not in functions.values():
             functions[name] = value
     return list(functions)
 
 
-def _rewards(function: Reward, values: Mapping[str, list[Any]]) -> list[float]:
+def _takes_completions(value: Any) -> bool:
+    if not callable(value) or inspect.isclass(value):
+        return False
+    try:
+        return _COMPLETIONS in inspect.signature(value).parameters
+    # some functions in C have no signature
+    except (TypeError, ValueError):
+        return False
+
+
+def _rewards(
+    function: Reward, values: dict[str, Any], runner: asyncio.Runner
+) -> list[float | None]:
     """The rewards of some answers, from the values that the function takes."""
+    values[_STATE] = SimpleNamespace(**values[_STATE])
     parameters = inspect.signature(function).parameters.values()
     if not any(each.kind is each.VAR_KEYWORD for each in parameters):
         names = {each.name for each in parameters}
         values = {name: value for name, value in values.items() if name in names}
+    rewards = function(**values)
+    if inspect.iscoroutine(rewards):
+        rewards = runner.run(rewards)
     # numbers of NumPy too
-    return [float(reward) for reward in function(**values)]
+    return [None if reward is None else float(reward) for reward in rewards]
 
 
 if __name__ == "__main__":

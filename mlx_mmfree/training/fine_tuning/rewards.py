@@ -19,25 +19,41 @@ from ...platform.confinement.frames import receive, send
 from ..samples import LineError, kind_of
 from .reward_server import MOST_BYTES
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_MINUS = "\N{MINUS SIGN}"
+_GROUP_MARKS = ", \N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
+_GROUPED = rf"(?<!\d)(?<!\d,)\d{{1,3}}(?P<mark>[{_GROUP_MARKS}])\d{{3}}(?:(?P=mark)\d{{3}})*(?!\d)"
+_NUMBER = re.compile(
+    # after a number, a dash is no sign: 10-12
+    rf"(?:(?<![\w%)\]}}])[-+{_MINUS}])?"
+    rf"(?:(?:{_GROUPED}|\d+)(?:\.\d*)?|(?<!\d)\.\d+)(?:[eE][-+]?\d+)?"
+)
+_WITHOUT_MARKS = {ord(_MINUS): "-"} | {ord(mark): None for mark in _GROUP_MARKS}
 _MOST_TEXT_BYTES = 1_000_000
 _END_OF_THOUGHTS = "</think>"
 
 
 def exact_match(text: str, answer: Any) -> bool:
-    """Whether a text is the answer, without the spaces around both."""
-    return text.strip() == str(answer).strip()
+    """Whether a text is the answer without the spaces around both, or has its value in JSON."""
+    if text.strip() == str(answer).strip():
+        return True
+    try:
+        return not isinstance(answer, str) and _same(_parsed(text.strip()), answer)
+    except ValueError:
+        return False
 
 
 def number(text: str, answer: Any) -> bool:
-    """Whether the last number of a text is the answer's."""
+    """Whether the last number of a text is the answer's.
+
+    A comma or a space separates groups of exactly three digits: `12 000` is 12000, but `3,3` is 3.
+    """
     found, wanted = _last_number(text), _last_number(str(answer))
     return found is not None and wanted is not None and math.isclose(found, wanted, rel_tol=1e-6)
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    found = [match.group() for match in _NUMBER.finditer(text)]
+    return float(found[-1].translate(_WITHOUT_MARKS)) if found else None
 
 
 def json_schema(text: str, answer: Any) -> bool:
@@ -82,7 +98,12 @@ def _is_of_type(value: Any, name: str) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
+    """Whether two values are equal in JSON, where 1 is 1.0 but not true."""
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_same, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_same(value[key], other[key]) for key in value)
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 _KEYWORDS: dict[str, tuple[type, ...]] = {
@@ -95,7 +116,7 @@ _KEYWORDS: dict[str, tuple[type, ...]] = {
     "additionalProperties": (dict, bool),
     "items": (dict, bool),
     **dict.fromkeys(("minimum", "maximum"), (int, float)),
-    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (int,)),
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (int, float)),
 }
 """The keywords that are compared, with the types of their values."""
 
@@ -173,15 +194,17 @@ def _has_parts(value: Any, schema: Mapping[str, Any]) -> bool:
 class RewardFile:
     """The functions of a user's Python file, which run in a process of their own.
 
-    A function takes `completions`, and perhaps `prompts` and columns of the data by their names, each a
-    list with a value for each answer, and returns a list of numbers. Those of TRL are such functions.
+    A function takes `completions`, and perhaps `prompts`, `completion_ids` and columns of the data by
+    their names, each a list with a value for each answer, and returns a list of numbers. It may also
+    take `trainer_state`, and be asynchronous. TRL's functions are such functions.
 
     Args:
         file: The file.
         timeout_s: The seconds that it may take to run the file, or a function.
 
     Attributes:
-        names: Those of its functions that take `completions` and do not begin with `_`.
+        names: Those of its functions, imported ones too, that take `completions` and do not begin
+            with `_`.
 
     Raises:
         TrainingError: There is no such file, or it fails, lasts too long or has no such function.
@@ -207,8 +230,8 @@ class RewardFile:
                 f"[grpo] '{path}' must have a function with the parameter 'completions' but has none."
             )
 
-    def __call__(self, name: str, values: Mapping[str, list[Any]]) -> list[float]:
-        """The rewards that a function gives to some answers.
+    def __call__(self, name: str, values: Mapping[str, Any]) -> list[float | None]:
+        """The rewards that a function gives to some answers; `None` where it does not apply.
 
         Args:
             name: One of `names`.
@@ -222,7 +245,7 @@ class RewardFile:
             send(self._connection, request)
         except OSError as error:
             raise self._ended(name) from error
-        rewards: list[float] = self._received(f"the function '{name}'")
+        rewards: list[float | None] = self._received(f"the function '{name}'")
         return rewards
 
     def _received(self, what: str) -> Any:
@@ -260,6 +283,10 @@ class Rewards:
         weights: Those of the functions; `None`: 1.
         answer: The column of the answers that `COMPARISONS` compare with.
         timeout_s: As for `RewardFile`.
+        steps: Number of optimizer steps of the run.
+
+    Attributes:
+        step: The optimizer steps that are done, for functions that take `trainer_state`.
 
     Raises:
         TrainingError: A function is unknown, or there are as many weights as functions not.
@@ -273,7 +300,10 @@ class Rewards:
         *,
         answer: str = "answer",
         timeout_s: float = 60.0,
+        steps: int = 0,
     ):
+        self.step, self._steps = 0, steps
+        self._has_warned = False
         self._file = None if file is None else RewardFile(file, timeout_s)
         own = [] if self._file is None else self._file.names
         self.names = list(names or own or ["exact_match"])
@@ -312,32 +342,58 @@ class Rewards:
         return self._file is None or name not in self._file.names
 
     def __call__(
-        self, prompts: Sequence[Any], texts: Sequence[str], columns: Sequence[Mapping[str, Any]]
+        self,
+        prompts: Sequence[Any],
+        texts: Sequence[str],
+        columns: Sequence[Mapping[str, Any]],
+        tokens: Sequence[Sequence[int]] = (),
     ) -> np.ndarray:
-        """The rewards of some answers, float64 `(n,)`.
+        """The rewards of some answers, float64 `(n,)`. One is NaN if no function applies.
+
+        A function that returns `None` or NaN for an answer does not apply to it, and is left out of the
+        answer's sum.
 
         Args:
             prompts: What each answers: a text or a list of messages.
             texts: The answers.
             columns: What else the data has of each.
+            tokens: The token ids of the answers, for functions that take `completion_ids`.
 
         Raises:
             TrainingError: A function fails, lasts too long, or returns no number for an answer.
         """
-        total = np.zeros(len(texts))
+        total, applies = np.zeros(len(texts)), np.zeros(len(texts), bool)
+        of_run = {
+            "completion_ids": [list(ids) for ids in tokens],
+            "trainer_state": {"global_step": self.step, "max_steps": self._steps},
+        }
         for name, weight in zip(self.names, self._weights, strict=True):
+            given: Sequence[float | None]
             if self._is_comparison(name):
                 given = self._compared(name, texts, columns)
             else:
                 assert self._file is not None
-                given = self._file(name, _values(prompts, texts, columns))
-            if len(given) != len(texts) or not np.isfinite(given).all():
+                given = self._file(name, _values(prompts, texts, columns) | of_run)
+            rewards = np.array(given, np.float64)
+            if len(rewards) != len(texts) or np.isinf(rewards).any():
                 raise TrainingError(
-                    f"[grpo] '{name}' must return a finite number for each of {len(texts)} completions "
-                    f"but returned {given!r:.120}."
+                    f"[grpo] '{name}' must return a finite number, or None where it does not apply, for "
+                    f"each of {len(texts)} completions but returned {given!r:.120}."
                 )
-            total += weight * np.array(given, np.float64)
-        return total
+            applies |= ~np.isnan(rewards)
+            total += weight * np.nan_to_num(rewards)
+        self._warn(len(texts) - int(applies.sum()), len(texts))
+        return np.where(applies, total, np.nan)
+
+    def _warn(self, missing: int, count: int) -> None:
+        """Says once that no function applies to some answers."""
+        if missing and not self._has_warned:
+            self._has_warned = True
+            print(
+                f"note: none of {', '.join(self.names)} gave a reward to {missing} of {count} answers, "
+                "which count 0. 'without_reward' in the log is their share at each step.",
+                file=sys.stderr,
+            )
 
     def _compared(
         self, name: str, texts: Sequence[str], columns: Sequence[Mapping[str, Any]]

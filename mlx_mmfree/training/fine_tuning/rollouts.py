@@ -90,6 +90,7 @@ def rewards_of(settings: FineTuneSettings) -> Rewards:
         settings.reward_weights,
         answer=settings.answer_feature,
         timeout_s=settings.reward_timeout_s,
+        steps=settings.iters,
     )
 
 
@@ -200,9 +201,10 @@ def written(
 def rewards_for(
     problems: Problems, asked: Sequence[Problem], answers: Sequence[Answer]
 ) -> np.ndarray:
-    """The rewards of some answers, float64 `(n,)`."""
+    """The rewards of some answers, float64 `(n,)`. One is NaN if no function applies."""
     texts, columns = [answer.text for answer in answers], [each.columns for each in asked]
-    return problems.rewards([each.prompt for each in asked], texts, columns)
+    tokens = [answer.tokens for answer in answers]
+    return problems.rewards([each.prompt for each in asked], texts, columns, tokens)
 
 
 def mean_reward(
@@ -217,7 +219,7 @@ def mean_reward(
         asked = cast(list[Problem], batch)
         answers = written(model, problems, asked, settings, number)
         rewards.append(rewards_for(problems, asked, answers))
-    return float(np.concatenate(rewards).mean())
+    return float(np.nan_to_num(np.concatenate(rewards)).mean())
 
 
 _FOLDER = "rollouts"
@@ -273,15 +275,22 @@ class Rollouts(Callback):
             self._first = first
             if step == first or not self._restore():
                 self._write()
+        # those that are done when answers are next asked for
+        self._problems.rewards.step = step + 1
         return self._batches
 
     def figures(self) -> dict[str, float]:
-        """The mean reward of the last answers, their deviation in a group, and their mean length."""
+        """The mean reward of the last answers, their deviation in a group, and their mean length.
+
+        If no function applied to some of them, their share is `without_reward`.
+        """
         tokens = sum(batch.tokens for batch in self._batches) / self._rewards.size
+        rewards, missing = np.nan_to_num(self._rewards), np.isnan(self._rewards)
         return {
-            "reward": float(self._rewards.mean()),
-            "reward_std": float(loss.sample_deviations(self._rewards).mean()),
+            "reward": float(rewards.mean()),
+            "reward_std": float(loss.sample_deviations(rewards).mean()),
             "completion_tokens": tokens,
+            **({"without_reward": float(missing.mean())} if missing.any() else {}),
         }
 
     def on_save(self, step: int) -> None:
@@ -329,11 +338,13 @@ class Rollouts(Callback):
         count = settings.num_generations
         asked = [problem for part in parts for problem in part for _ in range(count)]
         answers = written(self._model, self._problems, asked, settings, self._first, self._rank)
+        self._problems.rewards.step = self._first
         rewards = rewards_for(self._problems, asked, answers).reshape(-1, count)
         # as a checkpoint keeps them
         self._rewards = rewards.astype(np.float32)
         is_scaled = settings.scale_rewards == "group"
-        advantages = loss.group_advantages(rewards, scaled=is_scaled).reshape(-1)
+        counted = np.nan_to_num(rewards)
+        advantages = loss.group_advantages(counted, scaled=is_scaled).reshape(-1)
         samples = [_answered(problem, *each) for problem, each in zip(asked, answers, strict=True)]
         rows = len(asked) // len(parts)
         self._batches = []

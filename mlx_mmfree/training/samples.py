@@ -1,6 +1,7 @@
 """Reads fine-tuning samples from JSON lines: texts, prompts with completions, or conversations."""
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -11,6 +12,7 @@ import numpy as np
 
 from ..errors import MMFreeError, TrainingError
 from ..files.reading import decode_text, open_file, parse_json
+from ..hub.remote.download import SPLITS
 from ..models.parts.stack import check_tokens
 from ..tokenizer.chat import THOUGHTS
 from .corpus.documents import PARQUET, parquet_documents
@@ -117,7 +119,6 @@ def kind_of(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-SPLITS = ("train", "valid", "test")
 TOOLS, TEMPLATE_VARIABLES = OF_TEMPLATE = ("tools", "chat_template_kwargs")
 """The keys of a line that a chat template reads beside the messages."""
 
@@ -329,18 +330,29 @@ class Samples(Generic[Item]):
 
 
 def find_splits(folder: Path) -> dict[str, Path]:
-    """The files `train`, `valid` and `test` of a folder, JSON lines or else parquet."""
+    """The files of a folder by their splits `train`, `valid` and `test`, JSON lines or else parquet."""
     if not folder.is_dir():
         raise TrainingError(
             f"[data] 'data' must be a folder with train.jsonl, valid.jsonl or test.jsonl, or a dataset "
             f"of the Hub, but '{folder}' is neither."
         )
-    return {
-        name: folder / f"{name}{kind}"
-        for kind in (PARQUET, ".jsonl")
-        for name in SPLITS
-        if (folder / f"{name}{kind}").is_file()
-    }
+    found = {split: find_split(folder, split, (".jsonl", PARQUET)) for split in SPLITS}
+    return {split: file for split, file in found.items() if file is not None}
+
+
+def find_split(folder: Path, split: str, kinds: Sequence[str]) -> Path | None:
+    """The first that a folder has of the files of a split; a note names the others that it has.
+
+    Args:
+        folder: The folder.
+        split: One of `SPLITS`.
+        kinds: The suffixes to look for, the most preferred first. An empty one means a folder.
+    """
+    paths = [(folder / f"{name}{kind}", kind) for name in SPLITS[split] for kind in kinds]
+    found = [path for path, kind in paths if (path.is_file() if kind else path.is_dir())]
+    for other in found[1:]:
+        print(f"note: '{other}' is not read, since '{found[0]}' is.", file=sys.stderr)
+    return found[0] if found else None
 
 
 def read_samples(

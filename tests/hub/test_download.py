@@ -249,7 +249,7 @@ def test_revisions(client: HubClient) -> None:
 
 
 def test_a_dataset_comes_as_json_lines(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
-    names = ["test.jsonl", "train.jsonl", "valid.jsonl"]
+    names = ["test.jsonl", "train.jsonl", "validation.jsonl"]
     for name in (*names, "README.md", "script.py"):
         (tmp_path / name).write_text("{}")
     hub.add("me/words-data", tmp_path)

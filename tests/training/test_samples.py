@@ -366,9 +366,23 @@ def test_columns_that_are_not_used_may_hold_anything(tmp_path: Path, tokenizer: 
     assert _read(tmp_path, tokenizer, '{"text": "The cat.", "score": NaN}').samples
 
 
-def test_splits_that_exist(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["valid", "validation", "val", "dev", "eval"])
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_validation_under_its_usual_names(
+    tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{name}{kind}").touch()
+    assert find_splits(tmp_path) == {"valid": tmp_path / f"{name}{kind}"}
+    assert not capsys.readouterr().err
+
+
+def test_splits_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("train.jsonl", "test.jsonl", "other.jsonl"):
         (tmp_path / name).touch()
     assert sorted(find_splits(tmp_path)) == ["test", "train"]
+    (tmp_path / "train.parquet").touch()
+    assert find_splits(tmp_path)["train"] == tmp_path / "train.jsonl"
+    note = f"note: '{tmp_path / 'train.parquet'}' is not read, since '{tmp_path / 'train.jsonl'}' is."
+    assert note in capsys.readouterr().err
     with pytest.raises(TrainingError, match="is neither"):
         find_splits(tmp_path / "absent")

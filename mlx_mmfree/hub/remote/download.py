@@ -17,7 +17,14 @@ from ...files.gguf_file import part_names, whole_models
 from ...files.reading import expanded, visible
 from .cache_content import fetch_missing
 
-DATASET_FILES = ("train.jsonl", "valid.jsonl", "test.jsonl")
+SPLITS = {
+    "train": ("train",),
+    "valid": ("valid", "validation", "val", "dev", "eval"),
+    "test": ("test",),
+}
+"""The splits of a dataset, and the names that their files have."""
+
+DATASET_FILES = tuple(f"{name}.jsonl" for names in SPLITS.values() for name in names)
 
 REPOSITORY_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _REPOSITORY_FILE = re.compile(rf"({REPOSITORY_NAME.pattern})/([\w.-]+\.gguf)", re.ASCII)
@@ -130,8 +137,9 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
     found = Path(ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))
     if not any((found / name).is_file() for name in DATASET_FILES):
         raise DownloadError(
-            f"[data] the dataset '{path_or_repo}' must hold {', '.join(DATASET_FILES)} but has none. "
-            f"Name a split with other JSON lines or parquet: '{path_or_repo}:train'."
+            f"[data] the dataset '{path_or_repo}' must hold train.jsonl, valid.jsonl or test.jsonl "
+            "but has none. Name a split with other JSON lines or parquet: "
+            f"'{path_or_repo}:train'."
         )
     return found
 

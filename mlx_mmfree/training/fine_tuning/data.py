@@ -8,12 +8,12 @@ from typing import Any
 
 from ...errors import TrainingError
 from ...files.reading import expanded
-from ...hub.remote.download import dataset_folder, names_split, split_files
+from ...hub.remote.download import SPLITS, dataset_folder, names_split, split_files
 from ...images import ImageProcessor
 from ...models import ImageClassifier
 from ..batches import Batch, SampleBatches, padded_batch
 from ..image_sets import LabelledImage, digest_of, read_images
-from ..samples import SPLITS, Samples, find_splits, read_samples
+from ..samples import Samples, find_split, find_splits, read_samples
 from ..tasks.samples import ImageBatch, image_batch
 from .preferences import pair_batch, read_pairs
 from .rollouts import Problems, largest_group_batch, read_problems, rewards_of
@@ -69,8 +69,7 @@ def read_image_samples(
     model.check_classes("lora")
     found: dict[str, Samples[Any]] = {}
     for split in SPLITS:
-        places = [folder / split, folder / f"{split}.npz"]
-        place = next((place for place in places if place.exists()), None)
+        place = find_split(folder, split, ("", ".npz"))
         if place is not None:
             images = read_images(place, model.config.labels, model.num_logits)
             found[split] = ImageSamples(images, processor=processor, digest=digest_of(place))

@@ -35,7 +35,7 @@ def chat_data(
     Raises:
         UsageError: A message has no role, a value is not plain data, or tools are not objects.
     """
-    data = copy_data({**variables, "messages": _checked_messages(messages)})
+    data = copy_data({**variables, "messages": check_messages(messages)})
     data["messages"] = [_normalized(message) for message in data["messages"]]
     if "tools" in data:
         data["tools"] = _tools(data["tools"])
@@ -110,7 +110,12 @@ def _copy(value: Any, name: str, change: Callable[[str], str], depth: int) -> An
     )
 
 
-def _checked_messages(messages: Any) -> list[Any]:
+def check_messages(messages: Any) -> list[Any]:
+    """The messages as a list, if they are objects with a role.
+
+    Raises:
+        UsageError: They are not.
+    """
     if isinstance(messages, (list, tuple)) and messages:
         if all(map(_has_role, messages)):
             return list(messages)

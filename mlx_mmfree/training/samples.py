@@ -14,7 +14,7 @@ from ..errors import MMFreeError, TrainingError
 from ..files.reading import decode_text, open_file, parse_json
 from ..hub.remote.download import SPLITS
 from ..models.parts.stack import check_tokens
-from ..tokenizer.chat import THOUGHTS
+from ..tokenizer.chat import THOUGHTS, check_messages
 from .corpus.documents import PARQUET, parquet_documents
 
 MAX_LINE_BYTES = 4_000_000
@@ -44,7 +44,9 @@ def read_lines(
     for number, line in _lines(path):
         on_bytes(len(line))
         try:
-            yield encode(_row(line, columns) if is_table else _parsed(line))
+            row = _row(line, columns) if is_table else _parsed(line)
+            # a parquet column gives an object the keys of all others
+            yield encode(_within(row) if path.suffix == PARQUET else row)
         except (MMFreeError, ValueError, LineError) as error:
             raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
 
@@ -72,6 +74,18 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line
     except OSError as error:
         raise TrainingError(f"[data] '{path}' cannot be read: {error}.") from error
+
+
+def without_nulls(value: Any) -> Any:
+    """A copy of nested values whose objects lack the keys that hold null. Lists keep all."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _within(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without the nulls within its columns."""
+    return {name: without_nulls(value) for name, value in row.items()}
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
@@ -130,9 +144,10 @@ _WRITTEN_THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 CONVERSATIONS = "conversations"
 """The key of ShareGPT's turns, each with who it is `from` and its `value`."""
 
+_ASSISTANT = "assistant"
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), "assistant"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "bot"), _ASSISTANT),
     "system": "system",
     **dict.fromkeys(("tool", "observation"), "tool"),
 }
@@ -256,6 +271,9 @@ class Features:
     rejected: str = "rejected"
 
 
+_COUNTS = ("truncated", "dropped", "unanswered", "shortened", "without_thoughts", "converted")
+
+
 @dataclass
 class Samples(Generic[Item]):
     """The samples of one file.
@@ -264,6 +282,8 @@ class Samples(Generic[Item]):
         samples: The samples or pairs, in the file's order.
         truncated: Number of samples that were cut to the maximum length.
         dropped: Number of samples that were left out, since they had nothing to learn.
+        unanswered: Number of samples that were left out, since they had no answer of the assistant.
+        shortened: Number of samples whose turns after the last answer were cut off.
         without_thoughts: Number of samples of which the chat template leaves out thoughts.
         converted: Number of lines with turns in the form of ShareGPT.
         unread: Keys of the lines that hold something that is not read.
@@ -273,6 +293,8 @@ class Samples(Generic[Item]):
     samples: list[Item] = field(default_factory=list)
     truncated: int = 0
     dropped: int = 0
+    unanswered: int = 0
+    shortened: int = 0
     without_thoughts: int = 0
     converted: int = 0
     unread: set[str] = field(default_factory=set)
@@ -282,8 +304,29 @@ class Samples(Generic[Item]):
         """Takes in the samples of a further file."""
         self.samples += other.samples
         self.unread |= other.unread
-        for name in ("truncated", "dropped", "without_thoughts", "converted"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def cut(self, line: Sequence["Encoded"], max_length: int) -> list[Sample] | None:
+        """The samples of the texts of a line, of at most `max_length` tokens, which are counted.
+
+        It is `None` if one of them has nothing to learn, and the line is left out.
+        """
+        if any(encoded is UNANSWERED for encoded in line):
+            self.unanswered += 1
+            return None
+        self.truncated += any(len(encoded.tokens) > max_length for encoded in line)
+        found = [
+            Sample(np.array(tokens, np.int32), encoded.prompt)
+            for encoded in line
+            if len(tokens := encoded.tokens[:max_length]) >= max(2, encoded.prompt + 1)
+        ]
+        if len(found) < len(line):
+            self.dropped += 1
+            return None
+        self.shortened += any(encoded.is_shortened for encoded in line)
+        self.without_thoughts += any(encoded.lost_thoughts for encoded in line)
+        return found
 
     def check_some(self) -> None:
         """Refuses a file without samples.
@@ -318,6 +361,10 @@ class Samples(Generic[Item]):
             words += f"; {self.truncated} cut to the maximum length"
         if self.dropped:
             words += f"; {self.dropped} left out, with nothing to learn"
+        if self.unanswered:
+            words += f"; {self.unanswered} left out, without an answer of the assistant"
+        if self.shortened:
+            words += f"; turns after the last answer of {self.shortened} cut off"
         if self.without_thoughts:
             words += f"; the chat template leaves out thoughts of {self.without_thoughts}"
         if self.converted:
@@ -374,7 +421,8 @@ def read_samples(
         path: The file.
         tokenizer: The tokenizer of the model.
         max_length: Longer samples are cut at the end.
-        mask_prompt: Whether to learn only the completion, or only the last message.
+        mask_prompt: Whether to learn only the completion, or only the last answer of a conversation.
+            What follows the answer is cut off, and a conversation without one is left out.
         features: Other names for the keys.
         vocab_size: The tokens that the model has rows for; the tokenizer may have more.
 
@@ -392,14 +440,7 @@ def read_samples(
 
     for encoded, read in read_lines(path, both):
         found.unread |= read
-        if len(encoded.tokens) > max_length:
-            found.truncated += 1
-        sample = cut(encoded, max_length)
-        if sample is None:
-            found.dropped += 1
-        else:
-            found.samples.append(sample)
-            found.without_thoughts += encoded.lost_thoughts
+        found.samples += found.cut([encoded], max_length) or []
     return found
 
 
@@ -410,11 +451,17 @@ class Encoded(NamedTuple):
         tokens: The ids.
         prompt: How many of them are read but not learned.
         lost_thoughts: Whether the chat template left out thoughts.
+        is_shortened: Whether turns after the answer were cut off.
     """
 
     tokens: list[int]
     prompt: int
     lost_thoughts: bool = False
+    is_shortened: bool = False
+
+
+UNANSWERED = Encoded([], 0)
+"""A conversation without an answer to learn."""
 
 
 def with_rows(encoded: Encoded, vocab_size: int | None) -> Encoded:
@@ -426,14 +473,6 @@ def with_rows(encoded: Encoded, vocab_size: int | None) -> Encoded:
     if vocab_size is not None and max(encoded.tokens, default=0) >= vocab_size:
         check_tokens(encoded.tokens, vocab_size)
     return encoded
-
-
-def cut(encoded: Encoded, max_length: int) -> Sample | None:
-    """A sample of at most `max_length` tokens, or `None` if it has nothing to learn."""
-    tokens = encoded.tokens[:max_length]
-    if len(tokens) < 2 or encoded.prompt >= len(tokens):
-        return None
-    return Sample(np.array(tokens, np.int32), encoded.prompt)
 
 
 class SampleEncoder:
@@ -463,12 +502,11 @@ class SampleEncoder:
         prompt, completion = line[keys.prompt], line[keys.completion]
         if isinstance(prompt, str) and isinstance(completion, str):
             return self.completion(prompt, completion, line)
-        answer = messages_of(completion, keys.completion, "assistant")
+        answer = messages_of(completion, keys.completion, _ASSISTANT)
         if not answer:
             raise LineError(f"'{keys.completion}' must hold a message but is empty.")
-        return self.chat(
-            [*messages_of(prompt, keys.prompt, "user"), *answer], line, answers=len(answer)
-        )
+        begun = messages_of(prompt, keys.prompt, "user")
+        return self.chat([*begun, *answer], line, len(begun))
 
     def unread(self, line: Mapping[str, Any]) -> set[str]:
         """The keys of a line that hold something that is not read."""
@@ -491,23 +529,35 @@ class SampleEncoder:
     def completion(self, prompt: str, completion: str, line: Mapping[str, Any]) -> Encoded:
         """A prompt and its completion, in the chat template or joined."""
         if self._tokenizer.has_chat_template:
-            return self.chat([_message("user", prompt), _message("assistant", completion)], line)
+            return self.chat([_message("user", prompt), _message(_ASSISTANT, completion)], line)
         return self.ended([prompt, completion], 1 if self._mask_prompt else 0)
 
-    def chat(self, messages: Sequence[Any], line: Mapping[str, Any], answers: int = 1) -> Encoded:
-        """A conversation, whose last `answers` messages are learned where the prompt is not."""
-        variables = _variables(line)
+    def chat(
+        self, messages: Sequence[Any], line: Mapping[str, Any], begun: int | None = None
+    ) -> Encoded:
+        """A conversation.
+
+        Where the prompt is not learned, the answer is: the last turn of the assistant or, after the
+        first `begun` messages, all from the first of its turns to the last.
+        """
+        messages, variables = without_nulls(list(messages)), _variables(line)
+        first, end = 0, len(messages)
+        if self._mask_prompt:
+            places = [n for n in range(begun or 0, end) if _is_answer(messages[n])]
+            if not places:
+                check_messages(messages)
+                return UNANSWERED
+            first, end = places[-1 if begun is None else 0], places[-1] + 1
+        is_shortened, messages = end < len(messages), messages[:end]
         whole = self._tokenizer.render_chat(messages, add_generation_prompt=False, **variables)
         lost, tokens = _loses_thoughts(messages, whole.text), whole.ids()
-        if not self._mask_prompt or len(messages) <= answers:
-            return Encoded(tokens, 0, lost)
-        first = messages[-answers]
-        is_answer = isinstance(first, Mapping) and first.get("role") == "assistant"
+        if first == 0:
+            return Encoded(tokens, 0, lost, is_shortened)
         prompt = self._tokenizer.render_chat(
-            messages[:-answers], add_generation_prompt=is_answer, **variables
+            messages[:first], add_generation_prompt=True, **variables
         )
         # a template may begin an answer otherwise than it writes a last message
-        return Encoded(tokens, common_length(tokens, prompt.ids()), lost)
+        return Encoded(tokens, common_length(tokens, prompt.ids()), lost, is_shortened)
 
     def unanswered(self, prompt: str | Sequence[Any], line: Mapping[str, Any]) -> Encoded:
         """A prompt that an answer is to follow, a text or messages."""
@@ -515,6 +565,7 @@ class SampleEncoder:
             [tokens] = self._tokenizer.encode_parts([prompt], parse_special=True)
             return Encoded(tokens, len(tokens))
         messages = [_message("user", prompt)] if isinstance(prompt, str) else prompt
+        messages = without_nulls(messages)
         chat = self._tokenizer.render_chat(messages, add_generation_prompt=True, **_variables(line))
         tokens = chat.ids()
         return Encoded(tokens, len(tokens))
@@ -542,6 +593,11 @@ def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
+def _is_answer(message: Any) -> bool:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    return _ROLES.get(str(role).lower()) == _ASSISTANT
+
+
 def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a line that the chat template reads beside the messages."""
     given = line.get(TEMPLATE_VARIABLES) or {}
@@ -551,7 +607,7 @@ def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
             f"{given!r:.80}."
         )
     tools = line.get(TOOLS)
-    return {**given, **({} if tools is None else {TOOLS: tools})}
+    return without_nulls({**given, TOOLS: tools})
 
 
 def _loses_thoughts(messages: Sequence[Any], text: str) -> bool:
@@ -560,7 +616,7 @@ def _loses_thoughts(messages: Sequence[Any], text: str) -> bool:
         given = (message.get(name) for name in THOUGHTS)
         content = message.get("content")
         found = [next((thoughts for thoughts in given if thoughts is not None), "")]
-        if isinstance(content, str) and message["role"] == "assistant":
+        if isinstance(content, str) and message["role"] == _ASSISTANT:
             found += _WRITTEN_THOUGHTS.findall(content)
         if any(isinstance(thoughts, str) and thoughts.strip() not in text for thoughts in found):
             return True

@@ -12,11 +12,13 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.training.corpus.tokenize import open_token_file
 from mlx_mmfree.training.fine_tuning.data import read_data
+from mlx_mmfree.training.fine_tuning.rollouts import Problems
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.samples import Samples
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import HubServer
 from tests.training.test_fine_tune import GOLDENS
+from tests.training.test_samples import _changed_template
 
 LINES = [{"prompt": f"Who is {n}?", "completion": f"The {n}."} for n in range(5)]
 
@@ -133,6 +135,80 @@ def test_rows_of_parquet_are_lines(tmp_path: Path, tokenizer: Tokenizer) -> None
 
 
 @pytest.mark.parquet
+def _called(name: str, **arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "Yes.", "tool_calls": [call]}
+
+
+TEXT, IMAGE = {"type": "text", "text": "See."}, {"type": "image", "image": "a.png"}
+RAIN, PRICE = _called("rain", city="Oslo"), _called("price", share="ABC")
+ASK, PARTS = {"role": "user", "content": "Go."}, [{"role": "user", "content": [TEXT, IMAGE]}]
+OPTIONS = [{"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"b": 2}}]
+TOOLS = [
+    [{"function": {"name": name, "parameters": {"properties": {key: {"type": "string"}}}}}]
+    for name, key in (("rain", "city"), ("price", "share"))
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options"),
+    [
+        ([{"messages": [ASK, RAIN]}, {"messages": [ASK, PRICE]}], {}),
+        ([{"messages": [*PARTS, RAIN], "tools": tools} for tools in TOOLS], {}),
+        (
+            [
+                {"prompt": [ASK], "completion": [call], **o}
+                for call, o in zip((RAIN, PRICE), OPTIONS, strict=True)
+            ],
+            {},
+        ),
+        (
+            [
+                {
+                    "prompt": [ASK, RAIN, ASK],
+                    "chosen": [PRICE],
+                    "rejected": [RAIN],
+                    "tools": TOOLS[1],
+                }
+            ],
+            {"train_mode": "dpo"},
+        ),
+        (
+            [
+                {"prompt": [ASK, RAIN, ASK], "answer": {"type": "integer"}, "tools": TOOLS[0]},
+                {"prompt": [ASK, PRICE, ASK], "answer": {"enum": ["a"]}, "tools": TOOLS[1]},
+            ],
+            {"train_mode": "grpo", "reward_functions": ("json_schema",)},
+        ),
+    ],
+    ids=["arguments", "parts and tools", "prompt and completion", "pairs", "problems"],
+)
+def test_nulls_of_parquet_columns_are_absent(
+    tmp_path: Path, lines: list[dict[str, Any]], options: dict[str, Any]
+) -> None:
+    template = (
+        "{{ tools | tojson }}{{ a }}{{ b }}{% for m in messages %}{% if m.content is string %}"
+        "{{ m | tojson }}{% else %}{% for p in m.content %}{{ p.text }}{{ 'image' in p }}{% endfor %}"
+        "{% endif %}{% endfor %}"
+    )
+    tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "tokenizer", template))
+    want = _read(_write(tmp_path / "rows.jsonl", lines), tokenizer, **options)["train"]
+    pytest.importorskip("pyarrow")
+    rows = _read(_write_parquet(tmp_path / "rows.parquet", lines), tokenizer, **options)["train"]
+    assert _tokens(rows) == _tokens(want) and len(want.samples) == len(lines)
+    if isinstance(want, Problems):
+        assert [each.prompt for each in want.samples] == [each.prompt for each in rows.samples]
+
+
+def test_nulls_of_arguments_in_json_lines_are_absent(tmp_path: Path) -> None:
+    template = "{{ messages | tojson }}"
+    tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "tokenizer", template))
+    given = {"messages": [ASK, _called("rain", city="Oslo", day=None, times=[None, 1])]}
+    want = {"messages": [ASK, _called("rain", city="Oslo", times=[None, 1])]}
+    got = _read(_write(tmp_path / "a.jsonl", [given]), tokenizer)["train"]
+    assert _tokens(got) == _tokens(_read(_write(tmp_path / "b.jsonl", [want]), tokenizer)["train"])
+
+
 def test_a_split_of_a_dataset(tmp_path: Path) -> None:
     for number in (0, 1):
         name = f"data/train_sft-0000{number}-of-00002-0abc.parquet"

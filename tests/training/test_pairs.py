@@ -118,6 +118,47 @@ def test_tokens_of_pairs(
     assert pair.rejected.prompt == pair.chosen.prompt
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"chosen": [QUESTION, CAT, WHY], "rejected": [QUESTION, DOG]},
+        {
+            "prompt": "Who?",
+            "chosen": [CAT, WHY, {"role": "tool", "content": "4"}],
+            "rejected": [DOG],
+        },
+        {"prompt": [QUESTION], "chosen": [CAT], "rejected": [DOG, WHY]},
+    ],
+)
+def test_turns_after_the_answers_are_cut_off(
+    line: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    found = _read(tmp_path, tokenizer, line)
+    [pair], want = found.samples, {"prompt": [QUESTION], "chosen": [CAT], "rejected": [DOG]}
+    [wanted] = _read(tmp_path, tokenizer, want).samples
+    assert [(s.tokens.tolist(), s.prompt) for s in pair.texts] == [
+        (s.tokens.tolist(), s.prompt) for s in wanted.texts
+    ]
+    assert found.shortened == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"chosen": [QUESTION, CAT, WHY], "rejected": [QUESTION, CAT, WHY, DOG]},
+        {"chosen": [QUESTION, WHY], "rejected": [QUESTION, DOG]},
+        {"prompt": "Who?", "chosen": [CAT], "rejected": [WHY]},
+    ],
+)
+def test_a_pair_without_an_answer_is_left_out(
+    line: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    found = _read(tmp_path, tokenizer, line)
+    assert (found.samples, found.unanswered) == ([], 1)
+    with pytest.raises(TrainingError, match="at least one sample with something to learn"):
+        found.check_some()
+
+
 def test_an_instruction_may_have_an_input(tmp_path: Path, plain: Tokenizer) -> None:
     answers = {"chosen": " The cat.", "rejected": " The dog."}
     line = {"instruction": "Who sat?", "input": "A cat sat."}

@@ -93,10 +93,58 @@ def test_masked_prompt_of_a_chat_ends_where_the_answer_begins(
     assert tokenizer.decode(sample.tokens[sample.prompt :].tolist()) == "The cat.<|eot_id|>"
 
 
-def test_a_single_message_is_learned_whole(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    sample = _one(tmp_path, tokenizer, {"messages": CHAT[:1]}, mask_prompt=True)
-    want = tokenizer.apply_chat_template(CHAT[:1], add_generation_prompt=False)
+def test_a_single_answer_is_learned_whole(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    sample = _one(tmp_path, tokenizer, {"messages": [CAT]}, mask_prompt=True)
+    want = tokenizer.apply_chat_template([CAT], add_generation_prompt=False)
     assert (sample.tokens.tolist(), sample.prompt) == (want, 0)
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ({"messages": [*CHAT, MORE]}, CHAT),
+        ({"messages": [*CHAT, {"role": "tool", "content": "4"}, MORE]}, CHAT),
+        ({"messages": [*CHAT, MORE, DOG, MORE]}, [*CHAT, MORE, DOG]),
+        ({"prompt": [SYSTEM, USER], "completion": [CAT, MORE]}, CHAT),
+        ({"prompt": [SYSTEM], "completion": [USER, CAT, MORE]}, CHAT),
+    ],
+)
+def test_turns_after_the_last_answer_are_cut_off(
+    tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any], kept: list[Any]
+) -> None:
+    found = _read(tmp_path, tokenizer, line, mask_prompt=True)
+    [got], want = found.samples, _one(tmp_path, tokenizer, {"messages": kept}, mask_prompt=True)
+    assert (got.tokens.tolist(), got.prompt) == (want.tokens.tolist(), want.prompt)
+    assert found.shortened == 1 and "turns after the last answer of 1 cut off" in found.summary()
+    whole = _read(tmp_path, tokenizer, line)
+    assert not whole.shortened and whole.samples[0].length > got.length
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": [SYSTEM, USER]},
+        {"messages": [USER, {"role": "tool", "content": "4"}]},
+        {"prompt": [USER, CAT], "completion": [MORE]},
+    ],
+)
+def test_a_sample_without_an_answer_is_left_out(
+    tmp_path: Path, tokenizer: Tokenizer, line: dict[str, Any]
+) -> None:
+    found = _read(tmp_path, tokenizer, line, {"messages": CHAT}, mask_prompt=True)
+    assert (len(found.samples), found.unanswered, found.dropped) == (1, 1, 0)
+    assert "; 1 left out, without an answer of the assistant" in found.summary()
+    with pytest.raises(TrainingError, match="at least one sample with something to learn"):
+        _read(tmp_path, tokenizer, line, mask_prompt=True).check_some()
+    assert len(_read(tmp_path, tokenizer, line).samples) == 1
+
+
+@pytest.mark.parametrize("messages", [["Who?"], [{"content": "Who?"}], [USER, None]])
+def test_what_is_no_message_is_not_left_out(
+    tmp_path: Path, tokenizer: Tokenizer, messages: list[Any]
+) -> None:
+    with pytest.raises(TrainingError, match="must be a list of at least one object with 'role'"):
+        _read(tmp_path, tokenizer, {"messages": messages}, mask_prompt=True)
 
 
 def test_an_answer_that_is_written_another_way_is_learned_from_there_on(tmp_path: Path) -> None:
@@ -382,7 +430,9 @@ def test_splits_that_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert sorted(find_splits(tmp_path)) == ["test", "train"]
     (tmp_path / "train.parquet").touch()
     assert find_splits(tmp_path)["train"] == tmp_path / "train.jsonl"
-    note = f"note: '{tmp_path / 'train.parquet'}' is not read, since '{tmp_path / 'train.jsonl'}' is."
+    note = (
+        f"note: '{tmp_path / 'train.parquet'}' is not read, since '{tmp_path / 'train.jsonl'}' is."
+    )
     assert note in capsys.readouterr().err
     with pytest.raises(TrainingError, match="is neither"):
         find_splits(tmp_path / "absent")

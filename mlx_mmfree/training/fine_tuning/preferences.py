@@ -91,7 +91,7 @@ def read_pairs(
     messages. The prompt may also be called `question`, `instruction` (with an `input`) or `input`, and
     follow a text under `system`. Texts are put into the chat template, or joined with the prompt if the
     model has none. Without a prompt, what both answers begin with is the prompt. Only answers are
-    learned.
+    learned: turns after the assistant's last are cut off, and a pair without an answer is left out.
 
     Args:
         path: The file.
@@ -118,14 +118,8 @@ def read_pairs(
 
     for both, read in samples.read_lines(path, encoded_of):
         found.unread |= read
-        if max(len(encoded.tokens) for encoded in both) > max_length:
-            found.truncated += 1
-        chosen, rejected = (samples.cut(encoded, max_length) for encoded in both)
-        if chosen is None or rejected is None:
-            found.dropped += 1
-        else:
-            found.samples.append(Pair(chosen, rejected))
-            found.without_thoughts += any(encoded.lost_thoughts for encoded in both)
+        if pair := found.cut(both, max_length):
+            found.samples.append(Pair(*pair))
     return found
 
 
@@ -219,9 +213,13 @@ class _PairEncoder(PromptReader):
         has_list = all(are_lists) if prompt is None else any(are_lists)
         if isinstance(prompt, list) or has_list or line.get(SYSTEM):
             begun = self.conversation(line, prompt, shared)
+            rests = [answer[len(shared) :] if shared else answer for answer in answers]
             chosen, rejected = (
-                self._answered(begun, answer[len(shared) :] if shared else answer, line)
-                for answer in answers
+                # a conversation that the other one continues ends without an answer
+                samples.UNANSWERED
+                if not rest and any(rests) and shared
+                else self._answered(begun, rest, line)
+                for rest in rests
             )
         elif prompt is not None:
             chosen, rejected = (
@@ -256,7 +254,7 @@ class _PairEncoder(PromptReader):
                 f"of messages but one is {answer!r:.80}."
             )
         answer = samples.messages_of(answer, self._answers[0], "assistant")
-        return self._encode.chat([*begun, *answer], line, answers=len(answer))
+        return self._encode.chat([*begun, *answer], line, len(begun))
 
 
 def _answer(value: Any) -> Any:

@@ -203,7 +203,9 @@ class FineTuneSettings(LongSettings):
         _AT_LEAST_2,
         also=("sequence_length",),
     )
-    mask_prompt: bool = setting("Learn only completions, or only last messages.", False)
+    mask_prompt: bool = setting(
+        "Learn only completions, or only the last answers of conversations.", False
+    )
     pack: bool = setting(
         "Put several short samples into a row of max_seq_length tokens. They do not see each "
         "other.",

@@ -142,7 +142,7 @@ def _called(name: str, **arguments: Any) -> dict[str, Any]:
 
 TEXT, IMAGE = {"type": "text", "text": "See."}, {"type": "image", "image": "a.png"}
 RAIN, PRICE = _called("rain", city="Oslo"), _called("price", share="ABC")
-ASK, PARTS = {"role": "user", "content": "Go."}, [{"role": "user", "content": [TEXT, IMAGE]}]
+ASK, PARTS = {"role": "user", "content": "Go."}, [{"role": "user", "content": [TEXT, IMAGE, TEXT]}]
 OPTIONS = [{"chat_template_kwargs": {"a": 1}}, {"chat_template_kwargs": {"b": 2}}]
 TOOLS = [
     [{"function": {"name": name, "parameters": {"properties": {key: {"type": "string"}}}}}]
@@ -154,7 +154,7 @@ TOOLS = [
     ("lines", "options"),
     [
         ([{"messages": [ASK, RAIN]}, {"messages": [ASK, PRICE]}], {}),
-        ([{"messages": [*PARTS, RAIN], "tools": tools} for tools in TOOLS], {}),
+        ([{"messages": PARTS, "tools": tools} for tools in TOOLS], {}),
         (
             [
                 {"prompt": [ASK], "completion": [call], **o}

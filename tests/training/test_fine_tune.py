@@ -27,7 +27,7 @@ from mlx_mmfree.training.fine_tuning.fine_tune import (
     trained_parameters,
     unfreeze_layers,
 )
-from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
+from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
 from mlx_mmfree.training.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks
@@ -246,6 +246,27 @@ def test_a_run_leaves_best_last_and_each_adapter(data: Path, tokenizer: Tokenize
     )
     _run(again, tokenizer)
     assert _losses(again)[0] == pytest.approx(progress["best_loss"], rel=1e-6)
+
+
+def test_an_adapter_to_begin_with_tells_how_it_was_made(data: Path, tokenizer: Tokenizer) -> None:
+    options = {"fine_tune_type": "dora", "rank": 2, "scale": 0.5, "num_layers": 1}
+    keys = ("q_proj", "lm_head")
+    settings = _settings(data, iters=1, keys=keys, **options)
+    _, progress = _run(settings, tokenizer, "llama_ternary")
+    file = Path(settings.adapter_path) / "adapters.safetensors"
+    given = {"data": str(data), "resume_adapter_file": str(file)}
+    found = fine_tune_settings(given, "the flags")
+    assert {name: getattr(found, name) for name in options} == options
+    assert sorted(found.keys or ()) == ["lm_head", "self_attn.q_proj"]
+    model = _build("llama_ternary")
+    assert len(prepare(model, found)) == 2
+    before = held_out_loss(model, read_data(settings, tokenizer)["valid"], settings)
+    assert before == pytest.approx(progress["best_loss"], rel=1e-6)
+    with pytest.raises(CheckpointError, match=r"'scale' must be 0.5, as for the .* but got 3"):
+        prepare(_build("llama_ternary"), fine_tune_settings(given | {"scale": 3.0}, "the flags"))
+    (file.parent / "adapter_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"must have an adapter_config.json beside it"):
+        fine_tune_settings(given, "the flags")
 
 
 def test_an_adapter_of_other_layers_does_not_begin_a_run(data: Path, tokenizer: Tokenizer) -> None:

@@ -188,6 +188,36 @@ def holds_adapter(folder: str | os.PathLike[str]) -> bool:
     )
 
 
+def adapter_options(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """How the adapter in an `adapters.safetensors` was made, from the configuration beside the file.
+
+    Returns:
+        Its `fine_tune_type` and `scale`, and as far as the configuration has them its `rank`,
+        `num_layers` and `keys`.
+
+    Raises:
+        CheckpointError: There is no such configuration, or it is not one of this library or mlx-lm.
+    """
+    path = real_path(file).parent / ADAPTER_CONFIG_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"[adapter] '{file}' must have an {ADAPTER_CONFIG_FILE} beside it, which holds the scale of "
+            f"the adapter, but '{path}' does not exist. Copy it from the folder of the adapter."
+        )
+    config = read_json_object(path)
+    if "peft_type" in config:
+        raise CheckpointError(
+            f"[adapter] '{file}' must be an adapter in this library's or mlx-lm's format but is one of "
+            "PEFT. Merge it into its base first with 'mmfree fuse'."
+        )
+    kind, scale, _ = _options(config)
+    given = {name: config["lora_parameters"].get(name) for name in ("rank", "keys")}
+    # an adapter outside of the blocks has none of the layers
+    given["num_layers"] = config.get("num_layers") or None
+    known = {name: value for name, value in given.items() if value is not None}
+    return {"fine_tune_type": kind, "scale": scale, **known}
+
+
 def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
     """Loads an `adapters.safetensors` into the adapter that is on a model, in place.
 

@@ -12,17 +12,17 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_reduce
 
-from ...errors import TrainingError
+from ...errors import CheckpointError, TrainingError
 from ...files.reading import expanded
 from ...hub import Tokenizer
 from ...hub.adapters.adapter import frozen_copy
-from ...hub.adapters.adapter_folder import load_adapter_weights
+from ...hub.adapters.adapter_folder import adapter_options, load_adapter_weights
 from ...hub.checkpoint.save import check_apart
 from ...images import ImageProcessor
 from ...layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
 from ...layers.matrix import matrices, matrix_of, parameters
 from ...models import Decoder, ImageClassifier, check_causal
-from ...models.parts.architecture import layer_numbers, weight_names
+from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
 from ..batches import Batch, evaluation_batches
 from ..data_parallel import DataParallel
 from ..loop import Trainer
@@ -136,6 +136,7 @@ def _chosen(
             "train on its base model, beginning with its file as 'resume_adapter_file'."
         )
     names = weight_names(model.config)
+    within = architecture_of(model.config).within_mlx_lm
     numbers = layer_numbers(model, names)
     first = 0 if num_layers == -1 else max(0, len(numbers) - num_layers)
     known: set[str] = set()
@@ -146,7 +147,7 @@ def _chosen(
         place = names.in_layer(hub_name)
         label = hub_name if place is None else place[1]
         known.add(label)
-        fitting = [key for key in keys or () if _is_named(key, hub_name, label)]
+        fitting = [key for key in keys or () if _is_named(key, hub_name, label, within)]
         used.update(fitting)
         is_late = place is None or numbers[place[0]] >= first
         if is_late and (fitting or (keys is None and place is not None)):
@@ -164,9 +165,10 @@ def _chosen(
     return chosen
 
 
-def _is_named(key: str, hub_name: str, label: str) -> bool:
+def _is_named(key: str, hub_name: str, label: str, within: str) -> bool:
     """Whether a key names a layer: a pattern of its whole name, within a block, or the name's end."""
-    return fnmatchcase(label, key) or fnmatchcase(hub_name, key) or hub_name.endswith(f".{key}")
+    names = label, hub_name, within + hub_name
+    return any(fnmatchcase(name, key) for name in names) or hub_name.endswith(f".{key}")
 
 
 def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
@@ -278,7 +280,8 @@ def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
 
     Raises:
         TrainingError: There is nothing to train.
-        CheckpointError: `resume_adapter_file` cannot be read or does not fit.
+        CheckpointError: `resume_adapter_file` cannot be read or does not fit, or its scale is another
+            one.
     """
     layers: dict[str, Any] = {"num_layers": settings.num_layers, "keys": settings.keys}
     if settings.is_full:
@@ -294,6 +297,12 @@ def prepare(model: Decoder, settings: FineTuneSettings) -> list[str]:
     )
     if settings.resume_adapter_file is not None:
         load_adapter_weights(model, settings.resume_adapter_file)
+        scale = adapter_options(settings.resume_adapter_file)["scale"]
+        if settings.scale != scale:
+            raise CheckpointError(
+                f"[lora] 'scale' must be {scale}, as for the adapter in "
+                f"'{settings.resume_adapter_file}', but got {settings.scale}. Give the adapter's."
+            )
     return names
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, get_args
 import mlx.core as mx
 
 from ...errors import TrainingError
+from ...hub.adapters.adapter_folder import adapter_options
 from ..loss import GRPOLoss
 from ..optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
 from ..precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
@@ -233,7 +234,11 @@ class FineTuneSettings(LongSettings):
         "Number of batches in the test. -1 takes all.", 500, _MANY_OR_ALL, counts=False
     )
     resume_adapter_file: str | None = setting(
-        "File adapters.safetensors to begin with.", None, counts=False, holds="path"
+        "File adapters.safetensors to begin with. The adapter_config.json beside it tells its type, "
+        "rank, scale, layers and keys.",
+        None,
+        counts=False,
+        holds="path",
     )
     dtype: str | None = setting(
         "Float type to compute in. With adapters it is the base model's, and by default the "
@@ -384,11 +389,13 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
 
     Args:
         values: The fields of `FineTuneSettings`. `lora_parameters` may hold `rank`, `scale`, `dropout`
-            and `keys`, as in mlx-lm; the same names outside of it win.
+            and `keys`, as in mlx-lm; the same names outside of it win. What is not given of an adapter
+            to begin with is taken from its configuration: type, rank, scale, layers and keys.
         source: Where the values come from, as messages name it.
 
     Raises:
         TrainingError: A key is unknown or missing, or a value is wrong.
+        CheckpointError: The adapter to begin with has no configuration beside it.
     """
     values = {name: value for name, value in values.items() if value is not None}
     nested = values.pop("lora_parameters", {})
@@ -397,4 +404,8 @@ def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettin
             f"[lora] 'lora_parameters' may hold only rank, scale, dropout and keys but got "
             f"{nested!r:.200}."
         )
-    return FineTuneSettings.made({**nested, **values}, source)
+    values = {**nested, **values}
+    file = values.get("resume_adapter_file")
+    if isinstance(file, str) and values.get("fine_tune_type") != "full":
+        values = adapter_options(file) | values
+    return FineTuneSettings.made(values, source)

@@ -199,6 +199,29 @@ def _read(
     return logits, finite, state
 
 
+class TextEnd(Protocol):
+    """Ends a text amid a token, or after one.
+
+    Attributes:
+        met: The stop string that has ended the text, if one has.
+        is_met: Whether the text has ended.
+        holds_back: Whether there is text that more text decides on.
+    """
+
+    @property
+    def met(self) -> str | None: ...
+    @property
+    def is_met(self) -> bool: ...
+    @property
+    def holds_back(self) -> bool: ...
+
+    def add(self, text: str) -> str:
+        """Takes new text and returns what may be shown."""
+
+    def finalize(self) -> str:
+        """The text held back, once no more follows."""
+
+
 class StopStrings:
     """Ends a text before the first of some strings; no part of it is ever shown.
 
@@ -304,7 +327,7 @@ class Completion:
 
     Args:
         tokenizer: Turns tokens into text.
-        stop: Strings that end the text.
+        stop: Strings that end the text, or what ends it otherwise.
         end: Tokens that end the text.
         max_tokens: How many tokens there may be.
         after: The ids of the prompt whose text this one goes on; none, if it begins anew.
@@ -320,7 +343,7 @@ class Completion:
     def __init__(
         self,
         tokenizer: Any,
-        stop: Sequence[str],
+        stop: Sequence[str] | TextEnd,
         end: Collection[int],
         max_tokens: int,
         after: Collection[int] = (),
@@ -330,7 +353,11 @@ class Completion:
         self.stop_string: str | None = None
         self.is_cut = False
         self._detokenizer = tokenizer.detokenizer(after=after)
-        self._stop = StopStrings(stop) if len(stop) or isinstance(stop, str) else None
+        self._stop: TextEnd | None = None
+        if not isinstance(stop, Sequence):
+            self._stop = stop
+        elif len(stop) or isinstance(stop, str):
+            self._stop = StopStrings(stop)
         self._end = end
         self.remaining = max_tokens
         self._parts: list[str] = []
@@ -358,7 +385,7 @@ class Completion:
                 self.finish_reason = "stop"
             elif self.finish_reason:
                 text += self._stop.finalize()
-            self.is_cut = self._stop.is_met or self._stop.holds_back
+            self.is_cut = self._stop.met is not None or self._stop.holds_back
         self._parts.append(text)
         return text
 

@@ -1,5 +1,6 @@
 """Takes a text apart while it comes: what is certain is handed on, and each character is read once."""
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
@@ -12,8 +13,8 @@ Steps = Generator[None, None, None]
 LONGEST_HEAD = 512
 """Characters in which the head of something must be complete; longer ones are ordinary text."""
 
-_OPEN, _CLOSED = {"{": "}", "[": "]"}, frozenset("}]")
-_OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+_OPEN = {"{": "}", "[": "]"}
+_OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\\x00-\x1f]')
 
 
 @cache
@@ -31,12 +32,14 @@ class Scanner(ABC):
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._passed = 0
         self._has_ended = False
         self._parts: list[Part] = []
         self._walk = self._steps()
 
     def add(self, text: str) -> list[Part]:
         """Takes new text and returns what is certain by now."""
+        self._passed += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
         next(self._walk, None)
@@ -47,6 +50,11 @@ class Scanner(ABC):
         """The text that was held back, once no more follows."""
         self._has_ended = True
         return self.add("")
+
+    @property
+    def position(self) -> int:
+        """How many characters the walk has passed."""
+        return self._passed + self._at
 
     @abstractmethod
     def _steps(self) -> Steps:
@@ -115,42 +123,46 @@ class Scanner(ABC):
 
     def _json(
         self, take: Callable[[str], None], closing: Sequence[str] = ()
-    ) -> Generator[None, None, bool]:
-        """Hands on a JSON object or list that comes next; whether it was complete.
+    ) -> Generator[None, None, bool | None]:
+        """Hands on a JSON object, list or string that comes next.
 
         Args:
-            take: Takes its text.
+            take: Takes its text, in which control characters within strings are escaped.
             closing: What closes the objects and lists that are open already.
+
+        Returns:
+            Whether it was complete; `None` if it broke off.
         """
         left = list(closing)
         is_string = False
         while True:
-            start = self._at
-            pattern = _INSIDE if is_string else _OUTSIDE
-            found = pattern.search(self._text, start)
-            while found is not None:
+            start, changed, is_whole = self._at, list[str](), None
+            while is_whole is None:
+                found = (_INSIDE if is_string else _OUTSIDE).search(self._text, self._at)
+                if found is None:
+                    self._at = len(self._text)
+                    break
                 mark, self._at = found[0], found.end()
-                if mark == "\\":
-                    # with what it escapes, which may not be there yet
-                    if self._at == len(self._text) and not self._has_ended:
-                        self._at -= 1
-                        break
-                    self._at += 1
+                if mark == "\\" and self._at == len(self._text) and not self._has_ended:
+                    # what it escapes is not there yet
+                    self._at -= 1
+                    break
+                if mark == "\\" or mark < " ":
+                    self._at += mark == "\\"
+                    escaped = self._text[found.start() : self._at]
+                    if escaped[-1] < " ":
+                        changed += [self._text[start : found.start()], json.dumps(escaped)[1:-1]]
+                        start = self._at
                 elif mark == '"':
                     is_string = not is_string
+                    is_whole = None if is_string or left else True
                 elif mark in _OPEN:
                     left.append(_OPEN[mark])
                 elif not left or left.pop() != mark:
-                    take(self._text[start : self._at])
-                    return False
-                elif len(left) == 0:
-                    take(self._text[start : self._at])
-                    return True
-                pattern = _INSIDE if is_string else _OUTSIDE
-                found = pattern.search(self._text, self._at)
-            else:
-                self._at = len(self._text)
-            take(self._text[start : self._at])
-            if self._has_ended:
-                return False
+                    is_whole = False
+                elif not left:
+                    is_whole = True
+            take("".join([*changed, self._text[start : self._at]]))
+            if is_whole is not None or self._has_ended:
+                return is_whole
             yield

@@ -1,13 +1,14 @@
 """Thoughts before an answer: how they are told from the text, and ended after some tokens."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
-from .answer_parts import Part, PartReader, ThinkingDelta
+from .answer_parts import Part, PartReader, ThinkingDelta, ToolCallEnd
+from .decode import StopStrings, overlap
 from .scanning import Scanner, Steps
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -80,21 +81,54 @@ def with_thoughts(message: Mapping[str, Any], template: str) -> dict[str, Any]:
     return values
 
 
+class Trial(PartReader, Protocol):
+    """Reads a text as long as it holds nothing but calls of tools.
+
+    Attributes:
+        is_over: Whether something else has come.
+        whole: How many characters there are up to the end of the last call, 0 without one.
+        has_begun: Whether the text ends within a call.
+    """
+
+    is_over: bool
+    whole: int
+    has_begun: bool
+
+
+@dataclass(frozen=True)
+class CallTrial:
+    """How calls of tools are looked for at the end of a thought.
+
+    Attributes:
+        begins: What a call may begin with.
+        make: Makes what reads from there on.
+    """
+
+    begins: Sequence[str]
+    make: Callable[[], Trial]
+
+
+# what may be read again, since it only began like a call
+_MOST_READ_AGAIN = 1_000_000
+
+
 class ThoughtReader(Scanner):
     """Tells the thought that an answer begins with from what follows, in which another reader looks.
 
-    Space around a thought is none of it. A thought that is never closed is all of the answer, and what
-    looks like a call within it is a thought.
+    Space around a thought is none of it. A thought that is never closed is all of the answer but the
+    calls that it ends with. What looks like a call within a thought that goes on is part of it.
 
     Args:
         inner: Reads what follows.
         tags: What stands around the thought.
         is_open: Whether the prompt has opened it.
         goes_on: Whether the prompt ends within the thought, whose space is then part of it.
+        calls: How calls are looked for at its end; `None`: there are none.
 
     Attributes:
         size: Characters up to the end of the thought and its tag, 0 without a thought; `None` while that
             is not known.
+        is_thinking: Whether the thought has begun.
 
     Example:
         >>> from mlx_mmfree.generation.answer_parts import TextReader
@@ -103,18 +137,22 @@ class ThoughtReader(Scanner):
         [ThinkingDelta(text='Two and t'), ThinkingDelta(text='wo.'), TextDelta(text='4')]
     """
 
-    def __init__(self, inner: PartReader, tags: ThoughtTags, is_open: bool, goes_on: bool = False):
+    def __init__(
+        self,
+        inner: PartReader,
+        tags: ThoughtTags,
+        is_open: bool,
+        goes_on: bool = False,
+        calls: CallTrial | None = None,
+    ):
         self._inner = inner
         self._tags = tags
-        self._is_open = is_open
+        self._calls = calls
+        self._may_read_again = _MOST_READ_AGAIN
         self._space: list[str] | None = [] if goes_on else None
         self.size: int | None = None
-        self._passed = 0
+        self.is_thinking = is_open
         super().__init__()
-
-    def add(self, text: str) -> list[Part]:
-        self._passed += self._at
-        return super().add(text)
 
     def finalize(self) -> list[Part]:
         return [*super().finalize(), *self._inner.finalize()]
@@ -124,10 +162,10 @@ class ThoughtReader(Scanner):
         is_tagged = (yield from self._next()) == self._tags.begin[0] and (
             yield from self._tag(self._tags.begin)
         )
-        if is_tagged or self._is_open:
-            end = yield from self._until((self._tags.end,), self._think)
-            self.size = None if end is None else self._passed + self._at
-            while end is not None and not self._has_ended:
+        self.is_thinking |= is_tagged
+        if self.is_thinking:
+            is_closed = yield from self._thought()
+            while is_closed and not self._has_ended:
                 self._at += len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
                 if self._at < len(self._text):
                     break
@@ -135,6 +173,55 @@ class ThoughtReader(Scanner):
         else:
             self.size = 0
         yield from self._until((), self._pass)
+
+    def _thought(self) -> Generator[None, None, bool]:
+        """Reads the thought; whether it was closed."""
+        begins = () if self._calls is None else self._calls.begins
+        while True:
+            if self._may_read_again <= 0:
+                begins = ()
+            tag = yield from self._until((self._tags.end, *begins), self._think)
+            if tag == self._tags.end:
+                self.size = self.position
+                return True
+            if tag is None or (yield from self._ends_with_calls(tag)):
+                return False
+
+    def _ends_with_calls(self, tag: str) -> Generator[None, None, bool]:
+        """Whether the answer ends with calls, of which the first begins with a tag that is passed."""
+        assert self._calls is not None
+        end, trial = self._tags.end, self._calls.make()
+        start, pieces = self.position - len(tag), [tag]
+        parts = trial.add(tag)
+        is_closed = False
+        while not trial.is_over and not is_closed:
+            at = self._text.find(end, self._at)
+            is_closed = at >= 0
+            rest = self._text[self._at :]
+            held = 0 if is_closed or self._has_ended else overlap(rest, end)
+            pieces.append(self._taken(at - self._at if is_closed else len(rest) - held))
+            parts += trial.add(pieces[-1])
+            if self._has_ended and not is_closed:
+                parts += trial.finalize()
+                break
+            if not trial.is_over and not is_closed:
+                yield
+        text = "".join(pieces)
+        if not trial.is_over and not is_closed:
+            last = max(
+                (n for n, part in enumerate(parts) if isinstance(part, ToolCallEnd)), default=-1
+            )
+            self._parts += parts[: last + 1]
+            if last >= 0 or trial.has_begun:
+                self.size = start
+                return True
+        # all of it is the thought's, or as much of it as was no further call
+        size = len(text) if is_closed else trial.whole or len(tag)
+        self._think(text[:size])
+        self._may_read_again -= len(text) - size
+        self._passed = start + size
+        self._text, self._at = text[size:] + self._text[self._at :], 0
+        return False
 
     def _think(self, text: str) -> None:
         # space at the end of a thought is known once the thought goes on
@@ -151,6 +238,70 @@ class ThoughtReader(Scanner):
 
     def _pass(self, text: str) -> None:
         self._parts += self._inner.add(text)
+
+
+class AnswerEnd:
+    """Ends an answer at a stop string that stands after its thought, or after its first call.
+
+    Args:
+        strings: The stop strings.
+        reader: Takes the answer apart.
+        one_call: Whether the first call of a tool ends the answer.
+
+    Example:
+        >>> from mlx_mmfree.generation.answer_parts import TextReader
+        >>> reader = ThoughtReader(TextReader(), ThoughtTags("<think>", "</think>"), is_open=True)
+        >>> end = AnswerEnd(["END"], reader)
+        >>> end.add("The END comes last.</think>"), end.add("\\n\\nTwo END"), end.met
+        ('The END comes last.</think>', '\\n\\nTwo ', 'END')
+    """
+
+    def __init__(self, strings: Sequence[str], reader: PartReader, one_call: bool = False):
+        self._stop = StopStrings(strings)
+        self._reader = reader
+        self._one_call = one_call
+        self._has_called = False
+        self._held = ""
+        self._passed = 0
+        self._has_begun = not isinstance(reader, ThoughtReader)
+
+    @property
+    def met(self) -> str | None:
+        """The stop string that has ended the answer, if one has."""
+        return self._stop.met
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the answer has ended."""
+        return self._stop.is_met or self._has_called
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there is text that more text decides on."""
+        return bool(self._held) or self._stop.holds_back
+
+    def add(self, text: str) -> str:
+        """Takes new text and returns what may be shown."""
+        parts = self._reader.add(text)
+        self._has_called |= self._one_call and any(isinstance(p, ToolCallEnd) for p in parts)
+        if self._has_begun:
+            return self._stop.add(text)
+        text, self._held = self._held + text, ""
+        reader = cast(ThoughtReader, self._reader)
+        if reader.size is None and not reader.is_thinking:
+            self._held = text
+            return ""
+        # space around a thought is no part of the answer
+        rest = "" if reader.size is None else text[max(reader.size - self._passed, 0) :]
+        rest = rest.lstrip() if reader.size else rest
+        self._passed += len(text)
+        self._has_begun = bool(rest)
+        return text[: len(text) - len(rest)] + self._stop.add(rest)
+
+    def finalize(self) -> str:
+        """The text held back, once no more follows."""
+        held, self._held = self._held, ""
+        return held + self._stop.finalize()
 
 
 _NONE = -1

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from ..generation import scheduling
 from ..generation.answer_parts import PartReader, TextReader
-from ..generation.decode import end_tokens
-from ..generation.thoughts import ThoughtReader
+from ..generation.decode import TextEnd, end_tokens
+from ..generation.thoughts import AnswerEnd, CallTrial, ThoughtReader
 from .answers import Answer, ChatAnswer, ShownTokens
 from .errors import RequestError
 from .schemas import Body, ChatRequest
@@ -24,7 +24,6 @@ from .settings import ServedModel
 from .texts import Prompt, chat_prompt, text_requests
 from .tool_calls.call_forms import CallForm, call_form
 from .tool_calls.grammar import Source, call_source, json_source
-from .tool_calls.readers import Functions
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,13 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
     """
     settings = service.settings
     served, prompt, form = read(service, body)
-    functions = {function.name: function.parameters for function in body.offered}
-    make_reader = partial(_reader, prompt, form, functions)
+    make_reader = partial(_reader, body, prompt, form)
+    one_call = form is not None and not body.parallel_tool_calls
+    is_plain = prompt.thoughts is None and not one_call
+
+    def ending() -> TextEnd:
+        return AnswerEnd(body.stop, make_reader(), one_call)
+
     shown = top = None
     if body.logprobs:
         shown = ShownTokens(served.tokenizer, end_tokens(served.tokenizer, settings.extra_end))
@@ -131,7 +135,7 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
         [prompt],
         max_tokens=body.max_completion_tokens or body.max_tokens,
         top_logprobs=top,
-        stop=_after_one_call(body, form),
+        ending=None if is_plain else ending,
         is_answer=not prompt.goes_on,
         caps_length=caps_length,
         reasoning_budget=least_of(body.reasoning_budget, settings.reasoning_budget),
@@ -140,12 +144,21 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
     return Conversation(served, texts, make_reader, shown, source)
 
 
-def _reader(prompt: Prompt, form: CallForm | None, functions: Functions) -> PartReader:
+def _reader(body: ChatRequest, prompt: Prompt, form: CallForm | None) -> PartReader:
     """The reader that takes an answer to a prompt apart."""
-    reader = TextReader() if form is None else form.reader(functions)
+    reader: PartReader = TextReader()
+    trial = None
+    if form is not None:
+        make = partial(
+            form.reader,
+            {function.name: function.parameters for function in body.offered},
+            strict={function.name for function in body.offered if function.strict},
+            one=not body.parallel_tool_calls,
+        )
+        reader, trial = make(), CallTrial(form.reader.begins, partial(make, is_trial=True))
     if prompt.thoughts is None:
         return reader
-    return ThoughtReader(reader, prompt.thoughts, prompt.is_thinking, prompt.goes_on)
+    return ThoughtReader(reader, prompt.thoughts, prompt.is_thinking, prompt.goes_on, trial)
 
 
 def least_of(*limits: int | None) -> int | None:
@@ -226,13 +239,6 @@ def _call_form(served: ServedModel) -> CallForm:
             code="unsupported_parameter",
         )
     return form
-
-
-def _after_one_call(body: ChatRequest, form: CallForm | None) -> list[str]:
-    """The rule that ends an answer that may hold no second call."""
-    if form is None or body.parallel_tool_calls or not form.last:
-        return []
-    return [form.last]
 
 
 def _source(

@@ -1,7 +1,7 @@
 """The texts that a request asks of the scheduler: prompts as token ids, samplers, lengths."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..errors import MMFreeError, shown_path
 from ..generation import LogitsProcessor, Sampler, make_processors, make_sampler
-from ..generation.decode import end_tokens, prompt_tokens
+from ..generation.decode import TextEnd, end_tokens, prompt_tokens
 from ..generation.scheduling import Request
 from ..generation.thoughts import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
 from .errors import RequestError
@@ -220,7 +220,7 @@ def text_requests(
     *,
     max_tokens: int | None,
     top_logprobs: int | None,
-    stop: Sequence[str] = (),
+    ending: Callable[[], TextEnd] | None = None,
     is_answer: bool = False,
     caps_length: bool = False,
     reasoning_budget: int | None = None,
@@ -234,7 +234,7 @@ def text_requests(
         prompts: Its prompts.
         max_tokens: The most tokens of each text; `None` for the server's own number.
         top_logprobs: How many likeliest tokens are shown beside each; `None` shows no probability.
-        stop: Strings that end a text, beside the request's.
+        ending: Makes what ends a text instead of the request's stop strings.
         is_answer: Whether the texts answer their prompts, and do not continue them.
         caps_length: Whether a text for which there is too little room gets what there is.
         reasoning_budget: The most tokens of a thought; `None`: no limit.
@@ -274,7 +274,8 @@ def text_requests(
                 max_tokens=min(settings.max_tokens if max_tokens is None else max_tokens, room),
                 sampler=sampler,
                 processors=own,
-                stop=[*body.stop, *stop],
+                stop=body.stop,
+                ending=ending,
                 end=end,
                 seed=None if seed is None else (seed + number) % _SEEDS,
                 top_logprobs=top_logprobs,

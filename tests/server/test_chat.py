@@ -355,7 +355,7 @@ def test_one_call_can_be_the_most(
         chat(client, **body)
         answer = chat(client, parallel_tool_calls=False, tool_choice="required", **body)
         chat(client, parallel_tool_calls=False)
-    assert [options["stop"] for options in asked] == [[], ["</tool_call>"], []]
+    assert [options["ending"] is not None for options in asked] == [False, True, False]
     # the call is read though the text ends before its last tag
     (choice,) = answer["choices"]
     (call,) = choice["message"]["tool_calls"]

@@ -1,7 +1,7 @@
 """Requests, what becomes of them, and the rows that are written: all read one token a step."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from mlx.utils import tree_map
 
 from ...models import Decoder
 from ...ops import cross_entropy
-from ..decode import STEPS_PER_CACHE_CLEARING, Completion, FinishReason, Reader
+from ..decode import STEPS_PER_CACHE_CLEARING, Completion, FinishReason, Reader, TextEnd
 from ..sampling import Draw, LogitsProcessor, Sampler, greedy
 from ..states import exact_lengths, joined_states, selected_rows, state_before
 
@@ -27,6 +27,7 @@ class Request:
         sampler: Chooses tokens from logits; see `make_sampler`.
         processors: Change the logits before; see `make_processors`. Their states belong to the text.
         stop: Strings that end the text and are not shown.
+        ending: Makes what ends the text instead of `stop`; `None`: nothing else does.
         end: Tokens that end the text.
         seed: Of the text's own random numbers, which no other text changes; `None`: one is drawn from
             MLX's generator. A sampler that is not of `make_sampler` uses that generator at each token.
@@ -47,6 +48,7 @@ class Request:
     sampler: Sampler = greedy
     processors: Sequence[LogitsProcessor] = ()
     stop: Sequence[str] = ()
+    ending: Callable[[], TextEnd] | None = None
     end: Collection[int] = ()
     seed: int | None = None
     top_logprobs: int | None = None
@@ -168,9 +170,8 @@ class Row:
         last = len(self.tokens) - 1
         self.ends = sorted({*(mark for mark in request.marks if mark < last), last})
         after = () if request.is_answer else self.tokens
-        self.completion = Completion(
-            tokenizer, request.stop, request.end, request.max_tokens, after
-        )
+        stop = request.stop if request.ending is None else request.ending()
+        self.completion = Completion(tokenizer, stop, request.end, request.max_tokens, after)
         if request.seed is None:
             self.key = mx.random.randint(0, 2**31 - 1, (2,)).astype(mx.uint32)
         else:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...generation.answer_parts import PartReader
 from . import readers
 
 
@@ -18,15 +17,13 @@ class CallForm:
         reader: Makes what finds calls of some functions in an answer.
         begin, end: What stands before and after the arguments, with `NAME` for the name, which
             needs no escapes.
-        last: What ends a call, after which a second one may come; empty where nothing does.
         argument: What stands before and after each argument, with `KEY` for its name; `None` where they
             are one JSON object.
     """
 
-    reader: Callable[[readers.Functions], PartReader]
+    reader: type[readers.CallReader]
     begin: str
     end: str
-    last: str = ""
     argument: tuple[str, str] | None = None
 
     def rules(self, functions: readers.Functions, literal: Callable[[str], str]) -> str:
@@ -93,23 +90,20 @@ _HERMES = CallForm(
     readers.HermesCalls,
     f'{_TAG[0]}\n{{"name": "NAME", "arguments": ',
     f"}}\n{_TAG[1]}",
-    _TAG[1],
 )
 _BARE = CallForm(readers.BareCalls, '{"name": "NAME", "parameters": ', "}")
 _MISTRAL_LIST = CallForm(readers.MistralCalls, '[TOOL_CALLS] [{"name": "NAME", "arguments": ', "}]")
 _MISTRAL = CallForm(readers.MistralCalls, "[TOOL_CALLS]NAME[ARGS]", "")
-_TAGGED = CallForm(readers.TaggedCalls, "<function=NAME>", "</function>", "</function>")
+_TAGGED = CallForm(readers.TaggedCalls, "<function=NAME>", "</function>")
 _XML = CallForm(
     readers.XMLCalls,
     f"{_TAG[0]}\n<function=NAME>\n",
     f"</function>\n{_TAG[1]}",
-    _TAG[1],
     ("<parameter=KEY>\n", "\n</parameter>\n"),
 )
 _GLM = CallForm(
     readers.GLMCalls,
     f"{_TAG[0]}NAME\n",
-    _TAG[1],
     _TAG[1],
     ("<arg_key>KEY</arg_key>\n<arg_value>", "</arg_value>\n"),
 )

@@ -3,36 +3,64 @@
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
-from functools import cache
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
-from ...files.reading import parse_json
-from ...generation import answer_parts
-from ...generation.scanning import Scanner, Steps
+from ...generation.answer_parts import (
+    Part,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    whole_call,
+)
+from ...generation.scanning import LONGEST_HEAD, Scanner, Steps
+from .values import Value, parsed
 
 Functions = Mapping[str, Mapping[str, Any]]
 """The schemas of the arguments of functions by their names."""
 
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
+_KEYS = ("arguments", "parameters", "input")
+"""The keys under which models write arguments, whichever their template teaches."""
+_HEAD_KEYS = ("name", "type", "id")
+
+Found = Literal["call", "cut", "text"]
+"""What a stretch turned out to be: a call, one that broke off or is malformed, or ordinary text."""
+Walk = Generator[None, None, Found]
 
 
-def parsed_call(text: str, key: str) -> tuple[str, str] | None:
+def _arguments_in(value: Any) -> dict[str, Any] | None:
+    """Arguments as models write them: an object, its JSON text, or nothing; else `None`."""
+    if isinstance(value, str):
+        try:
+            value = parsed(value) if value.strip() else None
+        except ValueError:
+            return None
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else None
+
+
+def parsed_call(text: str) -> tuple[str, str] | None:
     """The name and the arguments of the call in a JSON object; `None` if the text is no call.
 
     Args:
         text: What a model wrote.
-        key: The key under which it writes the arguments.
     """
     try:
-        value = parse_json(text.encode("utf-8", "replace"))
+        value = parsed(text)
     except ValueError:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    given = value.get(key, {})
-    if not isinstance(given, dict):
+    key = next((key for key in value if key in _KEYS), None)
+    if key is None and not value.keys() <= {*_HEAD_KEYS}:
+        # its arguments may stand under a key that is not known
+        return None
+    given = _arguments_in(None if key is None else value[key])
+    if given is None:
         return None
     return value["name"], json.dumps(given, ensure_ascii=False)
 
@@ -40,17 +68,104 @@ def parsed_call(text: str, key: str) -> tuple[str, str] | None:
 class CallReader(Scanner):
     """Finds calls in an answer; all other text is the answer's own.
 
-    A call streams as it is written. What cannot be a call stays text, and a call that breaks off or
-    turns out to be no JSON has no end.
+    A call streams as it is written. What cannot be a call stays text. A call that breaks off has no
+    end, and nothing of its markup is text.
 
     Args:
         functions: Those that may be called.
+        strict: Those whose calls follow their schema; one that does not stays text.
+        one: Whether nothing follows the first call.
+        is_trial: Whether the text is read only as long as it holds nothing but calls of the functions.
+
+    Attributes:
+        begins: What a call may begin with.
+        is_over: Whether a trial has met something else.
+        whole: How many characters there are up to the end of a trial's last call, 0 without one.
+        has_begun: Whether a trial ends within a call.
     """
 
-    def __init__(self, functions: Functions):
+    begins: ClassVar[Sequence[str]]
+    holds_strict: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        functions: Functions,
+        *,
+        strict: Collection[str] = (),
+        one: bool = False,
+        is_trial: bool = False,
+    ):
         self._functions = functions
+        self._strict = strict
+        self._one = one
+        self._is_trial = is_trial
+        self.is_over = self.has_begun = False
+        self.whole = 0
+        self._has_called = False
         self._blank: list[str] | None = None
+        # the parts of a call that is checked once it is whole
+        self._held: list[Part] | None = None
+        self._raw: list[str] | None = None
+        self._raw_from = 0
         super().__init__()
+
+    def add(self, text: str) -> list[Part]:
+        if self._raw is not None:
+            self._raw.append(self._text[self._raw_from : self._at])
+            self._raw_from = 0
+        return super().add(text)
+
+    def _steps(self) -> Steps:
+        while self._is_trial:
+            tag = yield from self._begin_tag()
+            if tag is None:
+                return
+            found = yield from self._tried(tag)
+            if found != "call":
+                self.is_over, self.has_begun = found == "text", found == "cut"
+                return
+            self.whole = self.position
+        yield from self._answer()
+
+    def _answer(self) -> Steps:
+        """Walks over the answer to its end."""
+        while (tag := (yield from self._until(self.begins, self._between))) is not None:
+            yield from self._tried(tag)
+
+    def _begin_tag(self) -> Generator[None, None, str | None]:
+        """The beginning of a call that comes next; `None` if something else or nothing comes."""
+        for tag in self.begins:
+            if (yield from self._tag(tag)):
+                return tag
+        self.is_over = bool((yield from self._next()))
+        return None
+
+    def _tried(self, tag: str) -> Walk:
+        """A call, or several, after a beginning that is passed already."""
+        self._keep_raw(tag)
+        return (yield from self._settled(tag))
+
+    def _settled(self, tag: str) -> Walk:
+        """A call, or several, whose text is kept already."""
+        found = yield from self._call(tag)
+        if found == "text":
+            self._between(self._raw_text())
+        self._raw = None
+        if found == "cut":
+            self._blank = []
+        return found
+
+    @abstractmethod
+    def _call(self, tag: str) -> Walk:
+        """Reads what follows the beginning of a call."""
+
+    def _keep_raw(self, begin: str = "") -> None:
+        """Keeps what is read from here on as it was written."""
+        self._raw, self._raw_from = [begin], self._at
+
+    def _raw_text(self) -> str:
+        assert self._raw is not None
+        return "".join([*self._raw, self._text[self._raw_from : self._at]])
 
     def _between(self, text: str) -> None:
         """Hands on text of the answer. Space between two calls belongs to neither."""
@@ -59,89 +174,173 @@ class CallReader(Scanner):
             if not text or text.isspace():
                 return
             text, self._blank = "".join(self._blank), None
-        self._say(text)
+        if text:
+            self._put(TextDelta(text))
 
-    def _end_call(self) -> None:
-        self._parts.append(answer_parts.ToolCallEnd())
+    def _put(self, part: Part) -> None:
+        if self._held is not None:
+            self._held.append(part)
+        elif not (self._one and self._has_called):
+            self._parts.append(part)
+            self._has_called |= isinstance(part, ToolCallEnd)
+
+    def _may_be(self, name: str) -> bool:
+        """Whether a call of a function of this name is one."""
+        return not self._is_trial or name in self._functions
+
+    def _begin_call(self, name: str) -> None:
+        if self.holds_strict and name in self._strict:
+            self._held = []
+        elif not self._is_trial:
+            # what has begun to stream is no text any more
+            self._raw = None
+        self._put(ToolCallStart(name))
+
+    def _end_call(self) -> Found:
+        """Ends a call, which is text after all if it does not follow its schema."""
+        held, self._held = self._held, None
+        if held is not None:
+            start, *deltas = held
+            assert isinstance(start, ToolCallStart)
+            arguments = "".join(part.text for part in deltas if isinstance(part, ToolCallDelta))
+            if not self._follows(start.name, arguments):
+                return "text"
+            for part in held:
+                self._put(part)
+        self._put(ToolCallEnd())
         self._blank = []
+        return "call"
 
-    def _arguments(self) -> Generator[None, None, bool]:
-        """Streams the JSON object that comes next; whether it was one."""
+    def _break_off(self, is_cut: bool, skip: Sequence[str]) -> Walk:
+        """Gives up a call that breaks off or is malformed. Its markup is passed up to some tags."""
+        has_streamed = self._held is None and not self._is_trial
+        self._held = None
+        if has_streamed:
+            yield from self._until(skip, _drop)
+        return "cut" if is_cut or has_streamed else "text"
+
+    def _follows(self, name: str, arguments: str) -> bool:
+        """Whether the arguments of a function follow its schema where they must."""
+        if name not in self._strict:
+            return True
+        return Value(self._functions.get(name, {})).fits(json.loads(arguments))
+
+    def _whole(self, name: str, arguments: str) -> Found:
+        """A call that is known as a whole."""
+        if not self._may_be(name) or not self._follows(name, arguments):
+            return "text"
+        for part in whole_call(name, arguments):
+            self._put(part)
+        self._blank = []
+        return "call"
+
+    def _streamed(self) -> Generator[None, None, bool | None]:
+        """Streams the JSON object that comes next; whether it was one, `None` if it broke off."""
         pieces: list[str] = []
 
         def take(text: str) -> None:
             if text:
                 pieces.append(text)
-                self._parts.append(answer_parts.ToolCallDelta(text))
+                self._put(ToolCallDelta(text))
 
         is_complete = yield from self._json(take)
         return is_complete and _is_json("".join(pieces))
 
-    def _call(self, key: str) -> Generator[None, None, str | None]:
-        """A call that is one JSON object and comes next; its text if it is none, else `None`.
+    def _arguments(self, name: str, skip: Sequence[str]) -> Walk:
+        """Arguments that come next, after their name: an object, its JSON text, or `null`."""
+        first = yield from self._next()
+        if first == "{":
+            self._begin_call(name)
+            is_object = yield from self._streamed()
+            if is_object:
+                return self._end_call()
+            return (yield from self._break_off(is_object is None, skip))
+        pieces: list[str] = []
+        is_whole: bool | None
+        if first == '"':
+            is_whole = yield from self._json(pieces.append)
+        else:
+            is_whole = yield from self._tag("null")
+        if not is_whole:
+            is_cut = is_whole is None or self._ends_like("null")
+            return "cut" if is_cut else "text"
+        given = _arguments_in(None if first != '"' else _value_of("".join(pieces)))
+        return "text" if given is None else self._whole(name, json.dumps(given, ensure_ascii=False))
 
-        Args:
-            key: Under which the arguments stand.
-        """
-        spaces = yield from self._head(_SPACE)
-        before = "" if spaces is None else spaces[0]
-        if (yield from self._next()) != "{":
-            return before
-        head = yield from self._head(_heads(key))
-        if head is not None and self._may_be(head[1]):
-            self._parts.append(answer_parts.ToolCallStart(head[1]))
-            if (yield from self._arguments()):
-                self._end_call()
-                yield from self._json(_drop, ["}"])
-            return None
+    def _object(self, skip: Sequence[str]) -> Walk:
+        """A call that is one JSON object and comes next."""
+        yield from self._head(_SPACE)
+        head = yield from self._head(_HEAD)
+        # what is checked first does not stream
+        is_checked = head is not None and self._is_trial and head[1] in self._strict
+        if head is not None and self._may_be(head[1]) and not is_checked:
+            self._begin_call(head[1])
+            is_object = yield from self._streamed()
+            if not is_object:
+                return (yield from self._break_off(is_object is None, skip))
+            if (yield from self._json(_drop, ["}"])) is None:
+                return "cut"
+            return self._end_call()
         if head is not None:
             self._at = head.start()
-        pieces = [before]
-        yield from self._json(pieces.append)
+        if (yield from self._next()) != "{":
+            return "cut" if self._ends_like("{") else "text"
+        pieces: list[str] = []
+        is_whole = yield from self._json(pieces.append)
         text = "".join(pieces)
-        call = parsed_call(text, key)
-        if call is None or not self._may_be(call[0]):
-            return text
-        self._parts += answer_parts.whole_call(*call)
-        self._blank = []
-        return None
+        if is_whole is None:
+            return "cut" if self._may_become(text) else "text"
+        call = parsed_call(text) if is_whole else None
+        return "text" if call is None else self._whole(*call)
 
-    def _may_be(self, name: str) -> bool:
-        """Whether a call of a function of this name is one."""
+    def _may_become(self, text: str) -> bool:
+        """Whether the beginning of a JSON object that breaks off is one of a call."""
         return True
+
+    def _ends_like(self, *tags: str) -> bool:
+        """Whether the answer ends, and with nothing or the beginning of some tag."""
+        rest = self._text[self._at :].strip()
+        return self._has_ended and any(tag.startswith(rest) for tag in tags)
+
+    def _ends_in(self, pattern: str) -> bool:
+        """Whether the answer ends, and its rest is all that a pattern describes."""
+        return self._has_ended and re.fullmatch(pattern, self._text[self._at :]) is not None
 
 
 def _drop(text: str) -> None:
     pass
 
 
-def _is_json(text: str) -> bool:
+def _value_of(text: str) -> Any:
     try:
-        parse_json(text.encode("utf-8", "replace"))
+        return parsed(text)
     except ValueError:
-        return False
-    return True
+        return ()
 
 
-@cache
-def _heads(key: str) -> re.Pattern[str]:
-    """The beginning of a call, up to its arguments."""
-    kind = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
-    name = r'"name"\s*:\s*"([^"\\\s]{1,128})"'
-    return re.compile(rf'\{{\s*{kind}{name}\s*,\s*"{key}"\s*:\s*(?=\{{)')
+def _is_json(text: str) -> bool:
+    return not isinstance(_value_of(text), tuple)
+
+
+_KIND = r'(?:"type"\s*:\s*"function"\s*,\s*)?'
+_HEAD = re.compile(
+    rf'\{{\s*{_KIND}"name"\s*:\s*"([^"\\\s]{{1,128}})"\s*,\s*{_KIND}'
+    rf'"(?:{"|".join(_KEYS)})"\s*:\s*(?=\{{)'
+)
+"""The beginning of a call, up to its arguments."""
 
 
 class HermesCalls(CallReader):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen3 write."""
 
-    def _steps(self) -> Steps:
-        while (yield from self._until(("<tool_call>",), self._between)) is not None:
-            text = yield from self._call("arguments")
-            if text is None:
-                # some models leave out the last tag
-                yield from self._tag("</tool_call>")
-            else:
-                self._between(f"<tool_call>{text}")
+    begins = ("<tool_call>",)
+
+    def _call(self, tag: str) -> Walk:
+        found = yield from self._object(("</tool_call>",))
+        if found == "call":
+            # some models leave out the last tag
+            yield from self._tag("</tool_call>")
+        return found
 
 
 class BareCalls(CallReader):
@@ -150,118 +349,146 @@ class BareCalls(CallReader):
     An object with another name is an ordinary answer.
     """
 
-    def _steps(self) -> Steps:
-        before = yield from self._begins()
-        while before is not None:
-            text = yield from self._call("parameters")
-            if text is not None:
-                self._between(before + text)
-                break
-            # several are set apart by semicolons
-            before = ";" if (yield from self._tag(";")) else ""
-            if (yield from self._next()) != "{":
-                self._between(before)
-                break
+    begins = (_PYTHON_TAG, "{")
+
+    def _answer(self) -> Steps:
+        self._keep_raw()
+        tag = yield from self._begin_tag()
+        if tag is not None:
+            yield from self._settled(tag)
+        self._raw = None
         yield from self._until((), self._between)
 
-    def _begins(self) -> Generator[None, None, str | None]:
-        """The text before an object that the answer begins with; `None` if it begins otherwise."""
-        if (yield from self._next()) == "<" and (yield from self._tag(_PYTHON_TAG)):
-            if (yield from self._next()) == "{":
-                return _PYTHON_TAG
-            self._between(_PYTHON_TAG)
-            return None
-        return "" if (yield from self._next()) == "{" else None
+    def _call(self, tag: str) -> Walk:
+        if tag == "{":
+            self._at -= 1
+        found = yield from self._object(())
+        while found == "call":
+            # several are set apart by semicolons
+            self._keep_raw()
+            is_apart = yield from self._tag(";")
+            if (yield from self._next()) != "{":
+                return "text" if is_apart else "call"
+            found = yield from self._object(())
+        return found
 
     def _may_be(self, name: str) -> bool:
         return name in self._functions
+
+    def _may_become(self, text: str) -> bool:
+        written = "".join(text.split())
+        heads = [
+            f'{{{kind}"name":"{"".join(name.split())}"'
+            for name in self._functions
+            for kind in ("", '"type":"function",')
+        ]
+        return any(head.startswith(written) or written.startswith(head) for head in heads)
 
 
 class MistralCalls(CallReader):
     """`[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}`."""
 
-    _begin: ClassVar[str] = "[TOOL_CALLS]"
+    begins = ("[TOOL_CALLS]",)
     _list: ClassVar[re.Pattern[str]] = re.compile(r"\s*\[\s*(?=\{)")
     _named: ClassVar[re.Pattern[str]] = re.compile(
-        r"\s*([\w.-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s*(?=\{)"
+        r"\s*([\w.-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\]\s*(?=[{\"n])|\s*(?=\{))"
     )
 
-    def _steps(self) -> Steps:
-        while (yield from self._until((self._begin,), self._between)) is not None:
-            is_list = (yield from self._next()) == "["
-            begins = yield from self._head(self._list if is_list else self._named)
-            if begins is None:
-                self._between(self._begin)
-            elif is_list:
-                yield from self._listed(f"{self._begin}{begins[0]}")
-            else:
-                self._parts.append(answer_parts.ToolCallStart(begins[1]))
-                if (yield from self._arguments()):
-                    self._end_call()
-
-    def _listed(self, before: str) -> Steps:
-        """The calls of a list, as far as they are calls."""
+    def _call(self, tag: str) -> Walk:
+        is_list = (yield from self._next()) == "["
+        begins = yield from self._head(self._list if is_list else self._named)
+        if begins is None:
+            is_cut = self._ends_like("[") or self._ends_within_a_name()
+            return "cut" if is_cut else "text"
+        if not is_list:
+            is_one = self._may_be(begins[1])
+            return (yield from self._arguments(begins[1], ())) if is_one else "text"
         while True:
-            text = yield from self._call("arguments")
-            if text is not None:
-                self._between(before + text)
-                return
+            found = yield from self._object(())
+            if found != "call":
+                return found
+            self._keep_raw()
             if not (yield from self._tag(",")):
                 yield from self._tag("]")
-                return
-            before = ","
+                return "call"
+
+    def _ends_within_a_name(self) -> bool:
+        """Whether the answer ends with the beginning of a function's name or between that and `{`."""
+        name, mark, _ = self._text[self._at :].strip().partition("[")
+        if not mark:
+            return self._has_ended and any(each.startswith(name) for each in self._functions)
+        is_mark = self._ends_in(r"[^[]*\[(?:CALL_ID\].*|[A-Z_]*|ARGS\]\s*)")
+        return is_mark and name in self._functions
 
 
 class TaggedCalls(CallReader):
     """`<function=name>{…}</function>`, as functionary writes."""
 
-    _named: ClassVar[re.Pattern[str]] = re.compile(r"([^<>\s]{1,128})>\s*(?=\{)")
+    begins = ("<function=",)
+    _named: ClassVar[re.Pattern[str]] = re.compile(r"([^<>\s]{1,128})>\s*(?=[{\"n<])")
 
-    def _steps(self) -> Steps:
-        while (yield from self._until(("<function=",), self._between)) is not None:
-            named = yield from self._head(self._named)
-            if named is None:
-                self._between("<function=")
-                continue
-            self._parts.append(answer_parts.ToolCallStart(named[1]))
-            if (yield from self._arguments()):
-                self._end_call()
+    def _call(self, tag: str) -> Walk:
+        named = yield from self._head(self._named)
+        if named is None:
+            return "cut" if self._ends_in(r"[^<>\s]*>?\s*") else "text"
+        if not self._may_be(named[1]):
+            return "text"
+        if (yield from self._next()) == "<":
+            if (yield from self._tag("</function>")):
+                return self._whole(named[1], "{}")
+            return "cut" if self._ends_like("</function>") else "text"
+        found = yield from self._arguments(named[1], ("</function>",))
+        if found == "call":
             yield from self._tag("</function>")
+        return found
 
 
 class KeyedCalls(CallReader):
     """Calls whose arguments have a tag each. Strings stream as they are written, other values whole.
 
     Attributes:
-        begins: What a call may begin with.
-        name: Its name.
-        key: That of the next argument, up to its value, or the end of the call.
-        value_ends: The end of a value, and the end of the call, which may come without one.
+        name: The name of a call, by what the call begins with.
+        begun_name: What can be the beginning of that, likewise.
+        key: The tag of the next argument up to its value, or the end of the call.
+        value_end: Ends a value where one of `after_value` follows, or nothing.
+        call_end: Ends a value and its call where one of `after_call` follows, or nothing.
+        end: All that may end a value: both, and the tag of an argument. That does so at the beginning of
+            a line if the function has the argument and it was not given yet.
+        begun_end: What can be the beginning of such a tag, where a text ends with it.
     """
 
-    begins: ClassVar[Sequence[str]]
-    name: ClassVar[re.Pattern[str]]
+    holds_strict = True
+    name: ClassVar[Mapping[str, re.Pattern[str]]]
+    begun_name: ClassVar[Mapping[str, str]]
     key: ClassVar[re.Pattern[str]]
-    value_ends: ClassVar[tuple[str, str]]
+    value_end: ClassVar[str]
+    after_value: ClassVar[tuple[str, ...]]
+    call_end: ClassVar[str]
+    after_call: ClassVar[tuple[str, ...]]
+    end: ClassVar[re.Pattern[str]]
+    begun_end: ClassVar[re.Pattern[str]]
 
-    def _steps(self) -> Steps:
-        while (tag := (yield from self._until(self.begins, self._between))) is not None:
-            name = yield from self._named(tag)
-            if name is None:
-                self._between(tag)
-                continue
-            self._parts.append(answer_parts.ToolCallStart(name))
-            if (yield from self._values(_properties(self._functions.get(name, {})))):
-                self._end_call()
-                if self.value_ends[1] != "</tool_call>":
-                    yield from self._tag("</tool_call>")
+    def _call(self, tag: str) -> Walk:
+        named = yield from self._head(self.name[tag])
+        if named is None:
+            return "cut" if self._ends_in(self.begun_name[tag]) else "text"
+        if not self._may_be(named[1]):
+            return "text"
+        self._begin_call(named[1])
+        is_whole = yield from self._values(self._functions.get(named[1], {}))
+        found: Found = "text"
+        if is_whole:
+            found = self._end_call()
+        else:
+            skip = (self.call_end, "</tool_call>")
+            found = yield from self._break_off(self._has_ended, skip)
+        if found != "text" and self.call_end != "</tool_call>":
+            yield from self._tag("</tool_call>")
+        return found
 
-    @abstractmethod
-    def _named(self, tag: str) -> Generator[None, None, str | None]:
-        """The name of a call that begins with a tag; `None` if it is none."""
-
-    def _values(self, properties: Mapping[str, Any]) -> Generator[None, None, bool]:
+    def _values(self, schema: Mapping[str, Any]) -> Generator[None, None, bool]:
         """The arguments up to the end of the call; whether they came to it."""
+        properties = _properties(schema)
         seen: set[str] = set()
         while True:
             found = yield from self._head(self.key)
@@ -271,21 +498,25 @@ class KeyedCalls(CallReader):
                 break
             name = found[1]
             start = f"{', ' if seen else '{'}{json.dumps(name, ensure_ascii=False)}: "
-            end = yield from self._value(properties.get(name), None if name in seen else start)
+            value = Value(properties.get(name), schema)
+            begin = None if name in seen else start
             seen.add(name)
+            end = yield from self._value(value, begin, properties.keys() - seen)
             if end is None:
                 return False
-            if end == self.value_ends[1]:
+            if end == self.call_end:
                 break
-        self._parts.append(answer_parts.ToolCallDelta("}" if seen else "{}"))
+        self._put(ToolCallDelta("}" if seen else "{}"))
         return True
 
-    def _value(self, schema: Any, start: str | None) -> Generator[None, None, str | None]:
+    def _value(
+        self, value: Value, start: str | None, left: Collection[str]
+    ) -> Generator[None, None, str | None]:
         """One value, and what has ended it. Without a start it is passed, since its key came before."""
         if start is None:
-            return (yield from self._until(self.value_ends, _drop))
-        if isinstance(schema, Mapping) and schema.get("type") == "string":
-            self._parts.append(answer_parts.ToolCallDelta(f'{start}"'))
+            return (yield from self._to_end(left, _drop))
+        if value.is_string:
+            self._put(ToolCallDelta(f'{start}"'))
             breaks: list[str] = []
 
             def take(text: str) -> None:
@@ -293,20 +524,67 @@ class KeyedCalls(CallReader):
                 text = "".join([*breaks, text])
                 breaks[:] = ["\n"] if text.endswith("\n") else []
                 if text := text.removesuffix("\n"):
-                    self._parts.append(
-                        answer_parts.ToolCallDelta(json.dumps(text, ensure_ascii=False)[1:-1])
-                    )
+                    self._put(ToolCallDelta(json.dumps(text, ensure_ascii=False)[1:-1]))
 
-            end = yield from self._until(self.value_ends, take)
+            end = yield from self._to_end(left, take)
             if end is not None:
-                self._parts.append(answer_parts.ToolCallDelta('"'))
+                self._put(ToolCallDelta('"'))
             return end
         pieces: list[str] = []
-        end = yield from self._until(self.value_ends, pieces.append)
+        end = yield from self._to_end(left, pieces.append)
         if end is not None:
-            value = _typed("".join(pieces).removesuffix("\n"))
-            self._parts.append(answer_parts.ToolCallDelta(f"{start}{value}"))
+            written = value.written("".join(pieces).removesuffix("\n"))
+            self._put(ToolCallDelta(f"{start}{written}"))
         return end
+
+    def _to_end(
+        self, left: Collection[str], take: Callable[[str], None]
+    ) -> Generator[None, None, str | None]:
+        """Hands on the text of a value and returns what ends it; `None` at the end of the answer.
+
+        Args:
+            left: The arguments that were not given yet.
+            take: Takes the text.
+        """
+        begins_line = True
+        while True:
+            found = self.end.search(self._text, self._at)
+            begun = (
+                None if found or self._has_ended else self.begun_end.search(self._text, self._at)
+            )
+            mark = found or begun
+            before = self._taken((len(self._text) if mark is None else mark.start()) - self._at)
+            if before:
+                take(before)
+                begins_line = before.endswith("\n")
+            is_end = None if found is None else self._is_end(found, begins_line, left)
+            if found is None and self._has_ended:
+                return None
+            if found is None or is_end is None:
+                yield
+            elif not is_end:
+                take(self._taken(len(found[0])))
+                begins_line = False
+            elif found[1] is None:
+                self._at = found.end()
+                return found[0]
+            else:
+                return self.value_end
+
+    def _is_end(
+        self, found: re.Match[str], begins_line: bool, left: Collection[str]
+    ) -> bool | None:
+        """Whether a tag ends a value; `None` while that is not known."""
+        if found[1] is not None:
+            return begins_line and found[1] in left
+        after = self.after_value if found[0] == self.value_end else self.after_call
+        rest = self._text[found.end() : found.end() + LONGEST_HEAD]
+        next_tag = rest.lstrip()
+        if any(next_tag.startswith(tag) for tag in after):
+            return True
+        if self._has_ended or len(rest) == LONGEST_HEAD:
+            return self._has_ended and not next_tag
+        return None if any(tag.startswith(next_tag) for tag in after) else False
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -314,42 +592,49 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-
-
-def _typed(text: str) -> str:
-    """The JSON of a value that is not said to be a string: itself, where it is JSON."""
-    word = text.strip()
-    word = _PYTHON_WORDS.get(word, word)
-    return word if word and _is_json(word) else json.dumps(text, ensure_ascii=False)
+def _begun(*tags: str) -> str:
+    """A pattern of what can be the beginning of some tags, from their first character on."""
+    beginnings = {tag[:count] for tag in tags for count in range(1, len(tag))}
+    return "|".join(map(re.escape, sorted(beginnings, key=len, reverse=True)))
 
 
 class XMLCalls(KeyedCalls):
     """`<tool_call><function=name><parameter=key>value</parameter>…`, as Qwen3-Coder writes."""
 
+    # some models leave out the first tag
     begins = ("<tool_call>", "<function=")
-    name = re.compile(r"\s*<function=([^<>\s]{1,128})>")
-    key = re.compile(r"\s*(?:<parameter=([^<>\n]{1,256})>\n?|</function>)")
-    value_ends = ("</parameter>", "</function>")
-
-    def _named(self, tag: str) -> Generator[None, None, str | None]:
-        if tag == "<function=":
-            # some models leave out the first tag
-            self._at -= len(tag)
-        found = yield from self._head(self.name)
-        if found is None and tag == "<function=":
-            self._at += len(tag)
-        return None if found is None else found[1]
+    name: ClassVar[Mapping[str, re.Pattern[str]]] = {
+        "<tool_call>": re.compile(r"\s*<function=([^<>\s]{1,128})>"),
+        "<function=": re.compile(r"([^<>\s]{1,128})>"),
+    }
+    begun_name: ClassVar[Mapping[str, str]] = {
+        "<tool_call>": rf"\s*(?:{_begun('<function=')}|<function=[^<>\s]*)?",
+        "<function=": r"[^<>\s]*",
+    }
+    key = re.compile(r"\s*(?:<parameter=([^<>\n]{1,256})>\n?|</function>|</tool_call>)")
+    value_end, after_value = "</parameter>", ("<parameter=", "</function>", "</tool_call>")
+    call_end, after_call = "</function>", ("</tool_call>", "<tool_call>", "<function=")
+    end = re.compile(r"</parameter>|</function>|<parameter=([^<>\n]{1,256})>")
+    begun_end = re.compile(
+        rf"(?:{_begun('</parameter>', '</function>', '<parameter=')}|<parameter=[^<>\n]{{0,256}})\Z"
+    )
 
 
 class GLMCalls(KeyedCalls):
     """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…`, as GLM writes."""
 
     begins = ("<tool_call>",)
-    name = re.compile(r"\s*([\w.-]{1,128})\s*(?=<arg_key>|</tool_call>)")
+    name: ClassVar[Mapping[str, re.Pattern[str]]] = {
+        "<tool_call>": re.compile(r"\s*([\w.-]{1,128})\s*(?=<arg_key>|</tool_call>)")
+    }
+    begun_name: ClassVar[Mapping[str, str]] = {
+        "<tool_call>": rf"\s*[\w.-]*\s*(?:{_begun('<arg_key>', '</tool_call>')})?",
+    }
     key = re.compile(r"\s*(?:<arg_key>([^<>\n]{1,256})</arg_key>\s*<arg_value>|</tool_call>)")
-    value_ends = ("</arg_value>", "</tool_call>")
-
-    def _named(self, tag: str) -> Generator[None, None, str | None]:
-        found = yield from self._head(self.name)
-        return None if found is None else found[1]
+    value_end, after_value = "</arg_value>", ("<arg_key>", "</tool_call>")
+    call_end, after_call = "</tool_call>", ("<tool_call>",)
+    end = re.compile(r"</arg_value>|</tool_call>|<arg_key>([^<>\n]{1,256})</arg_key>")
+    begun_end = re.compile(
+        rf"(?:{_begun('</arg_value>', '</tool_call>', '<arg_key>')}"
+        rf"|<arg_key>[^<>\n]{{0,256}}(?:{_begun('</arg_key>')})?)\Z"
+    )

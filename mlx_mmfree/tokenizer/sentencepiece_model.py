@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -53,13 +54,17 @@ class SentencePieceVocabulary:
         with vocabulary.clean_errors(f"'{file}' is damaged: it has pieces that are not text"):
             for number in range(self._size):
                 self._processor.id_to_piece(number)
-        listed = {token.id: token for token in settings.tokens}
+        roles = {token.content for token in settings.roles}
+        listed = {
+            token.id: replace(token, special=token.special or token.content in roles)
+            for token in (*settings.tokens, *self._new_roles(settings))
+        }
         self._added = {number: t.content for number, t in listed.items() if number >= self._size}
         self._is_gguf = settings.is_gguf
         always: list[SpecialToken] = []
         if self._is_gguf:
-            special = [token for token in settings.tokens if token.special]
-            always = [token for token in settings.tokens if not token.special]
+            special = [token for token in listed.values() if token.special]
+            always = [token for token in listed.values() if not token.special]
         else:
             with vocabulary.clean_errors(f"'{file}' is damaged: its pieces cannot be read"):
                 always = user_defined_tokens(self._model)
@@ -68,7 +73,15 @@ class SentencePieceVocabulary:
                 for number in range(self._size)
                 if self._processor.is_control(number) or self._processor.is_unknown(number)
             ]
-            special += [token for token in settings.tokens if token.id >= self._size]
+            known = {token.id for token in (*special, *always)}
+            others = [
+                token
+                for number, token in listed.items()
+                if number >= self._size
+                or (number not in known and self._processor.id_to_piece(number) == token.content)
+            ]
+            special += [token for token in others if token.special]
+            always += [token for token in others if not token.special]
         self.special = SpecialTokens(special, longest_first=self._is_gguf)
         self._always_parsed = SpecialTokens(always, longest_first=True)
         self._parsed = SpecialTokens([*special, *always], longest_first=self._is_gguf)
@@ -83,6 +96,15 @@ class SentencePieceVocabulary:
         elif settings.is_legacy or self._is_gguf:
             self._spaced = ("nothing", "special")
         self._strips_space = bool(self._spaced) and self._find_strips_space()
+
+    def _new_roles(self, settings: TokenizerSettings) -> list[SpecialToken]:
+        """The special tokens that only their names list. They get the ids behind all others."""
+        known = {token.content for token in settings.tokens}
+        known |= {self._processor.id_to_piece(number) for number in range(self._size)}
+        texts = dict.fromkeys(t.content for t in settings.roles if t.content not in known)
+        roles = {token.content: token for token in settings.roles}
+        first = max([self._size, *(token.id + 1 for token in settings.tokens)])
+        return [replace(roles[text], id=first + n) for n, text in enumerate(texts)]
 
     def encode(
         self, text: str, before: Before = "nothing", *, parse_special: bool = False
@@ -125,8 +147,8 @@ class SentencePieceVocabulary:
 
     def token_id(self, piece: str) -> int | None:
         """The id of a token; `None` if there is none."""
-        if piece in self.special.ids:
-            return self.special.ids[piece]
+        if piece in self._parsed.ids:
+            return self._parsed.ids[piece]
         number = self._processor.piece_to_id(piece)
         return None if self._processor.is_unknown(number) else int(number)
 

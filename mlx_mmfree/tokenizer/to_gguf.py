@@ -152,12 +152,13 @@ def _fill_up(entries: dict[str, Any], tokenizer: Tokenizer, rows: int) -> None:
     for text, number in tokenizer.special_tokens.items():
         if types[number] != TokenType.UNKNOWN:
             tokens[number], types[number] = text, TokenType.CONTROL
-    if "scores" in entries:
-        for token in tokenizer.listed_tokens:
-            if not token.special:
-                # llama.cpp finds it in the text as it is
-                tokens[token.id] = token.content.replace(SPACE, " ")
-                types[token.id] = TokenType.USER_DEFINED
+    for token in tokenizer.listed_tokens:
+        number = tokenizer.token_id(token.content)
+        if number is not None and number not in tokenizer.special_tokens.values():
+            # llama.cpp finds it in the text as it is
+            is_spelled = "scores" in entries
+            tokens[number] = token.content.replace(SPACE, " ") if is_spelled else token.content
+            types[number] = TokenType.USER_DEFINED
 
 
 def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:

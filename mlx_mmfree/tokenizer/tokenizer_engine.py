@@ -24,13 +24,20 @@ class Description:
             its left and to its right, and whether it counts only between words.
         frame: The ids before and after every text.
         decoder: The decoder section; `None` if there is none.
-        added: The ids of the tokens that the file adds to its model's.
+        added: The ids of the tokens beside its model's, of the file and of others.
+        new: The texts of those that the file lacks.
     """
 
     special: list[tuple[str, int, bool, bool, bool]]
     frame: tuple[list[int], list[int]]
     decoder: dict[str, Any] | None
     added: dict[str, int]
+    new: list[str]
+
+
+Added = tuple[str, bool, bool, bool, bool, bool]
+"""A token that another file lists: its text, and whether it is special, takes in spaces to its left and to
+its right, counts only between words, and is found after normalization."""
 
 
 class TokenizerEngine:
@@ -38,7 +45,9 @@ class TokenizerEngine:
 
     Args:
         data: The content of the file.
-        special: The tokens that other files call special, as in `Description` but without ids.
+        listed: The tokens that other files list, in the order of the ids that new ones get. What they
+            say goes before what the file says.
+        roles: The special tokens that other files name. Of those that are known the flags stay.
         is_alone: Whether the process is its own. The package may then encode as for batches, which takes
             a fifth of the time; it starts threads for that, which the program of a user may not want.
 
@@ -47,18 +56,24 @@ class TokenizerEngine:
     """
 
     def __init__(
-        self, data: bytes, special: list[tuple[str, bool, bool, bool]], is_alone: bool = False
+        self, data: bytes, listed: list[Added], roles: list[Added], is_alone: bool = False
     ) -> None:
         self._is_alone = is_alone
         self._tokenizer = Tokenizer.from_buffer(data)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        known = self._tokenizer.get_added_tokens_decoder().values()
-        marked = {token.content for token in known if token.special}
-        for text, lstrip, rstrip, single_word in special:
-            if text not in marked and self._tokenizer.token_to_id(text) is not None:
-                flags = {"lstrip": lstrip, "rstrip": rstrip, "single_word": single_word}
-                self._tokenizer.add_special_tokens([AddedToken(text, normalized=False, **flags)])
+        new = [
+            text
+            for text, *_ in (*listed, *roles)
+            if text and self._tokenizer.token_to_id(text) is None
+        ]
+        # what the file calls special stays so
+        marked = {token.content for token in self._added() if token.special}
+        self._tokenizer.add_tokens([_token(*each) for each in listed])
+        known = {token.content: token for token in self._added()}
+        self._tokenizer.add_special_tokens(
+            [known.get(text) or _token(text, *flags) for text, *flags in roles]
+        )
         parts = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         # normalizer and pre-tokenizer, by what stands before a text; others are made when asked for
         self._parts: dict[Before, tuple[Any, Any]] = {"nothing": parts}
@@ -72,12 +87,16 @@ class TokenizerEngine:
             special=[
                 (token.content, number, token.lstrip, token.rstrip, token.single_word)
                 for number, token in added.items()
-                if token.special
+                if token.special or token.content in marked
             ],
             frame=(framed[: starts[0]], framed[starts[0] + count :]),
             decoder=_state(self._tokenizer.decoder),
             added={token.content: number for number, token in added.items()},
+            new=new,
         )
+
+    def _added(self) -> list[AddedToken]:
+        return list(self._tokenizer.get_added_tokens_decoder().values())
 
     def ids(self) -> dict[str, int]:
         """The ids by piece."""
@@ -121,6 +140,19 @@ class TokenizerEngine:
             counts = f"{len(ids)} tokens of {len(text)} characters"
             raise ValueError(f"it makes {counts}, which is too many")
         return ids
+
+
+def _token(
+    text: str, special: bool, lstrip: bool, rstrip: bool, single_word: bool, normalized: bool
+) -> AddedToken:
+    return AddedToken(
+        text,
+        special=special,
+        lstrip=lstrip,
+        rstrip=rstrip,
+        single_word=single_word,
+        normalized=normalized,
+    )
 
 
 def _state(part: Any) -> dict[str, Any] | None:
@@ -182,7 +214,6 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
     """Reads a vocabulary, `("read", arguments)`, or encodes a text, `("encode", arguments)`."""
     name, arguments = request
     if name == "read":
-        data, special = arguments
-        _engines[:] = [TokenizerEngine(data, special, is_alone=True)]
+        _engines[:] = [TokenizerEngine(*arguments, is_alone=True)]
         return {"ids": _engines[0].ids(), **asdict(_engines[0].description)}
     return {"ids": _engines[0].encode(*arguments)}

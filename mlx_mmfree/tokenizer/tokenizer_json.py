@@ -26,7 +26,7 @@ from ..files.reading import parse_json_object
 from ..platform.confinement.process import ConfinedProcess
 from . import vocabulary
 from .from_gguf import BYTE_LEVEL_PATTERNS
-from .tokenizer_engine import Description, TokenizerEngine
+from .tokenizer_engine import Added, Description, TokenizerEngine
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _MAX_DECODER_GROWTH, _MAX_DECODER_STEPS = 16, 16
@@ -376,6 +376,21 @@ def _is_known_frame(step: Mapping[str, Any]) -> bool:
     return True
 
 
+def _of_engine(tokens: Collection[vocabulary.SpecialToken]) -> list[Added]:
+    return [
+        (t.content, t.special, t.lstrip, t.rstrip, t.single_word, t.normalized)
+        for t in tokens
+        if t.content
+    ]
+
+
+def _are_few(tokens: Collection[vocabulary.SpecialToken]) -> bool:
+    """Whether other files add tokens that a file of a known shape may have."""
+    return len(tokens) <= _MAX_ADDED_TOKENS and all(
+        len(token.content) <= _MAX_ADDED_LENGTH for token in tokens
+    )
+
+
 MEMORY_BYTES = 2**30
 READ_CPU_SECONDS = 10.0
 _ENCODE_CPU_SECONDS, _CHARACTERS_A_SECOND = 2.0, 50_000
@@ -388,11 +403,12 @@ class ConfinedTokenizer:
 
     Args:
         data: The content of the file.
-        special: The tokens that other files call special.
+        listed: As of `TokenizerEngine`.
+        roles: As of `TokenizerEngine`.
     """
 
-    def __init__(self, data: bytes, special: list[tuple[str, bool, bool, bool]]) -> None:
-        self._arguments = (data, special)
+    def __init__(self, data: bytes, listed: list[Added], roles: list[Added]) -> None:
+        self._arguments = (data, listed, roles)
         self._process = ConfinedProcess(
             "mlx_mmfree.tokenizer.tokenizer_engine", ("tokenizers",), MEMORY_BYTES
         )
@@ -405,6 +421,7 @@ class ConfinedTokenizer:
             frame=(answer["frame"][0], answer["frame"][1]),
             decoder=answer["decoder"],
             added=answer["added"],
+            new=answer["new"],
         )
         return found, answer["ids"]
 
@@ -459,13 +476,7 @@ class JsonVocabulary:
         data = vocabulary.read_limited(file, vocabulary.MAX_VOCABULARY_BYTES).removeprefix(
             codecs.BOM_UTF8
         )
-        listed = {token.content: token for token in settings.tokens}
-        tokens = [
-            listed.get(text, vocabulary.SpecialToken(text, 0))
-            for text in sorted(settings.special_texts)
-        ]
-        special = [(t.content, t.lstrip, t.rstrip, t.single_word) for t in tokens if t.content]
-        self._source = data, special
+        self._source = data, _of_engine(settings.tokens), _of_engine(settings.roles)
         self._engine: TokenizerEngine | ConfinedTokenizer
         with vocabulary.clean_errors(f"'{file}' is damaged or not a tokenizer.json"):
             document = parse_document(data, file)
@@ -476,8 +487,8 @@ class JsonVocabulary:
                     "one. Use a byte-level or SentencePiece vocabulary."
                 )
             self.longest: int | None = None
-            if is_known(document):
-                self._engine = TokenizerEngine(data, special)
+            if is_known(document) and _are_few([*settings.tokens, *settings.roles]):
+                self._engine = TokenizerEngine(*self._source)
                 found = self._engine.description
                 # the package takes as long to give out its table as to read the file
                 pieces = document["model"]["vocab"]
@@ -486,7 +497,7 @@ class JsonVocabulary:
                 self._ids = pieces | found.added
                 self.longest = longest_stretch(document, pieces, found.added)
             else:
-                self._engine = ConfinedTokenizer(data, special)
+                self._engine = ConfinedTokenizer(*self._source)
                 found, self._ids = self._engine.read()
             self._decode = PieceDecoder(found.decoder, file)
         if not self._ids:
@@ -494,6 +505,7 @@ class JsonVocabulary:
                 f"[tokenizer] '{file}' must hold tokens but holds none. Download it again."
             )
         self._pieces = {number: piece for piece, number in self._ids.items()}
+        self._check_ids(settings.tokens, found.new)
         self.frame = found.frame
         if unknown := [n for n in (*found.frame[0], *found.frame[1]) if n not in self._pieces]:
             raise CheckpointError(
@@ -506,6 +518,17 @@ class JsonVocabulary:
             vocabulary.SpecialToken(text, number, True, *flags)
             for text, number, *flags in found.special
         )
+
+    def _check_ids(self, tokens: tuple[vocabulary.SpecialToken, ...], new: Collection[str]) -> None:
+        """Refuses ids of new tokens that leave others out, since new tokens get the ids that follow."""
+        for token in tokens:
+            number = self._ids.get(token.content)
+            if token.content in new and number != token.id and token.id not in self._pieces:
+                raise CheckpointError(
+                    f"[tokenizer] '{self._file}' must have a token for each id below {token.id}, which "
+                    f"'tokenizer_config.json' gives to {token.content!r:.60}, but it would get "
+                    f"{number}. Save the tokenizer again with all its tokens."
+                )
 
     def encode(
         self, text: str, before: vocabulary.Before = "nothing", *, parse_special: bool = False

@@ -54,7 +54,7 @@ class TranslationTokenizer:
         self._pieces = {number: piece for piece, number in self._ids.items()}
         self.vocab_size = max(self._pieces) + 1
         self.eos_token_id, self.pad_token_id, self._unknown = (self._ids[name] for name in names)
-        texts = {*names, *settings.special_texts}
+        texts = {*names, *(token.content for token in settings.special)}
         self._special = {self._ids[text] for text in texts if text in self._ids}
 
     def encode(self, text: str) -> list[int]:

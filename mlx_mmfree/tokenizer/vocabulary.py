@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -36,6 +36,7 @@ class SpecialToken:
         lstrip: Whether it takes in the spaces before it.
         rstrip: Whether it takes in the spaces after it.
         single_word: Whether it counts only where no letter or digit touches it.
+        normalized: Whether it is found in a text after normalization, rather than before.
     """
 
     content: str
@@ -44,6 +45,7 @@ class SpecialToken:
     lstrip: bool = False
     rstrip: bool = False
     single_word: bool = False
+    normalized: bool = False
 
 
 class SpecialTokens:
@@ -249,6 +251,7 @@ GGUF_MARK = {"mlx_mmfree": {"source": "gguf"}}
 _MOST_TEMPLATES = 64
 # of BitNet b1.58 2B4T: its publishers' program puts the first token before what the template writes
 _BEGUN_MODELS = ("bitnet",)
+_LISTS = ("extra_special_tokens", "additional_special_tokens")
 _NAMED = (
     "bos_token",
     "eos_token",
@@ -269,8 +272,8 @@ class TokenizerSettings:
         named: The texts of the tokens with a role, such as `bos_token`.
         add_bos: Whether the ids of a text begin with the first token; `None` if no file says so.
         add_eos: Whether they end with the last token; `None` if no file says so.
-        tokens: The tokens that the files list in addition to the vocabulary.
-        special_texts: The texts of all tokens that some file calls special.
+        tokens: The tokens that the files list in addition to the vocabulary, by their ids.
+        roles: The special tokens that they name, without ids. One that the vocabulary lacks is added.
         add_prefix_space: Whether a space is put before a text; `None` if no file says so.
         is_legacy: Whether a space is put before a text after a special token too.
         is_gguf: Whether the files were made of a GGUF file, so that llama.cpp's rules hold.
@@ -286,7 +289,7 @@ class TokenizerSettings:
     add_bos: bool | None
     add_eos: bool | None
     tokens: tuple[SpecialToken, ...]
-    special_texts: frozenset[str]
+    roles: tuple[SpecialToken, ...]
     add_prefix_space: bool | None
     is_legacy: bool
     is_gguf: bool
@@ -294,6 +297,11 @@ class TokenizerSettings:
     chat_templates: dict[str, str]
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
+
+    @property
+    def special(self) -> tuple[SpecialToken, ...]:
+        """All tokens that some file calls special."""
+        return (*(token for token in self.tokens if token.special), *self.roles)
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
@@ -315,30 +323,28 @@ def read_settings(folder: Path) -> TokenizerSettings:
     if isinstance(model.get("text_config"), dict):
         # of a model of texts and pictures
         model = {**model["text_config"], **model}
-    tokens = _listed_tokens(config, config_file, folder / "added_tokens.json")
-    named: dict[str, str] = {}
-    special_texts = {token.content for token in tokens if token.special}
-    # of a token that both name, the configuration's counts
-    for settings, file in ((extra, named_file), (config, config_file)):
-        given = {key: settings[key] for key in _NAMED if settings.get(key) is not None}
-        named |= {key: _text(value, key, file) for key, value in given.items()}
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            value = settings.get(key) or []
-            if not isinstance(value, list | dict):
-                raise _wrong(file, key, "be a list or an object", value)
-            entries = value.values() if isinstance(value, dict) else value
-            special_texts.update(_text(entry, key, file) for entry in entries)
+    roles, others = _roles(config, config_file), _others(config, config_file)
+    older = _roles(extra, named_file)
+    named = older | roles
+    if "added_tokens_decoder" not in config:
+        # as in transformers, the older file counts where this table is missing
+        order = dict.fromkeys((*_NAMED, *roles, *older))
+        named = roles | older
+        roles = {key: named[key] for key in order if key in named}
+        others = others or _others(extra, named_file)
+    special = (*roles.values(), *others)
+    tokens = _listed_tokens(config, config_file, folder / "added_tokens.json", special)
     bos = _ids(generation, "bos_token_id", generation_file) or _ids(
         model, "bos_token_id", model_file
     )
     is_gguf = all(config.get(key) == value for key, value in GGUF_MARK.items())
     return TokenizerSettings(
         folder=folder,
-        named=named,
+        named={key: named[key].content for key in _NAMED if key in named},
         add_bos=_flag(config, "add_bos_token", config_file),
         add_eos=_flag(config, "add_eos_token", config_file),
         tokens=tokens,
-        special_texts=frozenset(special_texts.union(named.values())),
+        roles=special,
         add_prefix_space=_flag(config, "add_prefix_space", config_file),
         is_legacy=bool(_flag(config, "legacy", config_file)),
         is_gguf=is_gguf,
@@ -398,14 +404,60 @@ def _ids(config: Mapping[str, Any], key: str, file: Path) -> list[int]:
     return ids
 
 
+def _roles(settings: Mapping[str, Any], file: Path) -> dict[str, SpecialToken]:
+    """The special tokens of one file by their roles, in the order in which transformers adds them."""
+    # roles of one model too, such as `image_token`
+    own = {k: v for k, v in settings.items() if k.endswith("_token") and isinstance(v, str)}
+    for key in _LISTS:
+        own |= settings[key] if isinstance(settings.get(key), dict) else {}
+    named = {key: settings[key] for key in _NAMED if settings.get(key) is not None}
+    return {key: _special(value, key, file) for key, value in (named | own | named).items()}
+
+
+def _others(settings: Mapping[str, Any], file: Path) -> list[SpecialToken]:
+    """The special tokens of one file without a role: of its two lists, the newer one counts."""
+    found: list[SpecialToken] = []
+    for key in _LISTS:
+        value = settings.get(key) or []
+        if not isinstance(value, list | dict):
+            raise _wrong(file, key, "be a list or an object", value)
+        if isinstance(value, list):
+            found = found or [_special(entry, key, file) for entry in value]
+    return found
+
+
+def _special(value: Any, key: str, file: Path) -> SpecialToken:
+    """A special token whose id is not known."""
+    return replace(_flagged(value, -1, key, file), special=True)
+
+
+def _flagged(value: Any, number: int, key: str, file: Path) -> SpecialToken:
+    """A token that a file gives as a text, or as an object with the text and flags."""
+    flags = value if isinstance(value, Mapping) else {}
+    special, lstrip, rstrip, single_word = (
+        bool(_flag(flags, name, file, f"{key}."))
+        for name in ("special", "lstrip", "rstrip", "single_word")
+    )
+    normalized = _flag(flags, "normalized", file, f"{key}.")
+    normalized = bool(flags) and not special if normalized is None else normalized
+    return SpecialToken(
+        _text(value, key, file), number, special, lstrip, rstrip, single_word, normalized
+    )
+
+
 def _listed_tokens(
-    config: Mapping[str, Any], config_file: Path, added_file: Path
+    config: Mapping[str, Any],
+    config_file: Path,
+    added_file: Path,
+    special: Iterable[SpecialToken],
 ) -> tuple[SpecialToken, ...]:
     tokens: dict[int, SpecialToken] = {}
+    texts = {token.content for token in special}
     for content, number in read_json_object(added_file, is_optional=True).items():
         if type(number) is not int or not 0 <= number <= MAX_TOKEN_ID:
             raise _wrong(added_file, content, "be a token id", number)
-        tokens[number] = SpecialToken(content, number)
+        is_special = content in texts
+        tokens[number] = SpecialToken(content, number, is_special, normalized=not is_special)
     listed = config.get("added_tokens_decoder") or {}
     if not isinstance(listed, Mapping):
         raise _wrong(config_file, "added_tokens_decoder", "be an object", listed)
@@ -413,15 +465,8 @@ def _listed_tokens(
         number = int(key) if key.isascii() and key.isdigit() and len(key) < 11 else -1
         if not 0 <= number <= MAX_TOKEN_ID:
             raise _wrong(config_file, "added_tokens_decoder", "have token ids as keys", key)
-        place = f"added_tokens_decoder.{key}"
-        flags = entry if isinstance(entry, Mapping) else {}
-        lstrip, rstrip, single_word, special = (
-            bool(_flag(flags, name, config_file, f"{place}."))
-            for name in ("lstrip", "rstrip", "single_word", "special")
-        )
-        text = _text(entry, place, config_file)
-        tokens[number] = SpecialToken(text, number, special, lstrip, rstrip, single_word)
-    return tuple(tokens.values())
+        tokens[number] = _flagged(entry, number, f"added_tokens_decoder.{key}", config_file)
+    return tuple(token for _, token in sorted(tokens.items()))
 
 
 def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:

@@ -294,7 +294,7 @@ def test_the_packages_own_files_need_no_process() -> None:
 def test_character_maps_of_sentencepiece_are_known(rule: str) -> None:
     normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap(rule)}
     assert is_known(document() | {"normalizer": normalizer})
-    engine = TokenizerEngine(json.dumps(document() | {"normalizer": normalizer}).encode(), [])
+    engine = TokenizerEngine(json.dumps(document() | {"normalizer": normalizer}).encode(), [], [])
     assert engine.encode("\ufb01", True, "nothing") == engine.encode("fi", True, "nothing")
 
 

@@ -153,12 +153,12 @@ def _fill_up(entries: dict[str, Any], tokenizer: Tokenizer, rows: int) -> None:
         if types[number] != TokenType.UNKNOWN:
             tokens[number], types[number] = text, TokenType.CONTROL
     for token in tokenizer.listed_tokens:
-        number = tokenizer.token_id(token.content)
-        if number is not None and number not in tokenizer.special_tokens.values():
+        place = tokenizer.token_id(token.content)
+        if place is not None and place not in tokenizer.special_tokens.values():
             # llama.cpp finds it in the text as it is
             is_spelled = "scores" in entries
-            tokens[number] = token.content.replace(SPACE, " ") if is_spelled else token.content
-            types[number] = TokenType.USER_DEFINED
+            tokens[place] = token.content.replace(SPACE, " ") if is_spelled else token.content
+            types[place] = TokenType.USER_DEFINED
 
 
 def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:

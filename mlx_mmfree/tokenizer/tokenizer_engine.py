@@ -36,8 +36,8 @@ class Description:
 
 
 Added = tuple[str, bool, bool, bool, bool, bool]
-"""A token that another file lists: its text, and whether it is special, takes in spaces to its left and to
-its right, counts only between words, and is found after normalization."""
+"""A token that another file lists: its text, and whether it is special, takes in spaces to its left and
+to its right, counts only between words, and is found after normalization."""
 
 
 class TokenizerEngine:
@@ -214,6 +214,7 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
     """Reads a vocabulary, `("read", arguments)`, or encodes a text, `("encode", arguments)`."""
     name, arguments = request
     if name == "read":
-        _engines[:] = [TokenizerEngine(*arguments, is_alone=True)]
+        data, listed, roles = arguments
+        _engines[:] = [TokenizerEngine(data, listed, roles, is_alone=True)]
         return {"ids": _engines[0].ids(), **asdict(_engines[0].description)}
     return {"ids": _engines[0].encode(*arguments)}

@@ -180,7 +180,7 @@ def read(service: Service, body: ChatRequest) -> tuple[ServedModel, Prompt, Call
 
 def _check(body: ChatRequest) -> None:
     """Refuses parameters that do not go together, or that are not offered."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError(
             "[request] 'top_logprobs' must come with 'logprobs' but came alone.",
             param="top_logprobs",

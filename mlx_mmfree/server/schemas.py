@@ -40,6 +40,8 @@ class Body(pydantic.BaseModel):
         neutral: Names that other servers know, with the values that ask for nothing. Any other value
             is refused by name.
         hints: Names that clients send for a server's own use, and that no answer depends on.
+        unread: Names that clients add, and that change no answer whatever they hold.
+        empty: Names that say nothing where they hold nothing, and are unknown otherwise.
     """
 
     model_config = pydantic.ConfigDict(
@@ -48,6 +50,8 @@ class Body(pydantic.BaseModel):
 
     neutral: ClassVar[Mapping[str, Sequence[Any]]] = {}
     hints: ClassVar[frozenset[str]] = HINTS
+    unread: ClassVar[frozenset[str]] = frozenset()
+    empty: ClassVar[frozenset[str]] = frozenset()
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -55,7 +59,11 @@ class Body(pydantic.BaseModel):
         # as in OpenAI's interface, null is the same as nothing
         if not isinstance(value, dict):
             return value
-        return {name: item for name, item in value.items() if item is not None}
+        return {
+            name: item
+            for name, item in value.items()
+            if item is not None and name not in cls.unread and (item or name not in cls.empty)
+        }
 
 
 @cache
@@ -111,7 +119,9 @@ def checked(kind: type[B], values: Mapping[str, Any]) -> B:
 
 
 def _is_one_of(value: Any, allowed: Sequence[Any]) -> bool:
-    return any(value == other and type(value) is type(other) for other in allowed)
+    return any(
+        value == other and isinstance(value, bool) is isinstance(other, bool) for other in allowed
+    )
 
 
 def _unsupported(name: str, allowed: Sequence[Any]) -> RequestError:
@@ -213,7 +223,53 @@ class StreamOptions(Body):
     include_obfuscation: bool = False
 
 
-Bias = Annotated[float, Field(ge=-100, le=100)]
+def number(low: float, high: float, *, above: bool = False) -> pydantic.BeforeValidator:
+    """Takes a number of a range; with `above`, the lower bound is no part of it."""
+    bounds = f"above {low:g} and at most {high:g}" if above else f"from {low:g} to {high:g}"
+
+    def check(value: Any) -> Any:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high or (above and value == low):
+            raise ValueError(f"must be a number {bounds}")
+        return float(value)
+
+    return pydantic.BeforeValidator(check)
+
+
+def whole(
+    low: int, high: int | None = None, *, none: int | None = None, same: int | None = None
+) -> pydantic.BeforeValidator:
+    """Takes a whole number of a range, which may be written as 20.0.
+
+    Args:
+        low, high: The range; without `high`, all numbers from `low` on.
+        none: A number that means that none is given.
+        same: What such a number is the same as, if it is a number.
+    """
+    bounds = f"of at least {low:,}" if high is None else f"from {low:,} to {high:,}"
+
+    def check(value: Any) -> Any:
+        found = _as_whole(value)
+        if found is not None and found == none:
+            return same
+        if found is None or found < low or (high is not None and found > high):
+            raise ValueError(f"must be a whole number {bounds}")
+        return found
+
+    return pydantic.BeforeValidator(check)
+
+
+def _as_whole(value: Any) -> int | None:
+    """The whole number that a value is, however JSON writes it; `None` if it is none."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+Tokens = Annotated[int | None, whole(1, none=-1)]
+"""A limit of tokens; -1 is none, as other servers read it."""
+TopK = Annotated[int | None, whole(0, 1_000_000, none=-1, same=0)]
+TopP = Annotated[float | None, number(0, 1)]
 
 
 User = Annotated[str, Field(max_length=64)]
@@ -226,26 +282,26 @@ class TextRequest(Body):
     neutral: ClassVar[Mapping[str, Any]] = {"store": (False,)}
 
     model: str | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    repetition_context_size: Annotated[int, Field(ge=1, le=4096)] = 20
-    logit_bias: Annotated[dict[int, Bias], pydantic.BeforeValidator(_biases)] = Field(
-        default_factory=dict
-    )
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
-    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    min_tokens_to_keep: Annotated[int | None, Field(ge=1, le=1000)] = None
-    n: Annotated[int, Field(ge=1, le=128)] = 1
-    seed: Annotated[int | None, Field(ge=-_INT64, lt=2 * _INT64)] = None
+    frequency_penalty: Annotated[float, number(-2, 2)] = 0.0
+    presence_penalty: Annotated[float, number(-2, 2)] = 0.0
+    repetition_penalty: Annotated[float, number(0, 10, above=True)] = 1.0
+    repetition_context_size: Annotated[int, whole(1, 4096)] = 20
+    logit_bias: Annotated[
+        dict[int, Annotated[float, number(-100, 100)]], pydantic.BeforeValidator(_biases)
+    ] = Field(default_factory=dict)
+    max_tokens: Tokens = None
+    min_p: Annotated[float | None, number(0, 1)] = None
+    min_tokens_to_keep: Annotated[int | None, whole(1, 1000)] = None
+    n: Annotated[int, whole(1, 128)] = 1
+    seed: Annotated[int | None, whole(-_INT64, 2 * _INT64 - 1)] = None
     stop: Annotated[list[str], pydantic.BeforeValidator(stop_strings)] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_k: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
-    xtc_probability: Annotated[float | None, Field(ge=0, le=1)] = None
-    xtc_threshold: Annotated[float | None, Field(ge=0, le=0.5)] = None
+    temperature: Annotated[float | None, number(0, 2)] = None
+    top_k: TopK = None
+    top_p: TopP = None
+    xtc_probability: Annotated[float | None, number(0, 1)] = None
+    xtc_threshold: Annotated[float | None, number(0, 0.5)] = None
     user: User = ""
 
 
@@ -254,21 +310,24 @@ Prompts = list[str] | list[list[int]]
 
 def prompts(value: Any) -> Any:
     """One prompt or several, each a text or a list of token ids, as a list of prompts."""
-    if isinstance(value, str) or (isinstance(value, list) and value and all(map(_is_whole, value))):
+    if isinstance(value, str) or (value and _ids(value) is not None):
         value = [value]
-    are_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
-    are_ids = isinstance(value, list) and all(
-        isinstance(ids, list) and all(map(_is_whole, ids)) for ids in value
-    )
-    if not value or not (are_texts or are_ids):
+    found = value if isinstance(value, list) else []
+    if not all(isinstance(text, str) for text in found):
+        found = [ids for each in found if (ids := _ids(each)) is not None]
+    if not found or len(found) < len(value):
         raise ValueError("must be a text, a list of token ids, or a list of one of them")
-    if not all(value):
+    if not all(found):
         raise ValueError("must hold no empty prompt")
-    return value
+    return found
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _ids(value: Any) -> list[int] | None:
+    """A list of token ids; `None` if the value is none."""
+    if not isinstance(value, list):
+        return None
+    ids = [number for each in value if (number := _as_whole(each)) is not None]
+    return ids if len(ids) == len(value) else None
 
 
 class CompletionRequest(TextRequest):
@@ -282,7 +341,7 @@ class CompletionRequest(TextRequest):
     }
 
     prompt: Annotated[Prompts, pydantic.PlainValidator(prompts)]
-    logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    logprobs: Annotated[int | None, whole(0, MAX_TOP_LOGPROBS)] = None
 
 
 class EmbeddingRequest(Body):
@@ -291,7 +350,7 @@ class EmbeddingRequest(Body):
     input: Annotated[Prompts, pydantic.PlainValidator(prompts)]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Annotated[int | None, Field(ge=1)] = None
+    dimensions: Annotated[int | None, whole(1)] = None
     prompt_name: str | None = None
     user: User = ""
 
@@ -299,81 +358,161 @@ class EmbeddingRequest(Body):
 MAX_MESSAGES = 10_000
 MAX_TOOLS, _MAX_TOOL_CHARACTERS = 128, 1_000_000
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize", "self")
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 Strict = Literal[False] | None
 """Whether calls must follow their schema to the letter, which none is held to here."""
 
 
-def _content(value: Any) -> Any:
-    """The text of a message, which may come in parts."""
+def joined(texts: Iterable[str]) -> str:
+    """The texts as one, with a line break between two that would run into each other."""
+    whole: list[str] = []
+    for text in filter(None, texts):
+        whole += ["\n", text] if whole and not whole[-1][-1].isspace() else [text]
+    return "".join(whole)
+
+
+WAY_OUT = "describe it in words, or leave it out"
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a message, which may come in parts."""
     if isinstance(value, str):
-        return value
-    is_text = isinstance(value, list) and all(
-        isinstance(part, dict)
-        and part.keys() == {"type", "text"}
-        and part["type"] == "text"
-        and isinstance(part["text"], str)
-        for part in value
-    )
-    if not is_text:
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of parts of type 'text'")
+    return [_text_of(part) for part in value]
+
+
+def _text_of(part: Any) -> str:
+    names = {"text": "text", "refusal": "refusal"}
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in names:
         raise ValueError(
-            "must be a text or a list of parts of type 'text', the only one read here,"
+            "must be a text or a list of parts of type 'text', the only one read here (models here read "
+            f"no pictures and no files: {WAY_OUT}),"
         )
-    return "".join(part["text"] for part in value)
+    text, others = part.get(names[kind]), part.keys() - {"type", names[kind], *_UNREAD}
+    if not isinstance(text, str) or others:
+        raise ValueError(f"must have parts of type {kind!r} with a {names[kind]!r} and no more")
+    return text
 
 
-def call_arguments(value: Any) -> Any:
-    """The arguments of an earlier call, which come as the text of a JSON object."""
-    try:
-        parsed = parse_json(value.encode()) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError(f"must be the text of a JSON object: it {error},") from error
-    if not isinstance(parsed, dict):
-        raise ValueError("must be the text of a JSON object")
-    return parsed
+_LONGEST_LABEL = 80
 
 
-def _without_nothing(value: Any) -> Any:
-    """The message without what clients add to an answer that they send back, where it is empty."""
-    if not isinstance(value, dict):
+def result_text(value: Any) -> Any:
+    """The text of a tool's result, of any interface. What is no text becomes a line that says so."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+        raise ValueError("must be a text or a list of parts")
+    return "\n".join(map(_result_line, value))
+
+
+def _result_line(part: dict[str, Any]) -> str:
+    if isinstance(text := part.get("text"), str):
+        return text
+    kind = str(part.get("type", "part"))
+    is_picture = "image" in kind
+    label = "" if is_picture else _label(part)
+    what = (
+        "picture" if is_picture else "document" if kind in _DOCUMENTS else f"part of type {kind!r}"
+    )
+    return f"[A {what[:_LONGEST_LABEL]}{label} was left out: this model reads text alone.]"
+
+
+_DOCUMENTS = ("document", "file", "input_file")
+
+
+def _label(part: dict[str, Any]) -> str:
+    """The name of a document, if it has one."""
+    held = part["file"] if isinstance(part.get("file"), dict) else part
+    name = held.get("filename") or held.get("title")
+    return f" {' '.join(name.split())[:_LONGEST_LABEL]!r}" if isinstance(name, str) else ""
+
+
+Arguments = dict[str, Any] | str
+"""The arguments of an earlier call; a text, as it came, where that is no JSON object."""
+
+
+def call_arguments(value: Any) -> Arguments:
+    """The arguments of an earlier call. Broken ones stay as they came, so that no loop ends by them."""
+    if isinstance(value, dict):
         return value
-    empty = ("annotations", "audio", "function_call", "refusal", "tool_calls")
-    return {name: item for name, item in value.items() if not (name in empty and item == [])}
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        parsed = parse_json(text.encode("utf-8", "surrogatepass")) if text.strip() else None
+    except ValueError:
+        return text
+    if parsed is None:
+        return {}
+    return parsed if isinstance(parsed, dict) else text
+
+
+_UNREAD = frozenset({"cache_control", "provider_specific_fields"})
+"""Names that clients add to any part of a chat, and that change no answer."""
+
+
+def _reasoning_text(value: Any) -> Any:
+    """The text of reasoning that comes as a list of blocks."""
+    if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
+        return value
+    texts = (block.get("thinking") or block.get("text") for block in value)
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 class CalledFunction(Body):
     """The call that an answer asked for."""
 
+    unread: ClassVar[frozenset[str]] = _UNREAD | {"parsed_arguments"}
+
     name: str
-    arguments: Annotated[dict[str, Any], pydantic.BeforeValidator(call_arguments)]
+    arguments: Annotated[Arguments, pydantic.PlainValidator(call_arguments)] = Field(
+        default_factory=dict
+    )
 
 
 class Call(Body):
     """A call that an earlier answer asked for."""
 
+    # the number is that of a call in a stream, which some clients keep
+    unread: ClassVar[frozenset[str]] = _UNREAD | {"index"}
+
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    # the number that a call has in a stream, which some clients keep
-    index: int | None = None
 
 
 class Message(Body):
     """One message of a conversation."""
 
+    unread: ClassVar[frozenset[str]] = _UNREAD | {"annotations", "parsed"}
+    empty: ClassVar[frozenset[str]] = frozenset({"audio", "function_call", "images", "tool_calls"})
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, pydantic.BeforeValidator(_content)] = None
+    content: str | None = None
+    refusal: str = ""
     name: str | None = None
     reasoning_content: str | None = None
-    # other servers' names for the thoughts of an answer that a client sends back
+    # other servers' names for the reasoning of an answer that a client sends back
     reasoning: str | None = None
     thinking: str | None = None
+    thinking_blocks: Annotated[str, pydantic.BeforeValidator(_reasoning_text)] = ""
+    reasoning_details: Annotated[str, pydantic.BeforeValidator(_reasoning_text)] = ""
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
 
+    @pydantic.field_validator("content", mode="before")
+    @classmethod
+    def _read_content(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        role = info.data.get("role")
+        if role == "tool":
+            return result_text(value)
+        return "".join(_texts(value)) if role == "assistant" else joined(_texts(value))
+
     @pydantic.model_validator(mode="after")
     def _has_content(self) -> "Message":
-        if self.content is None and self.tool_calls is None:
+        if self.content is None and self.role not in ("assistant", "tool"):
             raise ValueError("must have a 'content'")
         if self.tool_calls is not None and self.role != "assistant":
             raise ValueError("must have 'tool_calls' only where its role is 'assistant'")
@@ -382,24 +521,19 @@ class Message(Body):
     @property
     def text(self) -> str:
         """The text."""
-        return self.content or ""
+        return (self.content or "") + self.refusal
 
     @property
     def thought(self) -> str:
-        """The thought before that, under whichever name it came."""
-        return self.reasoning_content or self.reasoning or self.thinking or ""
-
-    def for_template(self) -> dict[str, Any]:
-        """The message as chat templates read it, in which a developer speaks as the system."""
-        values = self.model_dump(exclude_none=True)
-        for call in values.get("tool_calls", ()):
-            call.pop("index", None)
-        values.setdefault("content", "")
-        return values | {"role": "system" if self.role == "developer" else self.role}
+        """The reasoning before that, under whichever name it came."""
+        names = (self.reasoning_content, self.reasoning, self.thinking)
+        return next(filter(None, (*names, self.thinking_blocks, self.reasoning_details)), "")
 
 
 class Function(Body):
     """A function that an answer may ask to call."""
+
+    unread: ClassVar[frozenset[str]] = _UNREAD
 
     name: Name
     description: str = ""
@@ -409,6 +543,8 @@ class Function(Body):
 
 class Tool(Body):
     """A tool that an answer may ask for."""
+
+    unread: ClassVar[frozenset[str]] = _UNREAD
 
     type: Literal["function"]
     function: Function
@@ -483,7 +619,7 @@ class ChatRequest(TextRequest):
         **TextRequest.neutral,
         "audio": (),
         "function_call": (),
-        "functions": (),
+        "functions": ([],),
         "modalities": (["text"],),
         "prediction": (),
         "verbosity": (),
@@ -491,7 +627,7 @@ class ChatRequest(TextRequest):
     }
 
     messages: Annotated[
-        list[Annotated[Message, pydantic.BeforeValidator(_without_nothing)]],
+        list[Message],
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     chat_template_kwargs: Annotated[dict[str, Any], pydantic.BeforeValidator(_variables)] = Field(
@@ -500,16 +636,26 @@ class ChatRequest(TextRequest):
     continue_final_message: bool = False
     enable_thinking: bool | None = None
     logprobs: bool = False
-    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    max_completion_tokens: Tokens = None
     parallel_tool_calls: bool = True
-    reasoning_budget: Annotated[int | None, Field(ge=0)] = None
+    reasoning_budget: Annotated[int | None, whole(0)] = None
     reasoning_effort: Effort | None = None
     response_format: ResponseFormat | None = None
     tool_choice: Annotated[str | ChosenTool, pydantic.BeforeValidator(_tool_choice)] = "auto"
     tools: Annotated[
         list[Tool], Field(max_length=MAX_TOOLS), pydantic.BeforeValidator(checked_tools)
     ] = Field(default_factory=list)
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
+    top_logprobs: Annotated[int | None, whole(0, MAX_TOP_LOGPROBS)] = None
+    _origins: Sequence[str] = pydantic.PrivateAttr(default=())
+
+    def from_origins(self, origins: Sequence[str]) -> "ChatRequest":
+        """The same request, which knows by which names another interface has its messages."""
+        self._origins = origins
+        return self
+
+    def origin(self, number: int) -> str:
+        """The name of a message in the request that it came in."""
+        return self._origins[number] if self._origins else f"messages[{number}]"
 
     @property
     def variables(self) -> dict[str, Any]:

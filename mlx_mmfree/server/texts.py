@@ -9,14 +9,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import MMFreeError, shown_path
+from ..errors import MMFreeError, UsageError, shown_path
 from ..generation import LogitsProcessor, Sampler, make_processors, make_sampler
 from ..generation.decode import TextEnd, end_tokens, prompt_tokens
 from ..generation.scheduling import Request
 from ..generation.thoughts import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
+from .conversation import CallRules, arrangements, call_rules, turns_of
 from .errors import RequestError
 from .schemas import ChatRequest, Message, TextRequest
 from .settings import Sampling, ServedModel, Settings
+from .tool_calls.call_forms import USUAL_FORM
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,11 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
     template = tokenizer.chat_template_source(tools=bool(body.offered))
     thoughts = thought_tags(template)
     begun = body.messages[-1] if body.continue_final_message else None
-    before = body.messages if begun is None else body.messages[:-1]
-    messages = [with_thoughts(message.for_template(), template) for message in before]
     names = dict(settings.template_variables) | body.variables
     if body.offered:
         names["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     try:
-        chat = tokenizer.render_chat(messages, **names)
+        messages, chat = _rendered(served, body, template, names)
         most = most_tokens(served, settings)
         check_size(served, [chat.text], most, "the conversation with its answer")
         tokens = chat.ids()
@@ -126,6 +126,64 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
         raise
     except (ValueError, MMFreeError) as error:
         raise RequestError(_of_request(served, error), param="messages") from error
+
+
+Messages = list[dict[str, Any]]
+
+
+def _rendered(
+    served: ServedModel, body: ChatRequest, template: str, names: dict[str, Any]
+) -> tuple[Messages, Any]:
+    """The messages of a conversation in the first arrangement that its template takes, and their text.
+
+    Raises:
+        RequestError: It takes none.
+        MMFreeError: The template is faulty.
+    """
+    tokenizer = served.tokenizer
+    before = body.messages[:-1] if body.continue_final_message else body.messages
+    turns = turns_of(before)
+    rules = CallRules(USUAL_FORM)
+    if any(turn.calls or turn.call is not None for turn in turns):
+        rules = call_rules(tokenizer, bool(body.offered))
+    refused: UsageError | None = None
+    for arrangement in arrangements(turns, rules):
+        messages = [with_thoughts(message, template) for _, message in arrangement]
+        try:
+            chat = tokenizer.render_chat(messages, **names)
+        except UsageError as error:
+            refused = error
+            continue
+        if _has_instructions(chat.text, messages):
+            return messages, chat
+    assert refused is not None
+    number = _refused(tokenizer, messages, names)
+    origin = body.origin(arrangement[number][0])
+    raise RequestError(f"{refused} It refuses {origin!r}.", param=origin) from refused
+
+
+def _has_instructions(text: str, messages: Messages) -> bool:
+    """Whether a template has written all messages of the system, and not the first one alone."""
+    place = 0
+    for message in messages[1:]:
+        if message["role"] == "system":
+            place = text.find(message["content"].strip(), place)
+            if place < 0:
+                return False
+    return True
+
+
+def _refused(tokenizer: Any, messages: Messages, names: dict[str, Any]) -> int:
+    """The number of a message before which a template takes a conversation, and after which not."""
+    taken, refused = 0, len(messages)
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        try:
+            tokenizer.render_chat(messages[:middle], **names)
+            taken = middle
+        except UsageError:
+            refused = middle
+    return taken
 
 
 def _begun(
@@ -294,6 +352,9 @@ def _choice(
     values = {
         name: getattr(defaults, name) if value is None else value for name, value in given.items()
     }
+    if values["top_p"] == 0:
+        # no other token is within the smallest part
+        values |= {"temperature": 0.0, "top_p": 1.0}
     line_break = served.tokenizer.encode("\n", add_special_tokens=False)
     sampler = make_sampler(
         temp=values.pop("temperature"), xtc_special_tokens=[*line_break, *end], **values

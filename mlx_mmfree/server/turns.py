@@ -1,11 +1,11 @@
-"""The common part of dialects with items and blocks: typed parts, and turns of a chat."""
+"""The common part of dialects with items and blocks: typed parts, and messages of a chat."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from .schemas import Body
+from .schemas import Body, joined
 
 
 class Tagged(Body):
@@ -42,24 +42,30 @@ class Tagged(Body):
 
 
 class Turns:
-    """Collects the messages of a chat.
-
-    Chat templates want one message of the system, at the beginning, and turns that alternate. So all
-    instructions before the first turn are one message, later ones are told as the user's, and what one
-    side says in several parts is one turn.
+    """Collects the messages of a chat from the blocks or items of another interface.
 
     Attributes:
         messages: Those so far, as `ChatRequest` has them.
+        origins: The name of each in the request.
     """
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._functions: dict[str, str] = {}
+        self.origins: list[str] = []
+        self._origin = ""
+        # which part of the request each message and the next one come from
+        self._parts: list[int] = []
+        self._part = 0
+
+    def at(self, origin: str) -> "Turns":
+        """The same, for what a part of the request holds."""
+        self._origin = origin
+        self._part += 1
+        return self
 
     def instruct(self, text: str) -> None:
         """Takes an instruction."""
-        has_begun = any(message["role"] != "system" for message in self.messages)
-        self._add("user" if has_begun else "system", text)
+        self._add("system", text)
 
     def ask(self, text: str) -> None:
         """Takes words of the user."""
@@ -67,33 +73,44 @@ class Turns:
 
     def result(self, call: str, text: str) -> None:
         """Takes what a tool has answered to a call."""
-        message = {"role": "tool", "tool_call_id": call, "content": text}
-        if call in self._functions:
-            message["name"] = self._functions[call]
-        self.messages.append(message)
+        self._begin({"role": "tool", "tool_call_id": call, "content": text})
 
     def say(self, text: str) -> None:
         """Takes words of an earlier answer."""
-        self._answer()["content"] += text
+        last = self._last
+        answer = self._answer(is_new="tool_calls" not in last and bool(last["content"]))
+        answer["content"] += text
 
     def think(self, text: str) -> None:
-        """Takes a thought of an earlier answer."""
-        answer = self._answer()
-        answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+        """Takes reasoning of an earlier answer."""
+        if text:
+            last = self._last
+            answer = self._answer(is_new="tool_calls" in last or bool(last["content"]))
+            answer["reasoning_content"] = answer.get("reasoning_content", "") + text
 
-    def call(self, call: str, name: str, arguments: dict[str, Any]) -> None:
+    def call(self, call: str, name: str, arguments: Any) -> None:
         """Takes a call that an earlier answer asked for."""
-        self._functions[call] = name
         function = {"name": name, "arguments": arguments}
-        self._answer().setdefault("tool_calls", []).append({"id": call, "function": function})
+        calls = self._answer().setdefault("tool_calls", [])
+        calls.append({"id": call, "function": function})
 
-    def _answer(self) -> dict[str, Any]:
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append({"role": "assistant", "content": ""})
+    @property
+    def _last(self) -> dict[str, Any]:
+        return self.messages[-1] if self.messages else {"role": "", "content": ""}
+
+    def _answer(self, is_new: bool = False) -> dict[str, Any]:
+        """The answer that goes on, or another one; parts of one message stay together."""
+        if self._last["role"] != "assistant" or (is_new and self._parts[-1] != self._part):
+            self._begin({"role": "assistant", "content": ""})
         return self.messages[-1]
 
     def _add(self, role: str, text: str) -> None:
-        if self.messages and self.messages[-1]["role"] == role:
-            self.messages[-1]["content"] += f"\n{text}"
+        if self._last["role"] == role and self._parts[-1] == self._part:
+            self.messages[-1]["content"] = joined([self.messages[-1]["content"], text])
         else:
-            self.messages.append({"role": role, "content": text})
+            self._begin({"role": role, "content": text})
+
+    def _begin(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        self.origins.append(self._origin)
+        self._parts.append(self._part)

@@ -1,7 +1,7 @@
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,15 @@ CALLING = """{%- if tools %}{{ tools | tojson }}
 {{- '</tool_call>' }}{% endfor %}{{ '<|eot_id|>' }}{%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"""
 LOOK = '<tool_call>{"name": "look_up", "arguments": {"word": "fox"}}</tool_call><|eot_id|>'
+
+
+def as_templates_read(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The messages of a chat as a template gets them first."""
+    from mlx_mmfree.server.conversation import CallRules, arrangements, turns_of
+    from mlx_mmfree.server.tool_calls.call_forms import USUAL_FORM
+
+    first = next(arrangements(turns_of(messages), CallRules(USUAL_FORM)))
+    return [message for _, message in first]
 
 
 class Dictated:

@@ -259,14 +259,14 @@ def test_tools_reach_a_template_that_knows_them(start: Callable[..., Any], tmp_p
     with start(ServedModel("qwen", model, tokenizer)) as client:
         answer = chat(client, model="qwen", tools=TOOLS, messages=messages)
         without = chat(client, model="qwen", messages=messages)
-        wrong = [*USER, {**messages[1], "tool_calls": [called | {"function": {"name": "x"}}]}]
+        wrong = [*USER, {**messages[1], "tool_calls": [called | {"function": {}}]}]
         error = refusal(client, model="qwen", messages=wrong)
     as_read = [{**messages[1], "content": "", "tool_calls": [called | {}]}]
     as_read[0]["tool_calls"][0]["function"] = {"name": "look_up", "arguments": {"word": "fox"}}
     ids = tokenizer.apply_chat_template([USER[0], *as_read, messages[2]], tools=TOOLS)
     assert answer["usage"]["prompt_tokens"] == len(ids)
     assert without["usage"]["prompt_tokens"] < len(ids)
-    assert error["param"] == "messages[1].tool_calls[0].function.arguments"
+    assert error["param"] == "messages[1].tool_calls[0].function.name"
 
 
 def test_thoughts_come_under_each_name(start: Callable[..., Any], tmp_path: Path) -> None:

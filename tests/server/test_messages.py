@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.server.bodies.messages import MessagesRequest
 from mlx_mmfree.server.messages import VERSIONS
 from mlx_mmfree.server.schemas import HINTS
-from tests.server.conftest import LOOK, Dictated, with_template
+from tests.server.conftest import LOOK, Dictated, as_templates_read, with_template
 
 pytestmark = pytest.mark.serve
 
@@ -170,11 +170,12 @@ def test_the_turns_that_a_template_gets() -> None:
         }
     )
     chat = body.as_chat()
-    turns = [message.for_template() for message in chat.messages]
+    turns = as_templates_read(chat.messages)
     function = {"name": "look_up", "arguments": {"word": "fox"}}
     assert turns == [
         {"role": "system", "content": "Be\nbrief."},
-        {"role": "user", "content": "What is a fox?\nNow be long."},
+        {"role": "user", "content": "What is a fox?"},
+        {"role": "system", "content": "Now be long."},
         {
             "role": "assistant",
             "content": "I look.",

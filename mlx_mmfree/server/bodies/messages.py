@@ -20,12 +20,12 @@ class ContentBlock(Tagged):
         "text": "text cache_control? citations?",
         "thinking": "thinking signature? cache_control?",
         "redacted_thinking": "data",
-        "tool_use": "id name input cache_control? caller?",
+        "tool_use": "id name input? cache_control? caller?",
         "tool_result": "tool_use_id content? is_error? cache_control?",
     }
     refused: ClassVar[Mapping[str, str]] = {
-        "image": "models here read no pictures",
-        "document": "models here read no documents but text",
+        "image": f"models here read no pictures: {schemas.WAY_OUT}",
+        "document": f"models here read no documents but text: {schemas.WAY_OUT}",
         "container_upload": "this server runs no code",
         "server_tool_use": "this server runs no tools",
         "web_search_tool_result": "this server runs no tools",
@@ -37,9 +37,9 @@ class ContentBlock(Tagged):
     data: str = ""
     id: str = ""
     name: str = ""
-    input: dict[str, Any] = Field(default_factory=dict)
+    input: Any = None
     tool_use_id: str = ""
-    content: Annotated[list["ContentBlock"], BeforeValidator(_blocks)] = Field(default_factory=list)
+    content: Annotated[str, BeforeValidator(schemas.result_text)] = ""
     is_error: bool = False
     # what changes no answer
     cache_control: Any = None
@@ -66,8 +66,6 @@ class Message(schemas.Body):
         for block in self.content:
             if block.type not in _ALLOWED[self.role]:
                 raise ValueError(f"must have no {block.type!r} where its role is {self.role!r}")
-            if any(part.type != "text" for part in block.content):
-                raise ValueError("must have nothing but text in a 'tool_result'")
         return self
 
     def add_to(self, turns: Turns) -> None:
@@ -85,7 +83,7 @@ class Message(schemas.Body):
                 case "tool_use":
                     turns.call(block.id, block.name, block.input)
                 case "tool_result":
-                    turns.result(block.tool_use_id, "\n".join(b.text for b in block.content))
+                    turns.result(block.tool_use_id, block.content)
 
 
 class Tool(schemas.Body):
@@ -135,7 +133,7 @@ class Thinking(schemas.Body):
     """Whether an answer begins with a thought, and how long that may be."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int | None, Field(ge=1)] = None
+    budget_tokens: Annotated[int | None, schemas.whole(1)] = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -197,14 +195,15 @@ class CountRequest(schemas.Body):
         Raises:
             RequestError: It asks for what no chat can.
         """
-        return schemas.checked(schemas.ChatRequest, self._values())
-
-    def _values(self) -> dict[str, Any]:
-        turns = Turns()
+        turns = Turns().at("system")
         for block in self.system:
             turns.instruct(block.text)
-        for message in self.messages:
-            message.add_to(turns)
+        for number, message in enumerate(self.messages):
+            message.add_to(turns.at(f"messages[{number}]"))
+        values = self._values() | {"messages": turns.messages}
+        return schemas.checked(schemas.ChatRequest, values).from_origins(turns.origins)
+
+    def _values(self) -> dict[str, Any]:
         variables: dict[str, Any] = {}
         if self.thinking is not None and self.thinking.type != "adaptive":
             variables["enable_thinking"] = self.thinking.type == "enabled"
@@ -212,7 +211,6 @@ class CountRequest(schemas.Body):
             variables["reasoning_effort"] = self.output_config.effort
         values: dict[str, Any] = {
             "model": self.model,
-            "messages": turns.messages,
             "chat_template_kwargs": variables,
             "tool_choice": self.tool_choice.as_chat(),
             "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
@@ -240,14 +238,14 @@ class CountRequest(schemas.Body):
 class MessagesRequest(CountRequest):
     """A request for the next answer of a conversation."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, schemas.whole(1)]
     stop_sequences: Annotated[list[str], BeforeValidator(schemas.stop_strings)] = Field(
         default_factory=list
     )
     stream: bool = False
-    temperature: Annotated[float | None, Field(ge=0, le=1)] = None
-    top_k: Annotated[int | None, Field(ge=0, le=1_000_000)] = None
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    temperature: Annotated[float | None, schemas.number(0, 1)] = None
+    top_k: schemas.TopK = None
+    top_p: schemas.TopP = None
 
     def _values(self) -> dict[str, Any]:
         names = ("max_tokens", "stream", "temperature", "top_k", "top_p")

@@ -31,9 +31,9 @@ class Part(Tagged):
         "text": "text",
     }
     refused: ClassVar[Mapping[str, str]] = {
-        "input_image": "models here read no pictures",
-        "input_file": "models here read no files",
-        "input_audio": "models here hear nothing",
+        "input_image": f"models here read no pictures: {schemas.WAY_OUT}",
+        "input_file": f"models here read no files: {schemas.WAY_OUT}",
+        "input_audio": f"models here hear nothing: {schemas.WAY_OUT}",
     }
 
     text: str = ""
@@ -58,7 +58,7 @@ class Item(Tagged):
     kinds: ClassVar[Mapping[str, str]] = {
         "message": f"role content phase? {_STATE}",
         "reasoning": f"summary? content? encrypted_content? {_STATE}",
-        "function_call": f"call_id name arguments namespace? {_STATE}",
+        "function_call": f"call_id name arguments? namespace? {_STATE}",
         "function_call_output": f"call_id output {_STATE}",
     }
 
@@ -68,10 +68,10 @@ class Item(Tagged):
     encrypted_content: str = ""
     call_id: str = ""
     name: str = ""
-    arguments: Annotated[dict[str, Any], BeforeValidator(schemas.call_arguments)] = Field(
+    arguments: Annotated[schemas.Arguments, PlainValidator(schemas.call_arguments)] = Field(
         default_factory=dict
     )
-    output: Parts = Field(default_factory=list)
+    output: Annotated[str, BeforeValidator(schemas.result_text)] = ""
     id: str = ""
     # what changes no answer
     status: str = ""
@@ -81,19 +81,20 @@ class Item(Tagged):
     def add_to(self, turns: Turns) -> None:
         """Adds it to the turns of a chat."""
         text = _joined(self.content)
+        asked = schemas.joined(part.text + part.refusal for part in self.content)
         match self.type, self.role:
             case "message", "assistant":
                 turns.say(text)
             case "message", "user":
-                turns.ask(text)
+                turns.ask(asked)
             case "message", _:
-                turns.instruct(text)
+                turns.instruct(asked)
             case "reasoning", _:
                 turns.think(text or _unsealed(self.encrypted_content) or _joined(self.summary))
             case "function_call", _:
                 turns.call(self.call_id, self.name, self.arguments)
             case "function_call_output", _:
-                turns.result(self.call_id, _joined(self.output))
+                turns.result(self.call_id, self.output)
 
 
 def _joined(parts: Sequence[Part]) -> str:
@@ -234,7 +235,7 @@ class ResponsesRequest(schemas.Body):
     ] = Field(default_factory=list)
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
     instructions: str | None = None
-    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
+    max_output_tokens: schemas.Tokens = None
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
         Field(max_length=16),
@@ -245,13 +246,13 @@ class ResponsesRequest(schemas.Body):
     store: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    temperature: Annotated[float | None, schemas.number(0, 2)] = None
     text: TextConfig = TextConfig()
     tool_choice: Annotated[str | dict[str, Any], PlainValidator(_tool_choice)] = "auto"
     tools: Annotated[
         list[FunctionTool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(_functions)
     ] = Field(default_factory=list)
-    top_p: Annotated[float | None, Field(gt=0, le=1)] = None
+    top_p: schemas.TopP = None
     user: schemas.User = ""
 
     def as_chat(self, before: Sequence[Item]) -> schemas.ChatRequest:
@@ -262,9 +263,10 @@ class ResponsesRequest(schemas.Body):
         """
         turns = Turns()
         if self.instructions is not None:
-            turns.instruct(self.instructions)
-        for item in [*before, *self.input]:
-            item.add_to(turns)
+            turns.at("instructions").instruct(self.instructions)
+        for number, item in enumerate([*before, *self.input], -len(before)):
+            origin = "previous_response_id" if number < 0 else f"input[{number}]"
+            item.add_to(turns.at(origin))
         names = ("model", "stream", "temperature", "top_p", "user", "tool_choice")
         values = {name: getattr(self, name) for name in (*names, "parallel_tool_calls")}
         values |= {"messages": turns.messages, "max_tokens": self.max_output_tokens}
@@ -280,7 +282,7 @@ class ResponsesRequest(schemas.Body):
             values["response_format"] = {"type": form.type} | (
                 {"json_schema": schema} if is_schema else {}
             )
-        return schemas.checked(schemas.ChatRequest, values)
+        return schemas.checked(schemas.ChatRequest, values).from_origins(turns.origins)
 
     def items(self) -> list[dict[str, Any]]:
         """Its own items, as they are kept and listed, each with a name of its own."""
@@ -306,9 +308,10 @@ def _listed(item: Item) -> dict[str, Any]:
     values["id"] = item.id or new_id(item.type)
     values.setdefault("status", "completed")
     if "arguments" in values:
-        values["arguments"] = json.dumps(item.arguments, ensure_ascii=False)
-    if "output" in values:
-        values["output"] = _joined(item.output)
+        is_text = isinstance(item.arguments, str)
+        values["arguments"] = (
+            item.arguments if is_text else json.dumps(item.arguments, ensure_ascii=False)
+        )
     if item.type == "message":
         kind = "output_text" if item.role == "assistant" else "input_text"
         texts = [part.text + part.refusal for part in item.content]

@@ -26,6 +26,10 @@ class CallForm:
     end: str
     argument: tuple[str, str] | None = None
 
+    def written(self, name: str, arguments: str) -> str:
+        """A call as the model writes it, with arguments as they are, whole or not."""
+        return f"{self.begin.replace('NAME', name)}{arguments}{self.end}"
+
     def rules(self, functions: readers.Functions, literal: Callable[[str], str]) -> str:
         """The rules, as Lark has them, that let a text be nothing but a call of some function.
 
@@ -91,6 +95,8 @@ _HERMES = CallForm(
     f'{_TAG[0]}\n{{"name": "NAME", "arguments": ',
     f"}}\n{_TAG[1]}",
 )
+USUAL_FORM = _HERMES
+"""The form of calls in a conversation with a model that was taught none."""
 _BARE = CallForm(readers.BareCalls, '{"name": "NAME", "parameters": ', "}")
 _MISTRAL_LIST = CallForm(readers.MistralCalls, '[TOOL_CALLS] [{"name": "NAME", "arguments": ', "}]")
 _MISTRAL = CallForm(readers.MistralCalls, "[TOOL_CALLS]NAME[ARGS]", "")

@@ -147,6 +147,56 @@ def test_what_asks_for_nothing_is_taken(client: Any) -> None:
         assert client.post(CHAT, json=body | each).status_code == 200
 
 
+def test_numbers_come_in_every_way_that_clients_write_them(client: Any) -> None:
+    same = [
+        (COMPLETIONS, {"prompt": [5.0, 6.0], "max_tokens": 2.0, "n": 1.0, "best_of": 1.0}),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 2, "top_k": -1, "seed": 3.0, "logprobs": 0.0}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": -1, "max_completion_tokens": 2}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 2, "max_completion_tokens": -1.0}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 2, "top_logprobs": 0, "functions": []}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2.0, "top_k": -1}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2.0, "store": False}),
+    ]
+    for path, body in same:
+        model = {} if path == COMPLETIONS else {"model": "chat"}
+        answer = client.post(path, json=model | body)
+        assert answer.status_code == 200, answer.text
+        usage = answer.json()["usage"]
+        assert usage.get("completion_tokens", usage.get("output_tokens")) <= 2
+    without = client.post("/v1/responses", json={"model": "chat", "input": "a"} | NO_LIMIT)
+    assert without.status_code == 200 and without.json()["max_output_tokens"] is None
+
+
+NO_LIMIT = {"max_output_tokens": -1, "store": False, "top_p": 0}
+
+
+def test_no_part_of_the_distribution_is_the_likeliest_token(client: Any) -> None:
+    texts = {
+        client.post(COMPLETIONS, json={"prompt": "The fox", "max_tokens": 8, **chosen}).json()[
+            "choices"
+        ][0]["text"]
+        for chosen in ({"top_p": 0}, {"top_p": 0.0, "temperature": 2}, {"temperature": 0})
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "bounds"),
+    [
+        ({"temperature": 3}, "a number from 0 to 2"),
+        ({"top_k": 20.5}, "a whole number from 0 to 1,000,000"),
+        ({"max_tokens": -2}, "a whole number of at least 1"),
+        ({"repetition_penalty": 0}, "a number above 0 and at most 10"),
+        ({"logit_bias": {"5": 101}}, "a number from -100 to 100"),
+    ],
+)
+def test_a_number_outside_its_range_is_refused_with_the_range(
+    client: Any, changes: dict[str, Any], bounds: str
+) -> None:
+    error = error_of(client.post(COMPLETIONS, json={"prompt": "a"} | changes), 400)
+    assert f"must be {bounds} but got" in error["message"]
+
+
 def test_hints_are_taken_and_named_once(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     hints = {
         "metadata": {"task": "a secret"},

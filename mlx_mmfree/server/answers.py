@@ -158,6 +158,10 @@ class Answer(ABC):
         """The events that a stream begins with."""
         return []
 
+    def waiting(self) -> list[Sent]:
+        """The events that tell a client that it still has to wait; none: a comment does."""
+        return []
+
     def closing(self) -> list[Sent]:
         """The events that a stream ends with."""
         return []

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -166,13 +167,15 @@ class Channel:
         self._deadline.cancel()
         self._leave(self)
 
-    async def begun(self) -> None:
-        """Waits until the model has taken the request.
+    async def begun(self, quiet_s: float | None = None) -> None:
+        """Waits until the model has taken the request, though no longer than some seconds.
 
         Raises:
             Exception: It has not, as its weights cannot be loaded, or what has ended the request before.
         """
-        await self.is_taken.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(quiet_s):
+                await self.is_taken.wait()
         if self._refusal is not None:
             raise self._refusal
 
@@ -209,8 +212,11 @@ class Channel:
         self._news.set()
         self.is_taken.set()
 
-    async def batches(self) -> AsyncIterator[list[tuple[int, Event]]]:
+    async def batches(self, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, Event]]]:
         """Yields all that has come, each time that something has, to the end of every text.
+
+        Args:
+            quiet_s: Seconds without anything after which an empty list is yielded; `None`: never.
 
         Raises:
             Exception: What has ended a text before its time.
@@ -225,7 +231,11 @@ class Channel:
                 return
             else:
                 self._news.clear()
-                await self._news.wait()
+                try:
+                    async with asyncio.timeout(quiet_s):
+                        await self._news.wait()
+                except TimeoutError:
+                    yield []
 
 
 def timeout_error(seconds: float) -> RequestError:

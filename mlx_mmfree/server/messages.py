@@ -50,7 +50,10 @@ class MessagesAnswer(Answer):
             "stop_sequence": None,
             "usage": usage,
         }
-        return [{"type": "message_start", "message": self._head | nothing}, {"type": "ping"}]
+        return [{"type": "message_start", "message": self._head | nothing}, *self.waiting()]
+
+    def waiting(self) -> list[Sent]:
+        return [{"type": "ping"}]
 
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
         return [_sent(change) for change in self._parts.add(events)]

@@ -65,10 +65,11 @@ class ResponsesAnswer(Answer):
 
     def opening(self) -> list[Sent]:
         response = self._response("in_progress", ())
-        return [
-            self._event(kind, response=response)
-            for kind in ("response.created", "response.in_progress")
-        ]
+        return [self._event("response.created", response=response), *self.waiting()]
+
+    def waiting(self) -> list[Sent]:
+        response = self._response("in_progress", self._parts.blocks.all)
+        return [self._event("response.in_progress", response=response)]
 
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
         changes = self._parts.add(events)
@@ -104,7 +105,8 @@ class ResponsesAnswer(Answer):
     def _response(self, status: str, blocks: Sequence[Block]) -> dict[str, Any]:
         """The response as it stands."""
         is_over = status != "in_progress"
-        output = [self._item(index, block, "incomplete") for index, block in enumerate(blocks)]
+        open_status = "incomplete" if is_over else status
+        output = [self._item(index, block, open_status) for index, block in enumerate(blocks)]
         usage = {
             "input_tokens": self.usage.prompt_tokens,
             "input_tokens_details": {

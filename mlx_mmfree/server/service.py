@@ -21,7 +21,15 @@ from .errors import RequestError, ending_error, failure
 from .kept import KeptResponses
 from .metrics import Metrics
 from .schemas import Body, checked_body
-from .settings import BODY_SECONDS, HELD_BODIES, LARGE_BODY_BYTES, Catalogue, ServedModel, Settings
+from .settings import (
+    BODY_SECONDS,
+    HELD_BODIES,
+    LARGE_BODY_BYTES,
+    QUIET_SECONDS,
+    Catalogue,
+    ServedModel,
+    Settings,
+)
 from .tool_calls.grammar import Grammar, Grammars, Lanes, Source
 
 
@@ -161,9 +169,15 @@ class EventStream(StreamingResponse):
 async def _events(channel: Channel, answer: Answer, end_seen: Seen) -> AsyncIterator[bytes]:
     try:
         yield _written(answer, answer.opening())
-        async for batch in channel.batches():
+        last = time.monotonic()
+        async for batch in channel.batches(QUIET_SECONDS / 10):
             if sent := answer.add(batch):
                 yield _written(answer, sent)
+            elif time.monotonic() - last >= QUIET_SECONDS:
+                yield _written(answer, answer.waiting()) or _COMMENT
+            else:
+                continue
+            last = time.monotonic()
         yield _written(answer, answer.closing()) + answer.last_line
         end_seen(None)
     except Exception as error:
@@ -172,6 +186,7 @@ async def _events(channel: Channel, answer: Answer, end_seen: Seen) -> AsyncIter
         yield _written(answer, answer.failed(failure(error)))
 
 
+_COMMENT = b": waiting\n\n"
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -382,7 +397,9 @@ class Service:
             stack.callback(channel.close)
             try:
                 # what fails by then has a status of its own
-                await while_connected(request, channel.begun() if is_stream else read())
+                await while_connected(
+                    request, channel.begun(QUIET_SECONDS) if is_stream else read()
+                )
             except Exception as error:
                 end_seen(error)
                 raise

@@ -25,6 +25,8 @@ HELD_BODIES = 8
 """How often the largest body may be held in memory."""
 HEAD_SECONDS = 20.0
 """Time in which the request line and the headers of a request must have come."""
+QUIET_SECONDS = 10.0
+"""Time after which a stream that has nothing to tell yet sends a sign of life."""
 UNREAD_SECONDS = 60.0
 """Time after which a client that reads nothing of its answer is left."""
 LINGER_SECONDS = 2.0

@@ -172,5 +172,9 @@ class UsageError(MMFreeError):
     """The arguments of a command do not fit together, or a variable of the environment is wrong."""
 
 
+class EffortError(UsageError):
+    """A chat template refuses an effort of thinking."""
+
+
 class ImageError(MMFreeError):
     """A picture is missing, damaged, too large, or in a format that is not read."""

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tokenizer,
             system_prompt=args.system_prompt,
             ignore_chat_template=args.ignore_chat_template,
-            variables=args.chat_template_args,
+            variables=prompts.template_variables(args),
         )
         with argument_errors():
             tokens = write.opening(prompt)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from ..errors import MMFreeError, UsageError, shown
 from .parts import loading, prompts
 from .parts.command import INTERRUPTED, CommandParser, argument_errors, command, with_flags
-from .parts.flags import add_sampling_flags, sampler_from
+from .parts.flags import add_sampling_flags, processors_from, sampler_from, settle_sampling
 from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, WordWrap
 
 if TYPE_CHECKING:
     from ..generation import Chat, GenerationResponse
     from ..generation.answer_parts import Part
-    from ..models import Decoder
 
 HELP = "talk with a model in the terminal"
 
@@ -39,6 +38,10 @@ SETTINGS = (
     "min-tokens-to-keep",
     "xtc-probability",
     "xtc-threshold",
+    "repetition-penalty",
+    "repetition-context-size",
+    "presence-penalty",
+    "frequency-penalty",
     "max-tokens",
     "seed",
 )
@@ -47,12 +50,8 @@ SETTINGS = (
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 
 
-class _Usual(float):
-    """The value of a flag that was not given."""
-
-
 # Small models soon repeat themselves without end if they always write the likeliest token.
-TEMPERATURE, TOP_P = _Usual(0.7), _Usual(0.9)
+TEMPERATURE, TOP_P = 0.7, 0.9
 
 
 def build_parser(prog: str = "mmfree chat", description: str | None = __doc__) -> CommandParser:
@@ -91,6 +90,7 @@ def talk(args: argparse.Namespace, prompt: str | None = None) -> int:
     with argument_errors():
         # bad values are refused before the model is loaded
         sampler_from(args, special_tokens=())
+        processors_from(args)
     bar = ReadingBar(args.prefill_step_size, "Reading")
     with (
         bar,
@@ -102,15 +102,17 @@ def talk(args: argparse.Namespace, prompt: str | None = None) -> int:
         with argument_errors():
             end = end_tokens(tokenizer, args.extra_eos_token)
         special = [*tokenizer.encode("\n", add_special_tokens=False), *end]
-        note = _take_recommended(args, model)
+        thinks = prompts.thinks(prompts.template_variables(args))
+        note = settle_sampling(args, model, tokenizer, thinks=thinks)
         chat = Chat(
             model,
             tokenizer,
             system_prompt=args.system_prompt,
             max_tokens=args.max_tokens,
             sampler=sampler_from(args, special),
+            processors=processors_from(args),
             extra_eos_tokens=end,
-            variables=args.chat_template_args,
+            variables=prompts.template_variables(args),
             prefill_step_size=args.prefill_step_size,
             prompt_progress_callback=bar,
             ngram_drafts=args.ngram_drafts,
@@ -121,6 +123,7 @@ def talk(args: argparse.Namespace, prompt: str | None = None) -> int:
             mx.random.seed(args.seed)
         terminal = Terminal(chat, args, special)
         if prompt is not None:
+            print(*([note] if note else ()), sep="\n", file=sys.stderr, end="\n" if note else "")
             return terminal.answer_alone(prompt)
         _print_wrapped(
             f"You are talking with {args.model or 'the model in the package'}. Type a message and press "
@@ -135,34 +138,6 @@ def talk(args: argparse.Namespace, prompt: str | None = None) -> int:
             )
         terminal.run()
     return 0
-
-
-def _take_recommended(args: argparse.Namespace, model: "Decoder") -> str:
-    """Takes what the makers of a model in few bits recommend for flags that were not given.
-
-    Returns:
-        A line that says so, empty if nothing was taken.
-    """
-    from ..layers.matrix import matrices
-    from ..models import architecture_of
-
-    found = architecture_of(model.config).few_bit_sampling
-    bits = [
-        getattr(each.layer, "bits", 2)
-        for each in matrices(model).values()
-        if each.is_packed and not each.is_ternary
-    ]
-    if found is None or min(bits, default=8) > 2:
-        return ""
-    recommended = dict(zip(("temp", "top_p"), found, strict=True))
-    taken = {
-        name: value
-        for name, value in recommended.items()
-        if isinstance(getattr(args, name), _Usual)
-    }
-    vars(args).update(taken)
-    words = " and ".join(f"--{name.replace('_', '-')} {value}" for name, value in taken.items())
-    return f"Sampling as the makers of this model recommend: {words}." if taken else ""
 
 
 class Terminal:
@@ -249,6 +224,7 @@ class Terminal:
             args = parser.parse_args(given, copy(self._args))
             with argument_errors():
                 sampler = sampler_from(args, self._special_tokens)
+                processors = processors_from(args)
         except UsageError as error:
             _print_wrapped(f"error: {with_flags(str(error), parser, given)}")
             return
@@ -256,6 +232,7 @@ class Terminal:
             mx.random.seed(args.seed)
         self._args = args
         self._chat.sampler, self._chat.max_tokens = sampler, args.max_tokens
+        self._chat.processors = processors
         print(f"{name} is now {getattr(args, _field(name))}.")
 
     def _answer(self, text: str) -> None:

@@ -11,7 +11,7 @@ from ..files.writing import new_file
 from .parts.command import CommandParser, argument_errors, check_writable, command
 from .parts.flags import add_json_flag, non_negative, positive, seed
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
-from .parts.prompts import add_template_args_flag
+from .parts.prompts import add_template_args_flag, template_variables
 
 if TYPE_CHECKING:
     from ..generation import Sampler
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             batch_size=args.batch_size,
             max_tokens=args.max_tokens,
             sampler=sampler,
-            template_variables=args.chat_template_args,
+            template_variables=template_variables(args),
         )
         found = evaluate_tasks(
             adapter,

@@ -19,6 +19,8 @@ from .parts.prompts import (
     given_prompt,
     max_token_count,
     read_prompts,
+    template_variables,
+    thinks,
 )
 from .parts.terminal import Interruption, ReadingBar
 
@@ -43,7 +45,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_prompt_flags(parser.add_argument_group("prompt"))
     choice = parser.add_argument_group("sampling")
     flags.add_sampling_flags(choice)
-    flags.add_penalty_flags(choice)
     end = parser.add_argument_group("end of the text")
     add_end_flags(end, max_tokens=100)
     end.add_argument(
@@ -114,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with argument_errors():
         # bad values are refused before the model is loaded
         flags.sampler_from(args, special_tokens=())
+        flags.processors_from(args)
         options = _options(args)
     prompts = _prompts(args)
     context_length = max(map(max_token_count, prompts)) + args.max_tokens + _cached_tokens(args)
@@ -130,13 +132,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             group=group,
         ) as (model, tokenizer),
     ):
+        note = flags.settle_sampling(
+            args, model, tokenizer, thinks=thinks(template_variables(args))
+        )
+        if note and args.verbose:
+            print(note, file=sys.stderr)
         with argument_errors():
             write = PromptWriter(
                 tokenizer,
                 system_prompt=args.system_prompt,
                 prefill_response=args.prefill_response,
                 ignore_chat_template=args.ignore_chat_template,
-                variables=args.chat_template_args,
+                variables=template_variables(args),
             )
             rows = _prompt_ids(args, write, model, tokenizer, prompts)
             options |= _model_options(args, model, tokenizer)
@@ -162,7 +169,6 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "stop": args.stop,
         "prefill_step_size": args.prefill_step_size,
-        "processors": flags.processors_from(args),
     }
 
 
@@ -230,6 +236,7 @@ def _model_options(
     options: dict[str, Any] = {
         "extra_eos_tokens": end,
         "sampler": flags.sampler_from(args, special_tokens=[*line_break, *end]),
+        "processors": flags.processors_from(args),
     }
     if args.prompt_cache_file is not None:
         options["state"] = load_prompt_cache(args.prompt_cache_file, model).state

@@ -200,6 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with argument_errors():
         # bad values are refused before the model is loaded
         flags.sampler_from(args, special_tokens=())
+        flags.processors_from(args)
     settings = _settings(args)
     each = flags_of_models(args)
     with _one(each[0]) if len(each) == 1 else _several(each) as (models, sessions, budget, note):
@@ -303,7 +304,8 @@ def _one(args: argparse.Namespace) -> Iterator[Offer]:
             end_tokens(tokenizer, args.extra_eos_token)
             draft = loading.draft_of(args, model, tokenizer)
         weights = Weights(served_models(args, model, tokenizer, sessions, draft))
-        yield [weights], sessions, None, "" if tokenizer.has_chat_template else _BASE_MODEL
+        note = "" if tokenizer.has_chat_template else _BASE_MODEL
+        yield [weights], sessions, None, note + _sampling_note(args, weights.models[0])
 
 
 @contextmanager
@@ -323,7 +325,21 @@ def _several(each: Sequence[argparse.Namespace]) -> Iterator[Offer]:
         nbytes = sum(one.need.weights_bytes for one in weights if one.need is not None)
         with loading.limited_memory(args, min(nbytes, budget)):
             keep_freed_memory()
-            yield weights, sessions, budget, _ON_DEMAND
+            notes = (
+                _sampling_note(own, one.models[0]) for own, one in zip(each, weights, strict=True)
+            )
+            yield weights, sessions, budget, _ON_DEMAND + "".join(notes)
+
+
+def _sampling_note(args: argparse.Namespace, served: "ServedModel") -> str:
+    """A line that says how texts are sampled where neither a request nor a flag does.
+
+    Raises:
+        CheckpointError: The model's files say it wrongly.
+    """
+    thinks = prompts.thinks(prompts.template_variables(args))
+    line = served.suggested(thinks).line(flags.given_sampling(args))
+    return f"{served.name}: {line}\n" if line else ""
 
 
 def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights":
@@ -405,8 +421,8 @@ def _settings(args: argparse.Namespace) -> "Settings":
         num_draft_tokens=args.num_draft_tokens,
         timeout_s=args.timeout,
         grace_s=args.grace,
-        sampling=Sampling(temperature=args.temp, seed=args.seed, **flags.filters_from(args)),
-        template_variables=args.chat_template_args or {},
+        sampling=Sampling(flags.given_sampling(args), args.seed),
+        template_variables=prompts.template_variables(args),
         reasoning_budget=args.reasoning_budget,
         extra_end=tuple(args.extra_eos_token),
         response_folder=None if args.session_dir is None else args.session_dir / "responses",

@@ -11,6 +11,9 @@ WEIGHTS_PATTERN = "model*.safetensors"
 
 TORCH_WEIGHTS_PATTERN = "pytorch_model*.bin"
 SCALES_FILE = "ternary_scales.safetensors"
+PACKING_FILE = "hadamard_packing.json"
+"""What says that float weights were rotated, see `hub.checkpoint.folded_weights`."""
+
 GGUF_SUFFIX = ".gguf"
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 TRANSLATION_FILES = ("source.spm", "target.spm", "vocab.json")
@@ -39,13 +42,14 @@ TOKENIZER_PATTERNS = (
     PROMPTS_FILE,
     SENTENCES_FILE,
 )
-WEIGHT_PATTERNS = (WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, SCALES_FILE)
+WEIGHT_PATTERNS = (WEIGHTS_FILE, "model-*-of-*.safetensors", INDEX_FILE, SCALES_FILE, PACKING_FILE)
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_FILE, PEFT_ADAPTER_FILE = "adapters.safetensors", "adapter_model.safetensors"
 ADAPTER_PATTERNS = (ADAPTER_CONFIG_FILE, ADAPTER_FILE)
 """The files of an adapter that lies beside the weights of its base model."""
 TORCH_PATTERNS = (
     *TOKENIZER_PATTERNS,
+    PACKING_FILE,
     TORCH_WEIGHTS_FILE,
     "pytorch_model-*-of-*.bin",
     TORCH_INDEX_FILE,

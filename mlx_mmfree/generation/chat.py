@@ -50,6 +50,7 @@ class Chat:
         system_prompt: What the model is told first; needs a chat template.
         max_tokens: How many tokens an answer has at most.
         sampler: Chooses tokens from logits.
+        processors: Change the logits before, such as penalties. They know the tokens of one turn.
         extra_eos_tokens: Ids or texts of tokens that end an answer beside the tokenizer's own.
         variables: Further names for the chat template.
         state: The state of an empty text; `None` is the model's own.
@@ -62,7 +63,7 @@ class Chat:
 
     Attributes:
         messages: The conversation so far, each with `role` and `content`.
-        max_tokens, sampler: As above; they may be changed between answers.
+        max_tokens, sampler, processors: As above; they may be changed between answers.
         turns: Number of answers so far.
         reader: Tells the thought of the answer that was begun last from its text.
 
@@ -87,6 +88,7 @@ class Chat:
         system_prompt: str | None = None,
         max_tokens: int = 256,
         sampler: Sampler = greedy,
+        processors: Sequence[LogitsProcessor] = (),
         extra_eos_tokens: Collection[int | str] = (),
         variables: Mapping[str, Any] | None = None,
         state: decode.State = None,
@@ -108,6 +110,7 @@ class Chat:
         self._first = [] if system_prompt is None else [_message("system", system_prompt)]
         self.max_tokens = max_tokens
         self.sampler = sampler
+        self.processors = processors
         self._end = decode.end_tokens(tokenizer, extra_eos_tokens)
         self._variables = dict(variables or {})
         self._start = _Mark("", model.init_state(1) if state is None else state, (), 0)
@@ -158,7 +161,7 @@ class Chat:
         self._marks = [mark]
         start = perf_counter()
         max_tokens = self.max_tokens
-        decoding = self._decoding(ids, mark.state, self._thinking(whole))
+        decoding = self._decoding(ids, mark.state, [*self.processors, *self._thinking(whole)])
         size = mark.size - len(mark.unread) + len(ids)
         asked = _Mark(whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size)
         del mark

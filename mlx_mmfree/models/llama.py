@@ -84,7 +84,7 @@ ARCHITECTURE = Architecture(
     transformers=_why_not_in_transformers,
     as_in_transformers=_as_in_transformers,
     gguf={
-        "llama": GGUFForm({"model_type": "llama"}, rotates_pairs=True),
+        "llama": GGUFForm({"model_type": "llama"}, rotates_pairs=True, may_be_rotated=True),
         "bitnet": GGUFForm(
             {"model_type": "llama", "architectures": ["BitnetForCausalLM"]},
             SUB_NORMS,

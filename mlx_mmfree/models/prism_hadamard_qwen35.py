@@ -61,5 +61,9 @@ ARCHITECTURE = replace(
         "modules": [{"path": "lm_head", "embedding": False, "block": 0}],
     },
     gguf={},
-    published={},
+    published={
+        "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit": "MLX affine, 2 bits, rotated",
+        "prism-ml/Ternary-Bonsai-2-27B-gguf": "GGUF PTQ1_0 or PQ2_0, rotated",
+        "prism-ml/Ternary-Bonsai-2-27B-gguf-dev": "GGUF Q2_0, rotated",
+    },
 )

@@ -74,6 +74,11 @@ def _bonsai(
     }
 
 
+def _few_bit_sampling(is_rotated: bool, thinks: bool) -> Mapping[str, float]:
+    """As `Architecture.few_bit_sampling`: those of Bonsai's demonstration."""
+    return {"temp": 0.5, "top_p": 0.85, "top_k": 20}
+
+
 ARCHITECTURE = Architecture(
     name="qwen3",
     config=Config,
@@ -84,7 +89,7 @@ ARCHITECTURE = Architecture(
     is_ternarizable=True,
     mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
-    gguf={"qwen3": GGUFForm({"model_type": "qwen3"})},
+    gguf={"qwen3": GGUFForm({"model_type": "qwen3"}, may_be_rotated=True)},
     gguf_name=lambda config: "qwen3",
     tiny={**transformer.TINY, "head_dim": 8},
     presets={
@@ -92,8 +97,7 @@ ARCHITECTURE = Architecture(
         "ternary-bonsai-4b": _bonsai(2560, 36, 9728, heads=32, is_tied=True),
         "ternary-bonsai-8b": _bonsai(4096, 36, 12288, heads=32, is_tied=False),
     },
-    # of Bonsai's demonstration
-    few_bit_sampling=(0.5, 0.85),
+    few_bit_sampling=_few_bit_sampling,
     published={
         "microsoft/bitnet-embedding-0.6b": "16-bit masters",
         "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": "MLX affine, 1 bit",

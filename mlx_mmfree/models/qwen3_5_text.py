@@ -401,6 +401,15 @@ def _why_not_in_transformers(config: Config) -> str | None:
     return None if config.linears is None else "its Qwen3.5 has no ternary linears"
 
 
+def _few_bit_sampling(is_rotated: bool, thinks: bool) -> Mapping[str, float]:
+    """As `Architecture.few_bit_sampling`: those of Bonsai's demonstration, and of Bonsai 2's card."""
+    if not is_rotated:
+        return {"temp": 0.7, "top_p": 0.95, "top_k": 20}
+    if thinks:
+        return {"temp": 1.0, "top_p": 0.95, "top_k": 20}
+    return {"temp": 0.7, "top_p": 0.8, "top_k": 20, "presence_penalty": 1.5}
+
+
 ARCHITECTURE = Architecture(
     name="qwen3_5_text",
     config=Config,
@@ -446,8 +455,7 @@ ARCHITECTURE = Architecture(
             "torch_dtype": "float16",
         }
     },
-    # of Bonsai's demonstration
-    few_bit_sampling=(0.7, 0.95),
+    few_bit_sampling=_few_bit_sampling,
     published={
         "prism-ml/Ternary-Bonsai-27B-mlx-2bit": "MLX affine, 2 bits",
         "prism-ml/Ternary-Bonsai-27B-unpacked": "16-bit, ternary by group",

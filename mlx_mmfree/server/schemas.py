@@ -282,10 +282,10 @@ class TextRequest(Body):
     neutral: ClassVar[Mapping[str, Any]] = {"store": (False,)}
 
     model: str | None = None
-    frequency_penalty: Annotated[float, number(-2, 2)] = 0.0
-    presence_penalty: Annotated[float, number(-2, 2)] = 0.0
-    repetition_penalty: Annotated[float, number(0, 10, above=True)] = 1.0
-    repetition_context_size: Annotated[int, whole(1, 4096)] = 20
+    frequency_penalty: Annotated[float | None, number(-2, 2)] = None
+    presence_penalty: Annotated[float | None, number(-2, 2)] = None
+    repetition_penalty: Annotated[float | None, number(0, 10, above=True)] = None
+    repetition_context_size: Annotated[int | None, whole(1, 4096)] = None
     logit_bias: Annotated[
         dict[int, Annotated[float, number(-100, 100)]], pydantic.BeforeValidator(_biases)
     ] = Field(default_factory=dict)
@@ -667,6 +667,8 @@ class ChatRequest(TextRequest):
         given = {name: value for name, value in fields.items() if value is not None}
         names = given | self.chat_template_kwargs
         if names.get("reasoning_effort") == "none":
+            # templates know it by this name
+            del names["reasoning_effort"]
             names = {"enable_thinking": False} | names
         return names
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..generation.suggested import Suggestion, suggested_sampling
 from ..models import Decoder
 from .errors import RequestError
 
@@ -41,24 +42,51 @@ MOST_PIPELINED = 16
 """Requests that may be sent on a connection before the first of them is answered."""
 
 
+PENALTIES = (
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The arguments of `make_processors`."""
+_USUAL: Mapping[str, float] = {
+    "temp": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "min_tokens_to_keep": 1,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "repetition_penalty": 1.0,
+    "repetition_context_size": 20,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""How tokens are drawn where neither a request nor the server nor the model says."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are drawn where a request does not say.
 
     Attributes:
-        temperature, top_p, top_k, min_p, min_tokens_to_keep: As for `make_sampler`.
-        xtc_probability, xtc_threshold: As for `make_sampler`.
+        values: Arguments of `make_sampler` and `make_processors`. Where they say nothing, the model's
+            files or makers do.
         seed: The seed; `None` draws another one for each request.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    min_tokens_to_keep: int = 1
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
+    values: Mapping[str, float] = field(default_factory=dict)
     seed: int | None = None
+
+    def values_for(self, body: Any, suggestion: Suggestion) -> dict[str, float]:
+        """All arguments, for a request whose own values come first."""
+        asked = {name: getattr(body, _IN_REQUESTS.get(name, name)) for name in _USUAL}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        given = {**self.values, **asked}
+        return {**_USUAL, **suggestion.without(given), **given}
+
+
+_IN_REQUESTS = {"temp": "temperature"}
 
 
 @dataclass(frozen=True)
@@ -129,6 +157,22 @@ class ServedModel:
     tokenizer: Any
     sessions: "Sessions | None" = None
     draft: Decoder | None = None
+
+    def suggested(self, thinks: bool) -> Suggestion:
+        """How its texts are sampled by its files or its makers, with or without a thought.
+
+        Raises:
+            CheckpointError: A value of the files has the wrong type or range.
+        """
+        return self._suggested[thinks]
+
+    @cached_property
+    def _suggested(self) -> dict[bool, Suggestion]:
+        folder = self.tokenizer.folder
+        return {
+            thinks: suggested_sampling(self.model, folder, thinks=thinks)
+            for thinks in (False, True)
+        }
 
     @cached_property
     def kind(self) -> str:

@@ -9,15 +9,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import MMFreeError, UsageError, shown_path
+from ..errors import EffortError, MMFreeError, UsageError, shown_path
 from ..generation import LogitsProcessor, Sampler, make_processors, make_sampler
 from ..generation.decode import TextEnd, end_tokens, prompt_tokens
 from ..generation.scheduling import Request
 from ..generation.thoughts import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
+from ..tokenizer.chat import EFFORT
 from .conversation import CallRules, arrangements, call_rules, turns_of
 from .errors import RequestError
 from .schemas import ChatRequest, Message, TextRequest
-from .settings import Sampling, ServedModel, Settings
+from .settings import PENALTIES, ServedModel, Settings
 from .tool_calls.call_forms import USUAL_FORM
 
 
@@ -103,7 +104,7 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
     template = tokenizer.chat_template_source(tools=bool(body.offered))
     thoughts = thought_tags(template)
     begun = body.messages[-1] if body.continue_final_message else None
-    names = dict(settings.template_variables) | body.variables
+    names = _variables(settings, body)
     if body.offered:
         names["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     try:
@@ -125,7 +126,19 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
     except RequestError:
         raise
     except (ValueError, MMFreeError) as error:
-        raise RequestError(_of_request(served, error), param="messages") from error
+        param = EFFORT if isinstance(error, EffortError) else "messages"
+        raise RequestError(_of_request(served, error), param=param) from error
+
+
+def _variables(settings: Settings, body: TextRequest) -> dict[str, Any]:
+    """Further names for the chat template: the server's own where the request has none."""
+    usual, own = dict(settings.template_variables), getattr(body, "variables", {})
+    if EFFORT in own:
+        # who asks for an effort asks for thoughts
+        usual.pop("enable_thinking", None)
+    if own.get("enable_thinking") is False:
+        usual.pop(EFFORT, None)
+    return usual | own
 
 
 Messages = list[dict[str, Any]]
@@ -151,6 +164,8 @@ def _rendered(
         messages = [with_thoughts(message, template) for _, message in arrangement]
         try:
             chat = tokenizer.render_chat(messages, **names)
+        except EffortError:
+            raise
         except UsageError as error:
             refused = error
             continue
@@ -266,7 +281,6 @@ class LogitBias:
         return ()
 
 
-_SAMPLING = ("top_p", "top_k", "min_p", "min_tokens_to_keep", "xtc_probability", "xtc_threshold")
 _SEEDS = 2**63
 
 
@@ -306,7 +320,9 @@ def text_requests(
     defaults = settings.sampling
     seed = defaults.seed if body.seed is None else body.seed
     try:
-        sampler, processors = _choice(served, body, defaults, end)
+        thinks = _variables(settings, body).get("enable_thinking") is not False
+        suggestion = served.suggested(thinks)
+        sampler, processors = _choice(served, body, defaults.values_for(body, suggestion), end)
     except (ValueError, MMFreeError) as error:
         named = re.search(r"'(\w+)'", str(error))
         raise RequestError(str(error), param=named and named[1]) from error
@@ -345,26 +361,16 @@ def text_requests(
 
 
 def _choice(
-    served: ServedModel, body: TextRequest, defaults: Sampling, end: Collection[int]
+    served: ServedModel, body: TextRequest, values: Mapping[str, Any], end: Collection[int]
 ) -> tuple[Sampler, list[LogitsProcessor]]:
-    """How tokens are chosen: with the server's own values where the request has none."""
-    given: dict[str, Any] = {name: getattr(body, name) for name in ("temperature", *_SAMPLING)}
-    values = {
-        name: getattr(defaults, name) if value is None else value for name, value in given.items()
-    }
-    if values["top_p"] == 0:
-        # no other token is within the smallest part
-        values |= {"temperature": 0.0, "top_p": 1.0}
+    """How tokens are chosen, by the values of `Sampling.values_for`."""
     line_break = served.tokenizer.encode("\n", add_special_tokens=False)
-    sampler = make_sampler(
-        temp=values.pop("temperature"), xtc_special_tokens=[*line_break, *end], **values
-    )
-    processors = make_processors(
-        repetition_penalty=body.repetition_penalty,
-        repetition_context_size=body.repetition_context_size,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-    )
+    chosen = {name: value for name, value in values.items() if name not in PENALTIES}
+    if chosen["top_p"] == 0:
+        # no other token is within the smallest part
+        chosen |= {"temp": 0.0, "top_p": 1.0}
+    sampler = make_sampler(**chosen, xtc_special_tokens=[*line_break, *end])
+    processors = make_processors(**{name: values[name] for name in PENALTIES})
     if body.logit_bias:
         processors.append(LogitBias.of(body.logit_bias, served.model.vocab_size))
     return sampler, processors

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import CheckpointError, MMFreeError, UsageError
+from ..errors import CheckpointError, EffortError, MMFreeError, UsageError
 from ..files.reading import parse_json
 from ..platform.confinement.process import ConfinedProcess, LimitError
 from .vocabulary import Before, Shield, SpecialTokens, encode_split
@@ -260,6 +260,14 @@ class RenderedChat:
         return encode_split(self._vocabulary.encode, parts, before)
 
 
+EFFORT = "reasoning_effort"
+"""The variable of chat templates that says how much a model thinks before it answers."""
+EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
+"""The values that it has in the interfaces of OpenAI and Anthropic, beside none."""
+# an expression of a template that names the variable, and the words in it
+_NEAR_EFFORT = re.compile(rf"{EFFORT}[^%}}]{{0,400}}")
+_QUOTED = re.compile(r"""['"]([A-Za-z_-]{1,20})['"]""")
+
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 256 * 2**20
 MAX_CHARACTERS = 8 * 2**20
@@ -292,6 +300,7 @@ class ChatTemplate:
 
         Raises:
             UsageError: The template refuses the messages.
+            EffortError: It refuses `reasoning_effort`.
             CheckpointError: The template is faulty, takes too long or writes too much.
         """
         names = {"tools": None, "documents": None} | dict(variables)
@@ -300,12 +309,34 @@ class ChatTemplate:
         except LimitError as error:
             raise self._fault(str(error)) from error
         if "refused" in answer:
+            self._check_effort(names, answer["refused"])
             raise UsageError(
                 f"[chat template] the chat template refuses the messages: {answer['refused']}"
             )
         if "text" not in answer:
             raise self._fault(answer["fault"], answer.get("line"))
         return str(answer["text"])
+
+    def _check_effort(self, names: Mapping[str, Any], refusal: str) -> None:
+        """Raises an error of its own where the effort of thinking is what the template refuses."""
+        effort = names.get(EFFORT)
+        rest = {name: value for name, value in names.items() if name != EFFORT}
+        if effort is None or not self._takes(rest):
+            return
+        near = "".join(_NEAR_EFFORT.findall(self.source))
+        candidates = dict.fromkeys((*EFFORTS, *_QUOTED.findall(near)))
+        taken = [each for each in candidates if self._takes({**rest, EFFORT: each})]
+        raise EffortError(
+            f"[chat template] '{EFFORT}' must be {' or '.join(taken) or 'left out'} for this chat "
+            f"template but got {effort!r:.60}: {refusal}"
+        )
+
+    def _takes(self, names: Mapping[str, Any]) -> bool:
+        """Whether the template writes a text with these variables."""
+        try:
+            return "text" in _renderer.ask((self.source, names, MAX_CHARACTERS), CPU_SECONDS)
+        except LimitError:
+            return False
 
     def reads_parts(self, named: Mapping[str, Any]) -> bool:
         """Whether the template writes the text of a message that comes as a list of parts.

@@ -17,11 +17,11 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from mlx_mmfree import demo
-from mlx_mmfree.cli import chat, main
+from mlx_mmfree.cli import main
 from mlx_mmfree.cli.parts.terminal import Interruption, MessageReader
 from mlx_mmfree.generation import Chat, with_key_values
 from mlx_mmfree.generation.decode import Decoding
-from mlx_mmfree.hub import load, load_model, save_model
+from mlx_mmfree.hub import load, save_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import llama
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
@@ -330,23 +330,3 @@ def test_a_terminal_shows_whole_words_and_the_speed(
     )
     # the folder is wider than a line
     assert shown.startswith("You are talking with\n/")
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "taken"),
-    [
-        ("mlx_qwen35_2bit_g128", (), {"temp": 0.7, "top_p": 0.95}),
-        ("prism_schema1", ("--temp", "0.7"), {"temp": 0.7, "top_p": 0.95}),
-        ("mlx_qwen3_1bit_g128", (), {"temp": 0.5, "top_p": 0.85}),
-        ("mlx_qwen3_1bit_g128", ("--temp", "0.7", "--top-p", "0.9"), {"temp": 0.7, "top_p": 0.9}),
-        ("qwen35_hub", (), {"temp": 0.7, "top_p": 0.9}),
-    ],
-)
-def test_recommended_sampling(name: str, given: tuple[str, ...], taken: dict[str, float]) -> None:
-    args = chat.build_parser().parse_args(given)
-    line = chat._take_recommended(args, load_model(GOLDENS / name))
-    assert {key: getattr(args, key) for key in taken} == taken
-    changed = [f"--{key.replace('_', '-')} {value}" for key, value in taken.items()]
-    is_silent = name == "qwen35_hub" or len(given) == 4
-    assert not line if is_silent else changed[-1] in line and "recommend" in line
-    assert is_silent or (changed[0] in line) == (not given)

@@ -101,5 +101,9 @@ def test_chat_has_the_same_defaults_but_for_sampling() -> None:
     theirs = {flag: value for flag, value in their_arguments("chat").items() if flag in ours}
     assert (theirs["--temp"], theirs["--seed"], theirs["--max-tokens"]) == (0.0, 0, 256)
     different = {flag for flag, value in theirs.items() if ours[flag].default != value}
-    assert different == {"--model", "--temp", "--top-p", "--seed"}
+    # what is not given is as the model's files or makers say
+    left_open = {"--xtc-probability", "--xtc-threshold"}
+    assert different == {"--model", "--temp", "--top-p", "--seed", *left_open}
+    usual = build_parser().get_default("usual_sampling")
+    assert all(usual[flag[2:].replace("-", "_")] == theirs[flag] for flag in left_open)
     assert "- `chat` samples its answers with `--temp 0.7 --top-p 0.9`" in TABLE.read_text("utf-8")

@@ -81,7 +81,36 @@ def test_other_metadata_is_refused(changes: dict[str, Any]) -> None:
 
 def test_an_architecture_that_reads_no_rotation_refuses_one() -> None:
     with pytest.raises(UnsupportedModelError, match="such a rotation of the weights is not read"):
-        check_rotation(METADATA, forms()["llama"])
+        check_rotation(METADATA, forms()["minicpm"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "grouped", "is_read"),
+    [
+        (16, 16, None, True),
+        (16, 16, False, True),
+        (16, 16, True, True),
+        (16, 16, 1, False),
+        (16, 32, None, False),
+        (16, 32, False, False),
+        (16, 32, True, True),
+    ],
+)
+def test_the_order_of_values_must_be_named_where_keys_are_shared(
+    keys: int, values: int, grouped: Any, is_read: bool
+) -> None:
+    heads = {"qwen35.ssm.group_count": keys, "qwen35.ssm.time_step_rank": values}
+    metadata = changed(gdn_v_grouped=grouped) | heads
+    if is_read:
+        check_rotation(metadata, FORM)
+        return
+    with pytest.raises(UnsupportedModelError, match=r"hadamard\.gdn_v_grouped' of rotated"):
+        check_rotation(metadata, FORM)
+
+
+def test_the_order_of_values_may_be_left_out_where_they_are_not_rotated() -> None:
+    names = [name for name in METADATA[f"{MARK}weight_names"] if "ssm_out" not in name]
+    check_rotation(changed(gdn_v_grouped=None, weight_names=names), FORM)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ SHAPES = {
     "prism-ml/Ternary-Bonsai-4B-mlx-2bit": "ternary-bonsai-4b",
     "prism-ml/Ternary-Bonsai-8B-mlx-2bit": "ternary-bonsai-8b",
     "prism-ml/Ternary-Bonsai-27B-mlx-2bit": "ternary-bonsai-27b",
+    # the same shape, whose weights are rotated
+    "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit": "ternary-bonsai-27b",
     "tiiuae/Falcon-E-3B-Instruct": "falcon-e-3b",
     "tiiuae/Falcon3-1B-Instruct-1.58bit": "falcon3-1b",
     "tiiuae/Falcon3-7B-Instruct-1.58bit": "falcon3-7b",

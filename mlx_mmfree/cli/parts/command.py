@@ -52,7 +52,8 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
         parser: The parser of the command, or `None` to leave the message as it is.
         argv: The arguments that the command was given.
     """
-    if parser is None:
+    # what a file says is no argument
+    if parser is None or re.match(r"\[[\w-]+\.json\]", message):
         return message
     actions = _chosen(parser, argv)._actions
     flags = {action.dest: _spelled(action, argv) for action in actions if action.option_strings}

@@ -242,102 +242,122 @@ def _help(sentences: str) -> str:
     return "; ".join(p[:1].lower() + p[1:] if p[1:2].islower() else p for p in phrases)
 
 
+USUAL: dict[str, float] = {
+    "temp": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "min_tokens_to_keep": 1,
+    "xtc_probability": 0.0,
+    "xtc_threshold": 0.1,
+    "repetition_penalty": 1.0,
+    "repetition_context_size": 20,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""The values of the flags for sampling and penalties where neither the user nor the model says."""
+
+
 def add_sampling_flags(group: Any, *, temp: float = 0.0, top_p: float = 1.0) -> None:
-    """Adds the flags for sampling; `temp` and `top_p` are the defaults of their flags."""
-    group.add_argument(
-        "--temp",
-        type=float,
-        default=temp,
-        help="sampling temperature; 0 always takes the likeliest token (%(default)s)",
-    )
-    group.add_argument(
-        "--top-p",
-        type=float,
-        default=top_p,
-        help="keep the likeliest tokens that have this probability together; 1 = all (%(default)s)",
-    )
-    group.add_argument(
-        "--min-p",
-        type=float,
-        default=0.0,
-        help="drop tokens below this fraction of the largest probability; 0 = none",
-    )
-    group.add_argument(
-        "--top-k",
-        type=non_negative,
-        default=0,
-        help="keep this many of the likeliest tokens; 0 = all",
-    )
-    group.add_argument(
-        "--min-tokens-to-keep",
-        type=positive,
-        default=1,
-        help="number of tokens that --min-p always keeps (%(default)s)",
-    )
-    group.add_argument(
-        "--xtc-probability",
-        type=float,
-        default=0.0,
-        help="how often XTC drops all likely tokens except the least likely one; 0 = never",
-    )
-    group.add_argument(
-        "--xtc-threshold",
-        type=float,
-        default=0.1,
-        help="probability above which XTC counts a token as likely (%(default)s)",
-    )
+    """Adds the flags for sampling and penalties.
+
+    A flag that is not given is `None` until `settle_sampling`.
+
+    Args:
+        group: The parser or a group of it.
+        temp, top_p: What these flags are where neither the user nor the model says.
+    """
+    usual = {**USUAL, "temp": temp, "top_p": top_p}
+    flags: dict[str, tuple[Any, str]] = {
+        "temp": (float, "sampling temperature; 0 always takes the likeliest token"),
+        "top_p": (float, "keep the likeliest tokens that have this probability together; 1 = all"),
+        "min_p": (float, "drop tokens below this fraction of the largest probability; 0 = none"),
+        "top_k": (non_negative, "keep this many of the likeliest tokens; 0 = all"),
+        "min_tokens_to_keep": (positive, "number of tokens that --min-p always keeps"),
+        "xtc_probability": (
+            float,
+            "how often XTC drops all likely tokens except the least likely one; 0 = never",
+        ),
+        "xtc_threshold": (float, "probability above which XTC counts a token as likely"),
+        "repetition_penalty": (float, "factor that makes recent tokens less likely; 1 = none"),
+        "repetition_context_size": (
+            non_negative,
+            "number of latest tokens that count as recent for --repetition-penalty",
+        ),
+        "presence_penalty": (
+            float,
+            "subtracted from the logits of tokens that were written before; 0 = none",
+        ),
+        "frequency_penalty": (
+            float,
+            "subtracted from the logit of a token for each time it was written; 0 = none",
+        ),
+    }
+    for name, (kind, words) in flags.items():
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            help=f"{words}; default: as the model's files or makers say, else {usual[name]:g}",
+        )
+    group.set_defaults(usual_sampling=usual)
     group.add_argument(
         "--seed", type=seed, help="seed of the random choices; default: a new one in each run"
     )
 
 
-def filters_from(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `make_sampler` beside the temperature, as the flags give them."""
-    names = ("top_p", "top_k", "min_p", "min_tokens_to_keep", "xtc_probability", "xtc_threshold")
-    return {name: getattr(args, name) for name in names}
+def settle_sampling(
+    args: argparse.Namespace, model: Any, tokenizer: Any, *, thinks: bool = True
+) -> str:
+    """Sets the flags for sampling that were not given as the model's files or makers say.
+
+    Args:
+        args: The values of the flags, which change.
+        model, tokenizer: The model with its tokenizer.
+        thinks: Whether answers begin with a thought, where the model was taught that.
+
+    Returns:
+        A line that says so, empty if nothing was taken.
+
+    Raises:
+        CheckpointError: A value of the files has the wrong type or range.
+    """
+    from ...generation.suggested import suggested_sampling
+
+    suggestion = suggested_sampling(model, tokenizer.folder, thinks=thinks)
+    given = {name for name in args.usual_sampling if getattr(args, name) is not None}
+    taken = suggestion.without(given)
+    for name, value in {**args.usual_sampling, **taken}.items():
+        if name not in given:
+            setattr(args, name, value)
+    return suggestion.line(given)
+
+
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of the flags for sampling and penalties, without those that were not given."""
+    given = {name: getattr(args, name) for name in args.usual_sampling}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+_PENALTIES = (
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 def sampler_from(args: argparse.Namespace, special_tokens: Sequence[int]) -> "Sampler":
     """The sampler that the flags ask for; XTC never drops `special_tokens`."""
     from ...generation import make_sampler
 
-    return make_sampler(args.temp, **filters_from(args), xtc_special_tokens=special_tokens)
-
-
-def add_penalty_flags(group: Any) -> None:
-    group.add_argument(
-        "--repetition-penalty",
-        type=float,
-        default=1.0,
-        help="factor that makes recent tokens less likely; 1 = none",
-    )
-    group.add_argument(
-        "--repetition-context-size",
-        type=non_negative,
-        default=20,
-        help="number of latest tokens that count as recent (%(default)s)",
-    )
-    group.add_argument(
-        "--presence-penalty",
-        type=float,
-        default=0.0,
-        help="subtracted from the logits of tokens that were written before; 0 = none",
-    )
-    group.add_argument(
-        "--frequency-penalty",
-        type=float,
-        default=0.0,
-        help="subtracted from the logit of a token for each time it was written; 0 = none",
-    )
+    given = given_sampling(args)
+    values = {name: value for name, value in given.items() if name not in _PENALTIES}
+    return make_sampler(**values, xtc_special_tokens=special_tokens)
 
 
 def processors_from(args: argparse.Namespace) -> "list[LogitsProcessor]":
     """The penalties that the flags ask for."""
     from ...generation import make_processors
 
-    return make_processors(
-        repetition_penalty=args.repetition_penalty,
-        repetition_context_size=args.repetition_context_size,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-    )
+    given = given_sampling(args)
+    return make_processors(**{name: given[name] for name in _PENALTIES if name in given})

@@ -133,12 +133,34 @@ def add_template_flags(group: Any, *, can_ignore: bool = True) -> None:
 
 
 def add_template_args_flag(group: Any) -> None:
+    """Adds the flags for variables of the chat template, which are in `chat_template_args` together."""
     group.add_argument(
         "--chat-template-args",
         "--chat-template-config",
         type=json_object,
         help="JSON object with further variables of the chat template",
     )
+    group.add_argument(
+        "--reasoning-effort",
+        metavar="EFFORT",
+        help="how much the model thinks before it answers, by a name that its chat template knows, such "
+        "as low or medium; none: not at all",
+    )
+
+
+def template_variables(args: argparse.Namespace) -> dict[str, Any]:
+    """The variables of the chat template that the flags give."""
+    given = dict(args.chat_template_args or {})
+    if args.reasoning_effort == "none":
+        return {"enable_thinking": False, **given}
+    if args.reasoning_effort is not None:
+        given["reasoning_effort"] = args.reasoning_effort
+    return given
+
+
+def thinks(variables: Mapping[str, Any]) -> bool:
+    """Whether answers begin with a thought, by the variables of a chat template that knows thoughts."""
+    return variables.get("enable_thinking") is not False
 
 
 def add_reasoning_budget_flag(group: Any) -> None:

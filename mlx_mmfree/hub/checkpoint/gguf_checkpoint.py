@@ -12,7 +12,9 @@ matrices keep their codes of 1 or 2 bits without loss. All other types become fl
 
 import json
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,15 +24,16 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError, show_as
-from ...files.checkpoint_files import VOCABULARY_FILES
+from ...files.checkpoint_files import GENERATION_FILE, VOCABULARY_FILES
 from ...files.gguf_blocks import dequantized
 from ...files.gguf_file import StoredTensor, read_parts
-from ...files.reading import UNREADABLE, check_link, tokenizer_files
+from ...files.reading import UNREADABLE, check_link, parse_json, tokenizer_files
 from ...files.tensors import TensorEntry, read_tensor
 from ...files.writing import new_scratch_folder, writing
 from ...models import find
 from ...models.parts.architecture import GGUFForm
 from ...tokenizer.from_gguf import files_of_metadata
+from ...tokenizer.sampling_defaults import sampling_of_gguf
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
 from . import gguf_config
 from .embedding_files import files_of_pooling, with_embedding
@@ -107,7 +110,24 @@ def read_gguf_checkpoint(
         dtype = mx.bfloat16
     files = _tokenizer_files(tokenizer_folder) or files_of_metadata(metadata)
     files = files or _tokenizer_files(file.parent)
+    files |= _with_sampling(metadata, files)
     return _folder(file, config, files | pooling), config, tensors, dtype
+
+
+def _with_sampling(metadata: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The `generation_config.json`, with what the metadata say of sampling where it says nothing."""
+    values, unread = sampling_of_gguf(metadata)
+    if unread:
+        print(
+            f"note: {', '.join(map(repr, unread))} of the GGUF file are not read.", file=sys.stderr
+        )
+    if not values:
+        return {}
+    # one that is damaged is refused where it is read
+    with suppress(ValueError, TypeError):
+        values |= parse_json(files.get(GENERATION_FILE, b"{}"))
+        return {GENERATION_FILE: json.dumps(values).encode()}
+    return {}
 
 
 def _hub_tensors(

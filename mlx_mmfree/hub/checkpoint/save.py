@@ -30,6 +30,7 @@ CHECKPOINT_FILES = (
     "model*.safetensors",
     checkpoint_files.INDEX_FILE,
     checkpoint_files.SCALES_FILE,
+    checkpoint_files.PACKING_FILE,
     "pytorch_model*.bin",
     checkpoint_files.TORCH_INDEX_FILE,
     f"*{checkpoint_files.GGUF_SUFFIX}",

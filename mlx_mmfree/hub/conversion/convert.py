@@ -21,6 +21,7 @@ from ...layers.ternary_values import scales_of_blocks
 from ...models import TextEmbedder, architecture_of
 from ...models.parts.architecture import GGUFForm
 from ...platform.progress import Progress
+from ...tokenizer.sampling_defaults import sampling_to_gguf
 from ...tokenizer.to_gguf import compare_tokenizers, vocabulary_metadata
 from ..checkpoint import gguf_config
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint, record, rounding_of
@@ -91,7 +92,15 @@ class TensorPlanner:
         signs = (np.asarray(self._reader.read(f"{path}.signs")) for path in self._rotated)
         is_tied = self._reader.model.config.tie_word_embeddings
         signs_of = dict(zip(layers, signs, strict=True))
-        return rotated_form().gguf_metadata(layers, signs_of, is_tied=is_tied)
+        sorted_ = (self._sorted_heads(f"{path}.weight") for path in self._rotated)
+        is_grouped = any(found is not None and found[0] == 1 for found in sorted_)
+        return rotated_form().gguf_metadata(
+            layers, signs_of, is_tied=is_tied, is_grouped=is_grouped
+        )
+
+    def _sorted_heads(self, parameter: str) -> tuple[int, np.ndarray] | None:
+        """As `GGUFForm.heads`."""
+        return self._form.heads(self._reader.names.to_disk(parameter), self._config)
 
     def _name(self, parameter: str) -> str:
         return gguf_config.file_name(self._reader.names.to_disk(parameter), self._form)
@@ -230,7 +239,7 @@ class TensorPlanner:
         if count is not None and self._form.rotates_pairs:
             halves = numbers.reshape(self._config[count], 2, -1, *numbers.shape[1:])
             return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(numbers.shape)
-        found = self._form.heads(self._reader.names.to_disk(parameter), self._config)
+        found = self._sorted_heads(parameter)
         if found is None or (found[0] == 1 and path in self._rotated):
             return numbers
         axis, places = found
@@ -297,6 +306,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
         **{f"{architecture}.{key}": value for key, value in _sizes(reader, form).items()},
         **{f"{WRITER_KEY}.{key}": value for key, value in written_by.items()},
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
+        **sampling_to_gguf(reader.checkpoint.folder),
     }
     if isinstance(reader.model, TextEmbedder):
         metadata[f"{architecture}.pooling_type"] = pooling_of_files(reader.checkpoint.folder)

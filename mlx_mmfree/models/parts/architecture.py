@@ -170,8 +170,9 @@ class Architecture:
         does: From a description, what the model does. Default: it continues texts, or embeds them.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
-        few_bit_sampling: The temperature and the top-p that are recommended for chats with models of it
-            in 1 or 2 bits.
+        few_bit_sampling: From whether weights are rotated and whether answers begin with a thought, how
+            texts of models of it in 1 or 2 bits are sampled by their makers: values of `make_sampler`
+            and `make_processors` by their names.
         published: Repositories of the Hub that are covered, with the form of their weights in words. A
             name may list endings as `{1B,3B}`, and end with `*` where the list is long.
 
@@ -205,7 +206,7 @@ class Architecture:
     does: Callable[[Any], Pipeline] = _generation
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    few_bit_sampling: tuple[float, float] | None = None
+    few_bit_sampling: Callable[[bool, bool], Mapping[str, float]] | None = None
     published: Mapping[str, str] = field(default_factory=dict)
 
     @property

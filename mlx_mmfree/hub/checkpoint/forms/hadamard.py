@@ -237,8 +237,9 @@ _FIXED = {
     "transform": ("normalized-sylvester-walsh-hadamard",),
     "axis": ("input-last-dimension",),
     "sign_mode": ("explicit", "identity"),
-    "gdn_v_grouped": (True,),
 }
+_GROUPED = "gdn_v_grouped"
+"""Whether the inputs of `ssm_out` lie as on the Hub, where several heads of values share a key."""
 _NAMES = ("weight_names", "inverse_weight_names")
 _NUMBERS = ("sign_widths", "sign_values")
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
@@ -267,7 +268,7 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
     given = {key.removeprefix(MARK): value for key, value in metadata.items() if _is_of(key)}
     if not given:
         return
-    known = {*_FIXED, *_NAMES, *_NUMBERS, "block_size", _TIED}
+    known = {*_FIXED, *_NAMES, *_NUMBERS, "block_size", _GROUPED, _TIED}
     if not form.may_be_rotated or given.keys() - known:
         key = next(iter(sorted(given.keys() - known) or sorted(given)))
         raise UnsupportedModelError(
@@ -275,7 +276,7 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
             "Without it the model would write nonsense. Use another file."
         )
     for key, allowed in _FIXED.items():
-        if given.get(key) not in allowed or isinstance(given[key], bool) != (allowed == (True,)):
+        if given.get(key) not in allowed or isinstance(given[key], bool):
             raise UnsupportedModelError(
                 f"[GGUF] '{MARK}{key}' of rotated weights must be "
                 f"{' or '.join(map(repr, allowed))} but got {given.get(key)!r:.80}. {_NO_GGUF}"
@@ -309,12 +310,27 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
             f"[GGUF] '{MARK}{_NAMES[0]}' must name each rotated weight once but names some twice. "
             f"{_NO_GGUF}"
         )
+    _check_grouping(metadata, given)
     if given["sign_mode"] == "explicit":
         _check_signs(given)
 
 
 def _is_of(key: str) -> bool:
     return key.startswith(MARK)
+
+
+def _check_grouping(metadata: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuses an order of the inputs of `ssm_out` that is not known."""
+    prefix = metadata.get("general.architecture")
+    keys, values = (metadata.get(f"{prefix}.ssm.{k}") for k in ("group_count", "time_step_rank"))
+    is_rotated = any(name.endswith(".ssm_out.weight") for name in given[_NAMES[0]])
+    is_grouped = given.get(_GROUPED, False)
+    if not isinstance(is_grouped, bool) or (is_rotated and keys != values and not is_grouped):
+        raise UnsupportedModelError(
+            f"[GGUF] '{MARK}{_GROUPED}' of rotated weights must be true or false, and true where "
+            f"'ssm_out' is rotated and its {values} heads of values share {keys} of keys, but got "
+            f"{given.get(_GROUPED)!r:.80}. {_NO_GGUF}"
+        )
 
 
 def _check_signs(given: Mapping[str, Any]) -> None:
@@ -380,14 +396,16 @@ def rotation_of(
                 "block": metadata[f"{MARK}block_size"],
             }
         )
-        decode = partial(_constant, own.view(np.uint32))
-        entry = TensorEntry(f"{module}.{SIGNS}", file, mx.float32, (width,), 0, 0, decode=decode)
-        entries.append(entry)
+        entries.append(constant_entry(f"{module}.{SIGNS}", file, own))
     return {SECTION: modules}, entries
 
 
 def rotation_metadata(
-    layers: Mapping[str, RotatedLinear], signs: Mapping[str, np.ndarray], *, is_tied: bool
+    layers: Mapping[str, RotatedLinear],
+    signs: Mapping[str, np.ndarray],
+    *,
+    is_tied: bool,
+    is_grouped: bool,
 ) -> dict[str, Any]:
     """The keys by which PrismML's program reads rotated weights; none without such weights.
 
@@ -395,6 +413,7 @@ def rotation_metadata(
         layers: The rotated matrices by their names in the file.
         signs: The signs of each, by the same names.
         is_tied: Whether the head is the embedding.
+        is_grouped: Whether inputs of a rotated matrix lie as on the Hub where other files sort them.
 
     Raises:
         UnsupportedModelError: GGUF cannot say how they are rotated.
@@ -422,7 +441,8 @@ def rotation_metadata(
     values = {
         "version": 2 if is_shared else 1,
         **({_TIED: True} if is_shared else {}),
-        **{key: _FIXED[key][0] for key in ("transform", "axis", "sign_mode", "gdn_v_grouped")},
+        **({_GROUPED: True} if is_grouped else {}),
+        **{key: _FIXED[key][0] for key in ("transform", "axis", "sign_mode")},
         "block_size": blocks.pop(),
         "weight_names": linears,
         **({"inverse_weight_names": embeddings} if embeddings else {}),
@@ -440,6 +460,12 @@ def _signs_by_width(metadata: Mapping[str, Any]) -> dict[int, np.ndarray] | None
     values = np.array(metadata[f"{MARK}sign_values"], np.float32)
     parts = np.split(values, np.cumsum(widths)[:-1])
     return dict(zip(widths, parts, strict=True))
+
+
+def constant_entry(name: str, file: Path, values: np.ndarray) -> TensorEntry:
+    """A tensor of float32 numbers that are known without reading the file."""
+    decode = partial(_constant, values.view(np.uint32))
+    return TensorEntry(name, file, mx.float32, values.shape, 0, 0, decode=decode)
 
 
 def _constant(bits: np.ndarray, data: np.ndarray) -> np.ndarray:

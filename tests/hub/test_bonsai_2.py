@@ -1,0 +1,207 @@
+"""Bonsai 2 in its widths: a rotated twin computes what the weights without a rotation do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
+from mlx_mmfree.files.gguf_file import read_gguf
+from mlx_mmfree.hub import load_model, open_checkpoint
+from mlx_mmfree.hub.conversion.convert import convert
+from mlx_mmfree.layers.matrix import matrices
+from mlx_mmfree.layers.rotated import RotatedLinear
+from tests.hub.checkpoints import edit_json, edit_tensors
+from tests.hub.rotated_twins import (
+    PACKING,
+    Shape,
+    draw,
+    packing,
+    rotated_back,
+    write_folded,
+    write_plain,
+    write_prism,
+)
+from tests.hub.test_qwen35_to_gguf import write_tokenizer
+from tests.tolerances import TOLERANCE, relative_error
+
+TOKENS = mx.array([[1, 5, 9, 2, 7, 3, 30, 41]])
+SMALL = Shape(256, 512, 128)
+WIDTHS = [
+    Shape(2048, 2048, 2048, keys=4, layers=1),
+    Shape(2560, 512, 512, is_tied=True),
+    Shape(4096, 4096, 4096, layers=1),
+    Shape(5120, 1024, 1024, layers=1),
+]
+TWINS = [
+    SMALL,
+    Shape(256, 512, 256, keys=2, values=2, is_tied=True),
+    Shape(512, 256, 128, keys=4, values=4),
+]
+
+
+def logits(source: Path) -> mx.array:
+    return load_model(source, dtype=mx.float32)(TOKENS)[0]
+
+
+def in_gguf(folder: Path, target: Path, kind: str) -> Path:
+    write_tokenizer(folder)
+    convert(open_checkpoint(str(folder)), target, to="gguf", gguf_type=kind)
+    [file] = target.glob("*.gguf")
+    return file
+
+
+@pytest.mark.parametrize("shape", TWINS, ids=str)
+def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Shape) -> None:
+    want = logits(write_plain(tmp_path / "plain", shape))
+    folded = write_folded(tmp_path / "folded", shape)
+    forms = [folded, write_prism(tmp_path / "prism", shape)]
+    forms += [in_gguf(folded, tmp_path / "PQ2_0", "PQ2_0")]
+    for form in forms:
+        assert relative_error(logits(form), want) <= 2e-5, form
+        kinds = [type(each) for each in matrices(load_model(form)).values()]
+        held = sum(issubclass(kind, RotatedLinear) for kind in kinds)
+        assert held == len(shape.matrices()), form
+
+
+@pytest.mark.parametrize("shape", TWINS, ids=str)
+def test_gguf_names_the_order_and_the_head_only_where_there_is_one(
+    tmp_path: Path, shape: Shape
+) -> None:
+    file = in_gguf(write_folded(tmp_path / "m", shape), tmp_path / "g", "PQ2_0")
+    metadata, stored = read_gguf(file)
+    grouped = metadata.get("prism.hadamard.gdn_v_grouped")
+    assert grouped is (True if shape.values > shape.keys else None)
+    assert metadata["prism.hadamard.version"] == (2 if shape.is_tied else 1)
+    assert ("output.weight" in stored) is not shape.is_tied
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("shape", WIDTHS, ids=str)
+def test_twins_of_each_width_compute_what_transformers_does(tmp_path: Path, shape: Shape) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    plain = write_plain(tmp_path / "plain", shape)
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
+    with torch.no_grad():
+        want = mx.array(model(torch.tensor(TOKENS.tolist()), use_cache=False).logits.numpy())
+    del model
+    folded = write_folded(tmp_path / "folded", shape)
+    prism = write_prism(tmp_path / "prism", shape)
+    for form in (folded, prism, in_gguf(folded, tmp_path / "gguf", "PQ2_0")):
+        assert relative_error(logits(form), want) <= 2e-5, form
+
+
+@pytest.mark.usefixtures("unfused")  # mlx-lm lets MLX fuse its operations
+@pytest.mark.parametrize("shape", [Shape(512, 1024, 512), Shape(1024, 2048, 1024)], ids=str)
+def test_mlx_lm_computes_the_same_but_for_its_rounding(tmp_path: Path, shape: Shape) -> None:
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+
+    folder = write_prism(tmp_path / "m", shape)
+    theirs, _ = load_with_mlx_lm(folder)
+    # it rounds rows of the embedding to float16
+    assert relative_error(logits(folder), theirs(TOKENS)) <= TOLERANCE[mx.float16]
+
+
+def test_other_floats_are_rotated_back(tmp_path: Path) -> None:
+    folder = write_folded(tmp_path / "m", SMALL)
+    rotated, _ = draw(SMALL)
+    rng = np.random.default_rng(3)
+    name = "model.layers.0.mlp.up_proj"
+    other = rng.normal(0, 0.05, rotated[name].shape).astype(np.float16)
+    edit_tensors(folder / "model.safetensors", **{f"{name}.weight": mx.array(other)})
+    layer = matrices(load_model(folder))["blocks.0.channel_mixer.up_proj"].layer
+    want = mx.array(rotated_back(other, SMALL.block))
+    assert relative_error(layer.weight, want) <= TOLERANCE[mx.float32]
+
+
+def test_signs_may_all_be_one(tmp_path: Path) -> None:
+    folder = write_folded(tmp_path / "m", SMALL)
+    said = packing(SMALL)
+    signs = {width: [1] * len(values) for width, values in said["signs"].items()}
+    (folder / PACKING).write_text(json.dumps(said | {"signs": signs}))
+    want = logits(folder)
+    transform = said["transform"] | {"sign_mode": "identity"}
+    (folder / PACKING).write_text(json.dumps(said | {"signs": None, "transform": transform}))
+    assert mx.array_equal(logits(folder), want)
+
+
+def without(said: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name != key}
+
+
+SAID = packing(SMALL)
+FIRST = SAID["tensors"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema_version": 4}, "'schema_version' must be 1 or 2 or 3"),
+        ({"schema_version": True}, "'schema_version'"),
+        ({"schema_version": 3}, "'tied_output' must be true"),
+        ({"schema_version": 3, "tied_output": 1}, "'tied_output' must be true"),
+        ({"schema_version": 3, "tied_output": True}, "'tied_output' must come with"),
+        ({"tied_output": True}, "'tied_output' must be false"),
+        ({"kind": "fold"}, "'kind'"),
+        ({"status": None}, "'status'"),
+        ({"transform": None}, "'transform'"),
+        ({"transform": without(SAID["transform"], "name")}, "'name' of 'transform'"),
+        ({"transform": SAID["transform"] | {"block_size": 96}}, "'block_size'"),
+        ({"transform": SAID["transform"] | {"block_size": 128.0}}, "'block_size'"),
+        ({"transform": SAID["transform"] | {"block_size": 512}}, "'block_size' must divide"),
+        ({"transform": SAID["transform"] | {"sign_mode": "random"}}, "'sign_mode'"),
+        ({"signs": None}, "'signs'"),
+        ({"signs": {"256": [1] * 255}}, "'signs'"),
+        ({"signs": {"256": [1] * 255 + [0]}}, "'signs'"),
+        ({"signs": {"256": [1] * 255 + [1.0]}}, "'signs'"),
+        ({"signs": {"256": [1] * 256}}, "'signs' must have signs for them"),
+        ({"signs": {"wide": [1]}}, "'signs'"),
+        ({"tensors": []}, "'tensors'"),
+        ({"tensors": [FIRST, FIRST]}, "'tensors'"),
+        ({"tensors": [{"name": 3}]}, "'tensors'"),
+        ({"tensors": [without(FIRST, "axis")]}, "'axis' of"),
+        ({"tensors": [FIRST | {"axis": 0}]}, "'axis' of"),
+        ({"tensors": [FIRST | {"role": "fold"}]}, "'role' of"),
+        ({"tensors": [FIRST | {"role": "inverse-after-lookup"}]}, "'embedding' of"),
+        (
+            {"tensors": [FIRST | {"name": "model.layers.7.mlp.up_proj.weight"}]},
+            "must name matrices",
+        ),
+        ({"tensors": [FIRST | {"name": "model.norm.weight"}]}, "must name matrices"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    folder = write_folded(tmp_path / "m", SMALL)
+    (folder / PACKING).write_text(json.dumps(SAID | change))
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words) as refused:
+        load_model(folder)
+    assert "would write nonsense" in str(refused.value)
+
+
+def test_a_tied_head_needs_the_third_schema(tmp_path: Path) -> None:
+    shape = Shape(256, 256, 128, is_tied=True)
+    folder = write_folded(tmp_path / "m", shape, schema=2)
+    with pytest.raises(CheckpointError, match="'schema_version' must be 3"):
+        load_model(folder)
+    (folder / PACKING).write_text(json.dumps(packing(shape)))
+    load_model(folder)
+    edit_json(folder / "config.json", tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match="'tied_output' must come with"):
+        load_model(folder)
+
+
+def test_rows_that_are_no_longer_ternary_are_refused(tmp_path: Path) -> None:
+    folder = write_folded(tmp_path / "m", SMALL)
+    name = "model.layers.0.mlp.up_proj.weight"
+    matrix = draw(SMALL)[0][name.removesuffix(".weight")].copy()
+    matrix[-1, 0] = 0.777
+    edit_tensors(folder / "model.safetensors", **{name: mx.array(matrix)})
+    with pytest.raises(CheckpointError, match="must be ternary in groups of 128 inputs"):
+        load_model(folder)

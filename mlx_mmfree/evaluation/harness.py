@@ -102,6 +102,14 @@ class HarnessAdapter:
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
+        for (context, choice), _, continuation in requests:
+            # without one, its likelihood would be 1, and it would win
+            if not continuation:
+                raise UsageError(
+                    "[evaluate] a choice must have a token of its own after its context but "
+                    f"{choice!r:.60} has none after {context[-60:]!r}, whose last token holds it. "
+                    "Begin the choice with a space, or end the context without one."
+                )
         if (most := self._model.context_length) is not None:
             # the last token is predicted, not read
             sizes = (len(context) + len(continuation) - 1 for _, context, continuation in requests)

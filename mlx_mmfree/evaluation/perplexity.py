@@ -232,7 +232,7 @@ def score_continuations(
 
     Args:
         model: The model.
-        pairs: Token ids of a context, at least one, and of its continuation.
+        pairs: Token ids of a context and of its continuation, at least one of each.
         batch_size: Number of texts read at a time.
         prefill_step_size: Number of tokens of each text read at a time.
         progress: Called with the number of texts scored since the last call.
@@ -241,8 +241,8 @@ def score_continuations(
         A score for each pair.
 
     Raises:
-        ValueError: A context is empty, a token is not in the vocabulary, or a continuation has more
-            tokens than the model was made for.
+        ValueError: A context or a continuation is empty, a token is not in the vocabulary, or a
+            continuation has more tokens than the model was made for.
         NumericalError: The model's logits are not finite, or all zero.
 
     Example:
@@ -254,11 +254,12 @@ def score_continuations(
         True
     """
     for context, continuation in pairs:
-        if not len(context):
-            raise ValueError(
-                "[score_continuations] 'pairs' must have contexts of at least one token but one is "
-                "empty."
-            )
+        for name, ids in (("contexts", context), ("continuations", continuation)):
+            if not len(ids):
+                raise ValueError(
+                    f"[score_continuations] 'pairs' must have {name} of at least one token but one is "
+                    "empty."
+                )
         check_tokens([*context, *continuation], model.vocab_size)
     pairs = [_within(model.context_length, *pair) for pair in pairs]
     order = sorted(range(len(pairs)), key=lambda n: -len(pairs[n][0]) - len(pairs[n][1]))

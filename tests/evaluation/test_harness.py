@@ -185,6 +185,16 @@ def test_continuations(chat_folder: Path) -> None:
     assert rolling == pytest.approx(want[1].log_likelihood, rel=1e-5)
 
 
+@pytest.mark.eval
+@pytest.mark.parametrize("choice", ["", "og"])
+def test_a_choice_without_a_token_of_its_own_is_refused(chat_folder: Path, choice: str) -> None:
+    model, tokenizer = load(chat_folder)
+    context = tokenizer.encode("The dog")
+    requests = [(("The d", choice), context, []), (("The d", " is"), context, [3])]
+    with pytest.raises(UsageError, match=f"a token of its own after its context but '{choice}' has"):
+        harness_model(model, tokenizer)._loglikelihood_tokens(requests, disable_tqdm=True)
+
+
 @pytest.fixture(scope="module")
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama that was made for 16 tokens."""

@@ -44,7 +44,7 @@ SIGNATURES = {
     "load_plugin": "(source)",
     "load_tokenizer": "(path_or_repo, revision=None)",
     "make_processors": "(repetition_penalty=1.0, repetition_context_size=20, presence_penalty=0.0, "
-    "frequency_penalty=0.0)",
+    "frequency_penalty=0.0, logit_bias=None)",
     "make_sampler": "(temp=0.0, top_p=1.0, top_k=0, min_p=0.0, min_tokens_to_keep=1, "
     "xtc_probability=0.0, xtc_threshold=0.1, xtc_special_tokens=())",
     "save_model": "(path, model, tokenizer=None, *, overwrite=False)",

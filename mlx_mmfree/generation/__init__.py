@@ -17,6 +17,7 @@ from .prompt_cache import cache_prompt as cache_prompt
 from .prompt_cache import load_prompt_cache as load_prompt_cache
 from .prompt_cache import save_prompt_cache as save_prompt_cache
 from .sampling import CountPenalty as CountPenalty
+from .sampling import LogitBias as LogitBias
 from .sampling import LogitsProcessor as LogitsProcessor
 from .sampling import RepetitionPenalty as RepetitionPenalty
 from .sampling import Sampler as Sampler

@@ -7,7 +7,7 @@ A `Draw` can also take its random numbers from a caller who gives each row its o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -142,19 +142,83 @@ class CountPenalty:
         return state + (mx.arange(state.shape[-1]) == tokens[:, None])
 
 
+@dataclass(frozen=True)
+class LogitBias:
+    r"""Adds a number to the logits of some tokens.
+
+    .. math::
+        z_v \leftarrow z_v + b_v
+
+    Args:
+        biases: Token ids, each with its number :math:`b_v`; minus infinity forbids the token.
+
+    Raises:
+        ValueError: A token id is not a whole number from 0, or a number is NaN or infinity.
+
+    Example:
+        >>> bias = LogitBias(((1, 2.5),))
+        >>> bias(mx.zeros((1, 3)), bias.start(mx.array([[0]]), None, vocab_size=3)).tolist()
+        [[0.0, 2.5, 0.0]]
+    """
+
+    biases: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def of(cls, biases: Mapping[int, float]) -> "LogitBias":
+        """The one of numbers by their token ids. Equal ones are equal in whatever order they come."""
+        return cls(tuple(sorted(biases.items())))
+
+    def __post_init__(self) -> None:
+        for token, bias in self.biases:
+            if not isinstance(token, int) or token < 0:
+                raise ValueError(
+                    f"[LogitBias] 'logit_bias' must have token ids from 0 but got {token!r:.60}."
+                )
+            if not bias < math.inf:
+                raise ValueError(
+                    "[LogitBias] 'logit_bias' must have finite numbers or minus infinity but got "
+                    f"{bias} for token {token}."
+                )
+
+    def check(self, vocab_size: int) -> None:
+        """Refuses token ids outside the vocabulary.
+
+        Raises:
+            ValueError: There is one.
+        """
+        largest = max((token for token, _ in self.biases), default=0)
+        if largest >= vocab_size:
+            raise ValueError(
+                f"[LogitBias] 'logit_bias' must have token ids below {vocab_size} but got {largest}."
+            )
+
+    def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> tuple[()]:
+        self.check(vocab_size)
+        return ()
+
+    def __call__(self, logits: mx.array, state: tuple[()]) -> mx.array:
+        ids, values = zip(*self.biases, strict=True)
+        return logits.at[:, mx.array(ids)].add(mx.array(values, mx.float32))
+
+    def update(self, state: tuple[()], tokens: mx.array) -> tuple[()]:
+        return ()
+
+
 def make_processors(
     repetition_penalty: float = 1.0,
     repetition_context_size: int = 20,
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
 ) -> list[LogitsProcessor]:
-    """The penalties that are asked for.
+    """The bias and the penalties that are asked for, in this order.
 
     Args:
         repetition_penalty: Factor on the last tokens of prompt and text; 1 for none.
         repetition_context_size: How many of the last tokens it looks at.
         presence_penalty: Taken off the logit of a token that was written; 0 for none.
         frequency_penalty: Taken off for each time that a token was written; 0 for none.
+        logit_bias: Numbers to add to the logits of tokens, by their ids.
 
     Returns:
         What `processors` of `generate` takes; empty if nothing is asked for.
@@ -166,7 +230,7 @@ def make_processors(
         >>> make_processors(repetition_penalty=1.1)
         [RepetitionPenalty(penalty=1.1, context_size=20)]
     """
-    processors: list[LogitsProcessor] = []
+    processors: list[LogitsProcessor] = [LogitBias.of(logit_bias)] if logit_bias else []
     # a size that is out of bounds is refused in any case
     if repetition_penalty != 1 or repetition_context_size < 1:
         processors.append(RepetitionPenalty(repetition_penalty, repetition_context_size))
@@ -346,7 +410,7 @@ class Draw:
     def at(self, logits: mx.array, chances: mx.array) -> mx.array:
         """The tokens that uniform numbers below 1 point to, `(B, 2)`, two for each row.
 
-        The second one is looked up among the sums of the probabilities; the first is for the
+        The second one is looked up among the sums of the probabilities; the first is for `XTC`.
         """
         sums = long_cumsum(relative_weights(self.scores(logits, chances[:, :1])))
         # a number below 1 is below the whole sum
@@ -414,7 +478,7 @@ def make_sampler(
     """The usual sampler: top-p, min-p, XTC and top-k filters in this order, then temperature.
 
     Args:
-        temp: Temperature; 0 takes the likeliest token and ignores the
+        temp: Temperature; 0 takes the likeliest token and ignores the filters.
         top_p: Probability mass to keep; 1 keeps all.
         top_k: Number of tokens to keep; 0 keeps all.
         min_p: Least probability relative to the likeliest token; 0 keeps all.

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import mlx.core as mx
-
 from ..errors import EffortError, MMFreeError, UsageError, shown_path
-from ..generation import LogitsProcessor, Sampler, make_processors, make_sampler
+from ..generation import LogitBias, LogitsProcessor, Sampler, make_processors, make_sampler
 from ..generation.decode import TextEnd, end_tokens, prompt_tokens
 from ..generation.scheduling import Request
 from ..generation.thoughts import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
@@ -246,41 +244,6 @@ def _of_request(served: ServedModel, error: Exception) -> str:
     return str(error).replace(shown_path(str(served.tokenizer.folder)), served.name)
 
 
-@dataclass(frozen=True)
-class LogitBias:
-    """Adds a number to the logits of some tokens. Texts with equal ones are handled as one batch.
-
-    Attributes:
-        biases: Token ids, each with its number.
-    """
-
-    biases: tuple[tuple[int, float], ...]
-
-    @classmethod
-    def of(cls, biases: Mapping[int, float], vocab_size: int) -> "LogitBias":
-        """Those of a request.
-
-        Raises:
-            ValueError: An id is outside the vocabulary.
-        """
-        largest = max(biases, default=0)
-        if largest >= vocab_size:
-            raise ValueError(
-                f"[LogitBias] 'logit_bias' must have token ids below {vocab_size} but got {largest}."
-            )
-        return cls(tuple(sorted(biases.items())))
-
-    def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> tuple[()]:
-        return ()
-
-    def __call__(self, logits: mx.array, state: tuple[()]) -> mx.array:
-        ids, values = zip(*self.biases, strict=True)
-        return logits.at[:, mx.array(ids)].add(mx.array(values, mx.float32))
-
-    def update(self, state: tuple[()], tokens: mx.array) -> tuple[()]:
-        return ()
-
-
 _SEEDS = 2**63
 
 
@@ -370,7 +333,7 @@ def _choice(
         # no other token is within the smallest part
         chosen |= {"temp": 0.0, "top_p": 1.0}
     sampler = make_sampler(**chosen, xtc_special_tokens=[*line_break, *end])
-    processors = make_processors(**{name: values[name] for name in PENALTIES})
-    if body.logit_bias:
-        processors.append(LogitBias.of(body.logit_bias, served.model.vocab_size))
+    LogitBias.of(body.logit_bias).check(served.model.vocab_size)
+    penalties = {name: values[name] for name in PENALTIES}
+    processors = make_processors(**penalties, logit_bias=body.logit_bias)
     return sampler, processors

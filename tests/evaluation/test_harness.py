@@ -191,7 +191,9 @@ def test_a_choice_without_a_token_of_its_own_is_refused(chat_folder: Path, choic
     model, tokenizer = load(chat_folder)
     context = tokenizer.encode("The dog")
     requests = [(("The d", choice), context, []), (("The d", " is"), context, [3])]
-    with pytest.raises(UsageError, match=f"a token of its own after its context but '{choice}' has"):
+    with pytest.raises(
+        UsageError, match=f"a token of its own after its context but '{choice}' has"
+    ):
         harness_model(model, tokenizer)._loglikelihood_tokens(requests, disable_tqdm=True)
 
 

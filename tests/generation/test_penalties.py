@@ -1,13 +1,17 @@
 """Penalties against NumPy, followed over several steps."""
 
 import math
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_mmfree import demo, load
+from mlx_mmfree.generation import generate_tokens
 from mlx_mmfree.generation.sampling import (
     CountPenalty,
+    LogitBias,
     LogitsProcessor,
     RepetitionPenalty,
     make_processors,
@@ -65,9 +69,40 @@ def test_only_what_is_asked_for_is_made() -> None:
     assert kinds == [RepetitionPenalty, CountPenalty]
 
 
+def test_biases_are_added_before_penalties() -> None:
+    """As `make_logits_processors` of mlx-lm 0.32.2 does."""
+    bias, penalty = make_processors(2.0, logit_bias={1: -3.0, 0: 2.0})
+    state = penalty.start(mx.array([[1, 0]]), None, 4)
+    changed = penalty(bias(mx.ones((2, 4)), bias.start(mx.array([[1, 0]]), None, 4)), state)
+    assert changed.tolist() == [[1.5, -4.0, 1.0, 1.0]] * 2
+
+
+def test_texts_with_equal_biases_are_one_batch() -> None:
+    first, same = LogitBias.of({1: 2.0, 3: -1.0}), LogitBias.of({3: -1.0, 1: 2.0})
+    assert first == same != LogitBias.of({1: 2.0})
+
+
+def test_a_forbidden_token_is_not_written() -> None:
+    model, tokenizer = load(demo.path())
+    prompt = tokenizer.encode("Once upon a")
+    [first] = generate_tokens(model, prompt, max_tokens=1)
+    forbidden = make_processors(logit_bias={first: -math.inf})
+    assert first not in generate_tokens(model, prompt, max_tokens=8, processors=forbidden)
+
+
+@pytest.mark.parametrize("token", [-1, 3.5, "1"])
+def test_token_ids_that_are_none_are_refused(token: Any) -> None:
+    with pytest.raises(ValueError, match="'logit_bias' must have token ids from 0 but got"):
+        make_processors(logit_bias={token: 1.0})
+    with pytest.raises(ValueError, match="'logit_bias' must have token ids below 5 but got 5"):
+        make_processors(logit_bias={5: 1.0})[0].start(mx.array([[0]]), None, 5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"logit_bias": {1: math.nan}}, "'logit_bias' must have finite numbers or minus infinity"),
+        ({"logit_bias": {1: math.inf}}, "'logit_bias' must have finite numbers or minus infinity"),
         ({"repetition_penalty": 0.0}, "'repetition_penalty' must be positive"),
         ({"repetition_penalty": math.nan}, "'repetition_penalty' must be positive and finite"),
         ({"repetition_penalty": math.inf}, "'repetition_penalty' must be positive and finite"),

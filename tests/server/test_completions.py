@@ -18,7 +18,6 @@ from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.server.answers import CompletionAnswer, ShownTokens
 from mlx_mmfree.server.schemas import StreamOptions
 from mlx_mmfree.server.settings import ServedModel
-from mlx_mmfree.server.texts import LogitBias
 from tests.hub.embedder_folder import embedder_folder
 from tests.server.conftest import GOLDENS, stream
 
@@ -212,13 +211,6 @@ def test_embeddings_are_means_of_hidden_states(
     (entry,) = coded["data"]
     raw = np.frombuffer(base64.b64decode(entry["embedding"]), "<f4")
     assert np.array_equal(raw, first.astype(np.float32))
-
-
-def test_texts_with_equal_biases_are_one_batch() -> None:
-    first, same = LogitBias.of({1: 2.0, 3: -1.0}, 5), LogitBias.of({3: -1.0, 1: 2.0}, 5)
-    assert first == same != LogitBias.of({1: 2.0}, 5)
-    changed = first(mx.zeros((2, 5)), ())
-    assert changed.tolist() == [[0.0, 2.0, 0.0, -1.0, 0.0]] * 2
 
 
 def test_a_model_that_embeds_texts_is_asked_as_its_files_say(

@@ -389,14 +389,14 @@ def test_what_has_too_many_tokens_is_not_encoded(
 
 
 def test_a_failure_of_one_request_is_its_own(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_mmfree.server import texts
+    from mlx_mmfree.generation import sampling
 
-    class Broken(texts.LogitBias):
+    class Broken(sampling.LogitBias):
         def __call__(self, logits: Any, state: Any) -> Any:
             raise ZeroDivisionError("a secret of the server")
 
     with monkeypatch.context() as patch:
-        patch.setattr(texts, "LogitBias", Broken)
+        patch.setattr(sampling, "LogitBias", Broken)
         body = {"prompt": "a", "max_tokens": 4, "logit_bias": {"1": 1}}
         error = error_of(client.post(COMPLETIONS, json=body), 500)
         assert "secret" not in error["message"]

@@ -7,12 +7,10 @@ from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
+from ..tokenizer.chat import REASONING_KEYS, reasoning_of
 from .answer_parts import Part, PartReader, ThinkingDelta, ToolCallEnd
 from .decode import StopStrings, overlap
 from .scanning import Scanner, Steps
-
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""Names under which messages hold the thoughts of an earlier answer."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,11 @@ def with_thoughts(message: Mapping[str, Any], template: str) -> dict[str, Any]:
         >>> with_thoughts(message, "{{ message.content.split('</think>') }}")["content"]
         '<think>\\nHm.\\n</think>\\n\\nYes.'
     """
-    values = {name: value for name, value in message.items() if name not in THOUGHT_KEYS}
-    thought = next((message[key] for key in THOUGHT_KEYS if message.get(key)), None)
-    if thought is None:
+    values = {name: value for name, value in message.items() if name not in REASONING_KEYS}
+    thought = reasoning_of(message)
+    if not thought:
         return values
-    key = next((key for key in THOUGHT_KEYS if re.search(rf"\b{key}\b", template)), None)
+    key = next((key for key in REASONING_KEYS if re.search(rf"\b{key}\b", template)), None)
     tags = thought_tags(template)
     if key is not None:
         values[key] = thought

@@ -13,6 +13,7 @@ import pydantic
 from pydantic import Field
 
 from ..files.reading import parse_json
+from ..tokenizer.chat import reasoning_of
 from .errors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -494,9 +495,9 @@ class Message(Body):
     refusal: str = ""
     name: str | None = None
     reasoning_content: str | None = None
-    # other servers' names for the reasoning of an answer that a client sends back
-    reasoning: str | None = None
+    # other servers' keys for the reasoning of an answer that a client sends back
     thinking: str | None = None
+    reasoning: str | None = None
     thinking_blocks: Annotated[str, pydantic.BeforeValidator(_reasoning_text)] = ""
     reasoning_details: Annotated[str, pydantic.BeforeValidator(_reasoning_text)] = ""
     tool_calls: list[Call] | None = None
@@ -525,9 +526,9 @@ class Message(Body):
 
     @property
     def thought(self) -> str:
-        """The reasoning before that, under whichever name it came."""
-        names = (self.reasoning_content, self.reasoning, self.thinking)
-        return next(filter(None, (*names, self.thinking_blocks, self.reasoning_details)), "")
+        """The reasoning before that, under whichever key it came."""
+        given = (reasoning_of(vars(self)), self.thinking_blocks, self.reasoning_details)
+        return next(filter(None, given), "")
 
 
 class Function(Body):

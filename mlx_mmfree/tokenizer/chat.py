@@ -13,10 +13,19 @@ from ..files.reading import parse_json
 from ..platform.confinement.process import ConfinedProcess, LimitError
 from .vocabulary import Before, Shield, SpecialTokens, encode_split
 
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""The names under which a message may hold its thoughts. The first that it has counts."""
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""The keys under which a message may hold its reasoning, in the order of transformers 5."""
 
 _MAX_DEPTH = 100
+
+
+def reasoning_of(message: Mapping[str, Any]) -> Any:
+    """The reasoning of a message under the first of `REASONING_KEYS` that holds any.
+
+    It is empty if those that there are hold none, and `None` without any.
+    """
+    given = [message[key] for key in REASONING_KEYS if message.get(key) is not None]
+    return next(filter(None, given), given[0] if given else None)
 
 
 def chat_data(
@@ -24,7 +33,7 @@ def chat_data(
 ) -> dict[str, Any]:
     """A copy of everything that a template may read, by name.
 
-    What is `None` in a message is left out, and its thoughts come under the names that templates read,
+    What is `None` in a message is left out, and its reasoning comes under the keys that templates read,
     as in transformers 5. Tools, and the arguments of calls, may be JSON texts.
 
     Args:
@@ -132,9 +141,9 @@ def _has_role(message: Any) -> bool:
 
 def _normalized(message: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in message.items() if value is not None}
-    thoughts = next((given[name] for name in THOUGHTS if name in given), None)
-    if thoughts is not None:
-        given = {"thinking": thoughts, **given, "reasoning_content": thoughts}
+    reasoning = reasoning_of(given)
+    if reasoning is not None:
+        given = {"thinking": reasoning, **given, "reasoning_content": reasoning}
     if "tool_calls" in given:
         calls = _parsed(given["tool_calls"], "tool_calls")
         given["tool_calls"] = (

@@ -14,7 +14,7 @@ from ..errors import MMFreeError, TrainingError
 from ..files.reading import decode_text, open_file, parse_json
 from ..hub.remote.download import SPLITS
 from ..models.parts.stack import check_tokens
-from ..tokenizer.chat import THOUGHTS, check_messages
+from ..tokenizer.chat import check_messages, reasoning_of
 from .corpus.documents import PARQUET, parquet_documents
 
 MAX_LINE_BYTES = 4_000_000
@@ -613,9 +613,8 @@ def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
 def _loses_thoughts(messages: Sequence[Any], text: str) -> bool:
     """Whether a written conversation lacks thoughts that its messages hold."""
     for message in messages:
-        given = (message.get(name) for name in THOUGHTS)
         content = message.get("content")
-        found = [next((thoughts for thoughts in given if thoughts is not None), "")]
+        found = [reasoning_of(message)]
         if isinstance(content, str) and message["role"] == _ASSISTANT:
             found += _WRITTEN_THOUGHTS.findall(content)
         if any(isinstance(thoughts, str) and thoughts.strip() not in text for thoughts in found):

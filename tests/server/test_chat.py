@@ -10,6 +10,7 @@ import pytest
 from mlx_mmfree import generate
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
+from mlx_mmfree.tokenizer.chat import REASONING_KEYS
 from tests.server.conftest import stream
 
 pytestmark = pytest.mark.serve
@@ -280,7 +281,7 @@ def test_thoughts_come_under_each_name(start: Callable[..., Any], tmp_path: Path
             chat(client, model="thinking", messages=[*USER, answer, *USER])["usage"][
                 "prompt_tokens"
             ]
-            for name in ("reasoning_content", "reasoning", "thinking")
+            for name in REASONING_KEYS
             for answer in [{"role": "assistant", "content": "Hi", name: "A long thought."}]
         }
     text = "Hello thereA long thought.HiHello there"

@@ -1,5 +1,6 @@
 """Thoughts in every dialect: told from the answer, given back, switched off, and ended by a budget."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree.generation.thoughts import with_thoughts
 from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.tokenizer.chat import REASONING_KEYS, chat_data
 from tests.server.conftest import GOLDENS, events, with_template
 
 pytestmark = pytest.mark.serve
@@ -204,3 +207,15 @@ def test_what_only_begins_like_a_thought_is_none() -> None:
     steps: tuple[tuple[str, Any], ...] = (("<", None), ("thin", "length"))
     parts.add([Event(0, text, 1, None, reason, 3, 0) for text, reason in steps])
     assert parts.thought_tokens == 0
+
+
+@pytest.mark.parametrize("keys", list(itertools.permutations(REASONING_KEYS, 2)))
+def test_all_readers_find_the_same_reasoning(keys: tuple[str, str]) -> None:
+    from mlx_mmfree.server.schemas import Message
+
+    given = dict(zip(keys, "ab", strict=True))
+    message: Any = {"role": "assistant", "content": "Yes.", **given}
+    first = next(given[key] for key in REASONING_KEYS if key in given)
+    assert Message(**message).thought == first
+    assert with_thoughts(message, "{{ m.reasoning }}")["reasoning"] == first
+    assert chat_data([message], False, {})["messages"][0]["reasoning_content"] == first

@@ -87,6 +87,8 @@ def written(template: str, messages: Any, **variables: Any) -> str:
         (THOUGHTS, {"content": "Yes", "reasoning": "t"}, ":<think>t</think>Yes;"),
         (THOUGHTS, {"content": "Yes", "thinking": "t"}, ":<think>t</think>Yes;"),
         (THOUGHTS, {"content": "Yes", "reasoning": ""}, ":<think></think>Yes;"),
+        (THOUGHTS, {"content": "Yes", "thinking": "", "reasoning": "t"}, ":<think>t</think>Yes;"),
+        (THOUGHTS, {"content": "Yes", "thinking": "t", "reasoning": "u"}, ":<think>t</think>Yes;"),
         (THINKING, {"content": "Yes", "reasoning_content": "t"}, ":[t]Yes;"),
         (THINKING, {"content": "Yes", "reasoning": "t"}, ":[t]Yes;"),
         (REASONING, {"content": "Yes", "reasoning_content": "t"}, ":Yes;"),

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from ..layers.arguments import with_arguments_of
 from ..models import Decoder
 from ..platform.resident_memory import BYTES_PER_GB
 from . import decode, speculative
@@ -102,8 +101,25 @@ def stream_generate(
     return decode.responses(decoding, completion, len(ids), start)
 
 
-@with_arguments_of(stream_generate, verbose=(bool, False))
-def generate(*args: Any, **options: Any) -> str:
+def generate(
+    model: Decoder,
+    tokenizer: Any,
+    prompt: decode.Prompt,
+    *,
+    max_tokens: int = 100,
+    sampler: Sampler = greedy,
+    processors: Sequence[LogitsProcessor] = (),
+    stop: Sequence[str] = (),
+    extra_eos_tokens: Collection[int | str] = (),
+    state: Any = None,
+    prefill_step_size: int = decode.PREFILL_STEP_SIZE,
+    draft_model: Decoder | None = None,
+    num_draft_tokens: int = speculative.NUM_DRAFT_TOKENS,
+    prompt_progress_callback: decode.Progress | None = None,
+    is_answer: bool = False,
+    ngram_drafts: bool = False,
+    verbose: bool = False,
+) -> str:
     """Continues a prompt and returns the new text.
 
     Args:
@@ -126,10 +142,26 @@ def generate(*args: Any, **options: Any) -> str:
     """
     parts = []
     rule = "=" * 10
-    verbose = options.pop("verbose", False)
+    responses = stream_generate(
+        model,
+        tokenizer,
+        prompt,
+        max_tokens=max_tokens,
+        sampler=sampler,
+        processors=processors,
+        stop=stop,
+        extra_eos_tokens=extra_eos_tokens,
+        state=state,
+        prefill_step_size=prefill_step_size,
+        draft_model=draft_model,
+        num_draft_tokens=num_draft_tokens,
+        prompt_progress_callback=prompt_progress_callback,
+        is_answer=is_answer,
+        ngram_drafts=ngram_drafts,
+    )
     if verbose:
         print(rule)
-    for response in stream_generate(*args, **options):
+    for response in responses:
         parts.append(response.text)
         if verbose:
             print(response.text, end="", flush=True)

@@ -1,41 +1,6 @@
-"""Checks of the arguments of layers and mixers, and functions that take another's arguments."""
-
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+"""Checks of the arguments of layers and mixers."""
 
 import mlx.core as mx
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def with_arguments_of(
-    other: Callable[..., Any], **more: tuple[type, Any]
-) -> Callable[[Function], Function]:
-    """Declares that a function passes what it is given on to another: its signature is written once.
-
-    `help` and editors then show the arguments of the other one, and its own after them.
-
-    Args:
-        other: The function that takes the arguments.
-        more: Those of its own, with their types and defaults.
-    """
-
-    def declare(function: Function) -> Function:
-        theirs, own = inspect.signature(other), inspect.signature(function)
-        added = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
-            )
-            for name, (kind, default) in more.items()
-        ]
-        function.__signature__ = theirs.replace(  # type: ignore[attr-defined]
-            parameters=[*theirs.parameters.values(), *added],
-            return_annotation=own.return_annotation,
-        )
-        return function
-
-    return declare
 
 
 def check_sizes(place: str, **sizes: int) -> None:

@@ -150,6 +150,7 @@ TOOLS = [
 ]
 
 
+@pytest.mark.parquet
 @pytest.mark.parametrize(
     ("lines", "options"),
     [
@@ -193,7 +194,6 @@ def test_nulls_of_parquet_columns_are_absent(
     )
     tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "tokenizer", template))
     want = _read(_write(tmp_path / "rows.jsonl", lines), tokenizer, **options)["train"]
-    pytest.importorskip("pyarrow")
     rows = _read(_write_parquet(tmp_path / "rows.parquet", lines), tokenizer, **options)["train"]
     assert _tokens(rows) == _tokens(want) and len(want.samples) == len(lines)
     if isinstance(want, Problems):

@@ -19,7 +19,6 @@ from ...errors import CheckpointError
 from ...files import checkpoint_files
 from ...files.reading import read_json_object
 from ...images import ImageProcessor
-from ...layers.arguments import with_arguments_of
 from ...layers.joined import join_projections
 from ...layers.matrix import converted, kept_names, matrices, parameters
 from ...models.parts.encoders import SearchFiles
@@ -327,8 +326,15 @@ def _without_masters(checkpoint: Checkpoint) -> CheckpointError:
     )
 
 
-@with_arguments_of(OpenedModel)
-def load(*args: Any, **options: Any) -> tuple[Any, Any]:
+def load(
+    path_or_repo: Source,
+    revision: str | None = None,
+    dtype: mx.Dtype | None = None,
+    packed: bool = True,
+    latent: bool | None = None,
+    rebuild_masters: bool = False,
+    direct: bool = False,
+) -> tuple[Any, Any]:
     """Loads a model and what prepares its inputs: a tokenizer, or for images an image processor.
 
     Args:
@@ -363,13 +369,20 @@ def load(*args: Any, **options: Any) -> tuple[Any, Any]:
         >>> logits.shape
         (1, 3, 2048)
     """
-    opened = OpenedModel(*args, **options)
+    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct)
     processor = opened.processor()
     return opened.load(), processor
 
 
-@with_arguments_of(OpenedModel)
-def load_model(*args: Any, **options: Any) -> models.Decoder:
+def load_model(
+    path_or_repo: Source,
+    revision: str | None = None,
+    dtype: mx.Dtype | None = None,
+    packed: bool = True,
+    latent: bool | None = None,
+    rebuild_masters: bool = False,
+    direct: bool = False,
+) -> models.Decoder:
     """Loads a model without a tokenizer.
 
     Args:
@@ -386,7 +399,8 @@ def load_model(*args: Any, **options: Any) -> models.Decoder:
         >>> load_model(demo.path(), dtype=mx.float32).dims
         384
     """
-    return OpenedModel(*args, **options).load()
+    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct)
+    return opened.load()
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:

@@ -46,6 +46,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="folder or Hub repository of a LoRA adapter to serve beside the model, as MODEL:NAME; may "
         "be given again; beside several models: MODEL:NAME=FOLDER",
     )
+    parser.add_argument(
+        "--served-model-name",
+        type=_model_name,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="names of the model in requests, in place of its folder's; the first is listed; beside "
+        "several models: MODEL=NAME",
+    )
     _add_address_flags(parser.add_argument_group("address and access"))
     _add_limit_flags(parser.add_argument_group("limits"))
     _add_session_flags(parser.add_argument_group("sessions"))
@@ -187,6 +197,14 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _model_name(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise argparse.ArgumentTypeError(
+            f"must be a name of printable characters but got {text!a:.40}"
+        )
+    return text
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
@@ -239,6 +257,9 @@ def flags_of_models(args: argparse.Namespace) -> list[argparse.Namespace]:
         known = {_name(alone): alone}
         _refuse(_owners(args.adapter) - {"", *known}, known)
         alone.adapter = [(name.rpartition(":")[2], folder) for name, folder in args.adapter]
+        owner = f"{_name(alone)}="
+        alone.served_model_name = [name.removeprefix(owner) for name in args.served_model_name]
+        _check_names([alone])
         return [alone]
     # what belongs to one model names it
     for name in ("adapter_path", "revision", "prompt_cache_file"):
@@ -257,20 +278,39 @@ def flags_of_models(args: argparse.Namespace) -> list[argparse.Namespace]:
     pairs = [draft.partition("=")[::2] for draft in args.draft_model or ()]
     unknown = (_owners(args.adapter) | {name for name, _ in pairs}) - by_name.keys()
     _refuse(unknown | {name for name, folder in pairs if not folder}, by_name)
+    named = [_owned_name(name, by_name) for name in args.served_model_name]
     for name, own in by_name.items():
+        own.served_model_name = [served for owner, served in named if owner == name]
         own.adapter = [
             (adapter.rpartition(":")[2], folder)
             for adapter, folder in args.adapter
             if adapter.rpartition(":")[0] == name
         ]
         own.draft_model = dict(pairs).get(name)
-    served = [name for own in each for name in _names(own)]
+    _check_names(each)
+    return each
+
+
+def _check_names(each: Sequence[argparse.Namespace]) -> None:
+    """Refuses models of which two have one name."""
+    served = [name for own in each for names in _names(own) for name in names]
     if len({*served}) < len(served):
         raise UsageError(
             "[serve] 'model' and 'adapter' must have a name of their own each time but got "
             f"{', '.join(served)}. Rename an adapter or a folder."
         )
-    return each
+
+
+def _owned_name(text: str, known: Collection[str]) -> tuple[str, str]:
+    """The model and the name in `MODEL=NAME`."""
+    owner = next((name for name in known if text.startswith(f"{name}=")), None)
+    name = "" if owner is None else text.removeprefix(f"{owner}=")
+    if owner is None or not name:
+        raise UsageError(
+            f"[serve] 'served_model_name' must be MODEL=NAME with one of the models {', '.join(known)} "
+            f"but got {text!r:.80}."
+        )
+    return owner, name
 
 
 def _owners(adapters: Sequence[tuple[str, str]]) -> set[str]:
@@ -378,7 +418,10 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
     shape: Any = opened.model
     if isinstance(shape, TextEmbedder):
         shape.embedding = read_embedding_use(opened.checkpoint.folder)
-    return Weights([ServedModel(name, shape, tokenizer) for name in _names(args)], load, need)
+    models = [
+        ServedModel(name, shape, tokenizer, aliases=(*others,)) for name, *others in _names(args)
+    ]
+    return Weights(models, load, need)
 
 
 def _sizes(args: argparse.Namespace) -> dict[str, Any]:
@@ -471,18 +514,18 @@ def served_models(
     from ..hub.adapters.adapter_folder import read_adapter
     from ..server.settings import ServedModel
 
-    base, *names = _names(args)
-    models = [ServedModel(base, model, tokenizer, sessions, draft)]
-    for name, (_, folder) in zip(names, args.adapter, strict=True):
+    (base, *others), *names = _names(args)
+    models = [ServedModel(base, model, tokenizer, sessions, draft, (*others,))]
+    for (name, *others), (_, folder) in zip(names, args.adapter, strict=True):
         adapted = with_adapter(model, read_adapter(folder))
         adapted.eval()
         own = None if sessions is None else sessions.for_model(adapted)
-        models.append(ServedModel(name, adapted, tokenizer, own, draft))
+        models.append(ServedModel(name, adapted, tokenizer, own, draft, (*others,)))
     return models
 
 
-def _names(args: argparse.Namespace) -> list[str]:
-    """The names of the model and each adapter in requests.
+def _names(args: argparse.Namespace) -> list[list[str]]:
+    """The names of the model and of each adapter in requests, those that are listed first.
 
     Raises:
         UsageError: Two adapters have one name, or `--adapter-path` is given too.
@@ -497,7 +540,8 @@ def _names(args: argparse.Namespace) -> list[str]:
             "[serve] 'adapter' must come without 'adapter_path', which changes the model itself, but "
             "both are given. Give that folder a name with --adapter too."
         )
-    return [_name(args), *(f"{_name(args)}:{name}" for name in names)]
+    own = args.served_model_name or [_name(args)]
+    return [own, *([f"{model}:{name}" for model in own] for name in names)]
 
 
 @contextmanager

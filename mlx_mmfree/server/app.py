@@ -3,10 +3,12 @@
 import base64
 import hmac
 import logging
+import re
 import socket
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -167,15 +169,24 @@ def embeddings(service: Service) -> Endpoint:
     return endpoint
 
 
+_MOST_LISTED = 1000
+
+
 def models(service: Service) -> Endpoint:
-    """The endpoint that lists all models of a service, or shows the one that is named."""
+    """The endpoint that lists all models of a service, or shows the one that is named.
+
+    Each model, and the list, has the names of both vendors' forms.
+    """
     created = int(time.time())
 
     def shown(served: ServedModel) -> dict[str, Any]:
         return {
             "id": served.name,
             "object": "model",
+            "type": "model",
+            "display_name": served.name,
             "created": created,
+            "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "owned_by": "mlx_mmfree",
             "kind": served.kind,
             "chat_template": served.kind == "chat",
@@ -187,9 +198,40 @@ def models(service: Service) -> Endpoint:
         name = request.path_params.get("name")
         if name is not None:
             return JSONResponse(shown(service.catalogue.find(name)))
-        return JSONResponse({"object": "list", "data": [shown(s) for s in service.catalogue]})
+        page, has_more = _page(list(service.catalogue), request.query_params)
+        listed = {
+            "object": "list",
+            "data": [shown(served) for served in page],
+            "has_more": has_more,
+            "first_id": page[0].name if page else None,
+            "last_id": page[-1].name if page else None,
+        }
+        return JSONResponse(listed)
 
     return endpoint
+
+
+def _page(all: list[ServedModel], query: Mapping[str, str]) -> tuple[list[ServedModel], bool]:
+    """The models of a page of the list, and whether it has more after them, or before `before_id`."""
+    limit, names = query.get("limit"), [served.name for served in all]
+    if limit is not None and not (
+        re.fullmatch("[0-9]{1,4}", limit) and 1 <= int(limit) <= _MOST_LISTED
+    ):
+        raise RequestError(
+            f"[request] 'limit' must be 1 to {_MOST_LISTED:,} but is {limit!r:.20}.", param="limit"
+        )
+    for name in ("after_id", "before_id"):
+        if query.get(name, names[0]) not in names:
+            raise RequestError(
+                f"[request] {name!r} must be the id of a model but is {query[name]!r:.80}.",
+                param=name,
+            )
+    begin = names.index(query["after_id"]) + 1 if "after_id" in query else 0
+    end = names.index(query["before_id"]) if "before_id" in query else len(names)
+    count = len(names) if limit is None else int(limit)
+    if "before_id" in query:
+        return all[max(begin, end - count) : end], end - count > begin
+    return all[begin : begin + count], begin + count < end
 
 
 async def page(request: Request) -> Response:

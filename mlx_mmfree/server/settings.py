@@ -1,5 +1,6 @@
 """The settings of a server: its models, its limits, and its defaults for requests."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,8 @@ from .errors import RequestError
 if TYPE_CHECKING:
     from ..generation.sessions import Sessions
 
+
+_log = logging.getLogger(__name__)
 
 MAX_CHOICES = 128
 """Texts that one request may ask for: prompts times `n`."""
@@ -150,6 +153,7 @@ class ServedModel:
         tokenizer: Belongs to it.
         sessions: What it has read and keeps; `None` if it keeps nothing.
         draft: A smaller model that proposes tokens; `None`: there is none.
+        aliases: Further names under which requests may ask for it.
     """
 
     name: str
@@ -157,6 +161,7 @@ class ServedModel:
     tokenizer: Any
     sessions: "Sessions | None" = None
     draft: Decoder | None = None
+    aliases: tuple[str, ...] = ()
 
     def suggested(self, thinks: bool) -> Suggestion:
         """How its texts are sampled by its files or its makers, with or without a thought.
@@ -182,6 +187,11 @@ class ServedModel:
         return "chat" if self.tokenizer.has_chat_template else "base"
 
 
+_FOREIGN = ("claude-", "gpt-")
+"""How names begin that agents send of their own accord, as for their sub-agents."""
+_MOST_FOREIGN = 32
+
+
 class Catalogue:
     """The models of a server by name; the first one answers requests that name none.
 
@@ -191,13 +201,18 @@ class Catalogue:
 
     def __init__(self, models: Sequence[ServedModel]):
         self._models = {served.name: served for served in models}
+        self._aliases = {alias: served for served in models for alias in served.aliases}
         self._first = models[0]
+        # adapters are named after the model that they change
+        own = f"{self._first.name}:"
+        self._is_alone = all(name.startswith(own) for name in list(self._models)[1:])
+        self._foreign: set[str] = set()
 
     def __iter__(self) -> Any:
         return iter(self._models.values())
 
     def find(self, name: str | None, *, writes: bool = False) -> ServedModel:
-        """The model of a name.
+        """The model of a name. Names of other vendors' models go to the only model that there is.
 
         Args:
             name: The name; `None`: the first model.
@@ -206,7 +221,9 @@ class Catalogue:
         Raises:
             RequestError: There is none.
         """
-        found = self._first if name is None else self._models.get(name)
+        found = self._first if name is None else self._models.get(name) or self._aliases.get(name)
+        if found is None and name is not None and self._is_alone and name.startswith(_FOREIGN):
+            found = self._instead_of(name)
         if found is None:
             known = ", ".join(map(repr, self._models))
             raise RequestError(
@@ -223,3 +240,10 @@ class Catalogue:
                 code="unsupported_model",
             )
         return found
+
+    def _instead_of(self, name: str) -> ServedModel:
+        """The only model; the log says so, once for each of the names that agents usually send."""
+        if name not in self._foreign and len(self._foreign) < _MOST_FOREIGN:
+            self._foreign.add(name)
+            _log.info("Requests for %.100r go to %s, the only model.", name, self._first.name)
+        return self._first

@@ -381,7 +381,7 @@ def test_packed_form_is_named_for_the_repository(
         "/absent/tiny",
         "~/absent",
         "~nobody/x",
-        "a/b/c",
+        "a/b//c",
         "a\\b",
         "me/ti ny",
         "me/",

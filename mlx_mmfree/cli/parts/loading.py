@@ -193,7 +193,11 @@ def add_source_flags(group: argparse._ActionsContainer, more: str, **options: An
 
     `options` are those of `--model` for argparse.
     """
-    group.add_argument("--model", help=f"folder or Hub repository of the model{more}", **options)
+    group.add_argument(
+        "--model",
+        help=f"folder or Hub repository of the model, or a folder or .gguf file in one{more}",
+        **options,
+    )
     group.add_argument("--revision", help="branch, tag or commit of the Hub repository")
 
 

@@ -49,11 +49,13 @@ def model_card(
         folder: The folder that holds the source on this machine.
     """
     from ...hub.publish.model_card import CARD_FILE, CARD_PATTERNS, ModelCard, read_source_card
-    from ...hub.remote.download import local_folder
+    from ...hub.remote.download import local_folder, place_in_hub
 
-    is_local = expanded(model).exists()
-    if not is_local:
-        folder = local_folder(model, revision, patterns=CARD_PATTERNS)
+    place = None if expanded(model).exists() else place_in_hub(model)
+    repository = None if place is None else place[0]
+    if repository is not None:
+        # the card lies at the top of the repository, whatever is read of it
+        folder = local_folder(repository, revision, patterns=CARD_PATTERNS)
     source = read_source_card(folder)
     if source.problem is not None:
         print(
@@ -65,7 +67,7 @@ def model_card(
         name=folder.name,
         format="mlx",
         command=shlex.join(["mmfree", name, *map(_public, arguments)]),
-        base_model=None if is_local else model,
+        base_model=repository,
         base_revision=revision,
         source=source,
         certify=certificate_section,

@@ -20,7 +20,7 @@ from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
 from ...layers.matrix import stored_layouts
 from ...models import Decoder
 from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
-from ..remote.download import REPOSITORY_NAME, local_folder
+from ..remote.download import local_folder, place_in_hub
 from . import peft_format
 from .adapter import Adapter, adapter_of, by_hub_names, with_tied_head
 
@@ -32,7 +32,7 @@ def read_adapter(path_or_repo: str | os.PathLike[str]) -> Adapter:
     """Reads an adapter that this library, mlx-lm or PEFT wrote.
 
     Args:
-        path_or_repo: A folder, or a repository `owner/name` of the Hub.
+        path_or_repo: A folder, a repository `owner/name` of the Hub, or a folder in one.
 
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent, or the adapter asks for something
@@ -40,7 +40,7 @@ def read_adapter(path_or_repo: str | os.PathLike[str]) -> Adapter:
         DownloadError: The Hub does not hand out the repository.
     """
     path = expanded(path_or_repo)
-    if not path.exists() and REPOSITORY_NAME.fullmatch(str(path_or_repo)):
+    if not path.exists() and place_in_hub(str(path_or_repo)) is not None:
         path = local_folder(str(path_or_repo), patterns=_FILES)
     if not (path / ADAPTER_CONFIG_FILE).exists():
         raise CheckpointError(

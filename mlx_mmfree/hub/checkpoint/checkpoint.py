@@ -138,8 +138,8 @@ def open_checkpoint(
     """Finds or downloads a checkpoint and reads its headers.
 
     Args:
-        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
-            `owner/name/file.gguf` in one.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a folder
+            or a file in one, as `owner/name/folder/file.gguf`.
         revision: Branch, tag or commit of the repository.
         latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or are
             meant as stored (`False`). `None` reads it from the configuration and the revision.
@@ -172,6 +172,11 @@ def open_checkpoint(
             return Checkpoint(folder, config, tensors, dtype)
     if kind != ".safetensors":
         folder = local_folder(path_or_repo, revision, patterns=checkpoint_files.TORCH_PATTERNS)
+    if not folder.exists() and name.count("/") > 1:
+        raise CheckpointError(
+            f"[load] '{name}' must be a folder of the repository, with a checkpoint, but there is none. "
+            "Check the spelling."
+        )
     if not (folder / checkpoint_files.CONFIG_FILE).exists():
         raise CheckpointError(
             f"[load] '{folder}' must hold a checkpoint but has no "
@@ -265,6 +270,8 @@ def _place(folder: Path) -> str:
     """Where the checkpoint may be that a folder does not hold, in words."""
     if (folder / RUN_MODEL / checkpoint_files.CONFIG_FILE).exists():
         return f"It is the folder of a run, whose model is '{folder / RUN_MODEL}'."
+    if folder.is_dir() and (others := visible(folder, "*.pth")):
+        return f"'{others[0].name}' is not read: give the GGUF file that is published beside it."
     return "Give the folder that holds it."
 
 

@@ -338,8 +338,8 @@ def load(
     """Loads a model and what prepares its inputs: a tokenizer, or for images an image processor.
 
     Args:
-        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, a file
-            `owner/name/file.gguf` in one, or an opened checkpoint.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, a folder
+            or a file in one, as `owner/name/folder/file.gguf`, or an opened checkpoint.
         revision: Branch, tag or commit of the repository.
         dtype: The float dtype of weights and activations; `None` keeps the checkpoint's. Ternary
             weights do not depend on it.
@@ -407,8 +407,8 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
     """Loads a tokenizer without its model. Of a repository, only the small files are downloaded.
 
     Args:
-        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a file
-            `owner/name/file.gguf` in one.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, or a folder
+            or a file in one, as `owner/name/folder/file.gguf`.
         revision: Branch, tag or commit of the repository.
 
     Returns:

@@ -27,7 +27,21 @@ SPLITS = {
 DATASET_FILES = tuple(f"{name}.jsonl" for names in SPLITS.values() for name in names)
 
 REPOSITORY_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-_REPOSITORY_FILE = re.compile(rf"({REPOSITORY_NAME.pattern})/([\w.-]+\.gguf)", re.ASCII)
+_PLACE = re.compile(rf"({REPOSITORY_NAME.pattern})((?:/\w[\w.-]*)*)", re.ASCII)
+_OTHER_WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
+
+
+def place_in_hub(name: str) -> tuple[str, PurePosixPath] | None:
+    """The repository that a name means, and the folder or file in it, `.` for the top.
+
+    Args:
+        name: `owner/name`, `owner/name/folder`, or `owner/name/folder/file.gguf`, with any folders.
+
+    Returns:
+        `None` if the name means no repository.
+    """
+    found = _PLACE.fullmatch(name)
+    return None if found is None else (found[1], PurePosixPath(found[2].removeprefix("/")))
 
 
 def local_folder(
@@ -44,8 +58,8 @@ def local_folder(
     that the Hub lists. The files go to the Hub's cache. Without a network the cached files are used.
 
     Args:
-        path_or_repo: An existing folder or `.gguf` file, a repository id `owner/name`, or a file
-            `owner/name/file.gguf` in one.
+        path_or_repo: An existing folder or `.gguf` file, a repository id `owner/name`, or a folder
+            `owner/name/folder` or a file `owner/name/folder/file.gguf` in one.
         revision: Branch, tag or commit of the repository. A folder has none.
         patterns: Names of the files to download.
 
@@ -64,20 +78,42 @@ def local_folder(
             )
         return folder
     if name and folder.exists():
+        beside = [file.name for file in visible(folder.parent, f"*{checkpoint_files.GGUF_SUFFIX}")]
+        raise _other_kind(str(folder), str(folder.parent), beside)
+    place = place_in_hub(name) if isinstance(path_or_repo, str) else None
+    if place is None:
         raise CheckpointError(
-            f"[load] 'path_or_repo' must be a folder with a checkpoint or a "
-            f"{checkpoint_files.GGUF_SUFFIX} file but '{folder}' is a file of another "
-            "kind. Give the folder that holds it."
+            "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name', perhaps "
+            f"with a folder or a {checkpoint_files.GGUF_SUFFIX} file in it, but got {name!r}, which is "
+            "neither. Check the spelling; 'mmfree models --known' lists repositories that load."
         )
-    if file := isinstance(path_or_repo, str) and _REPOSITORY_FILE.fullmatch(name):
-        return Path(ask_hub(file[1], revision, tuple(part_names(file[2])))) / file[2]
-    if not isinstance(path_or_repo, str) or not REPOSITORY_NAME.fullmatch(name):
-        raise CheckpointError(
-            "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name' but "
-            f"got {name!r}, which is neither. Check the spelling; 'mmfree models --known' lists "
-            "repositories that load."
-        )
-    return Path(ask_hub(name, revision, patterns))
+    repository, inner = place
+    if inner.suffix == checkpoint_files.GGUF_SUFFIX:
+        names = tuple(part_names(inner.name))
+        return Path(ask_hub(repository, revision, names, folder=str(inner.parent))) / inner
+    if inner.suffix in _OTHER_WEIGHTS:
+        held = f"{repository}/{inner.parent}".removesuffix("/.")
+        raise _other_kind(name, held, _gguf_files(repository, revision, inner.parent))
+    return Path(ask_hub(repository, revision, patterns, folder=str(inner))) / inner
+
+
+def _other_kind(file: str, folder: str, beside: Sequence[str]) -> CheckpointError:
+    """The error for a file of another kind, which names the GGUF file beside it."""
+    suffix = checkpoint_files.GGUF_SUFFIX
+    models = whole_models(beside)
+    way_out = f"Give '{folder}/{models[0]}'." if models else "Give the folder that holds it."
+    return CheckpointError(
+        f"[load] 'path_or_repo' must be a folder with a checkpoint or a {suffix} file but '{file}' is a "
+        f"file of another kind. {way_out}"
+    )
+
+
+def _gguf_files(repository: str, revision: str | None, folder: PurePosixPath) -> list[str]:
+    """The names of the GGUF files in a folder of a repository."""
+    pattern = f"*{checkpoint_files.GGUF_SUFFIX}"
+    listed = ask_hub(repository, revision, (pattern,), dry_run=True, folder=str(folder))
+    names = (PurePosixPath(file.filename).name for file in listed)
+    return [name for name in names if not name.startswith(".")]
 
 
 def gguf_file(
@@ -99,10 +135,9 @@ def gguf_file(
         return folder
     name = os.fspath(path_or_repo)
     names = whole_models(file.name for file in visible(folder, f"*{checkpoint_files.GGUF_SUFFIX}"))
-    is_remote = not Path(os.path.expanduser(name)).is_dir()
-    if not names and is_remote:
-        listed = ask_hub(name, revision, (f"*{checkpoint_files.GGUF_SUFFIX}",), dry_run=True)
-        names = whole_models(f.filename for f in listed if not f.filename.startswith("."))
+    place = None if Path(os.path.expanduser(name)).is_dir() else place_in_hub(name)
+    if not names and place is not None:
+        names = whole_models(_gguf_files(place[0], revision, place[1]))
     if len(names) > 1:
         raise CheckpointError(
             f"[load] '{name}' must hold one {checkpoint_files.GGUF_SUFFIX} file but holds {len(names)}: "
@@ -110,8 +145,10 @@ def gguf_file(
         )
     if not names:
         return None
-    if is_remote:
-        folder = Path(ask_hub(name, revision, tuple(part_names(names[0]))))
+    if place is not None:
+        repository, inner = place
+        parts = tuple(part_names(names[0]))
+        folder = Path(ask_hub(repository, revision, parts, folder=str(inner))) / inner
     return folder / names[0]
 
 
@@ -199,6 +236,7 @@ def ask_hub(
     dry_run: bool = False,
     repo_type: str | None = None,
     has_folders: bool = False,
+    folder: str = ".",
 ) -> Any:
     """Downloads the files of a repository that match a pattern, or only lists them.
 
@@ -209,6 +247,7 @@ def ask_hub(
         dry_run: Only list the files, as `huggingface_hub` describes them.
         repo_type: `"dataset"`; `None` for a model.
         has_folders: Whether files in folders match too.
+        folder: The folder in the repository whose files match.
 
     Returns:
         The folder of the files in the Hub's cache, or the list.
@@ -224,12 +263,13 @@ def ask_hub(
     kind = "datasets/" if repo_type == "dataset" else ""
     check_login("load", DownloadError)
     with _quiet_client(), _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
+        ignored, start = _ignored(patterns, has_folders), "" if folder == "." else f"{folder}/"
         snapshot = partial(
             huggingface_hub.snapshot_download,
             repository,
             revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=_ignored(patterns, has_folders),
+            allow_patterns=[start + pattern for pattern in patterns],
+            ignore_patterns=ignored and [start + pattern for pattern in ignored],
             repo_type=repo_type,
             tqdm_class=_silent_bar(),
         )

@@ -3,7 +3,7 @@
 Other interfaces turn their requests into a `ChatRequest`, and write its answer in their own form.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -18,12 +18,20 @@ from ..generation.decode import TextEnd, end_tokens
 from ..generation.thoughts import AnswerEnd, CallTrial, ThoughtReader
 from .answers import Answer, ChatAnswer, ShownTokens
 from .errors import RequestError
-from .schemas import Body, ChatRequest
+from .schemas import Body, ChatRequest, Function
 from .service import Endpoint, Service
 from .settings import ServedModel
 from .texts import Prompt, chat_prompt, text_requests
 from .tool_calls.call_forms import CallForm, call_form
-from .tool_calls.grammar import Source, call_source, json_source
+from .tool_calls.readers import Functions
+from .tool_calls.sources import (
+    Source,
+    call_or_json_source,
+    call_source,
+    json_source,
+    strict_source,
+)
+from .tool_calls.values import check_pattern, patterns
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ def _reader(body: ChatRequest, prompt: Prompt, form: CallForm | None) -> PartRea
     if form is not None:
         make = partial(
             form.reader,
-            {function.name: function.parameters for function in body.offered},
+            _schemas(body.offered),
             strict={function.name for function in body.offered if function.strict},
             one=not body.parallel_tool_calls,
         )
@@ -199,12 +207,17 @@ def _check(body: ChatRequest) -> None:
             "[request] 'tool_choice' must name one of 'tools' but names none.",
             param="tool_choice",
         )
-    if body.grammar is not None and body.offered:
-        raise RequestError(
-            "[request] 'response_format' must be left out with 'tools', whose calls have a form of "
-            "their own.",
-            param="response_format",
-        )
+    for function in body.offered:
+        for pattern in patterns(function.parameters) if function.strict else ():
+            try:
+                check_pattern(pattern)
+            except ValueError as error:
+                raise RequestError(
+                    f"[request] 'tools' must have patterns that can be followed where they are strict, "
+                    f"but that of {function.name!r} has {pattern!r:.60}: {error!s:.200}.",
+                    param="tools",
+                    code="invalid_json_schema",
+                ) from error
 
 
 def _check_begun(body: ChatRequest) -> None:
@@ -247,7 +260,22 @@ def _source(
     """The maker of the grammar that holds an answer to its schema or to a call; `None` if it is free."""
     thought = prompt.thoughts.end if prompt.thoughts is not None and prompt.is_thinking else None
     special = served.tokenizer.special_tokens
-    if form is not None and body.forced:
-        functions = {function.name: function.parameters for function in body.forced}
-        return call_source(form, functions, special, thought)
-    return None if body.grammar is None else json_source(body.grammar, special, thought)
+    schema = body.grammar
+    if form is None:
+        return None if schema is None else json_source(schema, special, thought)
+    if body.forced:
+        return call_source(form, _schemas(body.forced), special, thought)
+    functions = _schemas(body.offered)
+    strict = _schemas([function for function in body.offered if function.strict])
+    if schema is not None:
+        many = body.parallel_tool_calls
+        return call_or_json_source(form, functions, strict, schema, special, thought, many)
+    if not strict:
+        return None
+    thoughts, is_thinking = prompt.thoughts, prompt.is_thinking
+    return strict_source(form, functions, strict, special, thoughts, is_thinking)
+
+
+def _schemas(functions: Iterable[Function]) -> Functions:
+    """The schemas of the arguments of functions by their names."""
+    return {function.name: function.parameters for function in functions}

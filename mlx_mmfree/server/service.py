@@ -30,7 +30,8 @@ from .settings import (
     ServedModel,
     Settings,
 )
-from .tool_calls.grammar import Grammar, Grammars, Lanes, Source
+from .tool_calls.grammar import Grammar, Grammars, Lanes
+from .tool_calls.sources import Source
 
 
 @dataclass(eq=False)

@@ -24,7 +24,8 @@ from mlx_mmfree.platform.confinement.process import Branch, _Running
 from mlx_mmfree.server.errors import RequestError
 from mlx_mmfree.server.settings import ServedModel
 from mlx_mmfree.server.tool_calls import grammar
-from mlx_mmfree.server.tool_calls.grammar import Grammar, Grammars, Lanes, json_source
+from mlx_mmfree.server.tool_calls.grammar import Grammar, Grammars, Lanes
+from mlx_mmfree.server.tool_calls.sources import json_source
 from tests.hub.checkpoints import GOLDENS, edit_json
 from tests.server.conftest import with_template
 from tests.server.process import ServerProcess

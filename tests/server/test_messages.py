@@ -199,7 +199,7 @@ def test_a_schema_and_a_forced_call(start: Callable[..., Any], dictated: Dictate
         answer = client.post(PATH, json=body | {"output_config": form}).json()
         assert json.loads(answer["content"][0]["text"])["kind"] in ("fox", "hen")
         error = client.post(PATH, json=body | {"output_config": form, "tools": TOOLS})
-        assert "'output_config'" in error_of(error, 400, "invalid_request_error")
+        assert "'tools'" in error_of(error, 400, "invalid_request_error")
     forced = LOOK.replace("<tool_call>", "<tool_call>\n").replace("</", "\n</")
     called = ask(dictated, forced, tools=TOOLS, tool_choice={"type": "tool", "name": "look_up"})
     assert called["stop_reason"] == "tool_use"
@@ -236,7 +236,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://example.com/x
         ({"tools": TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, "'tool_choice'"),
         ({"tool_choice": {"type": "any"}}, "'tool_choice'"),
         ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, "'tool_choice' must have a 'name'"),
-        ({"tools": [{**TOOLS[0], "strict": True}]}, "'tools[0].strict' must be"),
+        ({"tools": [{**TOOLS[0], "strict": "yes"}]}, "'tools[0].strict' must be"),
         ({"stop_sequences": [""]}, "'stop_sequences'"),
         ({"temperature": 1.5}, "'temperature'"),
         ({"mcp_servers": [{}]}, "does not support 'mcp_servers'"),

@@ -350,7 +350,7 @@ def test_thoughts_go_and_come_back(include: list[str]) -> None:
             "input[0].content[0]",
         ),
         ({"input": [{"type": "function_call", "call_id": "a", "arguments": "{}"}]}, "input[0]"),
-        ({"tools": [{**TOOLS[0], "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{**TOOLS[0], "strict": "yes"}]}, "tools[0].strict"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": 5}}, "tool_choice"),
         ({"max_output_token": 5}, "max_output_token"),
         ({"max_tokens": 5}, "max_tokens"),

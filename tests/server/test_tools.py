@@ -11,7 +11,6 @@ import pytest
 from mlx_mmfree.generation.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
 from mlx_mmfree.generation.thoughts import ThoughtReader, ThoughtTags
 from mlx_mmfree.server.tool_calls.call_forms import call_form
-from mlx_mmfree.server.tool_calls.grammar import call_source
 from mlx_mmfree.server.tool_calls.readers import (
     BareCalls,
     CallReader,
@@ -21,6 +20,7 @@ from mlx_mmfree.server.tool_calls.readers import (
     TaggedCalls,
     XMLCalls,
 )
+from mlx_mmfree.server.tool_calls.sources import call_source
 from tests.server.conftest import with_template
 
 pytestmark = pytest.mark.serve

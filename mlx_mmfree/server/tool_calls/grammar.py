@@ -6,17 +6,11 @@ the answer that asked for it.
 """
 
 import asyncio
-import hashlib
-import json
 import os
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from types import MappingProxyType
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
@@ -26,8 +20,7 @@ import numpy as np
 from ...platform.confinement.process import Branch, ConfinedProcess, LimitError, TimeLimitError
 from ..answers import token_bytes
 from ..errors import RequestError
-from .call_forms import CallForm
-from .readers import Functions
+from .sources import Source
 
 COMPILER_SECONDS, COMPILER_MB = 1.0, 100
 # nearly every grammar needs less; those that do not wait apart, so that the others need not
@@ -39,79 +32,6 @@ _REFUSALS, _REFUSED_SECONDS = 256, 60.0
 _MB = 2**20
 _MOST_WAITING = 32
 _NONE = -1
-
-
-@dataclass(frozen=True)
-class Source:
-    """The source of a grammar.
-
-    Attributes:
-        kind, text: As `grammar_server` takes it.
-        param: The parameter that asked for it.
-    """
-
-    kind: str
-    text: str
-    param: str
-
-    @property
-    def key(self) -> str:
-        """Tells it from others."""
-        return hashlib.sha256(f"{self.param} {self.kind} {self.text}".encode()).hexdigest()
-
-
-def json_source(
-    schema: dict[str, Any] | bool,
-    special: Mapping[str, int] = MappingProxyType({}),
-    thought: str | None = None,
-) -> Source:
-    """A grammar of JSON that follows a schema.
-
-    Args:
-        schema: The schema.
-        special: Tokens that no text spells, by their texts.
-        thought: What ends the thought that comes before; `None`: none does.
-    """
-    if thought is None:
-        return Source("json", json.dumps(schema), "response_format")
-    answer = f"answer: %json {json.dumps(schema)}"
-    return Source("lark", _after_thought("answer", answer, special, thought), "response_format")
-
-
-def call_source(
-    form: CallForm, functions: Functions, special: Mapping[str, int], thought: str | None
-) -> Source:
-    """A grammar of a call of one of some functions.
-
-    Args:
-        form: How the model writes calls.
-        functions: The schemas of their arguments by name.
-        special, thought: As for `json_source`.
-    """
-    rules = form.rules(functions, partial(literal, special))
-    return Source("lark", _after_thought("calls", rules, special, thought), "tools")
-
-
-def literal(special: Mapping[str, int], text: str) -> str:
-    """A text as Lark has it, with its special tokens as such."""
-    if not special:
-        return json.dumps(text)
-    longest_first = sorted(special, key=len, reverse=True)
-    parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
-    return " ".join(
-        f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part
-    )
-
-
-def _after_thought(name: str, rules: str, special: Mapping[str, int], thought: str | None) -> str:
-    """Rules after a thought, if there is one."""
-    if thought is None:
-        return f"start: {name}\n{rules}"
-    if thought in special:
-        before = f"thought: /(?s:.*)/ <[{special[thought]}]>"
-    else:
-        before = f"thought[suffix={json.dumps(thought)}]: /(?s:.*)/"
-    return f"start: thought /\\n{{0,2}}/ {name}\n{before}\n{rules}"
 
 
 class Lanes:

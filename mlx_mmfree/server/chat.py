@@ -127,7 +127,7 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
     served, prompt, form = read(service, body)
     make_reader = partial(_reader, body, prompt, form)
     one_call = form is not None and not body.parallel_tool_calls
-    is_plain = prompt.thoughts is None and not one_call
+    is_plain = not one_call and (prompt.thoughts is None or not body.stop)
 
     def ending() -> TextEnd:
         return AnswerEnd(body.stop, make_reader(), one_call)

@@ -68,7 +68,7 @@ def test_what_a_file_says_steers_no_terminal(
 @pytest.mark.parametrize("command", ["generate", "convert", "upload"])
 def test_commands_do_not_repeat_them(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     address = f"https://me:secret@huggingface.co/me/x?token={TOKEN}"
-    flags = ["--path", ".", "--repo"] if command == "upload" else ["--model"]
+    flags = ["--path", ".", "--upload-repo"] if command == "upload" else ["--model"]
     assert main([command, *flags, address]) == 2
     captured = capsys.readouterr()
     assert "huggingface.co" in captured.err

@@ -135,7 +135,7 @@ def _add_output_flags(group: Any) -> None:
         metavar="FILE",
         help="JSON file that keeps each figure; what it holds is not measured again",
     )
-    add_picture_flag(group, "--plot", what="draw the figures with fitted slopes")
+    add_picture_flag(group, what="draw the figures with fitted slopes")
 
 
 @command

@@ -387,7 +387,7 @@ def build_parser() -> CommandParser:
     output.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
-    add_picture_flag(output, "--plot", what="draw the roofline")
+    add_picture_flag(output, what="draw the roofline")
     return parser
 
 

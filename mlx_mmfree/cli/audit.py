@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .parts import flags, loading, show_attention, terminal
-from .parts.command import CommandParser, add_old_positions, check_writable, command
+from .parts.command import CommandParser, check_writable, command
 
 if TYPE_CHECKING:
     from ..evaluation.audit import Certificate
@@ -35,15 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--positions",
-        "--position",
         type=flags.non_negative,
         default=16,
         help="tokens before the one that is decoded; default: %(default)s",
     )
     flags.add_json_flag(parser)
-    flags.add_picture_flag(parser, "--output", what="draw the composition")
+    flags.add_picture_flag(parser, what="draw the composition")
     loading.add_memory_flags(parser)
-    add_old_positions(parser, "model")
     return parser
 
 

@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         parser.add_argument(name, action="store_true", help="without effect now")
     output = parser.add_argument_group("output")
     add_json_flag(output)
-    add_picture_flag(output, "--plot", what="draw the rates")
+    add_picture_flag(output, what="draw the rates")
     output.add_argument(
         "--report",
         type=Path,

@@ -127,7 +127,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text file with the name of a class on each line, in place of the checkpoint's names",
     )
-    add_picture_flag(group, "--map", what="draw where the likeliest class is seen")
+    add_picture_flag(group, what="draw where the likeliest class is seen")
     group.add_argument(
         "--batch-size",
         type=positive,

@@ -127,7 +127,6 @@ def _add_ternarize_flags(group: Any) -> None:
     )
     group.add_argument(
         "--data",
-        "--text-file",
         type=Path,
         metavar="FILE",
         help="with --ternarize: UTF-8 text on which both models are measured",

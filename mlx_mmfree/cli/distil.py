@@ -36,8 +36,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--output",
-        "--path",
-        dest="path",
         metavar="DIR",
         help="folder of the run and of the student",
     )
@@ -118,7 +116,7 @@ def run(
         rows.append((MEASURED[name], *(f"{value:.4f}" for value in figures.values())))
     if len(rows[0]) > 1:
         print(*terminal.aligned(rows, left=1), sep="\n")
-    print(kept_models(Path(settings.path)))
+    print(kept_models(Path(settings.output)))
 
 
 def _layers(text: str) -> list[int]:

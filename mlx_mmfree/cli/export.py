@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .parts.command import CommandParser, add_old_positions, command
+from .parts.command import CommandParser, command
 from .parts.flags import add_output_flag, add_overwrite_flag, positive
 from .parts.loading import add_memory_flags, add_model_flags, loaded
 from .parts.terminal import size_text
@@ -57,7 +57,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_overwrite_flag(group)
     add_memory_flags(parser)
-    add_old_positions(parser, "model", "output")
     return parser
 
 

@@ -55,7 +55,6 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--data",
         "--data-path",
-        "--text-file",
         type=Path,
         metavar="FILE",
         help="UTF-8 text on which the loss is measured before and after, or a folder with the "

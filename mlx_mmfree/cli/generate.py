@@ -76,7 +76,6 @@ def _add_prompt_flags(group: Any) -> None:
     )
     source.add_argument(
         "--data",
-        "--prompts-file",
         type=Path,
         metavar="FILE",
         help="text file with one prompt on each line, or a .jsonl file; the prompts are continued "

@@ -41,7 +41,6 @@ def build_parser() -> argparse.ArgumentParser:
     text.add_argument(
         "--data",
         "--data-path",
-        "--text-file",
         required=True,
         type=Path,
         metavar="FILE",

@@ -35,8 +35,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="folder or Hub repository of the dense model")
     parser.add_argument(
         "--output",
-        "--path",
-        dest="path",
         metavar="DIR",
         help="folder of the run and of the ternary model",
     )

@@ -20,7 +20,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", "--path", required=True, help="folder of the model to send")
     parser.add_argument(
         "--upload-repo",
-        "--repo",
         required=True,
         help="Hub repository to send it to, as 'owner/name'",
     )

@@ -14,9 +14,9 @@ from .host_blocks import PADDING_MULTIPLE, block_sums_of_sizes, pack_rounded
 from .host_blocks import packed_width as packed_width
 from .long_sums import long_mean, long_sum
 
-ROUNDING_VERSION = 2
-"""A number that grows with every change of `ternarize` that moves scales or trits. Version 1 took MLX's
-mean, which on a CPU made the scales of large matrices up to a third too small."""
+ROUNDING_VERSION = 1
+"""A number that grows with every change of `ternarize` that moves scales or trits: what was
+cached before such a change is made again."""
 MOST_CODES = 2**22
 """The most inputs for which sums of 8-bit codes, and what they are made of, fit 32 bits."""
 

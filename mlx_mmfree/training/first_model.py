@@ -96,7 +96,6 @@ def with_classes(model: models.ImageClassifier, settings: Settings) -> models.Im
         if array.shape == larger[name].shape
     ]
     new.update(tree_unflatten(kept))
-    new.rounding = model.rounding
     return new
 
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
@@ -100,7 +99,6 @@ def setting(
     reader: Callable[[str, Any], Any] | None = None,
     has_flag: bool = True,
     counts: bool = True,
-    is_later: bool = False,
     also: tuple[str, ...] = (),
     holds: str = "",
     **more: Any,
@@ -114,13 +112,12 @@ def setting(
         reader: Makes the field of its name and a value of a YAML file. Default: it is one of its type.
         has_flag: Whether it is a flag of the command too.
         counts: Whether a run can be resumed with the same value alone.
-        is_later: Whether runs from a corpus were begun before there was this choice.
         also: Other names of the flag and of the key.
         holds: "path" for paths, "model" for what may also name something of the Hub.
         more: What else its class asks of it.
     """
     more |= {"rule": rule, "reader": reader, "has_flag": has_flag, "counts": counts}
-    more |= {"is_later": is_later, "also": also, "holds": holds}
+    more |= {"also": also, "holds": holds}
     return declare(words, default, **more)
 
 
@@ -136,7 +133,6 @@ class RunSettings(Declared):
         "`adamw`, or `adamw8bit`, which keeps the moments of large arrays in 8 bits.",
         "adamw",
         Rule.one_of(*ADAMW),
-        is_later=True,
     )
     clip_norm: float = setting(
         "Largest norm of the gradient. 0 turns clipping off.", 1.0, NOT_NEGATIVE
@@ -302,7 +298,6 @@ class CorpusSettings(RunSettings):
         "saved models are always float32.",
         "float32",
         Rule.one_of(*COMPUTE_DTYPES),
-        is_later=True,
     )
     weight_decay: float = setting(
         "Weight decay of matrices. Norms and bounds have none.", 0.1, NOT_NEGATIVE
@@ -317,15 +312,13 @@ class TeacherSettings(RunSettings):
         "Weight of the divergence from the teacher, beside the cross-entropy of the data.",
         1.0,
         POSITIVE,
-        is_later=True,
     )
     teacher_temperature: float = setting(
-        "Divisor of both models' logits in the divergence.", 1.0, POSITIVE, is_later=True
+        "Divisor of both models' logits in the divergence.", 1.0, POSITIVE
     )
     teacher_top_k: int | None = setting(
         "Compare only so many of the teacher's likeliest tokens. Default: all.",
         None,
-        is_later=True,
     )
 
     @property
@@ -405,28 +398,13 @@ def seen_from_here(
 ) -> dict[str, Any]:
     """The values of a YAML file, whose paths begin at its folder, with those as seen from here.
 
-    Paths began at the current folder before. What lies there alone is taken from there, which a line
-    says; what lies nowhere yet is made there too then.
-
     Args:
         values: The values by their keys.
         holds: What the keys hold, as of `setting`. A name that may be one of the Hub is a path if there
             is such a file.
         file: The YAML file.
     """
-    is_older = False
     named = {name: value for name, value in values.items() if holds.get(name)}
-    for name, value in named.items():
-        for text in value if isinstance(value, list) else [value]:
-            is_here = isinstance(text, str) and expanded(text).exists()
-            if not is_here or (file.parent / expanded(text)).exists():
-                continue
-            is_older = True
-            print(
-                f"note: '{name}' of '{file}' is relative to that file, but '{text}' lies in the "
-                "current folder alone, and is taken from there.",
-                file=sys.stderr,
-            )
 
     def seen(text: Any, kind: str) -> Any:
         if isinstance(text, list):
@@ -434,8 +412,7 @@ def seen_from_here(
         if not isinstance(text, str):
             return text
         beside = file.parent / expanded(text)
-        is_beside = beside.exists() or (kind == "path" and not is_older)
-        return str(beside) if is_beside else text
+        return str(beside) if kind == "path" or beside.exists() else text
 
     return {**values, **{name: seen(value, holds[name]) for name, value in named.items()}}
 
@@ -450,13 +427,6 @@ def seen_from_file(setting: Field[Any], value: str, file: Path) -> str:
         file: The YAML file.
     """
     path = expanded(value)
-    if not path.exists() and (file.parent / path).exists():
-        print(
-            f"note: '{setting.name}' is relative to the current folder, but '{value}' lies beside "
-            f"'{file}' alone, and is taken from there.",
-            file=sys.stderr,
-        )
-        return value
     if not path.exists() and setting.metadata["holds"] != "path":
         return value
     # what a resumed run is compared by is the same wherever both lie

@@ -107,7 +107,6 @@ class Settings(CorpusSettings, LongSettings):
         "the head shares the embedding.",
         None,
         run_settings.POSITIVE,
-        is_later=True,
     )
     init_from: str | None = setting(
         "Folder or Hub repository of a model to begin with instead of random weights. Its "
@@ -125,7 +124,6 @@ class Settings(CorpusSettings, LongSettings):
         "Whether an image model that the run begins with gets a fresh head, for the classes of "
         "the training files.",
         False,
-        is_later=True,
     )
     rebuild_masters: bool = setting(
         "Make float master weights from the ternary weights of that model, if it is packed without "
@@ -169,46 +167,36 @@ class Settings(CorpusSettings, LongSettings):
     text_column: str = setting(
         "Key of the text to classify in JSON lines. In a table the text is the first column.",
         "text",
-        is_later=True,
     )
-    label_column: str = setting(
-        "Key of its label. In a table it is the second column.", "label", is_later=True
-    )
+    label_column: str = setting("Key of its label. In a table it is the second column.", "label")
     source_column: str = setting(
         "Key of the source in JSON lines. In a table it is the first column.",
         "source",
-        is_later=True,
     )
-    target_column: str = setting(
-        "Key of the target. In a table it is the second column.", "target", is_later=True
-    )
+    target_column: str = setting("Key of the target. In a table it is the second column.", "target")
     mlm_probability: float = setting(
         "Share of the tokens that a masked language model has to fill in.",
         0.15,
         _BETWEEN,
-        is_later=True,
     )
     random_shift: int = setting(
         "Training images are moved at random by up to this many pixels in each direction.",
         0,
         run_settings.NOT_NEGATIVE,
-        is_later=True,
     )
     random_flip: bool = setting(
-        "Whether training images are mirrored, each with probability 1/2.", False, is_later=True
+        "Whether training images are mirrored, each with probability 1/2.", False
     )
     label_smoothing: float = setting(
         "Share of the target's probability that is spread evenly over all classes.",
         0.0,
         run_settings.SHARE,
-        is_later=True,
     )
     dropout: float = setting(
         "Probability with which training drops each element of what a mixer adds, in a model of "
         "sequences.",
         0.0,
         run_settings.SHARE,
-        is_later=True,
     )
     learning_rate: float | None = setting(
         "Learning rate at its peak, after a linear warm-up. Default: 0.004, or with `inverse_sqrt` "
@@ -221,7 +209,6 @@ class Settings(CorpusSettings, LongSettings):
         "`inverse_sqrt`, in proportion to 1 / sqrt(step).",
         COSINE,
         Rule.one_of(*SCHEDULES),
-        is_later=True,
     )
     warmup_steps: int = setting("Number of steps of the warm-up.", 100)
     betas: tuple[float, float] = setting(
@@ -315,10 +302,6 @@ class Settings(CorpusSettings, LongSettings):
 
     def record(self) -> dict[str, Any]:
         record = super().record()
-        for each in self.declared():
-            # runs that were begun before there was a choice have no such key
-            if each.metadata["is_later"] and record[each.name] == each.default:
-                del record[each.name]
         if self.learning_rate is None and self.schedule == COSINE:
             record["learning_rate"] = _PEAK
         return record

@@ -63,7 +63,7 @@ def test_it_is_written_and_converted(
     [
         ["generate", "-p", "The dog"],
         ["chat"],
-        ["perplexity", "--text-file", "{folder}/config.json"],
+        ["perplexity", "--data", "{folder}/config.json"],
         ["lora", "--train", "--data", "{data}", "--adapter-path", "{data}/adapter"],
     ],
     ids=lambda flags: flags[0],

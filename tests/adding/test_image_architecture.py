@@ -80,7 +80,7 @@ def test_a_stored_convolution_is_that_of_mlx(folder: Path) -> None:
 def test_what_goes_on_with_a_text_is_refused(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = {"generate": ["-p", "The dog"], "perplexity": ["--text-file", f"{folder}/config.json"]}
+    flags = {"generate": ["-p", "The dog"], "perplexity": ["--data", f"{folder}/config.json"]}
     assert main([command, "--model", str(folder), *flags.get(command, [])]) == 2
     shown = capsys.readouterr().err
     assert "ImageClassifier is for sorting images into classes" in shown

@@ -43,7 +43,7 @@ def test_json_of_a_shape(capsys: Captured) -> None:
 def test_attention_keeps_more_of_a_longer_text(capsys: Captured) -> None:
     sizes = []
     for position in ("16", "2048"):
-        assert main(["--config", "bitnet-2b-4t", "--position", position, "--json"]) == 0
+        assert main(["--config", "bitnet-2b-4t", "--positions", position, "--json"]) == 0
         sizes.append(json.loads(capsys.readouterr().out)["bytes"]["state_read"])
     # keys and values of 30 blocks, 5 heads of 128 numbers of 16 bits
     assert sizes[1] - sizes[0] >= (2048 - 16) * 30 * 2 * 5 * 128 * 2
@@ -68,7 +68,7 @@ def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path, capsys: Capture
     architecture = find("fnet")
     model = architecture.build(architecture.config.from_hub(architecture.tiny))
     save_model(tmp_path / "fnet", model)
-    assert main([str(tmp_path / "fnet")]) == 2
+    assert main(["--model", str(tmp_path / "fnet")]) == 2
     assert "must continue texts token by token but" in capsys.readouterr().err
 
 
@@ -76,10 +76,10 @@ def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path, capsys: Capture
     ("flags", "message"),
     [
         (["--config", "no-such"], "must be one of bitnet-2b-4t"),
-        (["folder", "--config", "mmfreelm-370m"], "must come without a model"),
+        (["--model", "folder", "--config", "mmfreelm-370m"], "must come without a model"),
         (["--revision", "main"], "must come with --model"),
         (["no/such/folder"], "no/such/folder"),
-        (["--position", "-1"], "position"),
+        (["--positions", "-1"], "position"),
     ],
 )
 def test_mistakes_are_one_line(flags: list[str], message: str, capsys: Captured) -> None:

@@ -174,20 +174,20 @@ def test_a_picture_that_cannot_be_written_is_refused_first(
     monkeypatch.setattr(bench, "require_matplotlib", lambda *_: None)
     monkeypatch.setattr(benchmark, "measure", None)
     for place, reason in ((tmp_path / "absent" / "x.png", "no folder"), (tmp_path, "is a folder")):
-        assert main(["bench", "--plot", str(place)]) == 2
+        assert main(["bench", "--picture", str(place)]) == 2
         shown = capsys.readouterr().err
-        assert "[bench] --plot must be a file that can be written" in shown and reason in shown
+        assert "[bench] --picture must be a file that can be written" in shown and reason in shown
 
 
 def test_matplotlib_must_be_installed(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_mmfree.cli.parts.show_attention.find_spec", lambda name: None)
-    assert main(["bench", "--plot", "x.png"]) == 2
-    assert "[bench] --plot needs the package matplotlib" in capsys.readouterr().err
+    assert main(["bench", "--picture", "x.png"]) == 2
+    assert "[bench] --picture needs the package matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.plot
 def test_picture(tmp_path: Path) -> None:
-    assert main(["bench", "--quick", "--plot", str(tmp_path / "speed.png")]) == 0
+    assert main(["bench", "--quick", "--picture", str(tmp_path / "speed.png")]) == 0
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [tmp_path / "speed.png"]
 

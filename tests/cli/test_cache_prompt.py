@@ -103,7 +103,7 @@ def test_one_prompt_alone_goes_on(folder: Path, tmp_path: Path, capsys: Captured
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("One\nTwo\n")
     for flag in ("--prompt-cache-file", "--draft-model"):
-        error = refusal(capsys, folder, "--prompts-file", str(prompts), flag, str(folder))
+        error = refusal(capsys, folder, "--data", str(prompts), flag, str(folder))
         assert "must come with one prompt but got --data" in error
 
 

@@ -45,7 +45,7 @@ def test_each_text_gets_its_classes(model: str, tmp_path: Path, capsys: Captured
     texts = ["The queen gave a robe.", "He wore it, and so on.", "No."]
     file = tmp_path / "texts.txt"
     file.write_text("\n".join(texts))
-    assert main(["--model", model, "--texts-file", str(file), "--json"]) == 0
+    assert main(["--model", model, "--data", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["texts"]
     assert [each["text"] for each in found] == texts
     own, tokenizer = load(model)
@@ -78,8 +78,8 @@ def test_mistakes(model: str, capsys: Captured) -> None:
         (["--model", model, "--text", "a", "a.png"], "--text or --data but got both"),
         (["--model", model, "a.png"], "must be texts but"),
         (
-            ["--model", model, "--text", "a", "--map", "a.png"],
-            "--map must be left out without images",
+            ["--model", model, "--text", "a", "--picture", "a.png"],
+            "--picture must be left out without images",
         ),
         (["--model", model, "--text", "a", "--top-k", "0"], "--top-k"),
     ):
@@ -172,8 +172,8 @@ def test_mistakes_with_images(
         ([images[0], str(damaged)], "damaged.png' must be a sound JPEG"),
         (["--text", "a"], "must be images but"),
         ([images[0], "--top-k", "0"], "--top-k"),
-        ([*images * 21, "--map", "a.png"], "with more than 60 of them but there are 63"),
-        ([images[0], "--map", str(folder)], "--map must be a file that can be written but"),
+        ([*images * 21, "--picture", "a.png"], "with more than 60 of them but there are 63"),
+        ([images[0], "--picture", str(folder)], "--picture must be a file that can be written but"),
     ):
         assert main(["--model", sight, *flags]) == 2
         captured = capsys.readouterr()
@@ -195,14 +195,14 @@ def test_map_asks_for_matplotlib(
     sight: str, images: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr("mlx_mmfree.cli.parts.show_attention.find_spec", lambda name: None)
-    assert main(["--model", sight, images[0], "--map", "a.png"]) == 2
-    assert "[classify] --map needs the package matplotlib" in capsys.readouterr().err
+    assert main(["--model", sight, images[0], "--picture", "a.png"]) == 2
+    assert "[classify] --picture needs the package matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.plot
 def test_map_is_drawn(sight: str, images: list[str], tmp_path: Path, capsys: Captured) -> None:
     picture = tmp_path / "map.png"
-    assert main(["--model", sight, *images, "--map", str(picture), "--top-k", "1"]) == 0
+    assert main(["--model", sight, *images, "--picture", str(picture), "--top-k", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
     with Image.open(io.BytesIO(picture.read_bytes())) as drawn:
         assert drawn.format == "PNG" and drawn.width > drawn.height > 300

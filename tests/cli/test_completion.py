@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.cli.parts.command import command_names, older_names, whole_parser
+from mlx_mmfree.cli.parts.command import command_names, whole_parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,12 +20,6 @@ def test_the_parser_has_all_commands_and_the_flags_of_the_typed_one() -> None:
         with pytest.raises(SystemExit) as ending:
             parser.parse_args([name, "--help"])
         assert ending.value.code == 0
-
-
-def test_older_names_are_not_completed() -> None:
-    assert older_names("mmfree generate --p") == ["--prompts-file"]
-    assert set(older_names("mmfree bench")) == {"--plot"}
-    assert older_names("mmfree") == []
 
 
 @pytest.mark.parametrize(

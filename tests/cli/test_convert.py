@@ -121,7 +121,7 @@ def test_dense_to_ternary(tmp_path: Path, capsys: pytest.CaptureFixture[str], ki
     save_model(tmp_path / "s", tiny_transformer(linears=None, **sizes), GOLDENS / "tokenizer_bpe")
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a little dog.")
-    flags = ("--ternarize", kind, "--text-file", text)
+    flags = ("--ternarize", kind, "--data", text)
     assert convert("--model", tmp_path / "s", "--mlx-path", tmp_path / "m", *flags) == 0
     out = capsys.readouterr().out
     assert "without fine-tuning" in out
@@ -135,12 +135,12 @@ def test_dense_to_ternary(tmp_path: Path, capsys: pytest.CaptureFixture[str], ki
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--text-file", __file__), "must come with --ternarize"),
+        (("--data", __file__), "must come with --ternarize"),
         (("--gguf-type", "i2_s"), "must come with '--to gguf'"),
         (("--keep-masters",), "must come with '--to hf'"),
-        (("--ternarize", "--text-file", "absent.txt"), "must be a UTF-8 text file"),
+        (("--ternarize", "--data", "absent.txt"), "must be a UTF-8 text file"),
         (
-            ("--ternarize", "--text-file", demo.path() / "model.safetensors"),
+            ("--ternarize", "--data", demo.path() / "model.safetensors"),
             "must be a UTF-8 text file",
         ),
         (("--embed-bits", "3"), "invalid choice"),

@@ -26,7 +26,7 @@ def test_each_text_gets_its_vector(model: str, tmp_path: Path, capsys: Captured)
     assert lines == [{"text": t, "embedding": v} for t, v in zip(TEXTS, want, strict=True)]
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join([json.dumps(TEXTS[0]), json.dumps({"text": TEXTS[1]})]))
-    assert main(["--model", model, "--texts-file", str(file), "--json"]) == 0
+    assert main(["--model", model, "--data", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["embeddings"] == lines
     files = [tmp_path / f"{n}.txt" for n in range(2)]
     for each, text in zip(files, TEXTS, strict=True):
@@ -62,7 +62,7 @@ def test_similarity_and_prompts(model: str, capsys: Captured) -> None:
 def test_refused(model: str, tmp_path: Path, capsys: Captured) -> None:
     for flags, words in (
         ([], "one of them, but got none"),
-        (["--text", "a", "--texts-file", "b"], "but got text and data"),
+        (["--text", "a", "--data", "b"], "but got text and data"),
         ([str(tmp_path / "missing.txt")], "cannot be read"),
         (["--text", "a", "--prompt-name", "passage"], "must be one of the model's prompts"),
         (["--text", ""], "must hold no empty text"),

@@ -124,7 +124,7 @@ def test_lora_and_fuse(pair: tuple[Path, Path], data: Path) -> None:
 
 
 def test_upload(five: Path, capsys: Captured) -> None:
-    assert main(["upload", "--path", str(five), "--repo", "me/five", "--dry-run"]) == 0
+    assert main(["upload", "--path", str(five), "--upload-repo", "me/five", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "mmfree_model.py" in shown
     assert "5 trits a byte, 1.6 bits each" in (five / "README.md").read_text()

@@ -89,7 +89,7 @@ def test_the_adapter_is_kept_beside_the_base(
     card = (target / "README.md").read_text()
     assert 'load("fused")' in card and str(tmp_path) not in card
     assert "Other programs see the base model alone." in " ".join(card.split())
-    assert main(["upload", "--path", str(target), "--repo", "me/tiny", "--dry-run"]) == 0
+    assert main(["upload", "--path", str(target), "--upload-repo", "me/tiny", "--dry-run"]) == 0
     assert "adapters.safetensors" in capsys.readouterr().out
 
 

@@ -277,7 +277,7 @@ def test_prompts_of_a_file(name: str, folder: Path, tmp_path: Path, capsys: Capt
     else:
         # as an editor for Windows writes it
         file.write_text("\ufeff" + "\n\n".join(prompts) + "\r\n", encoding="utf-8")
-    arguments = ["--prompts-file", str(file), "--batch-size", "2", BARE]
+    arguments = ["--data", str(file), "--batch-size", "2", BARE]
     assert run(folder, *arguments) == 0
     texts = [expected(folder, prompt) for prompt in prompts]
     shown = capsys.readouterr()
@@ -316,8 +316,8 @@ def test_prompts_of_a_file(name: str, folder: Path, tmp_path: Path, capsys: Capt
         (["--system-prompt", "x", BARE], "--system-prompt must be left out"),
         (["--dtype", "int8"], "--dtype: invalid choice: 'int8'"),
         (["--revision", "main"], "--revision must be left out for folder"),
-        (["--prompts-file", "/no/such/file"], "--prompts-file must be"),
-        (["--prompts-file", "x", "-p", "y"], "not allowed with argument"),
+        (["--data", "/no/such/file"], "--data must be"),
+        (["--data", "x", "-p", "y"], "not allowed with argument"),
         (["--tepm", "1"], "unrecognized arguments: --tepm 1"),
     ],
 )
@@ -374,7 +374,7 @@ def test_bad_prompt_files(
     name: str, content: bytes, message: str, folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    assert run(folder, "--prompts-file", str(tmp_path / name)) == 2
+    assert run(folder, "--data", str(tmp_path / name)) == 2
     assert message in refusal(capsys)
 
 
@@ -383,7 +383,7 @@ def test_too_long_prompts(
 ) -> None:
     content = b"x" * 8_000_001
     (tmp_path / "prompts.txt").write_bytes(b"short\n" + content)
-    assert run(folder, "--prompts-file", str(tmp_path / "prompts.txt")) == 2
+    assert run(folder, "--data", str(tmp_path / "prompts.txt")) == 2
     assert "line 2 must have at most 8,000,000 bytes" in refusal(capsys)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert run(folder, "-p", "-") == 2
@@ -392,7 +392,7 @@ def test_too_long_prompts(
 
 def test_pipes_do_not_hang(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert run(folder, "--prompts-file", str(tmp_path / "pipe")) == 2
+    assert run(folder, "--data", str(tmp_path / "pipe")) == 2
     assert "it is a pipe, not a regular file" in refusal(capsys)
 
 
@@ -447,7 +447,7 @@ def test_ctrl_c_keeps_what_was_written(
     with monkeypatch.context() as context:
         # the first step reads the prompts
         press_ctrl_c_after(5, context, Scheduler)
-        assert run(folder, "--prompts-file", str(file), "--json", "-m", "50") == 130
+        assert run(folder, "--data", str(file), "--json", "-m", "50") == 130
     results = json.loads(capsys.readouterr().out)["results"]
     assert [row["generation_tokens"] for row in results] == [5, 5]
     assert [row["finish_reason"] for row in results] == ["interrupted"] * 2

@@ -1,4 +1,4 @@
-"""One thing is one flag: what help shows, what it only names, and which older names still work."""
+"""One thing is one flag: what help shows, what it only names, and which names of mlx-lm work too."""
 
 import re
 from pathlib import Path
@@ -11,23 +11,7 @@ from tests.cli.flags_of_commands import counts, first_name, flags, parsers
 from tests.cli.test_mlx_lm_flags import OURS, their_flags
 
 PARSERS = {parser.prog.removeprefix("mmfree "): parser for parser in parsers()}
-# a command, an older name of a flag, and the flag
-OLDER = [
-    ("audit", "--output", "--picture"),
-    ("audit", "--position", "--positions"),
-    ("bench", "--plot", "--picture"),
-    ("classify", "--map", "--picture"),
-    ("classify", "--texts-file", "--data"),
-    ("translate", "--texts-file", "--data"),
-    ("embed", "--texts-file", "--data"),
-    ("generate", "--prompts-file", "--data"),
-    ("convert", "--text-file", "--data"),
-    ("fuse", "--text-file", "--data"),
-    ("perplexity", "--text-file", "--data"),
-    ("distil", "--path", "--output"),
-    ("ternarize", "--path", "--output"),
-    ("upload", "--repo", "--upload-repo"),
-]
+# a command, a name of mlx-lm, and the flag
 THEIRS = [
     ("convert", "--mlx-path", "--output"),
     ("convert", "--hf-path", "--model"),
@@ -110,15 +94,14 @@ def test_names_of_mlx_lm_are_theirs() -> None:
     assert theirs >= MLX_LM
 
 
-@pytest.mark.parametrize(("name", "older", "flag"), [*OLDER, *THEIRS])
+@pytest.mark.parametrize(("name", "theirs", "flag"), THEIRS)
 def test_each_name_is_the_same_flag(
-    name: str, older: str, flag: str, capsys: pytest.CaptureFixture[str]
+    name: str, theirs: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = PARSERS[name]._option_string_actions
-    assert known[older] is known[flag]
-    assert {older, flag} <= names_in(help_of(name, "--help-all", capsys))
-    shown = names_in(help_of(name, "--help", capsys))
-    assert (older in shown) == ((name, older, flag) in THEIRS)
+    assert known[theirs] is known[flag]
+    assert {theirs, flag} <= names_in(help_of(name, "--help-all", capsys))
+    assert theirs in names_in(help_of(name, "--help", capsys))
 
 
 def test_a_flag_means_one_thing() -> None:
@@ -129,26 +112,11 @@ def test_a_flag_means_one_thing() -> None:
                     assert re.search(words, str(flag.help)), (parser.prog, name)
 
 
-@pytest.mark.parametrize(
-    "words", [["tiny", "out"], ["out"], ["--output", "out", "--model", "tiny"]]
-)
-def test_what_was_told_by_position(words: list[str]) -> None:
-    args = PARSERS["export"].parse_args(words)
-    assert args.output == "out" and args.model == ("tiny" if "tiny" in words else None)
-    assert PARSERS["audit"].parse_args(["tiny", "--json"]).model == "tiny"
-    assert PARSERS["audit"].parse_args([]).model is None
-
-
-def test_too_many_positions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "a", "b", "c"]) == 2
-    assert "unrecognized arguments: a b c. See 'mmfree export --help'." in capsys.readouterr().err
-
-
 def test_a_message_names_the_flag_as_it_was_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = str(tmp_path / "absent.txt")
-    for flag in ("--data", "--data-path", "--text-file"):
+    for flag in ("--data", "--data-path"):
         assert main(["perplexity", flag, absent]) == 2
         assert f"[perplexity] {flag} must be a UTF-8 text file" in capsys.readouterr().err
     assert main(["perplexity"]) == 2
@@ -160,4 +128,4 @@ def test_a_message_names_the_flag_as_it_was_typed(
 def test_a_command_without_usual_flags_explains_all() -> None:
     parser = CommandParser(prog="mmfree own", description="`mmfree own`: does this.")
     parser.add_argument("--this", "--that", action="store_true", help="do it")
-    assert "--this" in parser.format_help() and "--that" not in parser.format_help()
+    assert "--this" in parser.format_help() and "--that" in parser.format_help()

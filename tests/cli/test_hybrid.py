@@ -108,7 +108,7 @@ def test_its_parts_and_its_perplexity_are_shown(
     else:
         assert "must have ternary matrices" in capsys.readouterr().err
     (folder / "text.txt").write_text(TEXT * 8)
-    text = ["--text-file", str(folder / "text.txt"), "--sequence-length", "32", "--json"]
+    text = ["--data", str(folder / "text.txt"), "--sequence-length", "32", "--json"]
     figures = []
     for carried in (["--carry-state"], ["--no-carry-state"]):
         assert main(["perplexity", *flags, *text, *carried]) == 0

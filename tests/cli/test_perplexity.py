@@ -47,7 +47,7 @@ def nats_in_one_pass(folder: Path, with_first: bool) -> tuple[float, int]:
 
 
 def test_a_recurrent_model_carries_its_state(folder: Path, file: Path, capsys: Captured) -> None:
-    flags = ["--model", str(folder), "--text-file", str(file), "--sequence-length", "16"]
+    flags = ["--model", str(folder), "--data", str(file), "--sequence-length", "16"]
     got = figures(capsys, *flags)
     nats, count = nats_in_one_pass(folder, with_first=True)
     assert (got["tokens"], got["size_bytes"]) == (count, len(TEXT.encode()))

@@ -34,7 +34,7 @@ def test_each_line_of_a_file_whatever_the_batch(
     file.write_text("\n".join(SENTENCES))
     found = []
     for size in ("1", "3"):
-        flags = ["--texts-file", str(file), "--batch-size", size, "--json"]
+        flags = ["--data", str(file), "--batch-size", size, "--json"]
         assert main(["--model", model, *flags]) == 0
         found.append(json.loads(capsys.readouterr().out)["translations"])
     assert found[0] == found[1]

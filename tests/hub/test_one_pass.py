@@ -78,7 +78,7 @@ def commands(tmp_path: Path) -> Callable[[str, Path], list[str]]:
     arguments = {
         "generate": ["-p", "The", "-m", "1", "--ignore-chat-template"],
         "chat": [],
-        "perplexity": ["--text-file", str(text)],
+        "perplexity": ["--data", str(text)],
         "lora": ["--train", *data, *run],
         "lora --test": ["--test", *data, "--fine-tune-type", "full"],
         "full": ["--train", *data, *run, "--fine-tune-type", "full"],

@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def upload(client: HubClient, folder: Path, repository: str, *flags: str) -> tuple[int, str, str]:
     result: Any = client.call(
-        "command", "upload", "--path", str(folder), "--repo", repository, *flags
+        "command", "upload", "--path", str(folder), "--upload-repo", repository, *flags
     )
     status, out, err = result
     assert TOKEN not in out + err
@@ -151,7 +151,7 @@ class TestPlan:
 
 def test_dry_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / ".cache").mkdir()
-    arguments = ["--path", str(folder), "--repo", "me/tiny", "--private", "--revision", "v2"]
+    arguments = ["--path", str(folder), "--upload-repo", "me/tiny", "--private", "--revision", "v2"]
     assert main(["upload", *arguments, "--message", "New", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "6 files to me/tiny (private if it is new) on branch v2" in out
@@ -213,7 +213,7 @@ def test_goes_on_after_an_interruption(source: Path, tmp_path: Path) -> None:
     with HubServer() as hub, HubClient(hub.url, tmp_path, TOKEN) as client:
         hub.stall_uploads = True
         with HubClient(hub.url, tmp_path, TOKEN) as killed:
-            killed.start("command", "upload", "--path", str(source), "--repo", "me/late")
+            killed.start("command", "upload", "--path", str(source), "--upload-repo", "me/late")
             assert hub.stalled.wait(60)
         hub.stall_uploads = False
         assert hub.repositories["me/late"].branches == {"main": {}}

@@ -136,12 +136,6 @@ def test_an_unknown_name_is_the_users_mistake(
         way_for(clock, 20)
 
 
-def test_five_trits_are_said_to_be_gone(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_MMFREE_PRODUCT", "five_trits")
-    with pytest.raises(UsageError, match="'five_trits', which is gone: five trits a byte are"):
-        way_for(clock, 20)
-
-
 @pytest.mark.parametrize(("rows", "mlx_is_exact"), [(8, True), (9, False), (512, False)])
 def test_nothing_is_timed_where_ours_computes(clock: Clock, rows: int, mlx_is_exact: bool) -> None:
     assert way_for(clock, rows, mlx_is_exact) == ("groups" if rows < 10 else "tiles")

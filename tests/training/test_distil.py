@@ -158,7 +158,7 @@ def settings_of(teacher: Path, name: str, **changes: Any) -> DistilSettings:
     given: dict[str, Any] = {
         **stages,
         "model": str(teacher),
-        "path": str(teacher.parent / name),
+        "output": str(teacher.parent / name),
         "to": ("mlgru",),
         "data": (str(teacher.parent / "train.txt"),),
         "valid": (str(teacher.parent / "valid.txt"),),
@@ -179,7 +179,7 @@ def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_stage_brings_the_student_closer(teacher_folder: Path) -> None:
     settings = settings_of(teacher_folder, "run", mixers_steps=40, hidden_steps=20, text_steps=0)
     report = Distillation(settings).run()
-    path = Path(settings.path)
+    path = Path(settings.output)
     assert json.loads((path / "distil.json").read_text()) == json.loads(json.dumps(report))
     figures = report["figures"]
     assert list(figures) == ["teacher", "begin", "mixers", "hidden", "logits"]
@@ -198,7 +198,7 @@ def test_only_mixers_learn_before_the_logits(teacher_folder: Path) -> None:
     settings = settings_of(teacher_folder, "run", logits_steps=0, text_steps=0)
     run = Distillation(settings)
     run.run()
-    student = dict(tree_flatten(load_model(Path(settings.path) / "model").parameters()))
+    student = dict(tree_flatten(load_model(Path(settings.output) / "model").parameters()))
     for name, array in tree_flatten(run.teacher.parameters()):
         if "token_mixer" not in name:
             assert mx.array_equal(student[name], array), name
@@ -258,14 +258,14 @@ def test_a_ternary_student_is_packed(teacher_folder: Path) -> None:
     settings = settings_of(teacher_folder, "run", ternary=True, to=("same",))
     report = Distillation(settings).run()
     assert list(report["figures"]) == ["teacher", "begin", "logits", "text"]
-    student = load_model(Path(settings.path) / "model")
+    student = load_model(Path(settings.output) / "model")
     assert student.config.to_hub()["model_type"] == "llama"
     assert any(isinstance(module, PackedBitLinear) for module in student.modules())
 
 
 def test_the_command(teacher_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = teacher_folder.parent
-    flags = ["--model", str(teacher_folder), "--path", str(folder / "run")]
+    flags = ["--model", str(teacher_folder), "--output", str(folder / "run")]
     flags += ["--data", str(folder / "train.txt"), "--valid", str(folder / "valid.txt")]
     flags += ["--to", '{"name": "gla", "gate_rank": 4}', "hgrn2", "--keep-layers", "1"]
     flags += ["--mixers-steps", "2", "--hidden-steps", "0", "--logits-steps", "2"]
@@ -317,7 +317,7 @@ def plans_of_a_run(settings: DistilSettings, *, as_on_a_gpu: bool = False) -> di
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         plans, before = pool.submit(run_with_plans, settings, as_on_a_gpu).result()
     for stage, plan in plans.items():
-        log = read_log(Path(settings.path) / "stages" / stage / "log.jsonl")
+        log = read_log(Path(settings.output) / "stages" / stage / "log.jsonl")
         peak = max(line.get("peak_memory_bytes", 0) for line in log) - before
         assert plan.total == pytest.approx(peak, rel=0.15), stage
     return plans
@@ -332,7 +332,7 @@ def run_with_plans(
             compute_as_on_a_gpu(monkeypatch)
         run = Distillation(settings)
         plans = run.plans()
-        assert not Path(settings.path).exists()
+        assert not Path(settings.output).exists()
         gc.collect()
         before = mx.get_active_memory()
         run.run()
@@ -370,7 +370,7 @@ def test_a_run_in_little_memory(teacher_folder: Path) -> None:
     plans = plans_of_a_run(settings, as_on_a_gpu=True)
     # embedding and head are held in 16 bits, and written as they were
     assert plans["logits"].weights == 2 * 2 * 520 * 128
-    student = load_model(Path(settings.path) / "model")
+    student = load_model(Path(settings.output) / "model")
     own = dict(tree_flatten(student.parameters()))
     teacher = dict(tree_flatten(load_model(teacher_folder).parameters()))
     same = {name for name in teacher if name in own and mx.array_equal(own[name], teacher[name])}
@@ -379,12 +379,12 @@ def test_a_run_in_little_memory(teacher_folder: Path) -> None:
 
 def test_another_run_is_kept_out(teacher_folder: Path) -> None:
     settings = settings_of(teacher_folder, "busy")
-    Path(settings.path).mkdir()
-    held = try_lock_file(Path(settings.path) / ".lock")
+    Path(settings.output).mkdir()
+    held = try_lock_file(Path(settings.output) / ".lock")
     assert held is not None
     with pytest.raises(TrainingError, match="must be the folder of one run at a time"):
         Distillation(settings).run()
-    assert [file.name for file in Path(settings.path).iterdir()] == [".lock"]
+    assert [file.name for file in Path(settings.output).iterdir()] == [".lock"]
     os.close(held)
 
 
@@ -417,7 +417,7 @@ def test_settings_come_from_a_file_and_flags(
 
 def test_a_dry_run_writes_nothing(teacher_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = teacher_folder.parent
-    flags = ["--model", str(teacher_folder), "--path", str(folder / "run"), "--to", "mlgru"]
+    flags = ["--model", str(teacher_folder), "--output", str(folder / "run"), "--to", "mlgru"]
     assert main(["distil", *flags, "--data", str(folder / "train.txt"), "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "The stage 'logits' takes the most memory." in shown and "Planned memory" in shown

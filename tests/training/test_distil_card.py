@@ -45,7 +45,7 @@ def test_it_names_teacher_data_stages_and_figures(published_teacher: Path) -> No
     source = read_source_card(published_teacher)
     given = ModelCard("", "mlx", "mmfree distil", base_model="me/teacher", source=source)
     report = Distillation(settings).run(card=given)
-    path = Path(settings.path)
+    path = Path(settings.output)
     for name, title in (("model", "# student\n"), ("masters", "# student-masters\n")):
         metadata, body = card_in(path / name)
         assert metadata["base_model"] == "me/teacher"
@@ -81,7 +81,7 @@ def test_it_names_teacher_data_stages_and_figures(published_teacher: Path) -> No
 
 def test_the_command_writes_it(published_teacher: Path) -> None:
     folder = published_teacher.parent
-    flags = ["--model", str(published_teacher), "--path", str(folder / "run"), "--to", "same"]
+    flags = ["--model", str(published_teacher), "--output", str(folder / "run"), "--to", "same"]
     flags += ["mlgru", "--data", str(folder / "train.txt"), "--mixers-steps", "1"]
     flags += ["--hidden-steps", "0", "--logits-steps", "0", "--sequence-length", "16"]
     for _ in range(2):

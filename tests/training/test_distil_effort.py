@@ -47,7 +47,7 @@ def described(folder: Path, **changes: Any) -> DistilSettings:
     given: dict[str, Any] = {"batch_size": 2, "accumulation_steps": 3, "sequence_length": L}
     given |= {"mixers_steps": 5, "hidden_steps": 7, "logits_steps": 11, "text_steps": 13}
     path = str(folder.parent / "run")
-    given |= {"model": str(folder), "path": path, "to": ("mlgru",), "data": ("a.txt",)}
+    given |= {"model": str(folder), "output": path, "to": ("mlgru",), "data": ("a.txt",)}
     return DistilSettings(**{**given, "keep_layers": (3,), **changes})
 
 
@@ -126,23 +126,32 @@ def test_a_ternary_plan_needs_no_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = described(tmp_path / "teacher", intermediate_size=128)
-    flags = ["--model", settings.model, "--output", settings.path, "--data", "a.txt"]
+    flags = ["--model", settings.model, "--output", settings.output, "--data", "a.txt"]
     flags += ["--sequence-length", str(L), "--batch-size", "2", "--logits-steps", "5", "--dry-run"]
     assert main(["ternarize", *flags]) == 0
     row = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("logits"))
     forward = 4 * (ATTENTION + SCORES + 2 * 3 * 64 * 128)
     assert f" {5 * 2 * L * (forward + HEAD + 3 * (forward + HEAD)):.2e} " in row
     assert main(["ternarize", *flags, "--rotation", "64"]) == 0
-    assert not Path(settings.path).exists()
+    assert not Path(settings.output).exists()
 
 
 def test_only_a_plan_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = described(tmp_path / "teacher")
-    flags = ["--model", settings.model, "--path", settings.path, "--to", "mlgru", "--data", "a.txt"]
+    flags = [
+        "--model",
+        settings.model,
+        "--output",
+        settings.output,
+        "--to",
+        "mlgru",
+        "--data",
+        "a.txt",
+    ]
     assert main(["distil", *flags, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "hours, H100" in shown and "Estimates" in shown
-    assert not Path(settings.path).exists()
+    assert not Path(settings.output).exists()
     assert main(["distil", *flags]) == 2
     assert "must hold model.safetensors" in capsys.readouterr().err.replace("\n", " ")
     write_json(tmp_path / "teacher" / "config.json", {**SHAPE, "torch_dtype": "int8"})
@@ -156,7 +165,7 @@ def test_a_dry_run_downloads_the_configuration_alone(tmp_path: Path) -> None:
     packed = find("bitnet")
     save_model(tmp_path / "packed", packed.build(packed.config.from_hub(packed.tiny)))
     folders = {f"me/{name}": tmp_path / name for name in ("teacher", "packed")}
-    flags = ("--path", str(tmp_path / "run"), "--to", "mlgru", "--data", "a.txt", "--dry-run")
+    flags = ("--output", str(tmp_path / "run"), "--to", "mlgru", "--data", "a.txt", "--dry-run")
     with HubServer(folders) as hub, HubClient(hub.url, tmp_path / "home") as client:
         for _ in range(2):
             status, shown, errors = client.call(

@@ -52,7 +52,7 @@ def test_paths_of_a_file_begin_there(recipes: Path, capsys: Captured) -> None:
     assert (model, settings.iters) == ("recipes/model", 7)
     config = written(recipes, {**DISTIL, "output": "student"})
     read = read_settings(Path(config), {})
-    assert (read.path, read.model) == ("recipes/student", "recipes/teacher")
+    assert (read.output, read.model) == ("recipes/student", "recipes/teacher")
     assert (read.data, read.valid) == (("recipes/a.txt", "recipes/b.txt"), ("recipes/v.txt",))
     assert capsys.readouterr().err == ""
 
@@ -67,25 +67,6 @@ def test_names_of_the_hub_and_absolute_paths_stay(recipes: Path, capsys: Capture
     assert capsys.readouterr().err == ""
 
 
-def test_what_lies_in_the_current_folder_alone_is_taken_with_a_note(
-    recipes: Path, capsys: Captured
-) -> None:
-    for name in ("data", "adapters", "a.txt"):
-        (recipes.parent / name).mkdir()
-    settings, _ = of_lora("-c", written(recipes, {"data": "data", "adapter_path": "adapters"}))
-    assert (settings.data, settings.adapter_path) == ("data", "adapters")
-    notes = capsys.readouterr().err.splitlines()
-    assert [note.split("'")[1] for note in notes] == ["data", "adapter_path"]
-    assert notes[0] == (
-        "note: 'data' of 'recipes/run.yaml' is relative to that file, but 'data' lies in the current "
-        "folder alone, and is taken from there."
-    )
-    read = read_settings(Path(written(recipes, {**DISTIL, "path": "student"})), {})
-    # what lies nowhere goes with it
-    assert (read.data, read.path) == (("a.txt", "b.txt"), "student")
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_paths_of_flags_begin_at_the_current_folder(recipes: Path, capsys: Captured) -> None:
     (recipes.parent / "data").mkdir()
     config = written(recipes, {**TRAIN, "tokenizer": None})
@@ -98,20 +79,8 @@ def test_paths_of_flags_begin_at_the_current_folder(recipes: Path, capsys: Captu
     settings, _ = of_lora("-c", written(recipes, {"data": "no"}), "--data", "data")
     assert settings.data == "data"
     args = distil.build_parser().parse_args(["-c", config, "--output", "there"])
-    assert args.path == "there"
+    assert args.output == "there"
     assert capsys.readouterr().err == ""
-
-
-def test_a_run_begun_beside_its_file_goes_on_with_a_note(recipes: Path, capsys: Captured) -> None:
-    (recipes / "old").mkdir()
-    config = written(recipes, TRAIN)
-    settings = train._settings(train.build_parser().parse_args(["-c", config, "--output", "old"]))
-    assert settings.output == "old"
-    assert settings.path(settings.output).resolve() == recipes / "old"
-    assert capsys.readouterr().err == (
-        "note: 'output' is relative to the current folder, but 'old' lies beside 'recipes/run.yaml' "
-        "alone, and is taken from there.\n"
-    )
 
 
 def test_paths_are_right_through_links(

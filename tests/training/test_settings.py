@@ -139,7 +139,7 @@ def test_every_value_of_another_type_names_its_key(settings: type, tmp_path: Pat
     begun: dict[type, dict[str, Any]] = {
         Settings: {"output": "run", "init_from": "model", "stages": stages(1, 1.0)},
         FineTuneSettings: {"data": "data"},
-        DistilSettings: {"model": "model", "path": "run", "to": "mlgru", "data": "a.txt"},
+        DistilSettings: {"model": "model", "output": "run", "to": "mlgru", "data": "a.txt"},
     }
 
     def read(values: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def dense(tmp_path: Path) -> Path:
 
 def flags_of(dense: Path, *more: str) -> list[str]:
     folder = dense.parent
-    flags = ["ternarize", "--model", str(dense), "--path", str(folder / "run")]
+    flags = ["ternarize", "--model", str(dense), "--output", str(folder / "run")]
     flags += ["--data", str(folder / "train.txt"), "--valid", str(folder / "valid.txt")]
     flags += ["--logits-steps", "6", "--sequence-length", "16", "--batch-size", "2"]
     return [*flags, *more]
@@ -173,7 +173,7 @@ def test_distil_with_its_defaults_is_the_same_run(
     assert "note:" not in capsys.readouterr().err
     # the flags are its defaults
     assert main([command, *flags]) == 0
-    other = ["--path", str(dense.parent / "other"), "--to", "same", "--ternary"]
+    other = ["--output", str(dense.parent / "other"), "--to", "same", "--ternary"]
     assert main(["distil", *flags, *other, "--scales", "group"]) == 0
     assert "`mmfree ternarize --scales group` is made for this" in capsys.readouterr().err
     for name in ("model", "masters"):

@@ -148,7 +148,7 @@ MLX_LM = frozenset(f"--{name}" for name in _THEIRS.split())
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command. It takes no shortened flags, and a mistake raises `UsageError`.
 
-    `--help` explains the usual flags under their names of today, `--help-all` all flags with all names.
+    `--help` explains the usual flags, `--help-all` all of them.
 
     Args:
         prog: The name of the command, such as `mmfree chat`.
@@ -169,7 +169,7 @@ class CommandParser(argparse.ArgumentParser):
             **defaults | options,
         )
         if self.add_help:
-            words = "explain all flags, with the rare ones and the old names"
+            words = "explain all flags, with the rare ones"
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
 
     def is_explained(self, action: argparse.Action) -> bool:
@@ -178,15 +178,6 @@ class CommandParser(argparse.ArgumentParser):
         names = action.option_strings
         is_usual = not (names and self.usual) or action.required or not usual.isdisjoint(names)
         return action.help != argparse.SUPPRESS and (self.explains_all or is_usual)
-
-    def shown_names(self, action: argparse.Action) -> list[str]:
-        """The names of a flag that the help shows: all, or the first one and today's."""
-        names = action.option_strings
-        if self.explains_all or isinstance(action, argparse.BooleanOptionalAction):
-            return list(names)
-        known = MLX_LM | set(self.usual.split())
-        first = next(name for name in names if name.startswith("--"))
-        return [name for name in names if name == first or name in known or len(name) == 2]
 
     def format_help(self) -> str:
         rare = [each.option_strings for each in self._actions if not self.is_explained(each)]
@@ -198,10 +189,6 @@ class CommandParser(argparse.ArgumentParser):
         return f"{super().format_help()}\n{more.format_help()}"
 
     def error(self, message: str) -> NoReturn:
-        for action in self._actions:
-            if action.option_strings:
-                shown = "/".join(self.shown_names(action))
-                message = message.replace("/".join(action.option_strings), shown)
         start, colon, unknown = message.partition("unrecognized arguments: ")
         meant = meant_flags(unknown, self._flag_names()) if colon and not start else ""
         raise UsageError(
@@ -242,7 +229,7 @@ class _Help(argparse.HelpFormatter):
             if not action.option_strings:
                 words.append(value)
             elif action.required:
-                words.insert(-1, f"{self._parser.shown_names(action)[0]} {value}")
+                words.insert(-1, f"{action.option_strings[0]} {value}")
         super().add_usage(usage or " ".join(words), actions, groups, prefix)
 
     def add_argument(self, action: argparse.Action) -> None:
@@ -256,33 +243,10 @@ class _Help(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        names = ", ".join(self._parser.shown_names(action))
+        names = ", ".join(action.option_strings)
         if action.nargs == 0:
             return names
         return f"{names} {self._format_args(action, action.dest.upper())}"
-
-
-class OldPositions(argparse.Action):
-    """Values that were told by their positions before they were flags; `const` names those flags."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        names: tuple[str, ...] = self.const
-        if len(values) > len(names):
-            parser.error(f"unrecognized arguments: {' '.join(values)}")
-        for name, value in zip(reversed(names), reversed(values), strict=False):
-            setattr(namespace, name, value)
-
-
-def add_old_positions(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Lets the values of flags be told by their positions too, which no help mentions."""
-    parser.add_argument(
-        "positions",
-        nargs="*",
-        action=OldPositions,
-        const=names,
-        default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS,
-    )
 
 
 @contextmanager
@@ -420,7 +384,7 @@ def complete() -> None:
     except ImportError:
         return
     line = os.environ.get("COMP_LINE", "")
-    argcomplete.autocomplete(whole_parser(line), exclude=older_names(line))
+    argcomplete.autocomplete(whole_parser(line))
 
 
 def whole_parser(line: str) -> argparse.ArgumentParser:
@@ -462,17 +426,6 @@ def _models_and_files(prefix: str, **options: Any) -> list[str]:
     from argcomplete.completers import FilesCompleter
 
     return [*_cached_names(prefix), *FilesCompleter()(prefix, **options)]
-
-
-def older_names(line: str) -> list[str]:
-    """The names of flags that still work and are no longer told, of the commands that `line` names."""
-    found = []
-    for name in {*line.split()} & {*command_names()}:
-        parser = _module(name).build_parser()
-        for action in parser._actions if isinstance(parser, CommandParser) else ():
-            if action.option_strings:
-                found += sorted({*action.option_strings} - {*parser.shown_names(action)})
-    return found
 
 
 _PACKAGE = "mlx_mmfree.cli"

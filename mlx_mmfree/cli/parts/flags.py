@@ -171,14 +171,14 @@ def add_json_flag(group: "argparse._ActionsContainer") -> None:
 
 def add_picture_flag(
     group: "argparse._ActionsContainer",
-    *old: str,
+    *,
     default: Path | None = None,
     what: str = "draw it",
 ) -> None:
-    """Adds the flag for a picture, under older names too; `what` is drawn."""
+    """Adds the flag for a picture; `what` is drawn."""
     shown = "" if default is None else " (%(default)s)"
     words = f"{what} into a PNG file; needs matplotlib{shown}"
-    group.add_argument("--picture", *old, type=Path, metavar="FILE", default=default, help=words)
+    group.add_argument("--picture", type=Path, metavar="FILE", default=default, help=words)
 
 
 def add_report_flags(parser: ArgumentParser) -> None:

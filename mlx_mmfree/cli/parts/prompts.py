@@ -306,7 +306,6 @@ def add_texts(parser: argparse.ArgumentParser, purpose: str, *, is_required: boo
 def add_texts_file(group: Any) -> None:
     group.add_argument(
         "--data",
-        "--texts-file",
         type=Path,
         metavar="FILE",
         help="text file with a text on each line, or a .jsonl file",

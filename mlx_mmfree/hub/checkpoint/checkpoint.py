@@ -4,14 +4,7 @@ Nothing is loaded here but headers. The `config.json` of a written folder has an
 GGUF metadata have the same keys:
 
 - `version` is the library's that wrote the folder;
-- `rounding` says how its ternary weights were made of floats. It is a number like
-  `ops.ternary.ROUNDING_VERSION`, or `"source"` if the weights were ternary before. It is left out if
-  that is not known;
 - `adapter` is true if the files of an adapter lie beside the weights, and both are the model.
-
-Folders without a record may hold wrong scales and trits in matrices of more than `MAX_SOUND_WEIGHTS`
-numbers. Checkpoints that were packed by other programs have scales that are 16-bit floats or reciprocals
-of such floats. A mean of absolute values, which this library computes, is not.
 """
 
 import os
@@ -29,19 +22,17 @@ from ...errors import CheckpointError, UnsupportedModelError, shown_path
 from ...files import checkpoint_files, torch_checkpoint
 from ...files import tensors as safetensors
 from ...files.reading import read_json_object, visible
-from ...files.tensors import METADATA, TensorEntry, read_tensor
+from ...files.tensors import TensorEntry
 from ...layers.matrix import parameters
 from ...models import architectures, find_described
 from ...models.parts.architecture import WeightNames
 from ...models.parts.fields import dtype_name
 from ...models.parts.ternary_linears import TernaryLinears
-from ...ops.ternary import ROUNDING_VERSION
-from ...version import __version__
 from ..remote.download import gguf_file, local_folder
 from .embedding_files import with_embedding
 from .folded_weights import read_folded
 from .gguf_checkpoint import read_gguf_checkpoint
-from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of, weight_forms
+from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of
 
 
 def notify(text: str) -> None:
@@ -364,88 +355,6 @@ def _read_index(file: Path, suffix: str) -> dict[str, str]:
                 f"{name!r:.100}. Fetch the checkpoint again."
             )
     return places
-
-
-Rounding = int | str | None
-
-MAX_SOUND_WEIGHTS = 2**20
-"""The scale of a matrix of up to so many numbers was off by less than 1e-4 in any version."""
-
-_SCALE = ".weight_scale"
-
-
-def record(rounding: Rounding) -> dict[str, Any]:
-    """The value of the key `mlx_mmfree`."""
-    known = {} if rounding is None else {"rounding": rounding}
-    return {"version": __version__, **known}
-
-
-def rounding_of(checkpoint: Checkpoint, *, warns: bool = False) -> Rounding:
-    """How the ternary weights of a checkpoint were made of floats.
-
-    Args:
-        checkpoint: The checkpoint.
-        warns: Whether a notice on stderr says that the weights may be wrong.
-
-    Returns:
-        A version, which is the present one for masters, since they are rounded as they are read;
-        `"source"`; or `None` if the weights may be wrong.
-
-    Raises:
-        CheckpointError: A tensor cannot be read.
-    """
-    described = checkpoint.config.get(WRITER_KEY)
-    rounding: Any = described.get("rounding") if isinstance(described, Mapping) else None
-    if rounding != "source" and not (type(rounding) is int and rounding > 0):
-        scales = [entry for name, entry in checkpoint.tensors.items() if name.endswith(_SCALE)]
-        large = [entry for entry in scales if _weights(checkpoint, entry) > MAX_SOUND_WEIGHTS]
-        if not scales:
-            rounding = ROUNDING_VERSION
-        elif not _is_own(checkpoint) or all(map(_is_from_16_bits, large)):
-            rounding = "source"
-        else:
-            rounding = None
-    if warns and rounding != "source" and (rounding is None or rounding < ROUNDING_VERSION):
-        notify(
-            f"'{checkpoint.folder}' may hold wrong ternary weights: it was written by an older "
-            "version, whose scales of large matrices were too small where a CPU computed them. Make "
-            "it again from the float weights."
-        )
-    return rounding
-
-
-def _is_own(checkpoint: Checkpoint) -> bool:
-    """Whether this library may have rounded the weights."""
-    described = checkpoint.config.get("quantization_config")
-    files = {entry.file for entry in checkpoint.tensors.values()}
-    if not isinstance(described, Mapping) or described.get("linear_class") == "linear":
-        return False
-    if any(file.suffix == checkpoint_files.GGUF_SUFFIX for file in files):
-        return False
-    usual = next(form for form in weight_forms().values() if form.is_usual)
-    if described.get("quant_method") == usual.method:
-        return True
-    return all(safetensors.read_header(file)[1] == METADATA for file in files)
-
-
-def _weights(checkpoint: Checkpoint, scale: TensorEntry) -> int:
-    """How many numbers the matrix of a scale has."""
-    weight = checkpoint.tensors.get(scale.name.removesuffix("_scale"))
-    if weight is None or len(weight.shape) != 2:
-        return 0
-    # four trits or more share a byte
-    codes = 4 * weight.dtype.size if weight.dtype in PACKED_DTYPES else 1
-    return weight.shape[0] * weight.shape[1] * codes
-
-
-def _is_from_16_bits(entry: TensorEntry) -> bool:
-    scale = read_tensor(entry).astype(mx.float32)
-    rounded = (
-        way(way(scale).astype(dtype).astype(mx.float32))
-        for way in (lambda x: x, mx.reciprocal)
-        for dtype in (mx.bfloat16, mx.float16)
-    )
-    return any(mx.array_equal(each, scale).item() for each in rounded)
 
 
 def described_checkpoint(path_or_repo: str) -> Checkpoint | None:

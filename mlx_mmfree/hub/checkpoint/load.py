@@ -35,7 +35,7 @@ from ...tokenizer.translation_tokenizer import (
 from ..adapters.adapter import Adapter, attach
 from ..adapters.adapter_folder import read_adapter
 from ..remote.download import gguf_file, local_folder
-from .checkpoint import Checkpoint, notify, open_checkpoint, rounding_of
+from .checkpoint import Checkpoint, notify, open_checkpoint
 from .embedding_files import read_embedding_use
 from .pack_cache import PackCache
 from .weight_form import PACKED_DTYPES
@@ -221,7 +221,6 @@ class OpenedModel:
         model: Any = self.model
         if self._training:
             self._make_masters(model)
-        model.rounding = rounding_of(self.checkpoint, warns=True)
         if isinstance(model, models.EncoderDecoder):
             model.search_files = self._search_files()
         if isinstance(model, models.TextEmbedder):

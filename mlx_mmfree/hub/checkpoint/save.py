@@ -21,7 +21,7 @@ from ...models.parts.encoders import SEARCH_KEYS
 from ...ops.backend.dispatch import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import TranslationTokenizer
-from .checkpoint import record
+from ...version import __version__
 from .weight_form import WRITER_KEY, weight_forms
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -233,7 +233,7 @@ def write_tensors(
 
 def describe_model(model: TokenModel) -> dict[str, Any]:
     """The content of `config.json` for a model, without the ids of special tokens."""
-    config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: record(model.rounding)}
+    config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: {"version": __version__}}
     if isinstance(model, EncoderDecoder):
         searched = model.search_files.config
         config |= {key: searched[key] for key in SEARCH_KEYS & searched.keys()}

@@ -23,8 +23,9 @@ from ...models.parts.architecture import GGUFForm
 from ...platform.progress import Progress
 from ...tokenizer.sampling_defaults import sampling_to_gguf
 from ...tokenizer.to_gguf import compare_tokenizers, vocabulary_metadata
+from ...version import __version__
 from ..checkpoint import gguf_config
-from ..checkpoint.checkpoint import Checkpoint, open_checkpoint, record, rounding_of
+from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.embedding_files import pooling_of_files
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
 from ..checkpoint.parameter_reader import ParameterReader
@@ -296,7 +297,6 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
         planner = TensorPlanner(reader, form, kind, forms)
     _check(reader, kind, forms, architecture)
     _check_codes(reader, kind, planner)
-    written_by = record(rounding_of(reader.checkpoint))
     floats = FLOAT_NAMES[forms.dtype or reader.activation_dtype]
     metadata = {
         "general.architecture": architecture,
@@ -304,7 +304,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
         "general.name": name,
         "general.quantization_version": _QUANTIZATION_VERSION,
         **{f"{architecture}.{key}": value for key, value in _sizes(reader, form).items()},
-        **{f"{WRITER_KEY}.{key}": value for key, value in written_by.items()},
+        f"{WRITER_KEY}.version": __version__,
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
         **sampling_to_gguf(reader.checkpoint.folder),
     }
@@ -473,7 +473,6 @@ def convert(
     if source.dtype is not None and forms.dtype is None:
         forms = replace(forms, dtype=source.dtype)
         reader.keep_floats()
-    rounding_of(source, warns=True)
     if to == "gguf":
         kind = gguf_type.upper() if gguf_type is not None else None
         writer = _gguf_writer(reader, target.name, kind, forms, max_part_bytes)
@@ -522,7 +521,7 @@ def _folder_writer(
     plan = make_plan(reader, forms)
     copied = tokenizer_files(reader.checkpoint.folder)
     config = {**token_ids(copied.pop(CONFIG_FILE, None)), **plan.config}
-    config[WRITER_KEY] = record(rounding_of(reader.checkpoint))
+    config[WRITER_KEY] = {"version": __version__}
     nbytes = sum(group.nbytes for group in plan.tensors)
     nbytes += sum(file.stat().st_size for file in copied.values())
     if "model_file" in plan.config:

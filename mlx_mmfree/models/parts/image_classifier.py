@@ -16,7 +16,6 @@ from ...files.declared import declare
 from ...layers.maps import DropPath, LayerScale
 from ...layers.mixer import LinearFactory, SpatialMixer, TokenMixer
 from ...ops.long_sums import long_sum
-from ...ops.ternary import ROUNDING_VERSION
 from .fields import HubConfig, integer, number, refuse_unless, section
 from .ternary_linears import TernaryLinears, linear_of
 
@@ -406,7 +405,6 @@ class ImageClassifier(nn.Module):
         self.neck = nn.Identity() if neck is None else neck
         self.head = head
         self.config = config
-        self.rounding: int | str | None = ROUNDING_VERSION
         self._pool = pool
 
     def features(self, images: mx.array) -> mx.array:

@@ -18,7 +18,6 @@ from ...layers.attention.positions import AddedPositions, AxialPositions, Learne
 from ...layers.context import Context
 from ...layers.embedding import TokenLayers, embed_tokens, known_rows
 from ...layers.mixer import State, TokenMixer
-from ...ops.ternary import ROUNDING_VERSION
 
 NormOrder = Literal["pre", "post", "branch", "sandwich", "parallel", "none"]
 Branch = Callable[[mx.array], mx.array]
@@ -687,7 +686,6 @@ class TokenModel(TokenLayers, Stack):
             self.head = head
         self.config = config
         self.vocab_size = int(embed.weight.shape[0])
-        self.rounding: int | str | None = ROUNDING_VERSION
 
     @cached_property
     def max_length(self) -> int | None:

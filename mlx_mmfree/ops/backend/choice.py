@@ -29,9 +29,6 @@ ON_METAL = ("groups", "tiles", "split", "mlx")
 NAMES = (DEFAULT, *ON_METAL)
 """The names that the environment variable can have."""
 
-GONE = ("two_bits", "five_trits")
-"""The names that it had until five trits a byte were always unpacked."""
-
 BUDGET = 0.001
 """About how many seconds a round of timing takes, unless one result takes longer."""
 
@@ -126,12 +123,6 @@ def environment_candidate() -> str | None:
         UsageError: The environment names none.
     """
     name = os.environ.get(ENVIRONMENT_VARIABLE) or None
-    if name in GONE:
-        raise UsageError(
-            f"[environment] '{ENVIRONMENT_VARIABLE}' must be one of {', '.join(NAMES)} but got "
-            f"{name!r}, which is gone: five trits a byte are unpacked to 2 bits as they are read. "
-            "Unset it."
-        )
     if name is not None and name not in NAMES:
         raise UsageError(
             f"[environment] '{ENVIRONMENT_VARIABLE}' must be one of {', '.join(NAMES)} but got "

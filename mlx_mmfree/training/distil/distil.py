@@ -312,7 +312,7 @@ def write_cards(
     Raises:
         CheckpointError: A file cannot be written.
     """
-    path = Path(settings.path).resolve()
+    path = Path(settings.output).resolve()
     for name in (RUN_MODEL, MASTERS_FOLDER):
         if not (path / name).exists():
             continue
@@ -417,8 +417,8 @@ class Distillation:
             self._source = described_checkpoint(settings.model) or settings.model
         self._opened = self._open()
         folder = self._opened.checkpoint.folder
-        check_apart(Path(settings.path).resolve(), [folder], settings.command)
-        check_results(Path(settings.path), folder)
+        check_apart(Path(settings.output).resolve(), [folder], settings.command)
+        check_results(Path(settings.output), folder)
         self.teacher: Decoder = self._opened.model
         base = base_config(self.teacher, settings.command)
         losses.check_top_k(settings.teacher_top_k, base.vocab_size)
@@ -521,11 +521,11 @@ class Distillation:
             TrainingStopped: A signal ended the run early. Its state is saved.
         """
         self.check_files()
-        with own_run_folder(Path(self.settings.path)):
+        with own_run_folder(Path(self.settings.output)):
             return self._run(callbacks, card)
 
     def _run(self, callbacks: Sequence[Callback], card: ModelCard | None) -> dict[str, Any]:
-        path = Path(self.settings.path)
+        path = Path(self.settings.output)
         self.teacher = self._opened.load()
         self._digest = weights_digest(self.teacher)
         student = self._first_student(self._masters().load())
@@ -598,7 +598,7 @@ class Distillation:
         self, name: StageName, student: Decoder, task: CausalLMTask, callbacks: Sequence[Callback]
     ) -> None:
         settings = self.settings.stage(name)
-        folder = Path(self.settings.path) / "stages" / name
+        folder = Path(self.settings.output) / "stages" / name
         make_run_folder(folder)
         loss = self._loss(name, student, self.teacher)
         record = {
@@ -681,7 +681,7 @@ class Distillation:
         settings = self.settings
         rows = settings.logits_steps * sum(len(batch.inputs) for batch in task.batches(0))
         return TeacherLogits(
-            Path(settings.path) / "stages" / "logits",
+            Path(settings.output) / "stages" / "logits",
             {
                 "teacher": self._digest,
                 "texts": dict(task.digests),

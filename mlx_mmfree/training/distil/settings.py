@@ -71,10 +71,9 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         has_flag=False,
         holds="model",
     )
-    path: str = setting(
+    output: str = setting(
         "Folder of the run, for the stages, the student and the figures.",
         has_flag=False,
-        also=("output",),
         holds="path",
     )
     to: tuple[str | Mapping[str, Any], ...] = setting(
@@ -239,7 +238,7 @@ class DistilSettings(CorpusSettings, TeacherSettings):
             given = self.quantization_warmup
             warmup = steps // 2 if given is None else given
         return Settings(
-            output=self.path,
+            output=self.output,
             init_from=self.model,
             stages=(Mixture(1, dict.fromkeys(self.data, 1.0)),),
             valid=self.valid,
@@ -253,15 +252,11 @@ class DistilSettings(CorpusSettings, TeacherSettings):
     def course(self, name: StageName) -> dict[str, Any]:
         """The values that decide the course of a stage, beside the settings of a training run."""
         names = _COURSE.get(name, ())
-        values = {each: getattr(self, each) for each in names}
-        # runs that were begun without one of them have its usual value
-        return {
-            each: value for each, value in values.items() if value != getattr(DistilSettings, each)
-        }
+        return {each: getattr(self, each) for each in names}
 
     def record(self) -> dict[str, Any]:
         """All plain values of the run, as a report names them."""
-        return {key: value for key, value in asdict(self).items() if key != "path"}
+        return {key: value for key, value in asdict(self).items() if key != "output"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 
 
 def _arguments(model: Path, flags: list[str]) -> list[str]:
-    return ["upload", "--path", str(model), "--repo", _REPOSITORY, *flags]
+    return ["upload", "--path", str(model), "--upload-repo", _REPOSITORY, *flags]
 
 
 def exercise(folder: Path, rng: random.Random) -> None:

@@ -32,10 +32,10 @@ _GENERATE_FLAGS = (
     *("--temp", "--top-p", "--min-p", "--top-k", "--seed", "--max-tokens", "--stop", "--dtype"),
     *("--repetition-penalty", "--prefill-step-size", "--chat-template-config", "--wired-limit"),
     *("--extra-eos-token", "--max-kv-size", "--kv-bits", "--batch-size", "--prompt", "--revision"),
-    *("--prompts-file", "--prompt-cache-file", "--draft-model", "--adapter-path", "--latent"),
+    *("--data", "--prompt-cache-file", "--draft-model", "--adapter-path", "--latent"),
 )
 _NEEDED_FLAGS = {
-    "upload": ["--repo", "X"],
+    "upload": ["--upload-repo", "X"],
     "lora": ["--data", "X", "--train"],
     "cache_prompt": ["--prompt-cache-file", "x", "--prompt", "a"],
     "perplexity": ["--data", "X"],
@@ -111,7 +111,7 @@ def hostile_names(folder: Path, rng: random.Random) -> list[str]:
     name = _order(rng).replace("/", "")
     (folder / f"{name}.txt").touch()
     (folder / f".{name}").mkdir()
-    return ["upload", "--path", str(folder), "--repo", "me/model", "--dry-run"]
+    return ["upload", "--path", str(folder), "--upload-repo", "me/model", "--dry-run"]
 
 
 def hostile_data(folder: Path, rng: random.Random) -> list[str]:

@@ -46,7 +46,7 @@ def exercise(folder: Path, rng: random.Random) -> None:
     printed = folder / "printed"
     printed.mkdir()
     repository = rng.choice(_REPOSITORIES)
-    arguments = ["upload", "--path", str(folder / "model"), "--repo", repository]
+    arguments = ["upload", "--path", str(folder / "model"), "--upload-repo", repository]
     arguments += rng.choice(
         ([], [], ["--private"], ["--revision", "next"], ["--message", "x\n--y"])
     )

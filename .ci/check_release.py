@@ -1,51 +1,104 @@
-"""Checks the files of a release: one version in all of them, and what each must and must not hold."""
+"""Checks the files of a release: one version in all of them, and what each must and must not hold.
 
+`python .ci/check_release.py [--tag] FILE...`; `--tag` also refuses the placeholder of the address.
+"""
+
+import email
 import re
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from package_metadata import ROOT, stated
+
 MOST_BYTES = 8_000_000
 """Of a file: the packaged model is most of it."""
-
-
-def stated_version() -> str:
-    """The version that the library states, which every file and the changelog must have."""
-    text = (ROOT / "mlx_mmfree/version.py").read_text()
-    found = re.search(r'__version__ = "(.+)"', text)
-    assert found, "version.py states no version"
-    return found[1]
+KERNELS = "_mlx_mmfree_native/__init__.py"
+SOURCES = (".cpp", ".h", ".in", "CMakeLists.txt", ".clang-format")
 
 
 def check(file: Path) -> list[str]:
     """Returns what is wrong with a file."""
+    version = stated("__version__")
     faults = []
-    if not file.name.startswith(f"mlx_mmfree-{stated_version()}"):
+    if not file.name.startswith(f"mlx_mmfree-{version}"):
         faults.append("its name has another version than version.py")
     if file.stat().st_size > MOST_BYTES:
         faults.append(f"it has {file.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
     if file.suffix == ".whl":
         with zipfile.ZipFile(file) as wheel:
             names = wheel.namelist()
-        wanted = {"mlx_mmfree/", "_mlx_mmfree_native/", f"mlx_mmfree-{stated_version()}.dist-info/"}
-        others = [name for name in names if not name.startswith(tuple(wanted))]
+            described = wheel.read(f"mlx_mmfree-{version}.dist-info/METADATA").decode()
+            kernels = wheel.read(KERNELS).decode() if KERNELS in names else None
+        is_pure = file.name.endswith("-none-any.whl")
+        if is_pure == (kernels is not None):
+            faults.append("only a wheel of one system holds kernels, and each of these does")
+        wanted = {"mlx_mmfree/py.typed", f"mlx_mmfree-{version}.dist-info/licenses/NOTICE"}
+        own = ("mlx_mmfree/", "_mlx_mmfree_native/", f"mlx_mmfree-{version}.dist-info/")
+        others = [name for name in names if not name.startswith(own) or name.endswith(SOURCES)]
     else:
         with tarfile.open(file) as archive:
             names = [name.partition("/")[2] for name in archive.getnames()]
+            stored = archive.extractfile(f"mlx_mmfree-{version}/PKG-INFO")
+            assert stored is not None
+            described = stored.read().decode()
+        kernels = None
         wanted = {"mlx_mmfree/native/CMakeLists.txt", "pyproject.toml", "LICENSE", "NOTICE"}
-        others = [name for name in names if name.startswith((".", "tests/", "examples/", "build/"))]
+        needed = ".ci/package_metadata.py"
+        others = [
+            name
+            for name in names
+            if name.startswith((".", "tests/", "examples/", "build/"))
+            and name not in (".ci", needed)
+        ]
     faults += [f"it lacks {each}" for each in wanted if not any(n.startswith(each) for n in names)]
     rooms = sorted({name.partition("/")[0] for name in others})
-    return faults + [f"it holds {room}, which is no part of it" for room in rooms]
+    faults += [f"it holds files of {room}, which are no part of it" for room in rooms]
+    return faults + check_metadata(described, kernels)
 
 
-def main(*files: str) -> None:
-    changelog = (ROOT / ".github/CHANGELOG.md").read_text()
+def check_metadata(described: str, kernels: str | None) -> list[str]:
+    """Returns what is wrong with a description of the package.
+
+    Args:
+        described: The text of `METADATA` or `PKG-INFO`.
+        kernels: The module that says with which MLX the kernels were built; `None` without kernels.
+    """
+    faults = []
+    metadata = email.message_from_string(described)
+    page = metadata.get_payload()
+    assert isinstance(page, str)
+    if relative := re.findall(r"\]\((?!https?://)[^)]*\)", re.sub(r"`[^`\n]*`", "", page)):
+        faults.append(f"its page has links that lead nowhere, such as {relative[0]}")
+    repository = stated("REPOSITORY")
+    if not any(repository in url for url in metadata.get_all("Project-URL", [])):
+        faults.append("it does not name the repository")
+    required = [each for each in metadata.get_all("Requires-Dist", []) if re.match("mlx[^-]", each)]
+    built = re.search(r'^MLX_VERSION = "(.+)"$', kernels, re.MULTILINE) if kernels else None
+    for each in required:
+        if "extra ==" in each:
+            continue
+        is_exact = f"=={built[1]}" in each if built else "==" not in each.partition(";")[0]
+        if not is_exact:
+            wanted = (
+                f"exactly MLX {built[1]}, which its kernels need" if built else "a range of MLX"
+            )
+            faults.append(f"it must require {wanted}, but has {each}")
+    if not required:
+        faults.append("it does not require MLX")
+    return faults
+
+
+def main(*arguments: str) -> None:
+    files = [name for name in arguments if name != "--tag"]
+    version = stated("__version__")
+    changelog = (ROOT / ".github/CHANGELOG.md").read_text(encoding="utf-8")
     faults = [f"{file}: {fault}" for file in files for fault in check(Path(file))]
-    if f"\n## {stated_version()}" not in changelog:
-        faults.append(f"CHANGELOG.md has no section for {stated_version()}")
+    if f"\n## {version}\n" not in changelog:
+        faults.append(f"CHANGELOG.md has no section for {version}")
+    if "--tag" in arguments and "/OWNER/" in stated("REPOSITORY"):
+        faults.append("version.py must state the address of the repository, but OWNER stands there")
     if faults:
         sys.exit("\n".join(faults))
 

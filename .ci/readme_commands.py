@@ -1,4 +1,4 @@
-"""Prints one of the commands with which the README begins, word for word."""
+"""Prints one of the README's commands that install, word for word."""
 
 import re
 import sys
@@ -8,6 +8,9 @@ BEGINNINGS = {
     "environment": "python3 -m venv ",
     "start": "pip install . && ",
     "test": 'pip install ".[test]" && ',
+    "uv": "uv tool install ",
+    "pipx": "pipx install ",
+    "pip": 'pip install "mlx-mmfree',
 }
 
 

@@ -1,72 +1,62 @@
-"""Puts the JSON of `mmfree doctor --json` and `mmfree bench --json` from several machines in tables.
+"""Turns reports of machines, which `mmfree doctor --report` writes, into tables.
 
-`python .github/report_table.py FILE...` prints Markdown. A file holds one such object.
+`python .github/report_table.py FILE...` prints Markdown. Without files it takes those of
+`.github/benchmarks`, and `--write` puts their tables into the page of that folder.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_MACHINES = ("file", "device", "memory", "MLX", "system", "kernels switched off", "problems")
-_KERNELS = (
-    "device",
-    "kernel",
-    "inputs x outputs",
-    "rows",
-    "microseconds",
-    "GB/s",
-    "of a plain read",
-)
-_FIGURES = ("device", "measurement", "threads", "GB/s", "of its limit", "rate")
-_RATIOS = ("device", "measurement", "compared with", "times as fast", "by the best")
+FOLDER = Path(__file__).parent / "benchmarks"
+MARK = "<!-- tables -->\n"
+NONE = "No report has been sent yet."
+
+Report = dict[str, Any]
+Rows = list[tuple[str, ...]]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    files = parser.parse_args(argv).files
-    reports = {file: _read(parser, file) for file in files}
-    machines = [_machine(file, r) for file, r in reports.items() if "versions" in r]
-    figures = [row for r in reports.values() if "figures" in r for row in _figures(r)]
-    ratios = [row for r in reports.values() for row in _ratios(r)]
-    kernels = [row for r in reports.values() for row in _kernels(r)]
-    tables = [
-        *((_MACHINES, machines), (_KERNELS, kernels)),
-        *((_FIGURES, figures), (_RATIOS, ratios)),
-    ]
-    print("\n\n".join(_table(head, rows) for head, rows in tables if rows))
-
-
-def _read(parser: argparse.ArgumentParser, file: Path) -> dict[str, Any]:
-    try:
-        report = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        parser.error(f"'{file}' must be a file of JSON but cannot be read: {error}")
-    if not isinstance(report, dict) or not {"versions", "figures"} & report.keys():
-        parser.error(f"'{file}' must come from 'mmfree doctor --json' or 'mmfree bench --json'")
-    return report
-
-
-def _machine(file: Path, report: dict[str, Any]) -> tuple[str, ...]:
-    device, versions = report["device"], report["versions"]
-    faults = [f"{name}: {fault}" for name, fault in report["metal_kernels"].items() if fault]
-    return (
-        file.name,
-        f"{device['name']} ({device['backend']})",
-        f"{device['memory_bytes'] / 1e9:.0f} GB",
-        versions["mlx"],
-        versions["platform"],
-        "; ".join(faults) or "none",
-        str(len(report["problems"])),
-    )
-
-
-def _kernels(report: dict[str, Any]) -> list[tuple[str, ...]]:
+def _machines(report: Report) -> Rows:
+    machine, versions = report["machine"], report["versions"]
+    bad = [each for each in report["kernels"] if each["fault"]]
+    faults = [f"{each['kernel']}: {each['fault']}, {each['first_difference']}" for each in bad]
+    sound = [each["error"] for each in report["kernels"] if not each["fault"]]
+    errors = [error for error in sound if error is not None]
     return [
         (
-            report["device"]["name"],
+            machine["chip"],
+            f"{machine['memory_gib']} GB",
+            machine["system"],
+            versions["mlx_mmfree"],
+            versions["mlx"],
+            f"{len(sound)}" + (f" (error at most {max(errors):.1g})" if errors else ""),
+            "; ".join(faults) or "none",
+            str(len(report["problems"])),
+        )
+    ]
+
+
+def _rates(report: Report) -> Rows:
+    return [
+        (
+            report["machine"]["chip"],
+            f"{report['machine']['memory_gib']} GB",
+            rate["model"],
+            rate["what"],
+            str(rate["threads"] or "GPU"),
+            f"{rate['tokens_per_second']:,.1f}",
+            f"{rate['share_of_limit']:.0%}",
+        )
+        for rate in report["rates"]
+    ]
+
+
+def _kernel_times(report: Report) -> Rows:
+    return [
+        (
+            report["machine"]["chip"],
             time["kernel"],
             f"{time['inputs']} x {time['outputs']}",
             str(time["rows"]),
@@ -74,41 +64,65 @@ def _kernels(report: dict[str, Any]) -> list[tuple[str, ...]]:
             f"{time['bytes_per_second'] / 1e9:.1f}",
             "" if time["share_of_read"] is None else f"{time['share_of_read']:.0%}",
         )
-        for time in report.get("kernel_times", [])
+        for time in report["kernel_times"]
     ]
 
 
-def _figures(report: dict[str, Any]) -> list[tuple[str, ...]]:
-    device = report["machine"]["device"]
-    return [
-        (
-            device,
-            figure["name"],
-            str(figure["threads"] or "GPU"),
-            f"{figure['gb_per_second']:.1f}",
-            f"{figure['fraction_of_limit']:.0%} of {figure['limit']}",
-            f"{figure['rate']:.1f} {figure['unit']}/s" if figure["unit"] else "",
-        )
-        for figure in report["figures"]
-    ]
+_MACHINE = ("chip", "memory", "system", "mlx_mmfree", "MLX", "sound kernels", "faults", "problems")
+_RATE = ("chip", "memory", "model", "measured", "threads", "tokens/s", "of the limit")
+_TIME = ("chip", "kernel", "inputs x outputs", "rows", "microseconds", "GB/s", "of a plain read")
+TABLES: list[tuple[tuple[str, ...], Callable[[Report], Rows]]] = [
+    (_MACHINE, _machines),
+    (_RATE, _rates),
+    (_TIME, _kernel_times),
+]
 
 
-def _ratios(report: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (
-            report["machine"]["device"],
-            ratio["name"],
-            ratio["other"],
-            f"{ratio['median']:.2f}",
-            f"{ratio['best']:.2f}",
-        )
-        for ratio in report.get("ratios", [])
-    ]
+def tables(files: Sequence[Path]) -> str:
+    """The tables of the reports in Markdown; a sentence where there is none.
+
+    Raises:
+        ValueError: A file is no report.
+    """
+    reports = [_read(file) for file in files]
+    if not reports:
+        return NONE
+    made = [(head, [row for report in reports for row in rows(report)]) for head, rows in TABLES]
+    return "\n\n".join(_table(head, rows) for head, rows in made if rows)
+
+
+def _read(file: Path) -> Report:
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+        for _, rows in TABLES:
+            rows(report)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"'{file}' must be a report that 'mmfree doctor --report' wrote: {error!r:.200}"
+        ) from error
+    return dict(report)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def main(argv: Sequence[str] | None = None, folder: Path = FOLDER) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--write", action="store_true", help="put the tables into the page")
+    args = parser.parse_args(argv)
+    try:
+        text = tables(args.files or sorted(folder.glob("*.json")))
+    except ValueError as error:
+        parser.error(str(error))
+    if args.write:
+        page = folder / "README.md"
+        above = page.read_text(encoding="utf-8").partition(MARK)[0]
+        page.write_text(f"{above}{MARK}{text}\n", encoding="utf-8")
+    else:
+        print(text)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ _PROGRAMS |= {"serve": "servers.py", "--compare": "beside_llama_cpp.py", "--host
 
 def build_parser() -> argparse.ArgumentParser:
     usual = "--model --prompt-tokens --positions --threads --bound --config --quick --json"
-    usual += " --picture --report"
+    usual += " --picture"
     parser = CommandParser(prog="mmfree bench", description=__doc__, usual=usual)
     add_model_flags(parser, takes_adapter=False)
     for name, count, what in (
@@ -52,15 +51,6 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("output")
     add_json_flag(output)
     add_picture_flag(output, what="draw the rates")
-    output.add_argument(
-        "--report",
-        type=Path,
-        nargs="?",
-        const=Path(),
-        metavar="FOLDER",
-        help="also write a file for the project's table of machines, without names or paths of yours, "
-        "into this folder (the current one)",
-    )
     return parser
 
 
@@ -91,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..platform.device import device_info
     from ..version import __version__
 
-    function, subject, kind = _subject(args)
-    name, device = subject["name"], device_info()
+    function, subject, _ = _subject(args)
+    device = device_info()
     machine: dict[str, Any] = {"version": __version__, "device": device.name}
     machine |= {"backend": device.backend, "memory_bytes": device.memory_bytes}
     figures, memory, stop = _measured(args, function, subject)
@@ -105,11 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise stop
     if args.picture is not None:
         _plot(figures, device.name, args.picture)
-    if args.report is not None:
-        # the owner of a repository may be a person, and so may a folder's path
-        public = kind if Path(name).expanduser().exists() else name.rpartition("/")[2]
-        file = _write_report(args.report, machine, public, figures)
-        print(f"Wrote {file}. How to send it: .github/benchmarks/README.md", file=sys.stderr)
     return 0
 
 
@@ -124,10 +109,9 @@ def _refuse_other_programs(given: Sequence[str]) -> None:
 
 
 def _check_bound(args: argparse.Namespace) -> None:
-    measured = ("threads", "decoded_tokens", "processes", "rounds", "quick", "picture", "report")
+    measured = ("threads", "decoded_tokens", "processes", "rounds", "quick", "picture")
     pairs = [(name, "bound", ", which measures nothing") for name in measured]
-    pairs += [("config", name, "") for name in ("model", "revision", "latent", "report")]
-    pairs.append(("report", "quick", ", whose figures say nothing about speed"))
+    pairs += [("config", name, "") for name in ("model", "revision", "latent")]
     for name, other, why in pairs:
         if getattr(args, name) and getattr(args, other):
             raise UsageError(
@@ -168,8 +152,6 @@ def _check(args: argparse.Namespace) -> None:
     if args.picture is not None:
         require_matplotlib("picture", "bench")
         check_writable("[bench] 'picture'", args.picture)
-    if args.report is not None:
-        check_writable("[bench] 'report'", args.report / "report.json")
 
 
 def _subject(args: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
@@ -210,6 +192,36 @@ def _measured(
     return benchmark.figures(records), memory, stop
 
 
+def rates(model: str | None) -> list[dict[str, Any]]:
+    """The rates of a model for a report of this machine, which names no owner and no path.
+
+    Args:
+        model: As of `--model`; `None` is the packaged model.
+
+    Raises:
+        MeasurementError: The measurement failed.
+    """
+    args = build_parser().parse_args([] if model is None else ["--model", model])
+    function, subject, kind = _subject(args)
+    name = subject["name"]
+    figures, _, stop = _measured(args, function, subject)
+    if stop is not None:
+        raise stop
+    return [
+        {
+            # the owner of a repository may be a person, and so may a folder's path
+            "model": kind if Path(name).expanduser().exists() else name.rpartition("/")[2],
+            "what": figure.records[0].name.rpartition(": ")[2],
+            "threads": figure.records[0].threads,
+            "tokens_per_second": round(figure.rate, 1),
+            "limit": figure.records[0].limit,
+            "share_of_limit": float(f"{figure.share:.3g}"),
+            "processes": len(figure.records),
+        }
+        for figure in figures
+    ]
+
+
 def _line(figure: "Figure") -> str:
     first = figure.records[0]
     name, _, what = first.name.rpartition(": ")
@@ -238,41 +250,3 @@ def _plot(figures: "Sequence[Figure]", device: str, file: Path) -> None:
     axes.set(xscale="log", xlabel="tokens per second", title=device)
     canvas.legend(loc="outside lower center", ncols=2)
     save_picture(canvas, file)
-
-
-def _write_report(
-    folder: Path, machine: dict[str, Any], model: str, figures: "Sequence[Figure]"
-) -> Path:
-    """Writes a file for `.github/benchmarks` under a name by the rule there; no file is replaced."""
-    import platform
-    from importlib.metadata import version
-
-    from ..files.reading import write_json
-    from ..files.writing import new_file, writing
-
-    mac = platform.mac_ver()[0]
-    system = f"macOS {mac}" if mac else f"{platform.system()} {platform.machine()}"
-    memory = round(machine["memory_bytes"] / 2**30)
-    report = {"chip": machine["device"], "memory_gib": memory, "system": system}
-    report |= {"mlx": version("mlx"), "mlx_mmfree": machine["version"]}
-    report |= {"backend": machine["backend"], "model": model}
-    report["figures"] = [
-        {
-            "what": figure.records[0].name.rpartition(": ")[2],
-            "threads": figure.records[0].threads,
-            "tokens_per_second": round(figure.rate, 1),
-            "limit": figure.records[0].limit,
-            "share_of_limit": float(f"{figure.share:.3g}"),
-            "processes": len(figure.records),
-        }
-        for figure in figures
-    ]
-    words = (machine["device"], f"{memory} gb", model)
-    name = "_".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words)
-    file, number = folder / f"{name}.json", 1
-    while file.exists():
-        number += 1
-        file = folder / f"{name}_{number}.json"
-    with writing("bench", file), new_file(file) as new:
-        write_json(new, report)
-    return file

@@ -13,8 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..errors import UsageError
 from ..platform.resident_memory import BYTES_PER_GB
-from .parts.command import CommandParser, command
+from ..version import REPOSITORY
+from .parts.command import CommandParser, check_writable, command
 from .parts.flags import add_json_flag
 
 Progress = Callable[[str, int, int], None]
@@ -25,6 +27,21 @@ HELP = "show versions, device, backends and problems"
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="mmfree doctor", description=__doc__)
     add_json_flag(parser)
+    parser.add_argument(
+        "--all", action="store_true", help="also show every operation and every kernel"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FOLDER",
+        help="write a file about this machine, its kernels and its speed into this folder (the current "
+        "one); it holds no names or paths of yours",
+    )
+    parser.add_argument(
+        "--model", help="with --report: measure this model too, beside the packaged one"
+    )
     parser.add_argument(
         "--dump-kernels",
         type=Path,
@@ -44,11 +61,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         script = shlex.quote(str(args.dump_kernels / SCRIPT))
         print(f"Wrote {count} kernels. On a Mac with Xcode, compile them with: sh {script}")
         return 0
+    if args.model is not None and args.report is None:
+        raise UsageError(f"[doctor] 'model' must come with --report but got {args.model!r:.80}.")
+    if args.report is not None:
+        check_writable("[doctor] 'report'", args.report / "report.json")
     from .parts.terminal import TaskBars
 
     with TaskBars() as bars:
         found = examine(bars)
-    print(json.dumps(found, indent=2) if args.json else "\n".join(table(found)))
+    print(json.dumps(found, indent=2) if args.json else "\n".join(table(found, args.all)))
+    if args.report is not None:
+        from .parts.machine_report import machine_report, write_machine_report
+
+        models = [None] if args.model is None else [None, args.model]
+        file = write_machine_report(args.report, machine_report(found, models))
+        print(f"Wrote {file}. Send it in an issue: {REPOSITORY}/issues", file=sys.stderr)
     return 0
 
 
@@ -160,18 +187,28 @@ def _problems(found: dict[str, Any]) -> Iterator[str]:
     for kernel, fault in found["metal_kernels"].items():
         if fault:
             yield (
-                f"The kernel {kernel} is switched off: {fault}. Slower code does its work. Please "
-                "report this with the output of 'mmfree doctor --json'."
+                f"The kernel {kernel} is switched off: {fault}. Slower code does its work. Please send "
+                f"the file that 'mmfree doctor --report' writes: {REPOSITORY}/issues"
             )
 
 
-def table(found: dict[str, Any]) -> list[str]:
-    """The lines that show the facts to people, with the problems at the end."""
+def table(found: dict[str, Any], shows_all: bool = True) -> list[str]:
+    """The lines that show the facts to people. The problems come first.
+
+    Args:
+        found: The facts.
+        shows_all: Also shows every operation and every kernel.
+    """
+    problems = [f"  - {problem}" for problem in found["problems"]]
     lines = [
+        *(["problems", *problems] if problems else ["No problems found."]),
+        "",
         *_section("versions", found["versions"]),
         *_section("machine", _machine(found)),
         *_section("CPU kernels", _cpu_kernels(found["cpu_kernels"])),
     ]
+    if not shows_all:
+        return [*lines, "'mmfree doctor --all' shows every operation and kernel."]
     for op, facts in found["operations"].items():
         rows = {
             name: "runs" if name == facts["runs_on"] else reason or "could run, not chosen"
@@ -184,12 +221,12 @@ def table(found: dict[str, Any]) -> list[str]:
         lines += _section("times of Metal kernels", dict(map(_time, found["kernel_times"])))
     if found["choices"]:
         lines += _section("chosen by timing", dict(map(_chosen, found["choices"].items())))
-    problems = [f"  - {problem}" for problem in found["problems"]]
     reason = found["cpu_kernels"]["reason"]
     if reason and any(reason in problem for problem in problems):
         # it is long, and each operation gives it
-        lines = [line.replace(reason, "see the problems below") for line in lines]
-    return [*lines, "problems" if problems else "no problems found", *problems]
+        start = len(problems) + 1
+        lines[start:] = [line.replace(reason, "see the problems above") for line in lines[start:]]
+    return lines
 
 
 def _machine(found: dict[str, Any]) -> dict[str, str]:

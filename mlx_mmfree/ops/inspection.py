@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -118,6 +119,11 @@ def operation_reports(
 def metal_kernels() -> dict[str, str | None]:
     """Returns each kernel of a GPU checked so far with its fault, or `None` for a sound one."""
     return self_check.checked_kernels()
+
+
+def kernel_checks() -> list[dict[str, Any]]:
+    """Returns each kernel of a GPU checked so far, with its `fault`, `error` and `first_difference`."""
+    return [check._asdict() for check in self_check.checks()]
 
 
 def kernel_texts() -> dict[str, str]:

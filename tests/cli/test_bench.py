@@ -84,10 +84,7 @@ def test_flags_win_over_quick(capsys: Captured) -> None:
         (["--revision", "main"], "--revision must come with --model"),
         (["--rounds", "0"], "must be a whole number from 1"),
         (["--model", "no/such/folder"], "no/such/folder"),
-        (["--report", "no/such/folder"], "--report must be a file that can be written"),
-        (["--report", "."], "--report must come without --quick"),
         (["--config", "no-shape"], "--config must be one of "),
-        (["--config", "bitnet-2b-4t", "--report"], "--config must come without --report"),
         (["--bound", "M2"], "--quick must come without --bound"),
     ],
 )
@@ -190,26 +187,3 @@ def test_picture(tmp_path: Path) -> None:
     assert main(["bench", "--quick", "--picture", str(tmp_path / "speed.png")]) == 0
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [tmp_path / "speed.png"]
-
-
-def test_report_names_no_person(
-    capsys: Captured, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "--report"]) == 0
-    assert main(["bench", "--model", str(folder), "--report", str(tmp_path)]) == 0
-    assert main(["bench", "--report"]) == 0
-    # nothing is replaced
-    local, packaged, second = sorted(tmp_path.iterdir())
-    assert packaged.name.endswith("_packaged-model.json") and "-gb_" in packaged.name
-    assert second.name == packaged.name.replace(".json", "_2.json")
-    assert local.name.endswith("-mb.json") and "hgrn-bit-of-" in local.name
-    assert str(packaged.name) in capsys.readouterr().err
-    found = json.loads(local.read_text())
-    assert found["model"].startswith("hgrn_bit of ")
-    assert {row["what"] for row in found["figures"]} == {"prefill of 4", "decode after 2"}
-    for row in found["figures"]:
-        assert row["tokens_per_second"] > 0 and row["share_of_limit"] > 0
-        assert row["processes"] == 3
-    for part in folder.parts[1:]:
-        assert part not in local.read_text()

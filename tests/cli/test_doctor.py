@@ -53,10 +53,22 @@ def report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+def test_the_verdict_comes_first_and_tables_when_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "current_host", lambda: Host("Linux", "x86_64", (3, 11)))
+    assert main(["doctor"]) == 0
+    brief = capsys.readouterr().out
+    assert brief.startswith(("No problems found.\n", "problems\n  - "))
+    assert "ternary_matmul" not in brief and "'mmfree doctor --all' shows" in brief
+    assert main(["doctor", "--model", "x"]) == 2
+    assert "--model must come with --report" in capsys.readouterr().err
+
+
 def test_table_names_versions_device_backends_and_reasons(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--all"]) == 0
     shown = capsys.readouterr().out
     for text in (f"  mlx_mmfree  {__version__}\n", "\nternary_matmul\n", " GB/s ("):
         assert text in shown
@@ -93,13 +105,11 @@ def test_missing_extension_is_a_problem_with_the_way_out(
     found = report(capsys)
     assert found["operations"]["linear_scan"]["runs_on"] == "reference"
     assert any("was not built" in text and loader.REBUILD in text for text in found["problems"])
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--all"]) == 0
     shown = capsys.readouterr().out
-    assert "  not used  see the problems below\n" in shown
-    assert "  native     see the problems below\n" in shown
-    assert (
-        "\nproblems\n  - The CPU kernels cannot be used: the CPU extension was not built" in shown
-    )
+    assert "  not used  see the problems above\n" in shown
+    assert "  native     see the problems above\n" in shown
+    assert "problems\n  - The CPU kernels cannot be used: the CPU extension was not built" in shown
     assert shown.count(loader.REBUILD) == 1
 
 
@@ -178,10 +188,11 @@ def test_slow_blas_and_an_unfit_host_are_problems(
 def test_switched_off_metal_kernels_are_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks = {1: ("good", None), 2: ("bad", "it computes wrong values")}
+    found = (("good", None), ("bad", "it computes wrong values"))
+    checks = {name: self_check.Check(name, fault) for name, fault in found}
     monkeypatch.setattr(self_check, "check_again", lambda: None)
     monkeypatch.setattr(self_check, "_checks", checks)
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--all"]) == 0
     shown = capsys.readouterr().out
     assert "GPU kernels\n  good  sound\n  bad   it computes wrong values\n" in shown
     assert "  - The kernel bad is switched off: it computes wrong values. " in shown
@@ -200,7 +211,7 @@ def test_times_and_choices_are_shown(
     found = report(capsys)
     assert found["kernel_times"] == [time._asdict() for time in times]
     assert found["choices"] == kept
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--all"]) == 0
     shown = capsys.readouterr().out
     product = "bit_linear, tiles, 2048 x 6912, rows: 64  123.4 us, 56.8 GB/s, 50% of a plain read\n"
     assert f"\ntimes of Metal kernels\n  {product}" in shown

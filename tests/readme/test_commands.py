@@ -23,6 +23,8 @@ from tests.readme.documents import BENCHMARKS, FOLDERS, MAIN, ROOT, Section, sec
 from tests.readme.stand_ins import write_repositories, write_working_folder
 
 RUN_BY_CI = ("git clone ", "pip ", "python3 -m venv ")
+# .ci/release runs these, but for Homebrew's
+RUN_BY_RELEASE = ("brew ", "pipx ", "uv ")
 # the tests of the server run these against one that is running
 RUN_BY_SERVER = ("curl ",)
 # the test of the program in C++ runs what these lines run
@@ -69,7 +71,16 @@ def lines_to_run(section: Section) -> list[str]:
         line
         for line in section.commands()
         if not (
-            line.startswith((*RUN_BY_CI, *RUN_BY_SERVER, *RUN_BY_CPP, *RUN_BY_PYTEST, *ONLY_PARSED))
+            line.startswith(
+                (
+                    *RUN_BY_CI,
+                    *RUN_BY_RELEASE,
+                    *RUN_BY_SERVER,
+                    *RUN_BY_CPP,
+                    *RUN_BY_PYTEST,
+                    *ONLY_PARSED,
+                )
+            )
             or is_name(line)
         )
     ]

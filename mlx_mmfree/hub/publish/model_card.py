@@ -15,7 +15,7 @@ from ...files.reading import read_file, read_json_object
 from ...files.writing import new_file, writing
 from ...files.yaml_text import parse_yaml
 from ...models.parts.architecture import Pipeline, find_described
-from ...version import __version__
+from ...version import REPOSITORY, __version__
 from ..checkpoint.save import copy_files
 from ..checkpoint.weight_form import forms_of
 from ..remote.download import REPOSITORY_NAME
@@ -77,8 +77,8 @@ def usage(name: str, pipeline: Pipeline, openings: tuple[Opening, ...]) -> str:
     else:
         language, code = "bash", _COMMANDS[pipeline].format(shlex.quote(name))
     text = (
-        "## Usage\n\nWith mlx_mmfree, which computes as the model was trained, with 8-bit "
-        f"activations where it has them:\n\n```{language}\n{code}\n```"
+        f"## Usage\n\nWith [mlx_mmfree]({REPOSITORY}), which computes as the model was trained, with "
+        f"8-bit activations where it has them:\n\n```{language}\n{code}\n```"
     )
     if not openings:
         return text

@@ -30,12 +30,24 @@ _SECTION = "kernels"
 _REFUSED_TEXT = re.compile(r":\d+:\d+: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error: ")
 
 
-class _Check(NamedTuple):
+class Check(NamedTuple):
+    """What was found of a kernel.
+
+    Attributes:
+        kernel: Its name, with the variant.
+        fault: Why it must not be used; `None` if it is sound.
+        error: The largest error, relative to the definition's largest value. `None` if the kernel did
+            not run, or if an earlier process checked it.
+        first_difference: The first index where it is wrong, with both values; `None` if none is.
+    """
+
     kernel: str
     fault: str | None
+    error: float | None = None
+    first_difference: str | None = None
 
 
-_checks: dict[tuple[Any, ...], _Check] = {}
+_checks: dict[tuple[Any, ...], Check] = {}
 _later: ContextVar[list[Callable[[], object]] | None] = ContextVar("later", default=None)
 
 
@@ -85,16 +97,21 @@ def kernel_fault(
         with kept_results.LOCK:
             if key not in _checks:
                 name = kept_results.variant_name(kernel, variant)
-                fault = _kept_or_new_fault(name, lambda: _difference(run, reference, make_inputs()))
-                _checks[key] = _Check(name, fault)
-                if fault:
-                    _warn(name, device, fault)
+                found = _kept_or_new(name, lambda: _difference(run, reference, make_inputs()))
+                _checks[key] = Check(name, found.fault, found.error, found.first_difference)
+                if found.fault:
+                    _warn(name, device, found.fault)
     return _checks[key].fault
 
 
 def checked_kernels() -> Faults:
     """Returns each kernel checked so far with its fault, or `None` for a sound one."""
-    return dict(_checks.values())
+    return {check.kernel: check.fault for check in _checks.values()}
+
+
+def checks() -> list[Check]:
+    """Returns what was found of each kernel checked so far."""
+    return [*_checks.values()]
 
 
 def check_again() -> None:
@@ -120,16 +137,16 @@ def _warn(name: str, device: str, fault: str) -> None:
     )
 
 
-def _kept_or_new_fault(name: str, check: Callable[[], "_Finding"]) -> str | None:
+def _kept_or_new(name: str, check: Callable[[], "_Finding"]) -> "_Finding":
     known = kept_results.kept(_SECTION)
     fault = known.get(name, 0)
     if fault is None or isinstance(fault, str):
-        return fault
+        return _Finding(fault)
     found = check()
     if found.lasts:
         known[name] = found.fault
         kept_results.keep()
-    return found.fault
+    return found
 
 
 class _Finding(NamedTuple):
@@ -137,6 +154,8 @@ class _Finding(NamedTuple):
 
     fault: str | None
     lasts: bool = True
+    error: float | None = None
+    first_difference: str | None = None
 
 
 def _difference(
@@ -153,14 +172,32 @@ def _difference(
         message = " ".join(str(failure).split())
         is_refused = _REFUSED_TEXT.search(message) is not None
         return _Finding(f"it does not run ({message[:400]})", is_refused)
+    worst = 0.0
     with mx.stream(mx.cpu):
         for result, expected in zip(got, wanted, strict=True):
             largest = float(mx.abs(expected).max().item())  # type: ignore[arg-type]
             error = float(mx.abs(result - expected).max().item())  # type: ignore[arg-type]
+            relative = error / largest if largest else error
             # written so that NaN fails too
             if not error <= TOLERANCE[result.dtype] * largest:
-                return _Finding(f"it computes wrong values (off by {error:.3g} of {largest:.3g})")
-    return _Finding(None)
+                fault = f"it computes wrong values (off by {error:.3g} of {largest:.3g})"
+                return _Finding(fault, True, relative, _first_difference(result, expected, largest))
+            worst = max(worst, relative)
+    return _Finding(None, error=worst)
+
+
+def _first_difference(result: mx.array, expected: mx.array, largest: float) -> str:
+    """The first index beyond the tolerance, with both values."""
+    got, wanted = (each.astype(mx.float32).reshape(-1).tolist() for each in (result, expected))
+    most = TOLERANCE[result.dtype] * largest
+    pairs = enumerate(zip(got, wanted, strict=True))
+    number = next(n for n, (one, other) in pairs if not abs(one - other) <= most)
+    index: list[int] = []
+    rest = number
+    for size in reversed(result.shape):
+        rest, at = divmod(rest, size)
+        index.insert(0, at)
+    return f"at {index}: {got[number]:.6g} instead of {wanted[number]:.6g}"
 
 
 def _as_list(results: Any) -> list[mx.array]:

@@ -1,12 +1,14 @@
 """Checks the files of a release: one version in all of them, and what each must and must not hold.
 
 `python .ci/check_release.py [--tag] FILE...`; `--tag` also refuses the placeholder of the address.
+`python .ci/check_release.py --import` checks what the installed package costs to import.
 """
 
 import email
 import re
 import sys
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from package_metadata import ROOT, stated
 
 MOST_BYTES = 8_000_000
 """Of a file: the packaged model is most of it."""
+MOST_SECONDS = 0.2
+"""Of the processor, for importing the package, whose parts are imported when they are used."""
 KERNELS = "_mlx_mmfree_native/__init__.py"
 SOURCES = (".cpp", ".h", ".in", "CMakeLists.txt", ".clang-format")
 
@@ -90,7 +94,24 @@ def check_metadata(described: str, kernels: str | None) -> list[str]:
     return faults
 
 
+def check_import() -> list[str]:
+    """Returns what is wrong with `import mlx_mmfree`: a command must answer `--help` at once."""
+    start = time.process_time()
+    import mlx_mmfree
+
+    seconds = time.process_time() - start
+    faults = []
+    if seconds > MOST_SECONDS:
+        faults.append(f"importing {mlx_mmfree.__name__} takes {seconds:.2f} s of the processor")
+    loaded = {"mlx.core", "numpy", "jinja2", "tokenizers", "huggingface_hub"} & sys.modules.keys()
+    return faults + [f"importing it imports {name} too" for name in sorted(loaded)]
+
+
 def main(*arguments: str) -> None:
+    if arguments == ("--import",):
+        if faults := check_import():
+            sys.exit("\n".join(faults))
+        return
     files = [name for name in arguments if name != "--tag"]
     version = stated("__version__")
     changelog = (ROOT / ".github/CHANGELOG.md").read_text(encoding="utf-8")

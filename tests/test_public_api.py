@@ -17,10 +17,7 @@ _DRAFT = (
     ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None, is_answer=False, "
     "ngram_drafts=False"
 )
-_LOAD = (
-    "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False, "
-    "direct=False)"
-)
+_LOAD = "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False)"
 SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",

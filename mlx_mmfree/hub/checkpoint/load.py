@@ -69,7 +69,7 @@ class OpenedModel:
     """A model whose weights are not loaded yet.
 
     Args:
-        path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct: As for `load`.
+        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -89,7 +89,6 @@ class OpenedModel:
         packed: bool = True,
         latent: bool | None = None,
         rebuild_masters: bool = False,
-        direct: bool = False,
     ):
         if dtype is not None and dtype not in FLOATS:
             raise ValueError(
@@ -332,7 +331,6 @@ def load(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
-    direct: bool = False,
 ) -> tuple[Any, Any]:
     """Loads a model and what prepares its inputs: a tokenizer, or for images an image processor.
 
@@ -349,8 +347,6 @@ def load(
             checkpoint knows it.
         rebuild_masters: With `packed=False`, make up masters if the checkpoint is packed without them.
             The model computes the same, but what its weights were before rounding is lost.
-        direct: Changes nothing: five trits a byte, which it once let stay so where products were faster,
-            are always unpacked to 2 bits. Calls that name it go on working.
 
     Returns:
         The model and the `Tokenizer`; for a Marian model its `TranslationTokenizer`, and for one of
@@ -368,7 +364,7 @@ def load(
         >>> logits.shape
         (1, 3, 2048)
     """
-    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct)
+    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
     processor = opened.processor()
     return opened.load(), processor
 
@@ -380,12 +376,11 @@ def load_model(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
-    direct: bool = False,
 ) -> models.Decoder:
     """Loads a model without a tokenizer.
 
     Args:
-        path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct: As for `load`.
+        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
 
     Returns:
         The model.
@@ -398,7 +393,7 @@ def load_model(
         >>> load_model(demo.path(), dtype=mx.float32).dims
         384
     """
-    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters, direct)
+    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
     return opened.load()
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..generation.answer_parts import Block, Change, Kind
+from ..generation.answer_parts import Block, Change
 from ..generation.scheduling import Event
 from . import schemas
 from .answers import Answer, Sent, TextParts, Usage
+from .bodies import tools
 from .bodies.responses import ENCRYPTED, Item, ResponsesRequest, new_id, sealed
 from .chat import Conversation, chat_endpoint
 from .errors import RequestError
@@ -48,7 +49,8 @@ class ResponsesAnswer(Answer):
         shown = {"type": "text"} if form is None else form.model_dump(by_alias=True)
         choice = body.tool_choice
         if isinstance(choice, dict):
-            choice = {"type": "function", **choice["function"]}
+            choice = {name: value for name, value in choice.items() if name != "called"}
+        self._tools = tools.offered(body.tools)
         self._head = {
             "id": self._name,
             "object": "response",
@@ -59,7 +61,7 @@ class ResponsesAnswer(Answer):
             "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
             "text": {"format": shown},
             "tool_choice": choice,
-            "tools": [tool.model_dump() for tool in body.tools],
+            "tools": [tool.shown() for tool in body.tools],
             "truncation": "disabled",
         }
 
@@ -128,7 +130,7 @@ class ResponsesAnswer(Answer):
 
     def _item(self, index: int, block: Block, status: str) -> dict[str, Any]:
         """A block as an item of the output, with a status unless the block is complete."""
-        kind = _KINDS[block.kind].item
+        kind = self._kind(block).item
         while len(self._ids) <= index:
             self._ids.append(new_id(kind))
         head = {
@@ -137,7 +139,12 @@ class ResponsesAnswer(Answer):
             "status": "completed" if block.is_complete else status,
         }
         if block.kind == "tool_call":
-            return head | {"call_id": block.id, "name": block.name, "arguments": block.text}
+            call = tools.CALLS[kind]
+            return head | {
+                "call_id": block.id,
+                **self._named(block),
+                call.key: call.shown(block.text),
+            }
         content = [_part(block)] if block.text else []
         if block.kind == "text":
             return head | {"role": "assistant", "content": content}
@@ -148,24 +155,39 @@ class ResponsesAnswer(Answer):
     def _changed(self, change: Change) -> Iterator[Sent]:
         """The events that tell of a change of a block."""
         block, number = change.block, change.index
-        kind = _KINDS[block.kind]
+        kind = self._kind(block)
         item = self._item(number, block, "in_progress")
         place = {"item_id": item["id"], "output_index": number, **kind.place}
+        text = item.get(kind.text, block.text)
         if change.kind == "begin":
             yield self._event("response.output_item.added", output_index=number, item=item)
             if kind.place:
                 yield self._event("response.content_part.added", **place, part=_part(block))
         elif change.kind == "grow":
-            yield self._event(
-                f"response.{kind.events}.delta", **place, delta=block.text, **kind.more
-            )
+            if kind.streams:
+                yield self._event(f"response.{kind.events}.delta", **place, delta=text, **kind.more)
         else:
-            name = {"name": block.name} if block.name else {}
-            text = {kind.text: block.text, **name, **kind.more}
-            yield self._event(f"response.{kind.events}.done", **place, **text)
+            if kind.events and not kind.streams:
+                yield self._event(f"response.{kind.events}.delta", **place, delta=text)
+            if kind.events:
+                name = self._named(block) if kind.streams else {}
+                told = {kind.text: text, **name, **kind.more}
+                yield self._event(f"response.{kind.events}.done", **place, **told)
             if kind.place:
                 yield self._event("response.content_part.done", **place, part=_part(block))
             yield self._event("response.output_item.done", output_index=number, item=item)
+
+    def _kind(self, block: Block) -> "_Kind":
+        """How a block is shown: a call as that of the tool that it is for."""
+        tool = self._tools.get(block.name)
+        return _KINDS[block.kind if tool is None else tool.kind.item]
+
+    def _named(self, block: Block) -> dict[str, str]:
+        """The name of a call, if it has one, with that of its namespace apart."""
+        if not block.name:
+            return {}
+        tool = self._tools.get(block.name)
+        return {"name": block.name} if tool is None else tool.named
 
     def _event(self, kind: str, **values: Any) -> Sent:
         self._sent += 1
@@ -178,10 +200,11 @@ class _Kind:
 
     Attributes:
         item: The type of its item.
-        events: What the types of its events begin with.
+        events: What the types of its events begin with; nothing if its items alone tell of it.
         text: Under which name an event has all of its text.
         place: Where its text stands in the item; nothing if the item has no parts.
         more: What events with text have beside it.
+        streams: Whether its text comes as it is written; otherwise it comes whole.
     """
 
     item: str
@@ -189,12 +212,21 @@ class _Kind:
     text: str = "text"
     place: Mapping[str, int] = field(default_factory=lambda: {"content_index": 0})
     more: Mapping[str, Any] = field(default_factory=dict)
+    streams: bool = True
 
 
-_KINDS: Mapping[Kind, _Kind] = {
+_CALL = _Kind("function_call", "function_call_arguments", "arguments", {})
+_KINDS: Mapping[str, _Kind] = {
     "thinking": _Kind("reasoning", "reasoning_text"),
     "text": _Kind("message", "output_text", more={"logprobs": []}),
-    "tool_call": _Kind("function_call", "function_call_arguments", "arguments", {}),
+    "tool_call": _CALL,
+    "function_call": _CALL,
+    "custom_tool_call": _Kind(
+        "custom_tool_call", "custom_tool_call_input", "input", {}, streams=False
+    ),
+    "local_shell_call": _Kind("local_shell_call", "", "", {}, streams=False),
+    "shell_call": _Kind("shell_call", "", "", {}, streams=False),
+    "apply_patch_call": _Kind("apply_patch_call", "", "", {}, streams=False),
 }
 
 
@@ -213,7 +245,7 @@ _NAMES = {
 
 def _is_cut_call(item: Mapping[str, Any]) -> bool:
     """Whether it is a call that ended amid its arguments, which nobody could run."""
-    return item["type"] == "function_call" and item["status"] == "incomplete"
+    return item["type"] in tools.CALLS and item["status"] == "incomplete"
 
 
 def responses(service: Service) -> Endpoint:

@@ -377,7 +377,7 @@ def test_what_is_refused(dictated: Dictated, changes: dict[str, Any], param: str
 
 
 def test_tools_that_no_model_can_call_are_left_out(dictated: Dictated) -> None:
-    hosted = [{"type": "web_search"}, {"type": "namespace", "name": "x", "tools": []}]
+    hosted = [{"type": "web_search"}, {"type": "shell", "environment": {"type": "container_auto"}}]
     with_them = ask(dictated, LOOK, tools=[*hosted, *TOOLS], client_metadata={"a": "b"})
     without = ask(dictated, LOOK, tools=TOOLS)
     assert with_them["usage"]["input_tokens"] == without["usage"]["input_tokens"]

@@ -2,19 +2,18 @@
 
 import base64
 import json
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from .. import schemas
 from ..turns import Tagged, Turns
+from . import tools
+from .tools import ClientTool, client_tools
 
-_log = logging.getLogger(__name__)
 _SEALED = "mmfree-thought:"
 """The mark before a thought that goes to the client and comes back as `encrypted_content`."""
 
@@ -50,6 +49,25 @@ def _parts(value: Any) -> Any:
 
 Parts = Annotated[list[Part], BeforeValidator(_parts)]
 _STATE = "id? status?"
+_CALL = f"{_STATE} async? caller? created_by?"
+
+
+def _output_text(value: Any) -> Any:
+    """The text of a tool's output, which for a shell comes in parts of its own."""
+    if not isinstance(value, list):
+        return schemas.result_text(value)
+    return schemas.result_text([_of_shell(part) for part in value])
+
+
+def _of_shell(part: Any) -> Any:
+    """What a shell command wrote and how it ended, as a part with a text."""
+    if not isinstance(part, dict) or "stdout" not in part:
+        return part
+    outcome = part.get("outcome")
+    outcome = outcome if isinstance(outcome, dict) else {}
+    ended = f"exit code {outcome['exit_code']}" if "exit_code" in outcome else outcome.get("type")
+    texts = [part["stdout"], part.get("stderr"), f"[{ended}]" if ended else ""]
+    return {"text": schemas.joined(text for text in texts if isinstance(text, str))}
 
 
 class Item(Tagged):
@@ -58,9 +76,20 @@ class Item(Tagged):
     kinds: ClassVar[Mapping[str, str]] = {
         "message": f"role content phase? {_STATE}",
         "reasoning": f"summary? content? encrypted_content? {_STATE}",
-        "function_call": f"call_id name arguments? namespace? {_STATE}",
-        "function_call_output": f"call_id output {_STATE}",
+        "function_call": f"call_id name arguments? namespace? {_CALL}",
+        "function_call_output": f"call_id output name? namespace? {_CALL}",
+        "custom_tool_call": f"call_id name input namespace? {_CALL}",
+        "custom_tool_call_output": f"call_id output name? namespace? {_CALL}",
+        "local_shell_call": f"call_id action {_CALL}",
+        "local_shell_call_output": f"call_id? output {_CALL}",
+        "shell_call": f"call_id action environment? {_CALL}",
+        "shell_call_output": f"call_id output max_output_length? {_CALL}",
+        "apply_patch_call": f"call_id operation {_CALL}",
+        "apply_patch_call_output": f"call_id output? {_CALL}",
     }
+    unread: ClassVar[frozenset[str]] = frozenset(
+        {"async", "caller", "created_by", "environment", "max_output_length"}
+    )
 
     role: Literal["system", "developer", "user", "assistant"] = "user"
     content: Parts = Field(default_factory=list)
@@ -71,7 +100,10 @@ class Item(Tagged):
     arguments: Annotated[schemas.Arguments, PlainValidator(schemas.call_arguments)] = Field(
         default_factory=dict
     )
-    output: Annotated[str, BeforeValidator(schemas.result_text)] = ""
+    input: str = ""
+    action: Any = None
+    operation: Any = None
+    output: Annotated[str, BeforeValidator(_output_text)] = ""
     id: str = ""
     # what changes no answer
     status: str = ""
@@ -91,10 +123,13 @@ class Item(Tagged):
                 turns.instruct(asked)
             case "reasoning", _:
                 turns.think(text or _unsealed(self.encrypted_content) or _joined(self.summary))
-            case "function_call", _:
-                turns.call(self.call_id, self.name, self.arguments)
-            case "function_call_output", _:
-                turns.result(self.call_id, self.output)
+            case kind, _ if kind in tools.CALLS:
+                call = tools.CALLS[kind]
+                name = tools.full_name(self.name, self.namespace) if self.name else call.name
+                turns.call(self.call_id, name, call.read(getattr(self, call.key)))
+            case _:
+                # for the oldest kind, the id is that of the call
+                turns.result(self.call_id or self.id, self.output or self.status)
 
 
 def _joined(parts: Sequence[Part]) -> str:
@@ -125,53 +160,6 @@ def _items(value: Any) -> Any:
         {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
         for item in value
     ]
-
-
-class FunctionTool(schemas.Body):
-    """A function that an answer may ask to call."""
-
-    type: Literal["function"]
-    name: schemas.Name
-    description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: schemas.Strict = None
-
-
-_HOSTED = (
-    *("apply_patch", "code_interpreter", "computer", "computer_use_preview", "custom"),
-    *("file_search", "image_generation", "local_shell", "mcp", "namespace", "shell"),
-    *("tool_search", "web_search", "web_search_2025_08_26", "web_search_preview"),
-)
-
-
-@cache
-def _left_out(kind: str) -> None:
-    """Says in the log that models are not told of tools of a kind, the first time that one comes."""
-    _log.info("Requests offer tools of type '%s', of which models here are not told.", kind)
-
-
-def _functions(value: Any) -> Any:
-    """The tools that are functions. Agents always name others too, which no model here can call."""
-    schemas.checked_tools(value)
-    if not isinstance(value, list):
-        return value
-    kept = []
-    for tool in value:
-        if isinstance(tool, dict) and tool.get("type") in _HOSTED:
-            _left_out(tool["type"])
-        else:
-            kept.append(tool)
-    if value and not kept:
-        raise ValueError("must have a tool of type 'function', since this server runs no others,")
-    return kept
-
-
-def _tool_choice(value: Any) -> Any:
-    if value in ("auto", "none", "required"):
-        return value
-    if isinstance(value, dict) and value.keys() == {"type", "name"} and value["type"] == "function":
-        return {"type": "function", "function": {"name": value["name"]}}
-    raise ValueError("must be 'auto', 'none', 'required' or an object that names a function")
 
 
 class Reasoning(schemas.Body):
@@ -248,9 +236,9 @@ class ResponsesRequest(schemas.Body):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, schemas.number(0, 2)] = None
     text: TextConfig = TextConfig()
-    tool_choice: Annotated[str | dict[str, Any], PlainValidator(_tool_choice)] = "auto"
+    tool_choice: Annotated[str | dict[str, Any], PlainValidator(tools.tool_choice)] = "auto"
     tools: Annotated[
-        list[FunctionTool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(_functions)
+        list[ClientTool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(client_tools)
     ] = Field(default_factory=list)
     top_p: schemas.TopP = None
     user: schemas.User = ""
@@ -267,15 +255,14 @@ class ResponsesRequest(schemas.Body):
         for number, item in enumerate([*before, *self.input], -len(before)):
             origin = "previous_response_id" if number < 0 else f"input[{number}]"
             item.add_to(turns.at(origin))
-        names = ("model", "stream", "temperature", "top_p", "user", "tool_choice")
+        names = ("model", "stream", "temperature", "top_p", "user")
         values = {name: getattr(self, name) for name in (*names, "parallel_tool_calls")}
         values |= {"messages": turns.messages, "max_tokens": self.max_output_tokens}
         if self.reasoning.effort is not None:
             values["chat_template_kwargs"] = {"reasoning_effort": self.reasoning.effort}
-        values["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"})}
-            for tool in self.tools
-        ]
+        offered = tools.offered(self.tools)
+        values["tools"] = [each.function() for each in offered.values()]
+        values["tool_choice"] = tools.chosen(self.tool_choice, offered)
         if (form := self.text.format) is not None:
             schema = form.model_dump(exclude={"type"}, by_alias=True)
             is_schema = form.type == "json_schema"
@@ -295,7 +282,9 @@ class ResponsesRequest(schemas.Body):
         return list(listed.values())
 
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {"message": "msg", "reasoning": "rs"} | {
+    kind: call.prefix for kind, call in tools.CALLS.items()
+}
 
 
 def new_id(kind: str) -> str:

@@ -181,3 +181,63 @@ def test_what_a_docstring_lacks_is_told() -> None:
     lacks = missing(Scale, inspect.getdoc(Scale) or "")
     assert lacks == ["an example that runs", "'factor'", "shapes", "the errors"]
     assert missing(BaseException, "") == ["a sentence"]
+
+
+_HEADER = re.compile(r"\w+:( as |$)")
+_ENTRY = re.compile(r"    [^ :][^:]*: ")
+_OTHER = (".. math::", "- ", ">>>")
+_END = re.compile(r"[.!?:;][)\]\"'`*]*$| and$")
+
+
+def cut_sentences(documentation: str) -> list[str]:
+    """The paragraphs and the entries of sections that end without the end of a sentence."""
+    found, block = [], ""
+    in_section = in_other = False
+    lines = inspect.cleandoc(documentation).splitlines()
+    for number, line in enumerate([*lines, ""]):
+        words, is_inner, is_code = line.strip(), line.startswith(" "), block.startswith(">>>")
+        begins_other = words.startswith(_OTHER)
+        begins_entry = in_section and not is_code and _ENTRY.match(line) is not None
+        if not words or begins_other or begins_entry:
+            following = next((each.strip() for each in lines[number:] if each.strip()), "")
+            # a sentence may go on in a formula or a list, whose items need be none
+            goes_on = following.startswith(_OTHER[:2]) or block.startswith(_OTHER)
+            if block and not goes_on and not _END.search(block):
+                found.append(block)
+            block = ""
+        if words and not is_inner:
+            in_section, in_other = _HEADER.match(words) is not None, words.endswith("::")
+        if words.startswith(_OTHER[0]):
+            in_other = True
+        elif words and not (in_other and is_inner):
+            block = f"{block} {words}".strip()
+    return found
+
+
+DOCSTRINGS = {
+    f"{file.relative_to(ROOT)}:{node.lineno}": node.value.value
+    for file in sorted(ROOT.rglob("*.py"))
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    if isinstance(node, ast.Expr)
+    and isinstance(node.value, ast.Constant)
+    and isinstance(node.value.value, str)
+}
+
+
+def test_sentences_end() -> None:
+    cut = {place: found for place, text in DOCSTRINGS.items() if (found := cut_sentences(text))}
+    assert not cut
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Takes the likeliest token and ignores the",
+        "Chooses a token.\n\n    The second is looked up; the first is for the\n    ",
+        "Makes a sampler.\n\n    Args:\n        temp: 0 ignores the\n        top_p: The mass.",
+        "Makes a sampler.\n\n    Args:\n        temp: 0 takes\n            the\n\n    Returns:\n        A.",
+        "Makes a sampler.\n\n    Returns:\n        The sampler of the\n    ",
+    ],
+)
+def test_a_cut_sentence_is_found(text: str) -> None:
+    assert len(cut_sentences(text)) == 1

@@ -235,7 +235,7 @@ def test_sentences_end() -> None:
         "Takes the likeliest token and ignores the",
         "Chooses a token.\n\n    The second is looked up; the first is for the\n    ",
         "Makes a sampler.\n\n    Args:\n        temp: 0 ignores the\n        top_p: The mass.",
-        "Makes a sampler.\n\n    Args:\n        temp: 0 takes\n            the\n\n    Returns:\n        A.",
+        "Makes a sampler.\n\n    Args:\n        temp: 0 is\n            the\n\n    Returns:\n        A.",
         "Makes a sampler.\n\n    Returns:\n        The sampler of the\n    ",
     ],
 )

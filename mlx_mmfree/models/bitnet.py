@@ -93,6 +93,7 @@ ARCHITECTURE = Architecture(
     weight_names=WEIGHT_NAMES,
     packed_forms=PACKED_FORMS,
     needs_range=True,
+    why_no_base=None,
     mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={"bitnet-25": _IN_GGUF, "bitnet-b1.58": _IN_GGUF},

@@ -223,6 +223,7 @@ ARCHITECTURE = Architecture(
     newer_name=embedder_names,
     packed_forms=PACKED_FORMS,
     is_ternarizable=True,
+    why_no_base="its blocks have a norm after each mixer too, and rotations that differ by layer",
     # activations of its models go beyond float16
     needs_range=True,
     mlx_lm=_needs_mlx_lm_file,

@@ -80,6 +80,7 @@ ARCHITECTURE = Architecture(
     packed_forms=(*PACKED_FORMS, "hadamard"),
     may_hold_masters=True,
     is_ternarizable=True,
+    why_no_base=None,
     mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
     as_in_transformers=_as_in_transformers,

@@ -196,6 +196,7 @@ ARCHITECTURE = Architecture(
     weight_names=_NAMES,
     newer_name=_newer_name,
     packed_forms=("mmfree", "affine"),
+    why_no_base="its feed-forward is a mixture of experts, which a hybrid has no names for",
     gguf={
         "maple": GGUFForm(
             {"model_type": "maple"},

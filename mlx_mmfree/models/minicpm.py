@@ -114,8 +114,9 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=transformer.weight_names(),
-    packed_forms=PACKED_FORMS,
+    packed_forms=(*PACKED_FORMS, "hadamard"),
     is_ternarizable=True,
+    why_no_base=None,
     # the stream over its branches' scale is several times as large
     needs_range=True,
     mlx_lm=_needs_mlx_lm_file,

@@ -87,6 +87,7 @@ ARCHITECTURE = Architecture(
     newer_name=embedder_names,
     packed_forms=(*PACKED_FORMS, "hadamard"),
     is_ternarizable=True,
+    why_no_base=None,
     mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={"qwen3": GGUFForm({"model_type": "qwen3"}, may_be_rotated=True)},

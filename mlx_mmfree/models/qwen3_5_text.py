@@ -419,6 +419,7 @@ ARCHITECTURE = Architecture(
     layouts=layouts,
     packed_forms=(*PACKED_FORMS, "hadamard"),
     is_ternarizable=True,
+    why_no_base="it is a hybrid itself, of recurrent layers and layers with a gated attention",
     mlx_lm=_needs_mlx_lm_file,
     name_in_mlx_lm="qwen3_5",
     within_mlx_lm="language_model.",

@@ -57,6 +57,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "qwen3": {"base_model_type": "qwen3", "token_mixer": ["attention", "mlgru"]},
+    "minicpm": {
+        "base_model_type": "minicpm",
+        "token_mixer": ["gla", "attention"],
+        "scale_emb": 12.0,
+        "scale_depth": 1.4,
+        "dim_model_base": 16.0,
+    },
     "bitnet": {
         "base_model_type": "bitnet",
         "rope_theta": 500000.0,

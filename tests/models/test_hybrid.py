@@ -12,13 +12,21 @@ from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelErro
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.matrix import parameters
-from mlx_mmfree.models import Decoder, find
+from mlx_mmfree.models import Decoder, architectures, find
+from mlx_mmfree.models.parts.architecture import bases
+from mlx_mmfree.models.parts.transformer import TransformerConfig
 from mlx_mmfree.token_mixers import GQA, MLGRU
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.array([[1, 7, 3, 39, 0, 5, 5, 9]])
 TINY = dict(find("hybrid").tiny)
+
+
+KEYS: dict[str, dict[str, Any]] = {
+    "bitnet": {"hidden_act": "relu2", "rope_theta": 5e5},
+    "minicpm": {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 16.0},
+}
 
 
 def built(**changes: Any) -> Decoder:
@@ -28,9 +36,19 @@ def built(**changes: Any) -> Decoder:
     return model
 
 
-@pytest.mark.parametrize("base", ["bitnet", "llama", "qwen3"])
+def test_each_transformer_is_a_base_or_says_why_not() -> None:
+    assert bases() == ["bitnet", "llama", "minicpm", "qwen3"]
+    usual = find("hgrn_bit").why_no_base
+    for name, record in architectures().items():
+        if issubclass(record.config, TransformerConfig) and name not in bases():
+            assert record.why_no_base not in (None, usual)
+            with pytest.raises(UnsupportedModelError, match=f"but got '{name}': it"):
+                built(base_model_type=name)
+
+
+@pytest.mark.parametrize("base", ["bitnet", "llama", "minicpm", "qwen3"])
 def test_with_attention_everywhere_it_is_the_base(base: str) -> None:
-    keys = {"hidden_act": "relu2", "rope_theta": 5e5} if base == "bitnet" else {}
+    keys = KEYS.get(base, {})
     model = built(base_model_type=base, token_mixer="attention", **keys)
     mx.random.seed(0)
     record = find(base)
@@ -60,9 +78,18 @@ def test_each_layer_has_its_mixer() -> None:
     assert relative_error(mx.concatenate(parts, axis=1), whole) < TOLERANCE[mx.float32]
 
 
-@pytest.mark.parametrize("mixer", ["mlgru", "gla", "hgrn2", "sliding_window_attention"])
-def test_it_is_written_and_read(mixer: str, tmp_path: Path) -> None:
-    model = built(token_mixer=[mixer, "attention"])
+@pytest.mark.parametrize(
+    ("mixer", "base"),
+    [
+        ("mlgru", "llama"),
+        ("gla", "llama"),
+        ("hgrn2", "llama"),
+        ("sliding_window_attention", "llama"),
+        ("mlgru", "minicpm"),
+    ],
+)
+def test_it_is_written_and_read(mixer: str, base: str, tmp_path: Path) -> None:
+    model = built(base_model_type=base, token_mixer=[mixer, "attention"], **KEYS.get(base, {}))
     save_model(tmp_path / "masters", model)
     back = load_model(tmp_path / "masters", packed=False)
     own, read = parameters(model), parameters(back)

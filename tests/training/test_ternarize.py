@@ -19,8 +19,8 @@ from tests.tolerances import TOLERANCE, relative_error
 TEXT = "The dog sees the cat. A number is a number. "
 
 
-def dense_model(**sizes: int) -> Decoder:
-    record = find("qwen3")
+def dense_model(name: str = "qwen3", **sizes: int) -> Decoder:
+    record = find(name)
     given = {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -110,6 +110,17 @@ def test_a_rotated_model_opens_here(dense: Path, capsys: pytest.CaptureFixture[s
     plain = load_model(target, dtype=mx.float32)
     assert not any(matrix.is_packed for matrix in matrices(plain.blocks[0]).values())
     assert relative_error(plain(tokens)[0], wanted) <= TOLERANCE[mx.float16]
+
+
+def test_a_minicpm_becomes_ternary(dense: Path) -> None:
+    save_model(dense, dense_model("minicpm"), GOLDENS / "tokenizer_bpe", overwrite=True)
+    assert main(flags_of(dense, "--rotation", "32")) == 0
+    run = dense.parent / "run"
+    model, masters = load_model(run / "model", dtype=mx.float32), load_model(run / "masters")
+    for block in masters.blocks:
+        make_ternary(block, TernaryScheme(threshold=0.7, keeps_mean=False, block=32))
+    tokens = mx.array([[1, 5, 9, 2]])
+    assert relative_error(model(tokens)[0], masters(tokens)[0]) <= TOLERANCE[mx.float16]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ class Architecture:
             for image models, all that there are.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
         is_ternarizable: Its dense models can be made ternary ones.
+        why_no_base: Why its models are no base of a `hybrid`, whose attention other mixers replace, and
+            no teacher of one; `None` if they can be.
         needs_range: Activations may go beyond float16, as the squares of ReLU do.
         mlx_lm: From a description and the input dims of its ternary linears, whether mlx-lm needs a file
             of this library to run the model: not where it knows the architecture; `None`: it cannot.
@@ -194,6 +196,7 @@ class Architecture:
     packed_forms: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False
+    why_no_base: str | None = "it is no transformer of the Llama family"
     needs_range: bool = False
     mlx_lm: Callable[[Any, Sequence[int]], bool | None] = _unknown
     name_in_mlx_lm: str = ""
@@ -277,6 +280,11 @@ def known_model_types() -> list[str]:
         True
     """
     return sorted(architectures())
+
+
+def bases() -> list[str]:
+    """The names of the architectures that can be the base of a hybrid, sorted."""
+    return sorted(name for name, each in architectures().items() if each.why_no_base is None)
 
 
 def find(model_type: object) -> Architecture:

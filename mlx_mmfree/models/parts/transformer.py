@@ -13,7 +13,7 @@ from ...channel_mixers.gated_linear_unit import GatedLinearUnit
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files.declared import declare
 from ...token_mixers import GQA, AttentionNorms
-from .architecture import draw_weights, find
+from .architecture import architectures, bases, draw_weights, find
 from .embedder import TextEmbedder
 from .fields import HubConfig, activation, boolean, integer, key, number, section, weight_std
 from .mixers import MixerChoice, MixerPositions, read_choices
@@ -291,8 +291,6 @@ TINY = {
 ATTENTION = "attention"
 """Names the attention of the base, which stays as it is."""
 
-BASES = ("bitnet", "llama", "qwen3")
-
 
 @dataclass(frozen=True)
 class HybridConfig:
@@ -319,10 +317,12 @@ class HybridConfig:
             UnsupportedModelError: A key asks for what is not implemented.
         """
         name = config.get("base_model_type")
-        if name not in BASES:
+        if name not in bases():
+            is_known = isinstance(name, str) and name in architectures()
+            why = f": {find(name).why_no_base}" if is_known else ""
             raise UnsupportedModelError(
-                f"[config.json] 'base_model_type' must be one of {', '.join(BASES)} but got "
-                f"{name!r:.100}."
+                f"[config.json] 'base_model_type' must be one of {', '.join(bases())} but got "
+                f"{name!r:.100}{why}."
             )
         if "token_mixer" not in config:
             raise CheckpointError("[config.json] 'token_mixer' must be given but is missing.")

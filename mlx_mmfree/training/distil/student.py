@@ -14,9 +14,10 @@ from ...errors import TrainingError
 from ...evaluation.bound import chip
 from ...layers.matrix import matrices
 from ...models import Decoder, architecture_of
+from ...models.parts.architecture import bases
 from ...models.parts.mixers import MixerChoice, find_token_mixer
 from ...models.parts.ternary_linears import TernaryLinears
-from ...models.parts.transformer import ATTENTION, BASES, HybridConfig, TransformerConfig
+from ...models.parts.transformer import ATTENTION, HybridConfig, TransformerConfig
 from ..loss import kept_logits
 from .settings import DistilSettings, StageName
 
@@ -29,15 +30,16 @@ def base_config(teacher: Decoder, command: str = DistilSettings.command) -> Tran
     """The description of a teacher. The command is named in messages.
 
     Raises:
-        TrainingError: It is no transformer of the Llama family.
+        TrainingError: It is no transformer of the Llama family, or one that cannot be a base.
     """
-    name = architecture_of(teacher.config).name
-    if not isinstance(teacher.config, TransformerConfig) or name not in BASES:
+    record = architecture_of(teacher.config)
+    if record.why_no_base is not None:
         raise TrainingError(
-            f"[{command}] 'model' must be a transformer of the Llama family (llama, qwen3, bitnet) but "
-            f"is a {name}."
+            f"[{command}] 'model' must be a transformer of the Llama family ({', '.join(bases())}) but "
+            f"is a {record.name}: {record.why_no_base}."
         )
-    return teacher.config
+    config: TransformerConfig = teacher.config
+    return config
 
 
 def mixers_of(

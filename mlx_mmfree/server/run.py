@@ -1,6 +1,7 @@
 """Runs the server until it is told to end."""
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -34,6 +35,7 @@ _WAITING_CONNECTIONS = 256
 _OTHER_FILES = 512
 """Files that the process needs beside its connections."""
 _TICKS_A_SECOND = 10
+_SWITCH_S = 0.001
 
 
 def make_service(
@@ -114,6 +116,11 @@ def serve(service: Service, *, host: str, port: int, announce: Callable[[str], N
         backlog=_WAITING_CONNECTIONS,
     )
     server = _Server(config, service, connections, announce)
+    # each step of an answer may wait so long for a thread that computes in Python
+    sys.setswitchinterval(_SWITCH_S)
+    # all threads wait while the collector looks through what lives, most of which stays for good
+    gc.collect()
+    gc.freeze()
     with _listener(host, port) as listener:
         # uvicorn raises its signal once more when all is done
         before = signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -60,11 +60,22 @@ class Body(pydantic.BaseModel):
         # as in OpenAI's interface, null is the same as nothing
         if not isinstance(value, dict):
             return value
-        return {
+        given = {
             name: item
             for name, item in value.items()
             if item is not None and name not in cls.unread and (item or name not in cls.empty)
         }
+        # an error is built for each unknown name, and only the first one is told
+        for name in [name for name in given if name not in cls._names()][1:]:
+            del given[name]
+        return given
+
+    @classmethod
+    @cache
+    def _names(cls) -> frozenset[str]:
+        """The names under which its values come."""
+        fields = cls.model_fields.items()
+        return frozenset(name if field.alias is None else field.alias for name, field in fields)
 
 
 @cache
@@ -74,6 +85,9 @@ def named_once(hint: str) -> None:
 
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
+Each = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is checked up to its first mistake, since no other is told."""
 
 
 def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
@@ -88,12 +102,26 @@ def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
         RequestError: It is not JSON, lacks a parameter, or has one that is wrong or unknown. A hint
             is left out.
     """
+    return checked_object(kind, parsed_body(text, max_bytes))
+
+
+def parsed_body(text: bytes, max_bytes: int) -> dict[str, Any]:
+    """The object that a body is, whatever that holds.
+
+    Raises:
+        RequestError: It is not JSON, or no object.
+    """
     try:
         value = parse_json(text, max_bytes=max_bytes, unique_keys=True)
     except ValueError as error:
         raise RequestError(f"[request] the body {error}.") from error
     if not isinstance(value, dict):
         raise RequestError(f"[request] the body must be a JSON object but is {_shown(value)}.")
+    return value
+
+
+def checked_object(kind: type[B], value: Mapping[str, Any]) -> B:
+    """The request that an object makes, as `checked_body` does."""
     known = {name: item for name, item in value.items() if item is not None}
     for name, allowed in kind.neutral.items():
         if name in known and not _is_one_of(known.pop(name), allowed):
@@ -182,6 +210,8 @@ def _shown(value: Any) -> str:
     words = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return words[value]
+    if isinstance(value, str):
+        value = value[:_MAX_SHOWN]
     return f"{value!r:.{_MAX_SHOWN}}"
 
 
@@ -500,7 +530,7 @@ class Message(Body):
     reasoning: str | None = None
     thinking_blocks: Annotated[str, pydantic.BeforeValidator(_reasoning_text)] = ""
     reasoning_details: Annotated[str, pydantic.BeforeValidator(_reasoning_text)] = ""
-    tool_calls: list[Call] | None = None
+    tool_calls: Each[Call] | None = None
     tool_call_id: str | None = None
 
     @pydantic.field_validator("content", mode="before")
@@ -628,7 +658,7 @@ class ChatRequest(TextRequest):
     }
 
     messages: Annotated[
-        list[Message],
+        Each[Message],
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     chat_template_kwargs: Annotated[dict[str, Any], pydantic.BeforeValidator(_variables)] = Field(
@@ -644,7 +674,7 @@ class ChatRequest(TextRequest):
     response_format: ResponseFormat | None = None
     tool_choice: Annotated[str | ChosenTool, pydantic.BeforeValidator(_tool_choice)] = "auto"
     tools: Annotated[
-        list[Tool], Field(max_length=MAX_TOOLS), pydantic.BeforeValidator(checked_tools)
+        Each[Tool], Field(max_length=MAX_TOOLS), pydantic.BeforeValidator(checked_tools)
     ] = Field(default_factory=list)
     top_logprobs: Annotated[int | None, whole(0, MAX_TOP_LOGPROBS)] = None
     _origins: Sequence[str] = pydantic.PrivateAttr(default=())

@@ -16,11 +16,12 @@ from starlette.types import Receive, Scope, Send
 from ..generation import scheduling
 from ..generation.sessions import Sessions
 from .answers import Answer, Sent
+from .bodies.reading import BodyReader
 from .engine import Channel, Engine, timeout_error
 from .errors import RequestError, ending_error, failure
 from .kept import KeptResponses
 from .metrics import Metrics
-from .schemas import Body, checked_body
+from .schemas import Body
 from .settings import (
     BODY_SECONDS,
     HELD_BODIES,
@@ -108,7 +109,9 @@ class Bodies:
                     f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
                 ) from error
             body.is_coming = False
-            yield b"".join(pieces)
+            text = b"".join(pieces)
+            pieces.clear()
+            yield text
         finally:
             del self._bodies[body]
 
@@ -265,6 +268,7 @@ class Service:
         self.is_ending = False
         self._preparing = 0
         self._bodies = Bodies(settings.max_body_bytes)
+        self._reader = BodyReader(settings.max_body_bytes)
         self._large = ThreadPoolExecutor(1, "large-request")
         self._lanes = Lanes()
         # a model and its adapters have one vocabulary
@@ -279,6 +283,7 @@ class Service:
         """Ends what has helped to answer requests."""
         self._lanes.close()
         self._large.shutdown(cancel_futures=True)
+        self._reader.close()
         for grammars in self._grammars.values():
             grammars.close()
 
@@ -313,7 +318,7 @@ class Service:
 
             def work() -> R:
                 self.check_room()
-                body = checked_body(kind, text, self.settings.max_body_bytes)
+                body = self._reader.read(kind, text)
                 request.state.user = getattr(body, "user", "")
                 return prepare(body)
 

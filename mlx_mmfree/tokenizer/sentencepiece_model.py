@@ -128,6 +128,8 @@ class SentencePieceVocabulary:
         """The same vocabulary, since the package lets other threads run while it encodes."""
         return self
 
+    keeps_spaces = False
+
     @cached_property
     def longest(self) -> int | None:
         """The most characters of a text, but spaces, that one token can stand for, if that is known."""

@@ -287,13 +287,18 @@ class Tokenizer:
     def least_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least, found without encoding it.
 
-        It is the number of its characters except spaces, divided by the length of the longest token. It
-        is 0 for a vocabulary of which it is not known how much of a text one token may stand for.
+        It is the number of its characters, except spaces where these may be dropped, divided by the
+        length of the longest token. It is 0 for a vocabulary of which it is not known how much of a text
+        one token may stand for.
         """
         longest = self._vocabulary.longest
         if longest is None:
             return 0
-        return -(-(len(text) - sum(map(text.count, _SPACES))) // longest)
+        size = len(text)
+        # other threads run between two searches of a long text
+        for space in () if self._vocabulary.keeps_spaces else _SPACES:
+            size -= text.count(space)
+        return -(-size // longest)
 
     def for_threads(self) -> "Tokenizer":
         """The same tokenizer, for programs whose other threads go on while it encodes a long text."""

@@ -14,7 +14,7 @@ import math
 import re
 from base64 import b64decode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from hashlib import sha256
 from pathlib import Path
@@ -270,6 +270,23 @@ def longest_stretch(
     return int(shrinkage) * max(map(len, (*pieces, *added)))
 
 
+def keeps_spaces(document: Mapping[str, Any], special: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether each space of a text is a part of a token.
+
+    Args:
+        document: A file of a known shape.
+        special: The tokens that text may spell, as in `Description`.
+    """
+    splits = _steps(document.get("pre_tokenizer"), "pretokenizers") or []
+    kinds = {step["type"] for step in splits}
+    are_bytes = "ByteLevel" in kinds and kinds <= {"ByteLevel", "Digits", "Split"}
+    strips = [
+        (token.get("lstrip"), token.get("rstrip")) for token in document.get("added_tokens", [])
+    ]
+    strips += [(lstrip, rstrip) for _, _, lstrip, rstrip, _ in special]
+    return are_bytes and not document.get("normalizer") and not any(map(any, strips))
+
+
 def _step_shrinkage(step: Mapping[str, Any]) -> float:
     """How many characters, but spaces, a normalizer makes one of; infinity if it may drop some."""
     kind = step.get("type")
@@ -487,6 +504,7 @@ class JsonVocabulary:
                     "one. Use a byte-level or SentencePiece vocabulary."
                 )
             self.longest: int | None = None
+            self.keeps_spaces = False
             if is_known(document) and _are_few([*settings.tokens, *settings.roles]):
                 self._engine = TokenizerEngine(*self._source)
                 found = self._engine.description
@@ -496,6 +514,7 @@ class JsonVocabulary:
                     pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
                 self._ids = pieces | found.added
                 self.longest = longest_stretch(document, pieces, found.added)
+                self.keeps_spaces = keeps_spaces(document, found.special)
             else:
                 self._engine = ConfinedTokenizer(*self._source)
                 found, self._ids = self._engine.read()

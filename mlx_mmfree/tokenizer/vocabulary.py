@@ -21,8 +21,14 @@ ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of a chat. Many files do not list them as ends of generation."""
 
 _LONGEST_PART = 1000
-_PRIVATE_USE = re.compile("[\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
-_PRIVATE_USE_RANGES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+_STRETCH = 65_536
+# a text with characters of the first range takes half of the memory
+_PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
+_PRIVATE_USE_RANGES = (
+    range(0xE000, 0xF900),
+    range(0xF0000, 0xFFFFE),
+    range(0x100000, 0x10FFFE),
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,12 @@ class SpecialToken:
     rstrip: bool = False
     single_word: bool = False
     normalized: bool = False
+
+
+def single_matches(character: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """Yields the matches of a pattern for one character. Other threads run between its searches."""
+    for start in range(0, len(text), _STRETCH):
+        yield from character.finditer(text, start, start + _STRETCH)
 
 
 class SpecialTokens:
@@ -108,7 +120,7 @@ class SpecialTokens:
             yield from self._longest_matches(text)
             return
         done = 0
-        for match in self._starts.finditer(text):
+        for match in single_matches(self._starts, text):
             start = match.start()
             if start < done:
                 continue
@@ -123,7 +135,7 @@ class SpecialTokens:
         spelled = [
             (start, start + size)
             for start, first in (
-                (match.start(), match.group()) for match in self._starts.finditer(text)
+                (match.start(), match.group()) for match in single_matches(self._starts, text)
             )
             for size in self._sizes[first]
             if text[start : start + size] in self._tokens
@@ -151,10 +163,11 @@ class Shield:
 
     def __init__(self, special: SpecialTokens, texts: Iterable[str]) -> None:
         self._special = special
-        taken = {character for text in texts for character in _PRIVATE_USE.findall(text)}
+        taken = {match.group() for text in texts for match in single_matches(_PRIVATE_USE, text)}
         self._free = (chr(c) for c in _chain(_PRIVATE_USE_RANGES) if chr(c) not in taken)
         self._cover: dict[str, str] = {}
         self._covered: dict[str, str] = {}
+        self._spelled: dict[str, str] = {}
 
     def cover(self, text: str) -> str:
         """The text with the special tokens that it spells hidden."""
@@ -164,11 +177,14 @@ class Shield:
         return self._covered[text]
 
     def _newly_covered(self, text: str) -> str:
-        characters: list[str] | None = None
-        for start, stop in self._special.spans(text):
-            characters = characters or list(text)
-            characters[start:stop] = map(self._hide, text[start:stop])
-        return text if characters is None else "".join(characters)
+        parts: list[str] = []
+        done = 0
+        # parts at the ends may overlap whole tokens
+        for start, stop in sorted(self._special.spans(text)):
+            if stop > done:
+                parts += [text[done:start], self._hidden(text[max(start, done) : stop])]
+                done = stop
+        return "".join([*parts, text[done:]]) if parts else text
 
     def restore(self, text: str) -> str:
         """The text with what was hidden put back."""
@@ -177,10 +193,13 @@ class Shield:
             text = text.replace(hidden, shown)
         return text
 
-    def _hide(self, character: str) -> str:
-        if character not in self._cover:
-            self._cover[character] = next(self._free)
-        return self._cover[character]
+    def _hidden(self, spelled: str) -> str:
+        if spelled not in self._spelled:
+            for character in spelled:
+                if character not in self._cover:
+                    self._cover[character] = next(self._free)
+            self._spelled[spelled] = "".join(map(self._cover.__getitem__, spelled))
+        return self._spelled[spelled]
 
 
 def _chain(ranges: Iterable[range]) -> Iterator[int]:
@@ -543,6 +562,7 @@ class Vocabulary(Protocol):
         frame: The ids that the vocabulary puts before and after every text.
         longest: The most characters of a text, but spaces, that one token can stand for; `None` if that
             is not known.
+        keeps_spaces: Whether `longest` counts spaces too, none of which is dropped.
         parses_special: Whether a special token that a text spells usually becomes that token.
         special: The special tokens.
         utf8_errors: What becomes of bytes that form no character.
@@ -552,6 +572,7 @@ class Vocabulary(Protocol):
     bos_token_id: int | None
     eos_token_id: int | None
     frame: tuple[list[int], list[int]]
+    keeps_spaces: bool
     parses_special: bool
     special: SpecialTokens
     utf8_errors: str
@@ -590,6 +611,7 @@ class ByteVocabulary:
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     longest = 1
+    keeps_spaces = False
 
     def __init__(self, first: int) -> None:
         self._first = first

@@ -101,7 +101,9 @@ def test_a_process_that_only_waits_is_ended(
 def test_memory_that_a_request_leaves_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, failed in ((None, False), (2**40, False), (2**10, True)):
         monkeypatch.setattr(loop._Side, "most_bytes", most, raising=False)
-        answer = json.loads(loop._answer(lambda request: {"value": request}, CPU_SECONDS, 5))
+        (answer,) = map(
+            json.loads, loop._answer(lambda request: {"value": request}, CPU_SECONDS, 5)
+        )
         assert answer == ({"failure": "MemoryError", "message": ""} if failed else {"value": 5})
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..resident_memory import peak_resident_bytes
+from .chunks import SIZE, chunks
 from .frames import receive, send
 
 _MAX_MESSAGE = 300
@@ -57,9 +58,9 @@ def serve(handle: Handle, memory_bytes: int) -> None:
         send(_Side.connection, b"{}")
         while True:
             kind, *values = marshal.loads(receive(_Side.connection, _UNLIMITED))
-            answer = _answer(handle, *values) if kind == "ask" else _DOES[kind](*values)
-            if answer:
-                send(_Side.connection, answer)
+            frames = _answer(handle, *values) if kind == "ask" else [_DOES[kind](*values)]
+            for frame in filter(None, frames):
+                send(_Side.connection, frame)
 
 
 def ask_back(question: Any) -> Any:
@@ -78,17 +79,21 @@ def _begin(connection: socket.socket, memory_bytes: int) -> None:
     _Side.most_bytes = None if is_limited else peak_resident_bytes() + memory_bytes
 
 
-def _answer(handle: Handle, seconds: float, request: Any) -> bytes:
-    """The answer as JSON, or the kind and message of the failure."""
+def _answer(handle: Handle, seconds: float, request: Any) -> list[bytes]:
+    """The answer as JSON, in chunks if it is large, or the kind and message of the failure."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        answer = _encoded(handle(request))
+        answer = handle(request)
+        frames = [_encoded(answer)]
+        if len(frames[0]) > SIZE:
+            frames = [_encoded({"chunk": chunk}) for chunk in chunks(dict(answer))]
+            frames.append(_encoded({"chunk": None}))
         if _Side.most_bytes is not None and peak_resident_bytes() > _Side.most_bytes:
             raise MemoryError
-        return answer
+        return frames
     except BaseException as error:
         message = str(error)[:_MAX_MESSAGE]
-        return _encoded({"failure": type(error).__name__, "message": message})
+        return [_encoded({"failure": type(error).__name__, "message": message})]
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

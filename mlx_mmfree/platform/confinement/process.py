@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from .chunks import Builder
 from .frames import receive, send
 
 # A limit of time on the clock, for a process that is stopped or swaps and so uses no processor time.
@@ -229,6 +230,18 @@ class ConfinedProcess:
         )
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
+        answer = self._received(connection)
+        if "chunk" not in answer:
+            return answer
+        # other threads run between the chunks of a large one
+        builder = Builder()
+        while (chunk := answer["chunk"]) is not None:
+            builder.add(chunk)
+            answer = self._received(connection)
+        whole: dict[str, Any] = builder.value
+        return whole
+
+    def _received(self, connection: socket.socket) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE_S
         while not wait([connection], _POLL_S):
             if time.monotonic() > deadline:

@@ -47,7 +47,7 @@ class ContentBlock(Tagged):
     caller: Any = None
 
 
-Content = Annotated[list[ContentBlock], BeforeValidator(_blocks)]
+Content = Annotated[schemas.Each[ContentBlock], BeforeValidator(_blocks)]
 _ALLOWED = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
@@ -177,13 +177,15 @@ class CountRequest(schemas.Body):
 
     model: str | None = None
     messages: Annotated[
-        list[Message],
+        schemas.Each[Message],
         Field(min_length=1, max_length=schemas.MAX_MESSAGES),
         AfterValidator(_ends_with_a_question),
     ]
     system: Annotated[Content, AfterValidator(_is_text)] = Field(default_factory=list)
     tools: Annotated[
-        list[Tool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(schemas.checked_tools)
+        schemas.Each[Tool],
+        Field(max_length=schemas.MAX_TOOLS),
+        BeforeValidator(schemas.checked_tools),
     ] = Field(default_factory=list)
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking | None = None

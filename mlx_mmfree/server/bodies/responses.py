@@ -47,7 +47,7 @@ def _parts(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-Parts = Annotated[list[Part], BeforeValidator(_parts)]
+Parts = Annotated[schemas.Each[Part], BeforeValidator(_parts)]
 _STATE = "id? status?"
 _CALL = f"{_STATE} async? caller? created_by?"
 
@@ -162,6 +162,15 @@ def _items(value: Any) -> Any:
     ]
 
 
+_MAX_METADATA = 16
+
+
+def _is_short(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > _MAX_METADATA:
+        raise ValueError(f"must have at most {_MAX_METADATA} names but has {len(value):,},")
+    return value
+
+
 class Reasoning(schemas.Body):
     """How much an answer is thought about."""
 
@@ -219,14 +228,14 @@ class ResponsesRequest(schemas.Body):
 
     model: str | None = None
     input: Annotated[
-        list[Item], Field(max_length=schemas.MAX_MESSAGES), BeforeValidator(_items)
+        schemas.Each[Item], Field(max_length=schemas.MAX_MESSAGES), BeforeValidator(_items)
     ] = Field(default_factory=list)
-    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
+    include: schemas.Each[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
     instructions: str | None = None
     max_output_tokens: schemas.Tokens = None
     metadata: Annotated[
         dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-        Field(max_length=16),
+        BeforeValidator(_is_short),
     ] = Field(default_factory=dict)
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
@@ -238,7 +247,9 @@ class ResponsesRequest(schemas.Body):
     text: TextConfig = TextConfig()
     tool_choice: Annotated[str | dict[str, Any], PlainValidator(tools.tool_choice)] = "auto"
     tools: Annotated[
-        list[ClientTool], Field(max_length=schemas.MAX_TOOLS), BeforeValidator(client_tools)
+        schemas.Each[ClientTool],
+        Field(max_length=schemas.MAX_TOOLS),
+        BeforeValidator(client_tools),
     ] = Field(default_factory=list)
     top_p: schemas.TopP = None
     user: schemas.User = ""

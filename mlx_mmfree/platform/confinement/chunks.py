@@ -1,0 +1,94 @@
+"""Values of JSON in small chunks, none of which takes long to encode or to decode."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+SIZE = 65_536
+"""The most of a chunk, in about as many bytes of JSON."""
+_EACH = 8
+
+
+def chunks(value: Any) -> Iterator[tuple[str, Any]]:
+    """The steps in which `Builder` makes a value."""
+    if _room(value, SIZE) >= 0:
+        yield "items", [value]
+        return
+    yield "begin", None
+    if isinstance(value, list) and all(type(item) is int for item in value):
+        few = SIZE // _EACH
+        yield from (("items", value[start : start + few]) for start in range(0, len(value), few))
+        yield "end", "list"
+    elif isinstance(value, str):
+        yield from (
+            ("items", [value[start : start + SIZE]]) for start in range(0, len(value), SIZE)
+        )
+        yield "end", "text"
+    elif isinstance(value, list):
+        yield from _grouped(value)
+        yield "end", "list"
+    else:
+        yield from _grouped(list(chain.from_iterable(value.items())))
+        yield "end", "object"
+
+
+def _grouped(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    few: list[Any] = []
+    room = SIZE
+    for item in items:
+        room = _room(item, room)
+        if room < 0:
+            yield "items", few
+            few, room = [], _room(item, SIZE)
+        if room < 0:
+            yield from chunks(item)
+            room = SIZE
+        else:
+            few.append(item)
+    yield "items", few
+
+
+def _room(value: Any, room: int) -> int:
+    """The room that a value leaves; negative for one that does not fit, which is not read whole."""
+    values = [value]
+    while values and room >= 0:
+        value = values.pop()
+        room -= _EACH + (len(value) if isinstance(value, str) else 0)
+        if isinstance(value, (dict, list)) and len(value) * _EACH > room:
+            return -1
+        if isinstance(value, dict):
+            values += chain.from_iterable(value.items())
+        elif isinstance(value, list):
+            values += value
+    return room
+
+
+class Builder:
+    """Makes a value of its chunks."""
+
+    def __init__(self) -> None:
+        self._open: list[list[Any]] = [[]]
+
+    def add(self, step: Sequence[Any]) -> None:
+        """Takes the next chunk."""
+        match step:
+            case "begin", None:
+                self._open.append([])
+            case "items", items:
+                self._open[-1] += items
+            case "end", kind:
+                items = self._open.pop()
+                self._open[-1].append(_KINDS[kind](items))
+
+    @property
+    def value(self) -> Any:
+        """The value, once all chunks were taken."""
+        ((value,),) = self._open
+        return value
+
+
+_KINDS: Mapping[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "object": lambda items: dict(zip(items[::2], items[1::2], strict=True)),
+    "text": "".join,
+}

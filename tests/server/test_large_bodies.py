@@ -1,0 +1,92 @@
+"""Bodies that are checked in a process of their own, up to their first mistake."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.server.bodies.messages import MessagesRequest
+from mlx_mmfree.server.bodies.reading import BodyReader
+from mlx_mmfree.server.bodies.responses import ResponsesRequest
+from mlx_mmfree.server.errors import RequestError
+from mlx_mmfree.server.schemas import Body, ChatRequest, EmbeddingRequest, checked_body
+
+pytestmark = pytest.mark.serve
+
+_ITEMS = [1] * 100_000
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[BodyReader]:
+    reader = BodyReader(8_000_000)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": "a\né😀" * 30_000}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "a" * 100}] * 1000, "n": 2}),
+        (EmbeddingRequest, {"input": [list(range(200))] * 1000}),
+    ],
+    ids=["text", "messages", "ids"],
+)
+def test_large_bodies_are_read_as_small_ones(
+    reader: BodyReader, kind: type[Body], values: dict[str, Any]
+) -> None:
+    text = json.dumps(values).encode()
+    assert reader.read(kind, text) == checked_body(kind, text, len(text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "param"),
+    [
+        (
+            ChatRequest,
+            {"messages": [{"role": "assistant", "tool_calls": _ITEMS}]},
+            "messages[0].tool_calls[0]",
+        ),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": "a", **{f"k{n}": 1 for n in _ITEMS}}]},
+            "messages[0].k1",
+        ),
+        (ResponsesRequest, {"input": "a", "include": _ITEMS}, "include[0]"),
+        (ResponsesRequest, {"input": [{"role": "user", "content": _ITEMS}]}, "input[0].content[0]"),
+        (
+            ResponsesRequest,
+            {"input": "a", "metadata": {str(n): n for n in range(50_000)}},
+            "metadata",
+        ),
+        (MessagesRequest, {"messages": [], "max_tokens": 1, "system": _ITEMS}, "messages"),
+    ],
+    ids=["calls", "unknown", "include", "content", "metadata", "system"],
+)
+def test_the_first_mistake_is_told_and_no_error_is_built_for_the_others(
+    reader: BodyReader, kind: type[Body], values: dict[str, Any], param: str
+) -> None:
+    text = json.dumps(values).encode()
+    with pytest.raises(RequestError) as small:
+        checked_body(kind, text, len(text))
+    assert small.value.param == param
+    if len(text) > 65_536:
+        with pytest.raises(RequestError) as large:
+            reader.read(kind, text)
+        assert str(large.value) == str(small.value)
+    # parsing alone: an error for each entry takes twenty times as long
+    cause = small.value.__cause__
+    assert cause is None or getattr(cause, "error_count", lambda: 1)() <= 2
+
+
+def test_a_body_of_too_many_values_is_refused(reader: BodyReader) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": _ITEMS}}
+    with pytest.raises(RequestError, match="at most 100,000 values") as refused:
+        reader.read(ChatRequest, json.dumps(body).encode())
+    assert refused.value.status == 413
+
+
+def test_hints_are_left_behind(reader: BodyReader) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "metadata": {"a": _ITEMS}}
+    assert reader.read(ChatRequest, json.dumps(body).encode()).messages[0].content == "a"

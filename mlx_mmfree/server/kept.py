@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -20,6 +20,7 @@ from .settings import Settings
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"resp_[0-9a-f]{48}")
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{48})[0-9a-f]{1,8}")
 _SUFFIX, _NEW = ".json", ".new"
 
 Record = dict[str, Any]
@@ -185,17 +186,50 @@ class KeptResponses:
                 raise not_kept("previous_response_id", name)
             size += record["size"]
             if size > self._settings.max_body_bytes:
-                raise RequestError(
-                    "[request] the conversation before must have at most "
-                    f"{self._settings.max_body_bytes:,} bytes but has more.",
-                    413,
-                    param="previous_response_id",
-                )
+                raise self._too_large("previous_response_id")
             yield record
             if record["previous"] is None:
                 return
             name = record["previous"]
         raise not_kept("previous_response_id", name)
+
+    def items(self, places: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Items of kept responses by their ids, which tell of the response.
+
+        Args:
+            places: The ids, each with the parameter of the request that has it.
+
+        Raises:
+            RequestError: One of them is not kept, or they are too large together.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        size = 0
+        for name, param in places.items():
+            if name not in found:
+                response = _ITEM_ID.fullmatch(name)
+                record = self.find(f"resp_{response[1]}") if response else None
+                own = [] if record is None else [*record["input"], *record["response"]["output"]]
+                found |= {item["id"]: item for item in own if item["id"] in places}
+            if name not in found:
+                raise RequestError(
+                    f"[request] {param!r} must refer to an item of a response that this server keeps "
+                    f"but {name!r:.80} is none. Send the item itself.",
+                    404,
+                    param=param,
+                    code="item_not_found",
+                )
+            size += len(json.dumps(found[name]))
+            if size > self._settings.max_body_bytes:
+                raise self._too_large(param)
+        return found
+
+    def _too_large(self, param: str) -> RequestError:
+        most = self._settings.max_body_bytes
+        return RequestError(
+            f"[request] the conversation before must have at most {most:,} bytes but has more.",
+            413,
+            param=param,
+        )
 
     def _owner(self, name: str) -> str:
         return hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()

@@ -15,7 +15,7 @@ from ..generation.scheduling import Event
 from . import schemas
 from .answers import Answer, Sent, TextParts, Usage
 from .bodies import tools
-from .bodies.responses import ENCRYPTED, Item, ResponsesRequest, new_id, sealed
+from .bodies.responses import ENCRYPTED, Item, ResponsesRequest, item_id, sealed
 from .chat import Conversation, chat_endpoint
 from .errors import RequestError
 from .kept import KeptResponses, new_name, not_kept
@@ -98,7 +98,7 @@ class ResponsesAnswer(Answer):
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._body.store:
-            items = self._body.items()
+            items = self._body.items(self._name)
             record = {"previous": self._body.previous_response_id, "input": items}
             size = len(json.dumps([items, response["output"]]))
             self._kept.keep(self._name, record | {"response": response, "size": size})
@@ -132,7 +132,9 @@ class ResponsesAnswer(Answer):
         """A block as an item of the output, with a status unless the block is complete."""
         kind = self._kind(block).item
         while len(self._ids) <= index:
-            self._ids.append(new_id(kind))
+            # the items of the input come first
+            number = len(self._body.input) + len(self._ids)
+            self._ids.append(item_id(kind, self._name, number))
         head = {
             "id": self._ids[index],
             "type": kind,
@@ -253,6 +255,8 @@ def responses(service: Service) -> Endpoint:
     kept = service.kept
 
     def as_chat(body: ResponsesRequest) -> schemas.ChatRequest:
+        found = kept.items(body.references)
+        body.refer({name: schemas.checked(Item, item) for name, item in found.items()})
         before: list[Item] = []
         if body.previous_response_id is not None:
             for record in reversed(list(kept.chain(body.previous_response_id))):

@@ -185,6 +185,77 @@ def test_kept_responses_outlive_the_server_for_their_key_alone(
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
+def test_items_are_found_by_their_ids(
+    start: Callable[..., Any], tmp_path: Path, is_on_disk: bool
+) -> None:
+    from mlx_mmfree.server.settings import ServedModel
+    from tests.server.conftest import CALLING, with_template
+    from tests.server.stand_in import dictate
+
+    served = ServedModel("own", *with_template(tmp_path / "m", THINKING + CALLING))
+    folder = tmp_path / "responses" if is_on_disk else None
+    key = {"Authorization": "Bearer mine"}
+    asked: dict[str, Any] = {"role": "user", "content": ASKED}
+    result = {"type": "function_call_output", "output": "an animal"}
+    said = [f"<think>Hm.</think>Let me see.{LOOK}"]
+    with dictate(lambda _: said[0], "own"):
+        client = start(served, api_key="mine", response_folder=folder)
+        if is_on_disk:
+            with client:
+                first = _made(client, key, tools=TOOLS, input=ASKED)
+            # after a restart
+            client = start(served, api_key="mine", response_folder=folder)
+        with client:
+            if not is_on_disk:
+                first = _made(client, key, tools=TOOLS, input=ASKED)
+            kinds = [item["type"] for item in first["output"]]
+            assert kinds == ["reasoning", "message", "function_call"]
+            said[0] = SAID + END
+            result["call_id"] = first["output"][-1]["call_id"]
+            named = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+            untyped = [{"id": item["id"]} for item in first["output"]]
+            sizes = {
+                _made(client, key, tools=TOOLS, input=[asked, *items, result])["usage"][
+                    "input_tokens"
+                ]
+                for items in (first["output"], named, untyped)
+            }
+            assert len(sizes) == 1
+            # what was sent by its id is kept with the response that answers it
+            second = _made(client, key, tools=TOOLS, input=[asked, *named, result])
+            address = f"{PATH}/{second['id']}/input_items?order=asc"
+            listed = client.get(address, headers=key).json()["data"]
+            assert [item["id"] for item in listed[1:4]] == [item["id"] for item in first["output"]]
+            # also an item of the input, by the id that it was given
+            _made(client, key, input=[{"type": "item_reference", "id": listed[0]["id"]}])
+            missing = [f"msg_{'a' * 48}0", "msg_1", "", "x" * 500]
+            client.delete(f"{PATH}/{first['id']}", headers=key)
+            unkept = _made(client, key, input=ASKED, store=False)["output"][0]["id"]
+            for name in (*missing, named[0]["id"], unkept):
+                body = {"model": "own", "input": [asked, {"type": "item_reference", "id": name}]}
+                error = error_of(client.post(PATH, json=body, headers=key), 404)
+                assert (error["param"], error["code"]) == ("input[1]", "item_not_found")
+                assert "Send the item itself" in error["message"]
+                assert repr(name)[:40] in error["message"]
+        if is_on_disk:
+            other = {"Authorization": "Bearer yours"}
+            with start(served, api_key="yours", response_folder=folder) as client:
+                item = {"type": "item_reference", "id": second["output"][0]["id"]}
+                body = {"model": "own", "input": [item]}
+                error_of(client.post(PATH, json=body, headers=other), 404)
+
+
+THINKING = "{# <think></think> #}"
+
+
+def _made(client: Any, headers: dict[str, str], **body: Any) -> dict[str, Any]:
+    response = client.post(PATH, json={"model": "own", **body}, headers=headers)
+    assert response.status_code == 200, response.text
+    made: dict[str, Any] = response.json()
+    return made
+
+
+@pytest.mark.parametrize("is_on_disk", [True, False])
 def test_limits_of_kept_responses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool
 ) -> None:

@@ -2,12 +2,11 @@
 
 import base64
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, model_validator
 
 from .. import schemas
 from ..turns import Tagged, Turns
@@ -86,6 +85,7 @@ class Item(Tagged):
         "shell_call_output": f"call_id output max_output_length? {_CALL}",
         "apply_patch_call": f"call_id operation {_CALL}",
         "apply_patch_call_output": f"call_id output? {_CALL}",
+        "item_reference": "id",
     }
     unread: ClassVar[frozenset[str]] = frozenset(
         {"async", "caller", "created_by", "environment", "max_output_length"}
@@ -156,10 +156,13 @@ def _items(value: Any) -> Any:
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list):
         return value
-    return [
-        {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
-        for item in value
-    ]
+    return [_with_type(item) if isinstance(item, dict) else item for item in value]
+
+
+def _with_type(item: dict[str, Any]) -> dict[str, Any]:
+    if "role" in item:
+        return {"type": "message", **item}
+    return {"type": "item_reference", **item} if item.keys() == {"id"} else item
 
 
 _MAX_METADATA = 16
@@ -254,6 +257,27 @@ class ResponsesRequest(schemas.Body):
     top_p: schemas.TopP = None
     user: schemas.User = ""
 
+    _found: Mapping[str, Item] = PrivateAttr(default_factory=dict)
+
+    @property
+    def references(self) -> dict[str, str]:
+        """The ids of items that are sent by these alone, and where each stands first."""
+        places: dict[str, str] = {}
+        for number, item in enumerate(self.input):
+            if item.type == "item_reference":
+                places.setdefault(item.id, f"input[{number}]")
+        return places
+
+    def refer(self, found: Mapping[str, Item]) -> None:
+        """Takes the items that are sent by their ids alone."""
+        self._found = found
+
+    @property
+    def conversation(self) -> list[Item]:
+        """The items of the input, also those that are sent by their ids alone."""
+        is_sent = "item_reference"
+        return [self._found[item.id] if item.type == is_sent else item for item in self.input]
+
     def as_chat(self, before: Sequence[Item]) -> schemas.ChatRequest:
         """The request that it makes, after the items of earlier responses.
 
@@ -263,7 +287,7 @@ class ResponsesRequest(schemas.Body):
         turns = Turns()
         if self.instructions is not None:
             turns.at("instructions").instruct(self.instructions)
-        for number, item in enumerate([*before, *self.input], -len(before)):
+        for number, item in enumerate([*before, *self.conversation], -len(before)):
             origin = "previous_response_id" if number < 0 else f"input[{number}]"
             item.add_to(turns.at(origin))
         names = ("model", "stream", "temperature", "top_p", "user")
@@ -282,13 +306,14 @@ class ResponsesRequest(schemas.Body):
             )
         return schemas.checked(schemas.ChatRequest, values).from_origins(turns.origins)
 
-    def items(self) -> list[dict[str, Any]]:
-        """Its own items, as they are kept and listed, each with a name of its own."""
+    def items(self, response: str) -> list[dict[str, Any]]:
+        """Its own items, as they are kept with a response and listed, each with a name of its own."""
         listed: dict[str, dict[str, Any]] = {}
-        for item in self.input:
-            values = _listed(item)
+        for number, item in enumerate(self.conversation):
+            own = item_id(item.type, response, number)
+            values = _listed(item, own)
             if values["id"] in listed:
-                values["id"] = new_id(item.type)
+                values["id"] = own
             listed[values["id"]] = values
         return list(listed.values())
 
@@ -298,14 +323,14 @@ _PREFIXES = {"message": "msg", "reasoning": "rs"} | {
 }
 
 
-def new_id(kind: str) -> str:
-    """A new identifier of an item."""
-    return f"{_PREFIXES.get(kind, 'fco')}_{secrets.token_hex(12)}"
+def item_id(kind: str, response: str, number: int) -> str:
+    """The identifier of an item, which tells with which response it is kept."""
+    return f"{_PREFIXES.get(kind, 'fco')}_{response.removeprefix('resp_')}{number:x}"
 
 
-def _listed(item: Item) -> dict[str, Any]:
+def _listed(item: Item, own_id: str) -> dict[str, Any]:
     values = item.model_dump(exclude_unset=True, exclude_none=True)
-    values["id"] = item.id or new_id(item.type)
+    values["id"] = item.id or own_id
     values.setdefault("status", "completed")
     if "arguments" in values:
         is_text = isinstance(item.arguments, str)

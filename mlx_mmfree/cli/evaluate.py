@@ -1,12 +1,12 @@
 """`mmfree evaluate`: runs tasks of lm-evaluation-harness. This needs the extra 'eval'."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files.reading import json_text
 from ..files.writing import new_file
 from .parts.command import CommandParser, argument_errors, check_writable, command
 from .parts.flags import add_json_flag, non_negative, positive, seed
@@ -159,8 +159,8 @@ def _report(args: argparse.Namespace, found: dict[str, Any]) -> None:
     report = {"model": name} | {part: found[part] for part in parts if part in found}
     if args.output is not None:
         label = "_".join([Path(name).name, *args.tasks]).replace("/", "_")[:100]
-        _write(args.output / f"evaluation_{label}.json", json.dumps(report, indent=2))
-    print(json.dumps(report) if args.json else make_table(found))
+        _write(args.output / f"evaluation_{label}.json", json_text(report, indent=2))
+    print(json_text(report) if args.json else make_table(found))
 
 
 def _write(file: Path, text: str) -> None:

@@ -350,12 +350,51 @@ def read_json_object(file: Path, *, is_optional: bool = False) -> dict[str, Any]
         text = read_file(file, MAX_BYTES, is_member=True)
     except OSError as error:
         raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}. {UNREADABLE}") from error
-    return parse_json_object(text, f"'{file}'", unique=False, infinite_keys=INFINITE_KEYS)
+    value = parse_json_object(text, f"'{file}'", unique=False, infinite_keys=INFINITE_KEYS)
+    return {key: _with_floats(each) for key, each in value.items()}
+
+
+_FLOAT_TAG = "__float__"
+_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+"""The numbers that JSON lacks. transformers and mlx-lm read each as an object with this tag too."""
+
+
+def _with_floats(value: Any) -> Any:
+    """A JSON value in which tagged floats are floats."""
+    if isinstance(value, list):
+        return [_with_floats(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_FLOAT_TAG} and value[_FLOAT_TAG] in (*_FLOATS,):
+        return _FLOATS[value[_FLOAT_TAG]]
+    return {key: _with_floats(each) for key, each in value.items()}
+
+
+def _with_tags(value: Any) -> Any:
+    """A JSON value in which floats that JSON lacks are tagged."""
+    if isinstance(value, list | tuple):
+        return [_with_tags(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _with_tags(each) for key, each in value.items()}
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return {_FLOAT_TAG: name}
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """A value as JSON, also where it holds infinity or NaN, which `read_json_object` reads back.
+
+    Args:
+        value: The value.
+        options: As of `json.dumps`.
+    """
+    return json.dumps(_with_tags(value), allow_nan=False, **options)
 
 
 def write_json(file: Path, value: Any) -> None:
     """Writes JSON with sorted keys."""
-    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    file.write_text(json_text(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def tokenizer_files(source: Path) -> dict[str, Path]:

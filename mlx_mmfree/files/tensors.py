@@ -286,6 +286,8 @@ def read_arrays(file: Path) -> dict[str, mx.array]:
 
 MAX_SHARD_BYTES = 5 * 10**9
 METADATA = {"format": "mlx"}
+HUB_METADATA = {"format": "pt"}
+"""The metadata of files that are laid out as on the Hub, where mlx-lm has another layout."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
@@ -391,6 +393,7 @@ def write_shards(
     plan: Iterable[PlannedTensors],
     on_bytes: Callable[[int], object] | None = None,
     max_bytes: int | None = None,
+    metadata: Mapping[str, str] = METADATA,
 ) -> None:
     """Writes a checkpoint's tensors as one file, or as several with an index.
 
@@ -399,6 +402,7 @@ def write_shards(
         plan: The tensors.
         on_bytes: As for `write_safetensors`.
         max_bytes: The largest size of a file, unless one group of tensors is larger. Default: 5 GB.
+        metadata: As for `write_safetensors`.
     """
     max_bytes = MAX_SHARD_BYTES if max_bytes is None else max_bytes
     shards: list[list[PlannedTensors]] = [[]]
@@ -410,12 +414,12 @@ def write_shards(
         shards[-1].append(group)
         size += group.nbytes
     if len(shards) == 1:
-        write_safetensors(folder / WEIGHTS_FILE, shards[0], on_bytes=on_bytes)
+        write_safetensors(folder / WEIGHTS_FILE, shards[0], metadata, on_bytes)
         return
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        write_safetensors(folder / name, shard, on_bytes=on_bytes)
+        write_safetensors(folder / name, shard, metadata, on_bytes)
         places.update((spec.name, name) for group in shard for spec in group.specs)
     total = sum(group.nbytes for shard in shards for group in shard)
     write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})

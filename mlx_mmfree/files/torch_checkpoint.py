@@ -235,12 +235,14 @@ class View:
         offset: The index of its first number in the storage.
         shape: Its shape.
         strides: The distance of neighbours along each axis, in numbers.
+        is_negated: Whether the numbers are those of the storage with the other sign.
     """
 
     storage: Storage
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    is_negated: bool = False
 
     @property
     def span(self) -> int:
@@ -418,7 +420,7 @@ class _Machine:
         if called.name == _DICTIONARY and not arguments:
             self._push({})
         elif called.name == _TENSOR and len(arguments) in (6, 7):
-            self._push(_view(*arguments[:4]))
+            self._push(_view(*arguments[:4], is_negated=_is_negated(*arguments[6:])))
         elif called.name == _PARAMETER and len(arguments) == 3 and isinstance(arguments[0], View):
             self._push(arguments[0])
         else:
@@ -435,7 +437,17 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _view(storage: object, offset: object, shape: object, strides: object) -> View:
+def _is_negated(metadata: object = None) -> bool:
+    """Whether PyTorch turns the signs of a view when it is read, its "negative bit"."""
+    given = {} if metadata is None else metadata
+    if not isinstance(given, dict) or given.keys() - {"neg"}:
+        raise ValueError(f"describes a tensor by {metadata!r:.80}, which is not known")
+    return bool(given.get("neg"))
+
+
+def _view(
+    storage: object, offset: object, shape: object, strides: object, *, is_negated: bool
+) -> View:
     if (
         not isinstance(storage, Storage)
         or not isinstance(offset, int)
@@ -453,7 +465,7 @@ def _view(storage: object, offset: object, shape: object, strides: object) -> Vi
     steps = (
         stride if count and size > 1 else 0 for size, stride in zip(shape, strides, strict=True)
     )
-    view = View(storage, offset if count else 0, shape, tuple(steps))
+    view = View(storage, offset if count else 0, shape, tuple(steps), is_negated)
     if count and max(count, offset + view.span) > storage.size:
         raise ValueError(
             f"has a tensor of shape {shape} that needs more than the {storage.size} numbers of its "
@@ -567,7 +579,14 @@ def _decode(file: Path, name: str, view: View, crc: int | None, data: np.ndarray
     numbers = np.lib.stride_tricks.as_strided(data.view(f"u{itemsize}"), view.shape, steps)
     # copies only where the order differs and, unlike ascontiguousarray, keeps the shape ()
     numbers = np.asarray(numbers, order="C")
-    return numbers != 0 if view.storage.dtype == mx.bool_ else numbers
+    if view.storage.dtype == mx.bool_:
+        return numbers != 0
+    if not view.is_negated:
+        return numbers
+    if not mx.issubdtype(view.storage.dtype, mx.floating):
+        return -numbers
+    # the highest bit of a float is its sign
+    return numbers ^ numbers.dtype.type(1 << (8 * itemsize - 1))
 
 
 def _read(stream: BinaryIO, entry: ZipEntry) -> bytes:

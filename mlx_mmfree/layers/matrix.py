@@ -7,9 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from ..errors import CheckpointError
 from ..ops import AffineForm, dense_matmul
 from ..ops.backend.dispatch import FLOATS, metal_unavailable, on_cpu
 from ..ops.dense_matmul import BITS, GROUP_SIZES
+from ..ops.host_blocks import all_finite
 
 FEW_BITS = (1, 2)
 """The bits of codes that stand for signs or trits."""
@@ -291,14 +293,69 @@ def kept_names(model: nn.Module) -> set[str]:
     return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
 
 
-def converted(model: Model, dtype: mx.Dtype, kept: Collection[str] = ()) -> Model:
-    """The model with its floats in another dtype, in place, but for those that are `kept`."""
-    kept = {*kept_names(model), *kept}
+def cast_weight(array: mx.array, dtype: mx.Dtype, name: str) -> mx.array:
+    """Finite floats in another dtype.
+
+    Raises:
+        CheckpointError: One of them is beyond the range of the dtype.
+    """
+    cast = array.astype(dtype)
+    if dtype.size < array.dtype.size or (array.dtype, dtype) == (mx.bfloat16, mx.float16):
+        check_range(cast, array, name)
+    return cast
+
+
+_WAY_OUT = "Give the dtype bfloat16 or float32 (--dtype bfloat16)."
+
+
+def check_range(cast: mx.array, array: mx.array, name: str, way_out: str = _WAY_OUT) -> None:
+    """Refuses a cast of finite floats that is infinite.
+
+    Args:
+        cast: The floats in the new dtype.
+        array: Those before.
+        name: The tensor, for the message.
+        way_out: The end of the message.
+
+    Raises:
+        CheckpointError: One of them is beyond the range of the dtype.
+    """
+    if all_finite(cast):
+        return
+    peak = mx.max(mx.abs(array)).item()
+    shown = str(cast.dtype).removeprefix("mlx.core.")
+    raise CheckpointError(
+        f"[dtype] tensor {name!r:.100} must lie within the range of {shown}, up to "
+        f"{mx.finfo(cast.dtype).max:,.6g}, but holds {peak:,.6g}. {way_out}"
+    )
+
+
+def converted(
+    model: Model,
+    dtype: mx.Dtype,
+    kept: Collection[str] = (),
+    shown: Callable[[str], str] = str,
+) -> Model:
+    """The model with its floats in another dtype, in place, but for those that are `kept`.
+
+    Args:
+        model: The model.
+        dtype: The dtype.
+        kept: Names of further parameters that keep their dtype.
+        shown: From the name of a parameter, its name in messages.
+
+    Raises:
+        CheckpointError: A weight is beyond the range of the dtype.
+    """
+    packed = kept_names(model)
     modules = dict(model.named_modules())
     for name, array in parameters(model).items():
-        if array.dtype in FLOATS and name not in kept:
+        if array.dtype in FLOATS and name in packed:
+            # weights are products of trits and these
+            cast_weight(array, dtype, shown(name))
+        elif array.dtype in FLOATS and name not in kept:
             path, _, key = name.rpartition(".")
-            array = array.astype(dtype)
+            array = cast_weight(array, dtype, shown(name))
             setattr(modules[path], key, array)
         mx.eval(array)
     return model

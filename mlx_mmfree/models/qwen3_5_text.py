@@ -2,11 +2,12 @@
 
 Ternary Bonsai 27B is of this type, with weights in MLX's affine 2-bit form. The Hub stores the gain of
 most norms less 1, mlx-lm stores it as it is, and the shape of the convolutions tells which of them wrote
-a file.
+a file. The shape of one tap does not, so that the file must name its writer.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
@@ -165,8 +166,9 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = section(config, "text_config")
     if not inner:
         return config
+    # as in transformers, the head is tied as the key outside says
     key = "tie_word_embeddings"
-    tied = agreed({f"'{key}'": config.get(key), f"'{key}' of 'text_config'": inner.get(key)})
+    tied = inner.get(key) if config.get(key) is None else config[key]
     return {**config, **inner, "text_config": None, key: bool(tied)}
 
 
@@ -240,18 +242,31 @@ def build(config: Config) -> Decoder:
     return model
 
 
-def layouts(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StoredLayout]:
+def layouts(
+    model: nn.Module, shapes: Mapping[str, tuple[int, ...]], writer: str | None
+) -> dict[str, StoredLayout]:
     """As `Architecture.layouts`: of a file that is laid out as mlx-lm or GGUF has it."""
     taps = [shape for name, shape in shapes.items() if name.endswith("conv1d.weight")]
     if taps and all(len(shape) == 2 for shape in taps):
         return _layouts_of_gguf(model)
-    # a file without a linear layer tells by the names of mlx-lm
-    is_of_mlx = all(shape[-1] == 1 for shape in taps) if taps else _has_names_of_mlx(shapes)
-    return layouts_of_mlx(model, shapes) if is_of_mlx else {}
+    if any(shape[1:] == (1, 1) for shape in taps):
+        if writer not in ("pt", "mlx"):
+            raise CheckpointError(
+                "[load] the metadata of the weights must name their writer under 'format', pt or mlx, "
+                f"where 'linear_conv_kernel_dim' is 1, but name {writer!r:.40}. The gains of norms are "
+                "stored less 1 by one of them. Save the model again with transformers or mlx-lm."
+            )
+        is_of_mlx = writer == "mlx"
+    else:
+        # a file without a linear layer tells by the names of mlx-lm
+        is_of_mlx = all(shape[-1] == 1 for shape in taps) if taps else _has_names_of_mlx(shapes)
+    return layouts_of_mlx(model) if is_of_mlx else {}
 
 
 def layouts_of_mlx(
-    model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
+    model: nn.Module,
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    writer: str | None = "mlx",
 ) -> dict[str, StoredLayout]:
     """As `Architecture.layouts`, of a file that is laid out as mlx-lm has it."""
     found: dict[str, StoredLayout] = {}
@@ -267,7 +282,7 @@ def layouts_of_mlx(
 
 def _layouts_of_gguf(model: nn.Module) -> dict[str, StoredLayout]:
     """As `GGUFForm.layouts`: mlx-lm's gains, taps without an axis, and no logarithms of rates."""
-    found = layouts_of_mlx(model, {})
+    found = layouts_of_mlx(model)
     for path, module in model.named_modules():
         if path.endswith("qkv_conv"):
             dims, _, size = module.weight.shape
@@ -385,13 +400,18 @@ _GGUF = GGUFForm(
     heads=_gguf_heads,
     layouts=_layouts_of_gguf,
     may_be_rotated=True,
+    left_out="nextn_predict_layers",
 )
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
-    """As `Architecture.mlx_lm`: mlx-lm knows full layers that repeat evenly, and no ternary linears."""
+    """As `Architecture.mlx_lm`: mlx-lm knows full layers that repeat evenly, and no ternary linears.
+
+    Of convolutions of one tap it does not see who wrote them.
+    """
     is_known = bool(_interval(config.layer_types)) and config.linears is None
-    return False if is_known and not config.mlp_bias else None
+    is_told = config.linear_conv_kernel_dim > 1
+    return False if is_known and is_told and not config.mlp_bias else None
 
 
 def _why_not_in_transformers(config: Config) -> str | None:

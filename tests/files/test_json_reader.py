@@ -1,11 +1,13 @@
 """JSON from strangers is refused where it would take too much."""
 
+import math
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlx_mmfree.files.reading import MAX_DEPTH, parse_json
+from mlx_mmfree.files.reading import MAX_DEPTH, parse_json, read_json_object, write_json
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,22 @@ def test_limits_of_the_caller() -> None:
 
 def test_infinity_where_it_is_meant() -> None:
     assert parse_json(b"[Infinity, 1e400]", finite=False) == [float("inf")] * 2
+
+
+def test_what_json_lacks_is_tagged_and_read_back(tmp_path: Path) -> None:
+    value = {"a": [1, (math.inf, 2.5)], "b": {"c": -math.inf}, "d": True, "e": "Infinity"}
+    write_json(tmp_path / "x.json", value | {"f": math.nan})
+    text = (tmp_path / "x.json").read_text()
+    assert "NaN" in parse_json(text.encode())["f"].values()
+    read = read_json_object(tmp_path / "x.json")
+    assert math.isnan(read.pop("f"))
+    assert read == {**value, "a": [1, [math.inf, 2.5]]}
+
+
+def test_other_objects_with_the_tag_stay(tmp_path: Path) -> None:
+    value = {"a": {"__float__": "1.5"}, "b": {"__float__": "NaN", "c": 1}, "d": {"__float__": [1]}}
+    write_json(tmp_path / "x.json", value)
+    assert read_json_object(tmp_path / "x.json") == value
 
 
 def test_many_values_are_refused_before_they_take_memory() -> None:

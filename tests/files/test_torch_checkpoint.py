@@ -72,6 +72,19 @@ def test_types_and_shapes(file: Path, dtype: mx.Dtype) -> None:
         assert mx.array_equal(got[name], array)
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16, mx.int32], ids=str)
+def test_views_with_the_other_sign(file: Path, dtype: mx.Dtype) -> None:
+    want = mx.array([1, -2, 0, 4], dtype)
+    described = tensor((4,), kind=STORAGE_NAMES[dtype], metadata={"neg": True})
+    content = np.array(want.view(mx.uint8)).tobytes()
+    got = arrays(written(file, {"x": described}, {"0": content}))
+    assert mx.array_equal(got["x"], -want)
+
+
+def test_other_metadata_of_a_tensor_are_refused(file: Path) -> None:
+    refused(written(file, {"x": tensor((8,), metadata={"conj": True})}), "which is not known")
+
+
 def test_views_of_a_storage(file: Path) -> None:
     description = {
         "whole": tensor((8,)),
@@ -393,6 +406,7 @@ class TestTorch:
             "part": base.reshape(4, 6)[1:, 2:5],
             "empty": torch.zeros(0, 3),
             "scalar": torch.tensor(2.5),
+            "other sign": torch._neg_view(torch.arange(-3.0, 4.0)),
             "parameter": torch.nn.Parameter(torch.ones(3)),
         }
         torch.save(numbers | views, file)

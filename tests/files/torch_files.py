@@ -100,6 +100,7 @@ def tensor(
     strides: Any = None,
     size: Any = None,
     kind: Any = "FloatStorage",
+    metadata: Any = None,
 ) -> Call:
     """The description of a tensor; strides and size are those of a contiguous one if not given."""
     if strides is None:
@@ -107,7 +108,8 @@ def tensor(
     size = math.prod(shape) if size is None else size
     storage = Reference(("storage", Global(f"torch.{kind}"), key, "cpu", size))
     arguments = (storage, offset, shape, strides, False, Call("collections.OrderedDict", ()))
-    return Call("torch._utils._rebuild_tensor_v2", arguments)
+    more = () if metadata is None else (metadata,)
+    return Call("torch._utils._rebuild_tensor_v2", (*arguments, *more))
 
 
 def write_zip(file: Path, parts: Iterable[ZipPart], *, is_64: bool = False) -> None:

@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.hub import Checkpoint, convert, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub.checkpoint import gguf_config
 from mlx_mmfree.hub.checkpoint.forms.hadamard import MARK
 from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
@@ -25,6 +26,7 @@ from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.tokenizer.from_gguf import BYTE_LEVEL_PATTERNS
+from tests.hub.gguf_files import TYPE_NUMBERS, stored, write_gguf
 from tests.hub.test_gguf_q2_0 import assert_texts_are_those_of_llama_cpp
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -250,6 +252,50 @@ def test_signs_of_one_width_must_agree(tmp_path: Path) -> None:
     mx.save_safetensors(str(weights), tensors)
     with pytest.raises(UnsupportedModelError, match="must be rotated by the same signs for GGUF"):
         convert(open_checkpoint(checkpoint.folder), tmp_path / "m", to="gguf")
+
+
+@pytest.mark.parametrize("are_stored", [True, False])
+def test_blocks_that_predict_further_tokens_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], are_stored: bool
+) -> None:
+    checkpoint = source(tmp_path / "s")
+    convert(checkpoint, tmp_path / "m", to="gguf")
+    file = written(tmp_path / "m")
+    metadata, tensors = read_gguf(file)
+    content = file.read_bytes()
+    kept = {
+        name: (TYPE_NUMBERS[each.kind.name], each.shape, content[each.start : each.stop])
+        for name, each in tensors.items()
+    }
+    again = {f"blk.2.{name[6:]}": each for name, each in kept.items() if name.startswith("blk.1.")}
+    again["blk.2.nextn.eh_proj.weight"] = stored("F32", np.ones((8, 16)))
+    metadata |= {"qwen35.block_count": 3, "qwen35.nextn_predict_layers": 1}
+    metadata = {name: value for name, value in metadata.items() if not name.startswith("tokenizer")}
+    write_gguf(tmp_path / "x.gguf", metadata, {**kept, **(again if are_stored else {})})
+    model = load_model(tmp_path / "x.gguf", dtype=mx.float32)
+    tokens = mx.array([[5, 7, 30, 9, 26]])
+    assert mx.array_equal(model(tokens)[0], load_model(file, dtype=mx.float32)(tokens)[0])
+    words = "also holds the prediction of several tokens at once"
+    assert (words in capsys.readouterr().err) == are_stored
+
+
+@pytest.mark.parametrize("count", [2, 9, -1, True])
+def test_more_blocks_that_predict_than_blocks(tmp_path: Path, count: Any) -> None:
+    convert(source(tmp_path / "s"), tmp_path / "m", to="gguf")
+    metadata, _ = read_gguf(written(tmp_path / "m"))
+    metadata |= {"qwen35.nextn_predict_layers": count}
+    with pytest.raises(CheckpointError, match=r"must be less than 'qwen35\.block_count'"):
+        gguf_config.hub_config(metadata, 8, is_tied=False)
+
+
+@pytest.mark.parametrize("outer", [True, False, None])
+@pytest.mark.parametrize("inner", [True, False, None])
+def test_a_head_is_tied_as_the_key_outside_says(outer: bool | None, inner: bool | None) -> None:
+    key = "tie_word_embeddings"
+    given = {key: inner} if inner is not None else {}
+    config = {"text_config": {**QWEN35.tiny, **given}, **({} if outer is None else {key: outer})}
+    want = bool(inner) if outer is None else outer
+    assert QWEN35.config.from_hub(config).tie_word_embeddings == want
 
 
 def test_layers_that_do_not_repeat_have_no_form(tmp_path: Path) -> None:

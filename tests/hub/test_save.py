@@ -192,8 +192,8 @@ def test_leaves_nothing_half_written(
     before = files(tmp_path / "m") if exists else None
     real = getattr(save, step)
 
-    def fail(*arguments: Any) -> None:
-        real(*arguments)
+    def fail(*arguments: Any, **options: Any) -> None:
+        real(*arguments, **options)
         raise error
 
     monkeypatch.setattr(save, step, fail)

@@ -3,7 +3,6 @@
 In mlx-lm's format they hold `adapters.safetensors` and `adapter_config.json`.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE
-from ...files.reading import expanded, read_json_object, real_path
+from ...files.reading import expanded, json_text, read_json_object, real_path
 from ...files.tensors import read_arrays
 from ...files.writing import new_file, writing
 from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
@@ -259,7 +258,7 @@ def _write_files(
         with new_file(folder / weights_file, needed) as file:
             mx.save_safetensors(str(file), tensors, {"format": "mlx"})
         with new_file(folder / ADAPTER_CONFIG_FILE) as file:
-            file.write_text(json.dumps(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
+            file.write_text(json_text(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:

@@ -87,6 +87,16 @@ class Checkpoint:
         return sum(entry.nbytes for entry in self.tensors.values())
 
     @property
+    def writer(self) -> str | None:
+        """The program that laid out the weights, `pt` or `mlx`; `None` if the files do not name one.
+
+        Safetensors name it as `format` in their metadata. `pt` stands for PyTorch, and so for the Hub.
+        """
+        files = {entry.file for entry in self.tensors.values()}
+        formats = {_format(file) for file in files}
+        return formats.pop() if len(formats) == 1 else None
+
+    @property
     def keeps_adapter(self) -> bool:
         """Whether an adapter lies beside the weights and belongs to the model.
 
@@ -255,6 +265,12 @@ def with_latent(
         return {key: value for key, value in config.items() if key != "quantization_config"}
     kept = described if has_method else {}
     return {**config, "quantization_config": {**kept, **masters}}
+
+
+def _format(file: Path) -> str | None:
+    if file.suffix == ".bin":
+        return "pt"
+    return safetensors.read_header(file)[1].get("format") if file.suffix == ".safetensors" else None
 
 
 def _place(folder: Path) -> str:

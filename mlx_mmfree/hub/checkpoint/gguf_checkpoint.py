@@ -10,7 +10,6 @@ dense with exactly the stored values. Q1_0, Q2_0, PQ2_0 and PTQ1_0 may have a sc
 matrices keep their codes of 1 or 2 bits without loss. All other types become floats.
 """
 
-import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -27,7 +26,7 @@ from ...errors import CheckpointError, UnsupportedModelError, show_as
 from ...files.checkpoint_files import GENERATION_FILE, VOCABULARY_FILES
 from ...files.gguf_blocks import dequantized
 from ...files.gguf_file import StoredTensor, read_parts
-from ...files.reading import UNREADABLE, check_link, parse_json, tokenizer_files
+from ...files.reading import UNREADABLE, check_link, json_text, parse_json, tokenizer_files
 from ...files.tensors import TensorEntry, read_tensor
 from ...files.writing import new_scratch_folder, writing
 from ...models import find
@@ -91,7 +90,13 @@ def read_gguf_checkpoint(
     }
     rotated, signs = rotation.open(file, metadata, stored, architecture)
     as_on_hub = rotation.names(metadata)
-    tensors, quantization = _hub_tensors(file, stored.values(), architecture, config, as_on_hub)
+    read, others = stored.values(), dict[str, TensorEntry]()
+    if architecture.left_out:
+        blocks = gguf_config.model_blocks(metadata, architecture)
+        others = _left_out(read, blocks)
+        read = [each for each in read if not gguf_config.is_left_out(each[1].name, blocks)]
+    tensors, quantization = _hub_tensors(file, read, architecture, config, as_on_hub)
+    tensors |= others
     tensors |= {entry.name: entry for entry in signs}
     config |= {**quantization, **rotated}
     config |= _add_biases(file, tensors)
@@ -165,6 +170,13 @@ def _hub_tensors(
             others = [module for module in linears if module not in own]
             described |= form.gguf.describe(own, others)
     return tensors, described
+
+
+def _left_out(stored: Iterable[tuple[Path, StoredTensor]], blocks: int) -> dict[str, TensorEntry]:
+    """The tensors behind the model's blocks, by names of the Hub that are never read."""
+    others = [each for each in stored if gguf_config.is_left_out(each[1].name, blocks)]
+    entries = (_in_floats(GGUFMatrix(file, each, f"mtp.{each.name}")) for file, each in others)
+    return {entry.name: entry for entry in entries}
 
 
 def _add_biases(file: Path, tensors: dict[str, TensorEntry]) -> dict[str, Any]:
@@ -324,7 +336,7 @@ def _folder(file: Path, config: Mapping[str, Any], files: Mapping[str, bytes]) -
     with writing("GGUF", folder):
         for old in tokenizer_files(folder).values():
             old.unlink()
-        for name, content in {**files, "config.json": json.dumps(config).encode()}.items():
+        for name, content in {**files, "config.json": json_text(config).encode()}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
     return folder

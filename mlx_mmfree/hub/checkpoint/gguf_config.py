@@ -276,6 +276,8 @@ def hub_config(
             raise CheckpointError(
                 f"[GGUF] '{prefix}{key}' must be given but is missing. Fetch the file again."
             )
+    given["block_count"] = model_blocks(metadata, form)
+    given.pop(form.left_out, None)
     config = dict(form.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
     _check_rest(prefix, given, form)
@@ -293,6 +295,32 @@ def hub_config(
         if number is not None:
             config[ours] = number
     return config
+
+
+def model_blocks(metadata: Mapping[str, Any], form: GGUFForm) -> Any:
+    """The number of the model's blocks, without those behind them that are never read.
+
+    Raises:
+        CheckpointError: The two numbers do not belong together.
+    """
+    prefix = f"{metadata['general.architecture']}."
+    count, others = (
+        metadata.get(prefix + key, 0) if key else 0 for key in ("block_count", form.left_out)
+    )
+    if others == 0:
+        return count
+    if type(count) is not int or type(others) is not int or not 0 < others < count:
+        raise CheckpointError(
+            f"[GGUF] '{prefix}{form.left_out}' must be less than '{prefix}block_count' but got "
+            f"{others!r:.40} of {count!r:.40}. Fetch the file again."
+        )
+    return count - others
+
+
+def is_left_out(name: str, blocks: int) -> bool:
+    """Whether a tensor belongs to a block behind those of the model."""
+    layer = _LAYER.match(name)
+    return layer is not None and int(layer[1]) >= blocks
 
 
 def _plain(value: Any) -> Any:

@@ -225,7 +225,7 @@ class OpenedModel:
         if isinstance(model, models.TextEmbedder):
             model.embedding = read_embedding_use(self.checkpoint.folder)
         if self._dtype is not None:
-            converted(model, self._dtype, self._exact)
+            converted(model, self._dtype, self._exact, self._skeleton.names.to_disk)
         if adapter is not None:
             attach(model, adapter)
         # what was cast after it was read is lazy, and other threads cannot compute it

@@ -15,6 +15,8 @@ from ...ops.backend.dispatch import FLOATS
 from .checkpoint import Checkpoint
 from .weights import EMBEDDING, build_skeleton, check_finite, check_packed, exact_floats
 
+_RATES = (".A_log", ".dt_bias", ".D")
+
 
 class ParameterReader:
     """A checkpoint in terms of the packed model that `load` makes of it. It holds no weights.
@@ -146,6 +148,14 @@ class ParameterReader:
         """The parameters that are float32 whatever the dtype of the model, by their names in memory."""
         layers = {p: m for p, m in self.model.named_modules() if isinstance(m, Float32Scales)}
         return {f"{path}.{key}" for path, layer in layers.items() for key in layer.in_float32}
+
+    @cached_property
+    def rates(self) -> set[str]:
+        """The decay rates, step biases and skips of recurrences, which 16 bits of a long text blur.
+
+        They stay in float32 where they are stored so, by their names in memory.
+        """
+        return {name for name in self.shapes if self.names.to_disk(name).endswith(_RATES)}
 
     def keep_floats(self) -> None:
         """Counts what is stored in float32, but for matrices, among what stays so."""

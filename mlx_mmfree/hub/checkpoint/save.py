@@ -12,7 +12,13 @@ import mlx.core as mx
 from ...errors import CheckpointError
 from ...files import checkpoint_files
 from ...files.reading import open_file, read_json_object, real_path, tokenizer_files, write_json
-from ...files.tensors import METADATA, PlannedTensors, write_safetensors, write_shards
+from ...files.tensors import (
+    HUB_METADATA,
+    METADATA,
+    PlannedTensors,
+    write_safetensors,
+    write_shards,
+)
 from ...files.writing import new_folder, writing
 from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
@@ -198,7 +204,9 @@ def save_model(
     made = new_folder(target, replaces=overwrite, needed_bytes=needed)
     with writing("save_model", target), made as folder:
         write_json(folder / checkpoint_files.CONFIG_FILE, config)
-        write_shards(folder, [PlannedTensors.of(*item) for item in tensors.items()])
+        plan = [PlannedTensors.of(*item) for item in tensors.items()]
+        has_layouts = architecture_of(model.config).layouts is not None
+        write_shards(folder, plan, metadata=HUB_METADATA if has_layouts else METADATA)
         copy_files(copied, folder)
         if checkpoint_files.GENERATION_FILE not in copied and (searched := _searched(model)):
             write_json(folder / checkpoint_files.GENERATION_FILE, searched)

@@ -128,7 +128,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     arrays = parameters(model)
     layouts = stored_layouts(model)
     if architecture.layouts is not None:
-        layouts |= architecture.layouts(model, shapes)
+        layouts |= architecture.layouts(model, shapes, checkpoint.writer)
     for name, layout in layouts.items():
         if arrays[name].dtype in FLOATS:
             forms.setdefault(name, StoredTensor((layout.shape,), FLOATS, layout.read))

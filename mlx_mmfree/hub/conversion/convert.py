@@ -17,6 +17,7 @@ from ...files.gguf_file import PlannedGGUFTensor, write_parts
 from ...files.reading import real_path, tokenizer_files, write_json
 from ...files.tensors import PlannedTensors, tensor_bytes, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
+from ...layers.matrix import cast_weight, check_range
 from ...layers.ternary_values import scales_of_blocks
 from ...models import TextEmbedder, architecture_of
 from ...models.parts.architecture import GGUFForm
@@ -136,6 +137,10 @@ class TensorPlanner:
 
         def make() -> np.ndarray:
             weight, scale = self._reader.read_ternary(path)
+            if self._kind != "I2_S":
+                # the other types hold it in float16
+                way_out = "Write the type that holds float32 (--gguf-type i2_s)."
+                check_range(scale.astype(mx.float16), scale, name, way_out)
             codes = unpack_codes(np.asarray(weight), module.input_dims)
             return encode(self._kind, self._ordered(codes, f"{path}.weight"), float(scale))
 
@@ -178,7 +183,8 @@ class TensorPlanner:
 
         def make() -> np.ndarray:
             array = self._reader.read_matrix(path) if is_packed else self._reader.read(parameter)
-            array = (array if layout is None else layout.write(array)).astype(dtype)
+            array = array if layout is None else layout.write(array)
+            array = cast_weight(array, dtype, self._reader.names.to_disk(parameter))
             numbers = tensor_bytes(array).view(f"<u{dtype.size}").reshape(array.shape)
             return self._ordered(numbers, parameter).reshape(-1).view(np.uint8)
 
@@ -530,7 +536,7 @@ def _folder_writer(
     def write(folder: Path, on_bytes: OnBytes) -> None:
         write_json(folder / CONFIG_FILE, config)
         copy_files(copied, folder)
-        write_shards(folder, plan.tensors, on_bytes)
+        write_shards(folder, plan.tensors, on_bytes, metadata=plan.metadata)
         if plan.scales:
             exact = [PlannedTensors.of(*item) for item in plan.scales.items()]
             write_safetensors(folder / SCALES_FILE, exact)

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from ...errors import UnsupportedModelError
-from ...files.tensors import PlannedTensors, TensorSpec
-from ...layers.matrix import Matrix, StoredLayout
+from ...files.tensors import HUB_METADATA, METADATA, PlannedTensors, TensorSpec
+from ...layers.matrix import Matrix, StoredLayout, cast_weight, check_range
 from ...layers.ternary_values import TERNARY_BITS, scales_of_blocks
 from ...models import architecture_of, architectures, find, find_described
 from ...models.parts.architecture import WeightNames, weight_names
@@ -40,11 +40,13 @@ class FolderPlan:
         config: The content of `config.json`, without the ids of special tokens.
         tensors: The tensors.
         scales: The exact scales by their names on disk. It is filled while the tensors are made.
+        metadata: Those of the files, which name the layout of the arrays.
     """
 
     config: dict[str, Any]
     tensors: list[PlannedTensors]
     scales: dict[str, mx.array] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=lambda: METADATA)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def float_tensor(
     """
     stored = reader.dtype(name)
     is_free = name not in reader.in_float32 and mx.issubdtype(stored, mx.floating)
+    is_free &= not (stored == mx.float32 and name in reader.rates)
     kept = dtype if dtype is not None and is_free else stored
     target = reader.layouts if layouts is None else layouts
     own, other = (each.get(name) for each in (reader.own_layouts, target))
@@ -108,7 +111,7 @@ def laid_out(
     write = layout.write if layout else mx.array
     on_disk = layout.shape if layout else shape
     spec = TensorSpec(disk_name or reader.names.to_disk(name), dtype, on_disk)
-    return PlannedTensors((spec,), lambda: (write(read()).astype(dtype),))
+    return PlannedTensors((spec,), lambda: (cast_weight(write(read()), dtype, spec.name),))
 
 
 def written_out(reader: ParameterReader, path: str, dtype: mx.Dtype | None) -> PlannedTensors:
@@ -246,9 +249,11 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         on_disk = {reader.names.to_disk(path): layer for path, layer in rotated.items()}
         config |= weight_form.rotated_form().for_mlx_lm(config, on_disk, codes)
         if (in_mlx_lm := find(config["model_type"]).layouts) is not None:
-            layouts = {**layouts, **in_mlx_lm(reader.model, {})}
+            layouts = {**layouts, **in_mlx_lm(reader.model, {}, "mlx")}
     else:
         config |= weight_form.code_form()[1].describe(codes)
+        if architecture.layouts is not None and reader.lies_as_on_hub:
+            plan.metadata = HUB_METADATA
     plan.tensors += [
         float_tensor(reader, name, forms.dtype, layouts=layouts)
         for name in reader.shapes
@@ -372,7 +377,11 @@ def _ternary_tensors(
         words, scale = reader.read_ternary(path)
         if written.repeats_scale:
             exact[f"{name}.weight_scale"] = scale
-        return written.make(words, scale)
+        made = written.make(words, scale)
+        for array in made:
+            if array.dtype in FLOATS:
+                check_range(array, scale, f"{name}.weight_scale")
+        return made
 
     return written, PlannedTensors(written.specs, make)
 
@@ -390,7 +399,9 @@ def _quantized_tensors(
     specs = weight_form.code_form()[1].specs(
         name, *reader.matrix_shape(path), group_size, bits, dtype
     )
-    return PlannedTensors(specs, lambda: quantize(reader.read_matrix(path).astype(dtype)))
+    return PlannedTensors(
+        specs, lambda: quantize(cast_weight(reader.read_matrix(path), dtype, f"{name}.weight"))
+    )
 
 
 def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
@@ -413,7 +424,8 @@ def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
     form = _written_form("transformers")
     if reader.ternary and not forms.keep_masters:
         config["quantization_config"] = form.describe_written(config["quantization_config"])
-    plan = FolderPlan(config, [])
+    has_layouts = architecture_of(reader.model.config).layouts is not None
+    plan = FolderPlan(config, [], metadata=HUB_METADATA if has_layouts else METADATA)
     done: set[str] = set()
     for path in reader.ternary:
         if forms.keep_masters:

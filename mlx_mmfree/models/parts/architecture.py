@@ -94,6 +94,7 @@ class GGUFForm:
         layouts: From a model, how parameters lie in a file, by their names in memory, where that is not
             as on the Hub; the `layouts` of the architecture tell that from a file.
         may_be_rotated: Whether its weights may be rotated.
+        left_out: A key that counts blocks behind those of the model, which are never read.
     """
 
     config: Mapping[str, Any]
@@ -107,6 +108,7 @@ class GGUFForm:
     heads: Callable[[str, Mapping[str, Any]], tuple[int, np.ndarray] | None] = _in_order
     layouts: Callable[[nn.Module], Mapping[str, StoredLayout]] = _as_on_hub
     may_be_rotated: bool = False
+    left_out: str = ""
 
 
 def _no_name(config: Any) -> str | None:
@@ -149,8 +151,9 @@ class Architecture:
             `Copy` and `OlderName` a second name of a tensor.
         newer_name: From the Hub name of a tensor and all names of its file, what the tensor is called in
             `weight_names`, for files whose names stood for others once.
-        layouts: From a model and the shapes of the tensors of a file by their names, how parameters lie
-            in it, by their names in memory, where that is not as on the Hub.
+        layouts: From a model, the shapes of the tensors of a file by their names, and the program that
+            laid it out, `pt`, `mlx` or `None`, how parameters lie in it, by their names in memory, where
+            that is not as on the Hub.
         packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored;
             for image models, all that there are.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
@@ -191,7 +194,8 @@ class Architecture:
     weight_names: Mapping[str, str | None]
     newer_name: Callable[[str, Collection[str]], str] | None = None
     layouts: (
-        Callable[[nn.Module, Mapping[str, tuple[int, ...]]], Mapping[str, StoredLayout]] | None
+        Callable[[nn.Module, Mapping[str, tuple[int, ...]], str | None], Mapping[str, StoredLayout]]
+        | None
     ) = None
     packed_forms: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False

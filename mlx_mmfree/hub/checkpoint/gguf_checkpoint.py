@@ -131,7 +131,7 @@ def _with_sampling(metadata: Mapping[str, Any], files: Mapping[str, bytes]) -> d
     # one that is damaged is refused where it is read
     with suppress(ValueError, TypeError):
         values |= parse_json(files.get(GENERATION_FILE, b"{}"))
-        return {GENERATION_FILE: json.dumps(values).encode()}
+        return {GENERATION_FILE: json_text(values).encode()}
     return {}
 
 

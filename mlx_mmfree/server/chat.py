@@ -125,7 +125,7 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
     """
     settings = service.settings
     served, prompt, form = read(service, body)
-    make_reader = partial(_reader, body, prompt, form)
+    make_reader = partial(reader_of, body, prompt, form)
     one_call = form is not None and not body.parallel_tool_calls
     is_plain = not one_call and (prompt.thoughts is None or not body.stop)
 
@@ -152,7 +152,7 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
     return Conversation(served, texts, make_reader, shown, source)
 
 
-def _reader(body: ChatRequest, prompt: Prompt, form: CallForm | None) -> PartReader:
+def reader_of(body: ChatRequest, prompt: Prompt, form: CallForm | None) -> PartReader:
     """The reader that takes an answer to a prompt apart."""
     reader: PartReader = TextReader()
     trial = None

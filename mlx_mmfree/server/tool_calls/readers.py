@@ -153,6 +153,8 @@ class CallReader(Scanner):
         self._raw = None
         if found == "cut":
             self._blank = []
+            # nothing but its markup is left of an answer that has ended
+            self._at = len(self._text) if self._has_ended else self._at
         return found
 
     @abstractmethod
@@ -297,6 +299,11 @@ class CallReader(Scanner):
         """Whether the beginning of a JSON object that breaks off is one of a call."""
         return True
 
+    def _last_tag(self, tag: str) -> Steps:
+        """Passes the last tag of a call, which some models leave out, or what there is of it."""
+        if not (yield from self._tag(tag)) and self._ends_like(tag):
+            self._at = len(self._text)
+
     def _ends_like(self, *tags: str) -> bool:
         """Whether the answer ends, and with nothing or the beginning of some tag."""
         rest = self._text[self._at :].strip()
@@ -338,8 +345,7 @@ class HermesCalls(CallReader):
     def _call(self, tag: str) -> Walk:
         found = yield from self._object(("</tool_call>",))
         if found == "call":
-            # some models leave out the last tag
-            yield from self._tag("</tool_call>")
+            yield from self._last_tag("</tool_call>")
         return found
 
 
@@ -409,7 +415,7 @@ class MistralCalls(CallReader):
                 return found
             self._keep_raw()
             if not (yield from self._tag(",")):
-                yield from self._tag("]")
+                yield from self._last_tag("]")
                 return "call"
 
     def _ends_within_a_name(self) -> bool:
@@ -439,7 +445,7 @@ class TaggedCalls(CallReader):
             return "cut" if self._ends_like("</function>") else "text"
         found = yield from self._arguments(named[1], ("</function>",))
         if found == "call":
-            yield from self._tag("</function>")
+            yield from self._last_tag("</function>")
         return found
 
 
@@ -483,7 +489,7 @@ class KeyedCalls(CallReader):
             skip = (self.call_end, "</tool_call>")
             found = yield from self._break_off(self._has_ended, skip)
         if found != "text" and self.call_end != "</tool_call>":
-            yield from self._tag("</tool_call>")
+            yield from self._last_tag("</tool_call>")
         return found
 
     def _values(self, schema: Mapping[str, Any]) -> Generator[None, None, bool]:

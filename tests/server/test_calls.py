@@ -1,0 +1,421 @@
+"""Calls, texts and reasoning of every form of calls in every interface, streamed and whole."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlx_mmfree.generation.scheduling import Event
+from mlx_mmfree.generation.thoughts import AnswerEnd, ThoughtTags
+from mlx_mmfree.server.answers import Answer, ChatAnswer
+from mlx_mmfree.server.bodies.messages import MessagesRequest
+from mlx_mmfree.server.bodies.responses import ResponsesRequest
+from mlx_mmfree.server.chat import reader_of
+from mlx_mmfree.server.messages import MessagesAnswer
+from mlx_mmfree.server.responses import ResponsesAnswer
+from mlx_mmfree.server.schemas import ChatRequest
+from mlx_mmfree.server.texts import Prompt
+from mlx_mmfree.server.tool_calls.call_forms import CallForm, call_form
+from tests.server.test_tools import CALLS
+
+pytestmark = pytest.mark.serve
+
+CHAT, MESSAGES, RESPONSES = PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
+FORMS = {reader.__name__: template for reader, template in CALLS.items()}
+FORMS["MistralList"] = (
+    '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]'
+)
+SCHEMA = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "maxLength": 5}, "count": {"type": "integer"}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+KEYED = ("XMLCalls", "GLMCalls")
+
+
+@dataclass
+class Said:
+    """An answer in no interface's own form.
+
+    Attributes:
+        reasoning, text: What it holds.
+        calls: The whole calls.
+        reason: How it ended: "stop", "length" or "calls".
+        stop: The stop string that is told.
+        open: In a stream, the names of the calls that were never closed.
+    """
+
+    reasoning: str = ""
+    text: str = ""
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    reason: str | None = None
+    stop: str | None = None
+    open: list[str] = field(default_factory=list)
+
+
+REASONS = {
+    **{"stop": "stop", "length": "length", "tool_calls": "calls"},
+    **{"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "calls"},
+}
+
+
+def whole(path: str, body: dict[str, Any]) -> Said:
+    """An answer that came as a whole."""
+    said = Said()
+    if path == CHAT:
+        choice = body["choices"][0]
+        message = choice["message"]
+        said.reasoning = message.get("reasoning_content") or ""
+        said.text = message["content"] or ""
+        for call in message.get("tool_calls", []):
+            function = call["function"]
+            said.calls.append((function["name"], json.loads(function["arguments"])))
+        said.reason = REASONS[choice["finish_reason"]]
+        return said
+    for block in body["content" if path == MESSAGES else "output"]:
+        if block["type"] == "tool_use":
+            said.calls.append((block["name"], block["input"]))
+        elif block["type"] == "function_call":
+            assert block["status"] in ("completed", "incomplete")
+            if block["status"] == "completed":
+                said.calls.append((block["name"], json.loads(block["arguments"])))
+        elif path == MESSAGES:
+            said.text += block.get("text", "")
+            said.reasoning += block.get("thinking", "")
+        else:
+            text = "".join(part["text"] for part in block["content"])
+            said.reasoning += text if block["type"] == "reasoning" else ""
+            said.text += text if block["type"] == "message" else ""
+    if path == MESSAGES:
+        said.reason, said.stop = REASONS[body["stop_reason"]], body["stop_sequence"]
+    else:
+        is_cut = body["status"] == "incomplete"
+        said.reason = "length" if is_cut else "calls" if said.calls else "stop"
+    return said
+
+
+def streamed(path: str, events: list[dict[str, Any]]) -> Said:
+    """An answer that came as a stream, put together from its events alone."""
+    said = Said()
+    if path == CHAT:
+        calls: dict[int, list[str]] = {}
+        for choice in (choice for event in events for choice in event["choices"]):
+            said.reasoning += choice["delta"].get("reasoning_content") or ""
+            said.text += choice["delta"].get("content") or ""
+            for piece in choice["delta"].get("tool_calls", []):
+                calls.setdefault(piece["index"], ["", ""])
+                calls[piece["index"]][0] += piece["function"].get("name", "")
+                calls[piece["index"]][1] += piece["function"]["arguments"]
+            said.reason = REASONS.get(choice["finish_reason"], said.reason)
+        for name, arguments in calls.values():
+            try:
+                said.calls.append((name, json.loads(arguments)))
+            except ValueError:
+                said.open.append(name)
+        if said.reason != "calls":
+            # nothing closes a call here
+            said.open = [*(name for name, _ in said.calls), *said.open]
+            said.calls = []
+        return said
+    if path == MESSAGES:
+        blocks: dict[int, dict[str, Any]] = {}
+        for event in events:
+            match event["type"].removeprefix("content_block_"):
+                case "start":
+                    blocks[event["index"]] = {**event["content_block"], "json": ""}
+                    assert not blocks[event["index"]].get("text") and not event[
+                        "content_block"
+                    ].get("input")
+                case "delta":
+                    block, delta = blocks[event["index"]], event["delta"]
+                    block["json"] += delta.get("partial_json", "")
+                    for name in ("text", "thinking"):
+                        if name in delta:
+                            block[name] += delta[name]
+                case "stop":
+                    blocks[event["index"]]["is_closed"] = True
+                case "message_delta":
+                    said.reason = REASONS[event["delta"]["stop_reason"]]
+                    said.stop = event["delta"]["stop_sequence"]
+        for block in blocks.values():
+            said.text += block.get("text", "")
+            said.reasoning += block.get("thinking", "")
+            if block["type"] != "tool_use":
+                assert block["is_closed"]
+            elif "is_closed" in block:
+                said.calls.append((block["name"], json.loads(block["json"])))
+            else:
+                said.open.append(block["name"])
+        return said
+    items: dict[str, dict[str, Any]] = {}
+    for event in events:
+        match event["type"].removeprefix("response."):
+            case "output_item.added":
+                item = event["item"]
+                assert item["status"] == "in_progress"
+                assert not item.get("content") and not item.get("arguments"), item
+                items[item["id"]] = {**item, "text": "", "done": False}
+            case "output_text.delta" | "reasoning_text.delta" | "function_call_arguments.delta":
+                items[event["item_id"]]["text"] += event["delta"]
+            case "function_call_arguments.done":
+                assert items[event["item_id"]]["text"] == event["arguments"]
+            case "output_text.done" | "reasoning_text.done":
+                assert items[event["item_id"]]["text"] == event["text"]
+            case "output_item.done":
+                items[event["item"]["id"]]["done"] = True
+                assert event["item"]["status"] == "completed"
+    end = events[-1]["response"]
+    said = whole(path, end)
+    assert [item["id"] for item in end["output"]] == list(items)
+    for item in end["output"]:
+        was_done = items[item["id"]]["done"]
+        assert was_done == (item["status"] == "completed"), item
+        if not was_done:
+            said.open.append(item["name"])
+    return said
+
+
+def form_of(name: str) -> CallForm:
+    form = call_form("{{ tools }}" + FORMS[name])
+    assert form is not None
+    return form
+
+
+TAGS = ThoughtTags("<think>", "</think>")
+FUNCTIONS: dict[str, Any] = {"look_up": SCHEMA, "draw": {"type": "object", "properties": {}}}
+
+
+def ask(
+    form: str,
+    path: str,
+    text: str,
+    is_stream: bool = False,
+    *,
+    thinks: str = "",
+    cut: int | None = None,
+    stop: str | None = None,
+    one: bool = False,
+    strict: bool = False,
+) -> Said:
+    """An answer that a model of a form writes in random pieces, in an interface.
+
+    Args:
+        form: The form.
+        path: The interface.
+        text: What the model writes.
+        is_stream: Whether the answer streams.
+        thinks: `"thinks"` where the prompt opens the reasoning, `"may"` where the model may.
+        cut: After how many characters `max_tokens` cuts the answer.
+        stop: A stop string.
+        one: Whether there is one call at most.
+        strict: Whether calls follow their schema.
+    """
+    messages = [{"role": "user", "content": "What?"}]
+    functions = [{"name": n, "parameters": s, "strict": strict} for n, s in FUNCTIONS.items()]
+    chat = ChatRequest.model_validate(
+        {
+            "messages": messages,
+            "tools": [{"type": "function", "function": each} for each in functions],
+            "parallel_tool_calls": not one,
+            "stop": [] if stop is None else [stop],
+        }
+    )
+    prompt = Prompt([1], thoughts=TAGS if thinks else None, is_thinking=thinks == "thinks")
+    make_reader = partial(reader_of, chat, prompt, form_of(form))
+    found: Any = SimpleNamespace(
+        make_reader=make_reader,
+        texts=[SimpleNamespace(tokens=[1], max_tokens=500)],
+        served=SimpleNamespace(name="m"),
+    )
+    answer: Answer
+    if path == CHAT:
+        answer = ChatAnswer("m", 1, make_reader, None, chat.stream_options)
+    elif path == MESSAGES:
+        answer = MessagesAnswer(
+            MessagesRequest.model_validate({"messages": messages, "max_tokens": 500}), found
+        )
+    else:
+        body = ResponsesRequest.model_validate({"input": messages, "store": False})
+        kept: Any = None
+        answer = ResponsesAnswer(body, found, kept)
+    sent = answer.opening()
+    for event in events_of(text[:cut], AnswerEnd(chat.stop, make_reader(), one), cut is not None):
+        sent += answer.add([(0, event)])
+        # what is sent is a value, which nothing changes later
+        sent = json.loads(json.dumps(sent)) if random.random() < 0.1 else sent
+    if not is_stream:
+        return whole(path, answer.whole())
+    return streamed(path, [*sent, *answer.closing()])
+
+
+def events_of(text: str, end: AnswerEnd, is_cut: bool) -> Iterator[Event]:
+    """The steps in which a text is written, in random pieces, up to where it ends."""
+    rng = random.Random(text)
+    while True:
+        size = rng.choice((1, 2, 5, 40))
+        piece, text = text[:size], text[size:]
+        shown = end.add(piece)
+        reason: Any = "stop" if end.is_met else None
+        if not text and not reason:
+            reason = "length" if is_cut else "stop"
+            shown += end.finalize()
+        yield Event(0, shown, 1, None, reason, 1, 0, stop_string=end.met)
+        if reason:
+            return
+
+
+def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a model of a form writes them."""
+    texts = []
+    for name, arguments in calls:
+        if form in KEYED:
+            opening, closing = {
+                "XMLCalls": ("<parameter={}>\n", "\n</parameter>\n"),
+                "GLMCalls": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n"),
+            }[form]
+            values = "".join(f"{opening.format(k)}{v}{closing}" for k, v in arguments.items())
+            head = {"XMLCalls": f"\n<function={name}>\n", "GLMCalls": f"{name}\n"}[form]
+            last = {"XMLCalls": "</function>\n", "GLMCalls": ""}[form]
+            texts.append(f"<tool_call>{head}{values}{last}</tool_call>")
+            continue
+        given = json.dumps(arguments)
+        texts.append(
+            {
+                "HermesCalls": f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>',
+                "BareCalls": f'{{"name": "{name}", "parameters": {given}}}',
+                "MistralCalls": f"[TOOL_CALLS]{name}[ARGS]{given}",
+                "MistralList": f'{{"name": "{name}", "arguments": {given}}}',
+                "TaggedCalls": f"<function={name}>{given}</function>",
+            }[form]
+        )
+    if form == "MistralList":
+        return f"[TOOL_CALLS] [{', '.join(texts)}]"
+    return {"BareCalls": "; ", "MistralCalls": ""}.get(form, "\n").join(texts)
+
+
+FOX = ("look_up", {"word": "fox", "count": 2})
+OWL = ("look_up", {"word": "owl"})
+EVERYWHERE = [(path, is_stream) for path in PATHS for is_stream in (False, True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_come_whole(form: str) -> None:
+    before = "" if form == "BareCalls" else "I see.\n"
+    text = before + written(form, FOX, OWL)
+    for path, is_stream in EVERYWHERE:
+        assert ask(form, path, text, is_stream) == Said(
+            text=before, calls=[FOX, OWL], reason="calls"
+        )
+        one = ask(form, path, text, is_stream, one=True)
+        assert one == Said(text=before, calls=[FOX], reason="calls")
+        said = ask(form, path, "Just a text.", is_stream)
+        assert said == Said(text="Just a text.", reason="stop")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_call_that_breaks_off_is_none(form: str) -> None:
+    text = written(form, ("look_up", {"word": "a fox END"}))
+    end = text.index(" END")
+    for path, is_stream in EVERYWHERE:
+        ways: list[tuple[str, dict[str, Any], Said]] = [
+            (text[:end], {}, Said(reason="stop")),
+            (text, {"cut": end}, Said(reason="length")),
+        ]
+        if path != RESPONSES:
+            stop = "END" if path == MESSAGES else None
+            ways.append((text, {"stop": "END"}, Said(reason="stop", stop=stop)))
+        for said, options, want in ways:
+            if is_stream:
+                want.open = ["look_up"]
+            assert ask(form, path, said, is_stream, **options) == want, (path, is_stream, options)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_whole_call_counts_however_the_answer_ends(form: str) -> None:
+    text = written(form, FOX, ("look_up", {"word": "an owl END"}))
+    end = text.index(" END")
+    for path, is_stream in EVERYWHERE:
+        want = Said(calls=[FOX], reason="calls", open=["look_up"] if is_stream else [])
+        assert ask(form, path, text[:end], is_stream) == want
+        if path != RESPONSES:
+            assert ask(form, path, text, is_stream, stop="END") == want
+            assert ask(form, path, text, is_stream, cut=end) == want
+        else:
+            want.reason = "length"
+            assert ask(form, path, text, is_stream, cut=end) == want
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_cut_leaves_markup(form: str) -> None:
+    text = written(form, OWL)
+    first = len(
+        {"MistralCalls": "[TOOL_CALLS]", "MistralList": "[TOOL_CALLS]", "BareCalls": "{"}.get(
+            form, "<function=" if form == "TaggedCalls" else "<tool_call>"
+        )
+    )
+    for end in range(first, len(text)):
+        for path, is_stream in EVERYWHERE:
+            said = ask(form, path, text, is_stream, cut=end)
+            assert said.text == "", text[:end]
+            if path != RESPONSES:
+                assert said.reason == ("calls" if said.calls else "length"), text[:end]
+            assert said.calls in ([], [OWL])
+
+
+@pytest.mark.parametrize("thinks", ["thinks", "may"])
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_at_the_end_of_open_reasoning(form: str, thinks: str) -> None:
+    begin = "<think>" if thinks == "may" else ""
+    calls = written(form, FOX, OWL)
+    other = written(form, ("other", {}))
+    for path, is_stream in EVERYWHERE:
+        say = partial(ask, form, path, is_stream=is_stream, thinks=thinks)
+        said = say(f"{begin}I should look.\n{calls}\n")
+        assert said == Said("I should look.", calls=[FOX, OWL], reason="calls")
+        said = say(f"{begin}Hm.\n{calls}", one=True)
+        assert said == Said("Hm.", calls=[FOX], reason="calls")
+        for text in (
+            f"Like {calls}, or not",
+            f"Like {other}",
+            "Like <tool_call> or { or [TOOL_CALLS].",
+        ):
+            assert say(begin + text) == Said(text, reason="stop")
+        said = say(f"{begin}Like {calls} no.\n{calls}")
+        assert said == Said(f"Like {calls} no.", calls=[FOX, OWL], reason="calls")
+        answer = "" if form == "BareCalls" else "So:\n"
+        said = say(f"{begin}Like {calls}</think>\n\n{answer}{calls}")
+        assert said == Said(f"Like {calls}", answer, [FOX, OWL], "calls")
+        said = say(f"{begin}Look.\n{written(form, OWL)[:-25]}")
+        assert said == Said("Look.", reason="stop")
+
+
+@pytest.mark.parametrize("thinks", ["thinks", "may"])
+def test_stop_strings_end_the_answer_alone(thinks: str) -> None:
+    begin = "" if thinks == "thinks" else "<think>\n"
+    reasoning = "Write END of it.\nSo."
+    for stop in ("END", "\n", "D o", "</think>", "think>\n\nA"):
+        text = f"{begin}{reasoning}\n</think>\n\nA text"
+        for path, is_stream in EVERYWHERE[:4]:
+            say = partial(ask, "XMLCalls", path, is_stream=is_stream, thinks=thinks, stop=stop)
+            assert say(text) == Said(reasoning, "A text", reason="stop")
+            told = stop if path == MESSAGES else None
+            want = Said(reasoning, "A text", reason="stop", stop=told)
+            assert say(f"{text}{stop} more") == want
+
+
+@pytest.mark.parametrize("form", KEYED)
+def test_a_strict_call_that_fails_is_text(form: str) -> None:
+    long = written(form, ("look_up", {"word": "elephant"}))
+    for path, is_stream in EVERYWHERE:
+        said = ask(form, path, f"So:\n{long}", is_stream, strict=True)
+        assert said == Said(text=f"So:\n{long}", reason="stop")
+        said = ask(form, path, written(form, FOX, OWL), is_stream, strict=True)
+        assert said == Said(calls=[FOX, OWL], reason="calls")
+        said = ask(form, path, f"Hm.\n{long}", is_stream, strict=True, thinks="thinks")
+        assert said == Said(f"Hm.\n{long}", reason="stop")

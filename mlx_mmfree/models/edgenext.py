@@ -162,6 +162,17 @@ class Config(ImageConfig):
             "heads": (8, 8, 8, 8),
         },
     }
+    usual: ClassVar[Mapping[str, Any]] = {
+        "global_block_counts": [0, 1, 1, 1],
+        "kernel_sizes": [3, 5, 7, 9],
+        "d2_scales": [2, 2, 3, 4],
+        "use_pos_emb": [False, True, False, False],
+        "expand_ratio": 4,
+        "downsample_block": False,
+        "conv_bias": True,
+        "stem_type": "patch",
+        "head_norm_first": False,
+    }
     has_fixed_size: ClassVar[bool] = False
 
     dims: tuple[int, ...] = key(

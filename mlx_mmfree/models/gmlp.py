@@ -22,6 +22,10 @@ class Config(PatchConfig):
         "gmlp_s16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 256},
         "gmlp_b16_224": {"patch_size": 16, "num_blocks": 30, "embed_dim": 512},
     }
+    usual: ClassVar[Mapping[str, Any]] = {
+        "nlhb": False,
+        "stem_norm": False,
+    }
 
     mlp_ratio: float = key(
         "Channels that a block expands to, both halves, in dims.", number, 6.0, low=1e-3, high=64.0

@@ -24,6 +24,10 @@ class Config(PatchConfig):
         "mixer_l32_224": {"patch_size": 32, "num_blocks": 24, "embed_dim": 1024},
         "mixer_l16_224": {"patch_size": 16, "num_blocks": 24, "embed_dim": 1024},
     }
+    usual: ClassVar[Mapping[str, Any]] = {
+        "nlhb": False,
+        "stem_norm": False,
+    }
 
     mlp_ratio: tuple[float, ...] = key(
         "Widths of the perceptrons along the sequence and along the channels, in dims.",

@@ -77,6 +77,12 @@ class Config(ImageConfig):
         "poolformer_m36": {"dims": _MIDDLE, "depths": (6, 6, 18, 6)},
         "poolformer_m48": {"dims": _MIDDLE, "depths": (8, 8, 24, 8)},
     }
+    usual: ClassVar[Mapping[str, Any]] = {
+        "downsample_norm": None,
+        "mlp_bias": True,
+        "res_scale_init_values": None,
+        "use_mlp_head": False,
+    }
     has_fixed_size: ClassVar[bool] = False
 
     dims: tuple[int, ...] = key(

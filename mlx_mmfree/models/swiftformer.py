@@ -35,6 +35,14 @@ class Config(ImageConfig):
         "swiftformer_l1": {"embed_dims": (48, 96, 192, 384), "layers": (4, 3, 10, 5)},
         "swiftformer_l3": {"embed_dims": (64, 128, 320, 512), "layers": (4, 4, 12, 6)},
     }
+    usual: ClassVar[Mapping[str, Any]] = {
+        "downsamples": [False, True, True, True],
+        "down_patch_size": 3,
+        "down_stride": 2,
+        "down_pad": 1,
+        "use_layer_scale": True,
+        "output_stride": 32,
+    }
 
     embed_dims: tuple[int, ...] = key(
         "Dims of each of the four stages.", integers, (), count=4, low=2, high=2**14

@@ -89,6 +89,12 @@ class Config(ImageConfig):
         "swin_large_patch4_window7_224": _LARGE,
         "swin_large_patch4_window12_384": {**_LARGE, "window_size": 12},
     }
+    usual: ClassVar[Mapping[str, Any]] = {
+        "head_dim": None,
+        "always_partition": False,
+        "strict_img_size": True,
+        "dynamic_img_size": False,
+    }
 
     patch_size: int = key("Side of a patch.", integer, 4, high=2**10)
     window_size: int = key(

@@ -227,6 +227,27 @@ class Config(ImageConfig):
         "deit_small_patch16_224": _SMALL,
     }
     pool: ClassVar[str] = "token"
+    usual: ClassVar[Mapping[str, Any]] = {
+        "qkv_bias": True,
+        "qk_norm": False,
+        "scale_attn_norm": False,
+        "scale_mlp_norm": False,
+        "proj_bias": True,
+        "init_values": None,
+        "class_token": True,
+        "pos_embed": "learn",
+        "no_embed_class": False,
+        "reg_tokens": 0,
+        "pre_norm": False,
+        "final_norm": True,
+        "fc_norm": None,
+        "pool_include_prefix": False,
+        "dynamic_img_size": False,
+        "dynamic_img_pad": False,
+        "embed_norm_layer": None,
+        "norm_layer": None,
+        "act_layer": None,
+    }
 
     patch_size: int = key("Side of a patch.", integer, 16, high=2**10)
     embed_dim: int = key("Dims of a token.", integer, 192, high=2**14)

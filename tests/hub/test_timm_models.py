@@ -19,7 +19,7 @@ from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
 from mlx_mmfree.images import ImageProcessor
 from mlx_mmfree.layers.matrix import matrices, parameters
-from mlx_mmfree.models import ImageClassifier
+from mlx_mmfree.models import ImageClassifier, find_described
 from mlx_mmfree.models.parts.architecture import layer_numbers, weight_names
 from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers
 from tests.hub.timm_models import (
@@ -45,6 +45,25 @@ def relative_difference(got: mx.array, want: np.ndarray) -> float:
 
 def tensors(folder: Path) -> dict[str, mx.array]:
     return cast("dict[str, mx.array]", mx.load(str(folder / "model.safetensors")))
+
+
+@each_folder
+def test_arguments_that_change_nothing(folder: Path, size: tuple[int, int], tmp_path: Path) -> None:
+    """Rates of dropout, which count in training alone, and the values that timm takes anyway."""
+    shutil.copytree(folder, tmp_path / "m")
+    file = tmp_path / "m" / "config.json"
+    config = json.loads(file.read_text())
+    usual = find_described(config).config.usual
+    rates = {"drop_rate": 0.1, "proj_drop_rate": 0.2, "attn_drop_rate": 0.1, "weight_init": "jax"}
+    config["model_args"] = {**usual, **rates, **config.get("model_args", {})}
+    file.write_text(json.dumps(config))
+    want, got = (load_model(path)(mx.array(images(size))) for path in (folder, tmp_path / "m"))
+    assert mx.array_equal(got, want)
+    for key, value in [("drop_rate", 1.5), *((key, "other") for key in usual)]:
+        wrong = {**config, "model_args": {**config["model_args"], key: value}}
+        file.write_text(json.dumps(wrong))
+        with pytest.raises((CheckpointError, UnsupportedModelError), match=f"'{key}' must be"):
+            load_model(tmp_path / "m")
 
 
 @each_folder
@@ -166,7 +185,8 @@ def test_timm_reads_what_is_written(name: str, tmp_path: Path) -> None:
     [
         ({"architecture": "resnet50"}, "'architecture' must be one of"),
         ({"model_args": {"num_heads": 3}}, "'num_heads' must divide 'embed_dim'"),
-        ({"model_args": {"init_values": 1e-5}}, "but got 'init_values'"),
+        ({"model_args": {"init_values": 1e-5}}, "'init_values' must be None but got 1e-05"),
+        ({"model_args": {"other": 1e-5}}, "but got 'other'"),
         ({"model_args": {"img_size": [4, 4]}}, "'img_size' must be at least 'patch_size'"),
         ({"global_pool": "avg"}, "'global_pool' must be 'token'"),
         ({"num_classes": -1}, "'num_classes' must be a whole number from 0"),

@@ -22,6 +22,10 @@ from .ternary_linears import TernaryLinears, linear_of
 _COMMON = ("img_size", "in_chans", "num_classes", "global_pool", "drop_path_rate")
 """Keys of `model_args` that every family has, beside its own sizes."""
 
+_RATES = ("drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate")
+_STARTS = ("weight_init", "fix_init", "ls_init_value", "layer_scale_init_value", "head_init_scale")
+"""Keys of timm that count in training, and before it, alone."""
+
 _MOST_PIXELS = 2**13
 
 
@@ -37,6 +41,8 @@ class ImageConfig(HubConfig):
     pool: ClassVar[str] = "avg"
     has_fixed_size: ClassVar[bool] = True
     """Whether timm makes the models for one size of images, `img_size`; others read any size."""
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Further keyword arguments of timm, with the values that are implemented."""
 
     architecture: str = declare("The name of the variant.")
     num_classes: int = declare(
@@ -76,12 +82,16 @@ class ImageConfig(HubConfig):
         prepared = section(config, "pretrained_cfg")
         given = section(config, "model_args")
         own = [each.name for each in fields(cls) if "read" in each.metadata]
-        unknown = [key for key in given if key not in (*own, *_COMMON)]
+        idle = (*_RATES, *_STARTS, *cls.usual)
+        unknown = [key for key in given if key not in (*own, *_COMMON, *idle)]
         if unknown:
             raise UnsupportedModelError(
                 f"[config.json] 'model_args' must have keys among {', '.join((*own, *_COMMON))} but "
                 f"got {unknown[0]!r:.100}. Others are not implemented."
             )
+        for rate in given.keys() & set(_RATES):
+            number(given, rate, low=0.0, high=1.0)
+        refuse_unless(given, cls.usual)
         for part in (config, given):
             refuse_unless(part, {"global_pool": cls.pool})
         channels, *size = _input_size(prepared)

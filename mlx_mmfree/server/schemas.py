@@ -66,13 +66,13 @@ class Body(pydantic.BaseModel):
             if item is not None and name not in cls.unread and (item or name not in cls.empty)
         }
         # an error is built for each unknown name, and only the first one is told
-        for name in [name for name in given if name not in cls._names()][1:]:
+        for name in [name for name in given if name not in cls._taken_names()][1:]:
             del given[name]
         return given
 
     @classmethod
     @cache
-    def _names(cls) -> frozenset[str]:
+    def _taken_names(cls) -> frozenset[str]:
         """The names under which its values come."""
         fields = cls.model_fields.items()
         return frozenset(name if field.alias is None else field.alias for name, field in fields)

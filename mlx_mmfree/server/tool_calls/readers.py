@@ -374,7 +374,9 @@ class BareCalls(CallReader):
             self._keep_raw()
             is_apart = yield from self._tag(";")
             if (yield from self._next()) != "{":
-                return "text" if is_apart else "call"
+                if not is_apart:
+                    return "call"
+                return "cut" if self._ends_like("{") else "text"
             found = yield from self._object(())
         return found
 

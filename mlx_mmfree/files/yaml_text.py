@@ -82,10 +82,29 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_yaml(data: bytes) -> Any:
+class _LoaderOfWords(_Loader):
+    """Reads `no`, `on` and the like as words, as YAML 1.2 does."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [entry for entry in entries if entry[0] != f"{_TAG}bool"]
+        for first, entries in _Loader.yaml_implicit_resolvers.items()
+    }
+
+
+_LoaderOfWords.add_implicit_resolver(
+    f"{_TAG}bool", re.compile(r"(?:true|True|TRUE|false|False|FALSE)$", re.ASCII), list("tTfF")
+)
+
+
+def parse_yaml(data: bytes, *, has_words: bool = False) -> Any:
     """The value of a YAML document: dictionaries, lists, texts, numbers, true, false and None.
 
     Dates stay text. Of a longer text, only the first `MAX_BYTES + 1` bytes need to be given.
+
+    Args:
+        data: The document.
+        has_words: Whether `yes`, `no`, `on` and `off` are words, as `no` is for Norwegian, and not true
+            or false.
 
     Raises:
         ValueError: The text is too long or not UTF-8 YAML, repeats a key, has a merge key, or has more
@@ -99,7 +118,7 @@ def parse_yaml(data: bytes) -> Any:
         raise ValueError(f"it {error}") from error
     loader = None
     try:
-        loader = _Loader(text)
+        loader = (_LoaderOfWords if has_words else _Loader)(text)
         return loader.get_single_data()
     except yaml.YAMLError as error:
         place = str(error).replace('in "<unicode string>", ', "at ")

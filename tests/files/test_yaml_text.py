@@ -58,6 +58,16 @@ def test_hostile_text(text: str, message: str, tmp_path: Path) -> None:
     assert read_source_card(tmp_path).metadata == {}
 
 
+def test_words_of_cards(tmp_path: Path) -> None:
+    """`no` is Norwegian there, and other programs read it so; settings of a run mean false."""
+    text = "language: [no, on, off, yes, y]\ntags:\n- no\nis: true\nnot: False\n"
+    words = {"language": ["no", "on", "off", "yes", "y"], "tags": ["no"], "is": True, "not": False}
+    assert parse_yaml(text.encode(), has_words=True) == words
+    assert parse_yaml(b"a: no") == {"a": False}
+    (tmp_path / "README.md").write_text(f"---\n{text}---\n")
+    assert read_source_card(tmp_path).metadata == words
+
+
 def test_text_that_is_not_utf8() -> None:
     with pytest.raises(ValueError, match="it must be UTF-8 but is not at byte 3"):
         parse_yaml(b"a: \xff")

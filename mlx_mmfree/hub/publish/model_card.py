@@ -373,7 +373,7 @@ def _parse_card(text: str) -> tuple[dict[str, Any], str, str | None]:
         return {}, text, None
     body = text[match.end() :]
     try:
-        value = parse_yaml(match[1].encode())
+        value = parse_yaml(match[1].encode(), has_words=True)
     except ValueError as error:
         return {}, body, str(error)
     if isinstance(value, dict):

@@ -5,12 +5,10 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import ChannelMixer, project_apart, project_gated
-from ..layers.arguments import check_features, check_sizes
-from ..layers.linear import project_sum
-from ..layers.mixer import Linears, Partition, factory_of
-from ..ops.activations import Activation
-from ..ops.backend.dispatch import FLOATS
+from ..layers import ChannelMixer
+from ..layers.arguments import check_sizes
+from ..layers.mixer import Linears, Partition
+from ..ops.activations import ACTIVATIONS, Activation
 
 
 class GatedLinearUnit(ChannelMixer):
@@ -43,13 +41,13 @@ class GatedLinearUnit(ChannelMixer):
 
     Example:
         >>> class Bilinear(GatedLinearUnit):
-        ...     activation = "relu"
+        ...     gate = "relu"
         >>> Bilinear(64, hidden_dims=96)(mx.ones((1, 3, 64))).shape
         (1, 3, 64)
     """
 
-    activation: ClassVar[Activation]
-    adds_branch = True
+    gate: ClassVar[Activation | None]
+    before_output = "hidden_norm"
     partition = Partition(
         {"gate_proj": 1, "up_proj": 1, "gate_up_proj": 2},
         rows="down_proj",
@@ -72,32 +70,17 @@ class GatedLinearUnit(ChannelMixer):
         hidden_dims = default_hidden_dims(dims) if hidden_dims is None else hidden_dims
         check_sizes(type(self).__name__, hidden_dims=hidden_dims)
         self._dims = dims
-        widths = {"gate_up_proj": 2 * hidden_dims}
-        if not is_stacked:
-            widths = {"gate_proj": hidden_dims, "up_proj": hidden_dims}
-        makes = {name: factory_of(linear, name) for name in (*widths, "down_proj")}
-        self.shared_inputs = tuple(widths)
-        for name, width in widths.items():
-            self[name] = makes[name](dims, width, bias=bias)
+        inner = {"gate_proj": [hidden_dims], "up_proj": [hidden_dims]}
+        if is_stacked:
+            inner = {"gate_up_proj": [hidden_dims, hidden_dims]}
+        self.make_projections(dims, inner, linear, bias=bias)
         if norm_eps is not None:
             self.hidden_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
-        self.down_proj = makes["down_proj"](hidden_dims, dims, bias=bias)
+        self.make_output(hidden_dims, dims, linear, bias=bias, name="down_proj")
 
-    def __call__(
-        self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None
-    ) -> mx.array:
-        if x.shape[-1:] != (self._dims,) or x.dtype not in FLOATS:
-            check_features(type(self).__name__, x, self._dims)
-        # items, since attributes of a module are slow to find
-        inner, down = [self[name] for name in self["shared_inputs"]], self["down_proj"]
-        parts, hidden_norm = project_apart(x, inner, norm=norm), self.get("hidden_norm")
-        return project_gated(parts, down, self.activation, norm=hidden_norm, residual=residual)
-
-    def of_sum(self, x: mx.array, branch: mx.array, norm: nn.Module | None) -> mx.array:
-        inner, hidden_norm = [self[name] for name in self["shared_inputs"]], self.get("hidden_norm")
-        parts, x = project_sum(x, branch, inner, norm=norm)
-        down = self["down_proj"]
-        return project_gated(parts, down, self.activation, norm=hidden_norm, residual=x)
+    def mix(self, g: mx.array, u: mx.array) -> mx.array:
+        assert self.gate is not None
+        return ACTIVATIONS[self.gate](g) * u
 
 
 def default_hidden_dims(dims: int, ratio: float = 4) -> int:
@@ -127,7 +110,7 @@ class SwiGLU(GatedLinearUnit):
     """
 
     name = "swiglu"
-    activation = "silu"
+    gate = "silu"
 
 
 class GeGLU(GatedLinearUnit):
@@ -152,7 +135,7 @@ class GeGLU(GatedLinearUnit):
     """
 
     name = "geglu"
-    activation = "gelu"
+    gate = "gelu"
 
 
 class ReGLU(GatedLinearUnit):
@@ -177,7 +160,7 @@ class ReGLU(GatedLinearUnit):
     """
 
     name = "reglu"
-    activation = "relu"
+    gate = "relu"
 
 
 class SquaredReLUGLU(GatedLinearUnit):
@@ -204,4 +187,4 @@ class SquaredReLUGLU(GatedLinearUnit):
     """
 
     name = "squared_relu_glu"
-    activation = "relu2"
+    gate = "relu2"

@@ -1,7 +1,8 @@
 """The context of a call, which all blocks share, and what they compute of it once."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from copy import copy
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 
@@ -22,6 +23,8 @@ class Context:
             shortened gives the one after each token.
 
     Attributes:
+        counts: How many tokens each row has, `(B,)`, where padding stands after them, as
+            `with_padding_last` gives it; `None` elsewhere.
         handed: What a layer hands to those after it, by names, `(B, L, ...)`.
     """
 
@@ -41,6 +44,7 @@ class Context:
         self.memory = memory
         self.memory_valid = memory_valid
         self.by_position = by_position
+        self.counts: mx.array | None = None
         self.handed: dict[str, mx.array] = {}
         self._made: dict[Hashable, Any] = {}
 
@@ -56,9 +60,8 @@ class Context:
 
     def with_memory(self, memory: mx.array | None) -> "Context":
         """The same call with another array in place of the second sequence."""
-        other = Context(self.valid, memory=memory, memory_valid=self.memory_valid)
-        other.starts, other._made = self.starts, self._made
-        other.by_position, other.handed = self.by_position, self.handed
+        other = copy(self)
+        other.memory = memory
         return other
 
     def at(self, position: int) -> "Context":
@@ -75,13 +78,50 @@ class Context:
 
     def part(self, start: int, stop: int) -> "Context":
         """That of some tokens of the call, which follow those before them."""
-        return self.once(("part", start, stop), lambda: self._part(slice(start, stop)))
+        key = ("part", start, stop, self.counts is None)
+        return self.once(key, lambda: self._part(start, stop))
 
-    def _part(self, part: slice) -> "Context":
+    def _part(self, start: int, stop: int) -> "Context":
         valid, starts = (
-            None if each is None else each[:, part] for each in (self.valid, self.starts)
+            None if each is None else each[:, start:stop] for each in (self.valid, self.starts)
         )
-        return Context(valid, starts=starts, memory=self.memory, memory_valid=self.memory_valid)
+        part = Context(valid, starts=starts, memory=self.memory, memory_valid=self.memory_valid)
+        if self.counts is not None:
+            part.counts = mx.clip(self.counts - start, 0, stop - start)
+        return part
+
+    def with_padding_last(self) -> "Context":
+        """The same call once padding stands after the tokens of its row, as `padding_moved` moves it."""
+        if self.valid is None:
+            return self
+        other = copy(self)
+        _, _, other.counts, other.starts = self._padding_last(self.valid)
+        other.valid = None
+        return other
+
+    def padding_moved(self, x: mx.array) -> mx.array:
+        """An array `(B, L, ...)` whose padding is moved after the tokens of its row, and zero."""
+        if self.valid is None:
+            return x
+        order, *_ = self._padding_last(self.valid)
+        valid, order = (_beside(each, x) for each in (self.valid, order))
+        return mx.take_along_axis(mx.where(valid, x, mx.zeros((), x.dtype)), order, axis=1)
+
+    def padding_moved_back(self, y: mx.array) -> mx.array:
+        """What `padding_moved` moved, in the order of the call, zero where padded."""
+        if self.valid is None:
+            return y
+        _, back, *_ = self._padding_last(self.valid)
+        valid, back = (_beside(each, y) for each in (self.valid, back))
+        return mx.where(valid, mx.take_along_axis(y, back, axis=1), mx.zeros((), y.dtype))
+
+    def _padding_last(self, valid: mx.array) -> tuple[Any, ...]:
+        return self.once("padding last", lambda: _padding_last(valid, self.starts))
+
+
+def _beside(each: mx.array, x: mx.array) -> mx.array:
+    """An array `(B, L)` with the axes of `x`, `(B, L, ...)`."""
+    return each.reshape(*each.shape, *[1] * (x.ndim - 2))
 
 
 def count_on(count: mx.array, length: int, context: Context) -> tuple[mx.array, mx.array]:
@@ -124,78 +164,13 @@ def sample_begins(starts: mx.array, before: int | mx.array = 0) -> mx.array:
     return mx.cummax(mx.where(starts, place, 0), axis=1)
 
 
-Carried = TypeVar("Carried")
-
-
-class RealTokens(NamedTuple):
-    """The tokens of a call that are no padding, at the front of their rows.
-
-    Attributes:
-        counts: How many there are in each row, `(B,)`; `None`: every position is one.
-        starts: Booleans `(B, L)`, `True` where another sample begins in the row.
-    """
-
-    counts: mx.array | None
-    starts: mx.array | None
-
-    @classmethod
-    def all_of(cls, context: Context) -> "RealTokens":
-        """Those of rows without padding."""
-        return cls(None, context.starts)
-
-    def part(self, start: int, stop: int) -> "RealTokens":
-        """Those of a part of the rows."""
-        counts, starts = self
-        return RealTokens(
-            None if counts is None else mx.clip(counts - start, 0, stop - start),
-            None if starts is None else starts[:, start:stop],
-        )
-
-
-def padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, RealTokens]:
-    """How padding is moved after the tokens, the same for all layers of a call.
-
-    Args:
-        context: The call.
-        valid: Its booleans `(B, L)`, `False` where padded.
-
-    Returns:
-        The order of the positions with padding last, the way back, both `(B, L)`, and the tokens.
-    """
-    return context.once("padding last", lambda: _padding_last(context, valid))
-
-
-def _padding_last(context: Context, valid: mx.array) -> tuple[mx.array, mx.array, RealTokens]:
+def _padding_last(valid: mx.array, starts: mx.array | None) -> tuple[mx.array | None, ...]:
+    """The order of the positions with padding last and the way back, both `(B, L)`, the number of tokens
+    of each row, `(B,)`, and where samples begin in that order."""
     batch, length = valid.shape
     order = mx.argsort(mx.where(valid, 0, length) + mx.arange(length), axis=1)
     # over empty rows MLX's sum may never end on a CPU
     counts = valid.sum(axis=1) if length else mx.zeros((batch,), mx.int32)
-    starts = context.starts
     if starts is not None:
         starts = mx.take_along_axis(starts, order, axis=1)
-    return order, mx.argsort(order, axis=1), RealTokens(counts, starts)
-
-
-def read_without_padding(
-    x: mx.array,
-    context: Context,
-    read: Callable[[mx.array, RealTokens], tuple[mx.array, Carried]],
-) -> tuple[mx.array, Carried]:
-    """The result of `read` for rows whose padding comes after their tokens.
-
-    Args:
-        x: `(B, L, D)`, padded anywhere.
-        context: The call.
-        read: Called with `x`, zero where padded, and the tokens; gives `(B, L, V)` and what is carried.
-
-    Returns:
-        `(B, L, V)` in the order of `x`, zero where padded, and what is carried.
-    """
-    valid = context.valid
-    if valid is None:
-        return read(x, RealTokens.all_of(context))
-    order, back, tokens = padding_last(context, valid)
-    x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
-    y, carried = read(mx.take_along_axis(x, order[..., None], axis=1), tokens)
-    y = mx.take_along_axis(y, back[..., None], axis=1)
-    return mx.where(valid[..., None], y, mx.zeros((), y.dtype)), carried
+    return order, mx.argsort(order, axis=1), counts, starts

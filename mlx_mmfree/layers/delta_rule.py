@@ -6,12 +6,12 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import gated_delta_rule, gated_rms_norm, rms_norm
+from ..ops import gated_delta_rule, gated_rms_norm
 from ..ops.gated_delta_net import HeadSizes, convolved_heads
 from .arguments import check_sequences, check_sizes
 from .context import Context
-from .linear import project, split_heads
-from .mixer import Linears, StatesByPosition, TokenMixer, factory_of
+from .linear import split_heads
+from .mixer import Linears, TokenMixer
 from .short_convolution import ShortConvolution, convolve
 
 
@@ -108,14 +108,14 @@ class DeltaRuleMixer(TokenMixer):
         if is_stacked:
             widths = {"qkv": sum(widths.values())}
         self._inner = tuple(widths)
-        self.shared_inputs = tuple(f"{name}_proj" for name in widths)
         for name, width in widths.items():
-            self[f"{name}_proj"] = factory_of(linear, f"{name}_proj")(dims, width, bias=bias)
+            own = [keys, keys, values] if name == "qkv" else [width]
+            self.make_projections(dims, {f"{name}_proj": own}, linear, bias=bias)
             self[f"{name}_conv"] = ShortConvolution(width, conv_size)
-        self.beta_proj = factory_of(linear, "beta_proj")(dims, num_value_heads, bias=bias)
+        self.make_projections(dims, {"beta_proj": [num_value_heads]}, linear, bias=bias)
         self.output_norm = nn.RMSNorm(value_dim, eps=norm_eps)
-        self._output = "out_proj" if is_stacked else "output_proj"
-        self[self._output] = factory_of(linear, self._output)(values, dims, bias=bias)
+        output = "out_proj" if is_stacked else "output_proj"
+        self.make_output(values, dims, linear, bias=bias, name=output)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> DeltaRuleState:
         taps = self[f"{self._inner[0]}_conv"].weight.shape[-1]
@@ -124,48 +124,58 @@ class DeltaRuleMixer(TokenMixer):
         inputs = mx.zeros((batch_size, taps - 1, sizes.channels), dtype)
         return DeltaRuleState(inputs, mx.zeros(shape))
 
-    def gates(self, x: mx.array) -> mx.array | None:
-        """The gates of the state, float32 `(B, H, L, K)` or `(B, H, L, 1)`; `None`: there are none."""
-        return None
-
-    def finish(self, o: mx.array, x: mx.array) -> mx.array:
-        """The norm and the gate, applied to what was read, both `(B, L, H, V)`, float32."""
-        norm = self["output_norm"]
-        return rms_norm(o, norm["weight"], eps=norm.eps)
-
-    def mix(
-        self, x: mx.array, state: DeltaRuleState, context: Context
-    ) -> tuple[mx.array, DeltaRuleState | StatesByPosition]:
-        (q, k, v, beta, f), last = self.inner(x, state, context)
-        o, memory = gated_delta_rule(
-            q, k, v, beta, f, state.memory, valid=context.valid, starts=context.starts
-        )
-        y = mx.flatten(self.finish(o.swapaxes(1, 2), x), 2).astype(x.dtype)
-        return project(y, (self[self._output],)), DeltaRuleState(last, memory)
-
     def taps(self) -> mx.array:
         """Those of the convolutions of queries, keys and values, `(C, 1, T)`."""
         taps = [self[f"{name}_conv"]["weight"] for name in self._inner]
         return taps[0] if len(taps) == 1 else mx.concatenate(taps)
 
-    def inner(
-        self, x: mx.array, state: DeltaRuleState, context: Context
-    ) -> tuple[tuple[Any, ...], mx.array]:
-        """The arguments of the rule before its state, in heads, and the convolutions' last inputs."""
-        parts = project(x, tuple(self[f"{name}_proj"] for name in self._inner))
-        parts, last = convolve(parts, self.taps(), state.convolution, context)
-        q, k, v = convolved_heads(parts, self._sizes)
-        beta = mx.sigmoid(self["beta_proj"](x).astype(mx.float32)) * self._sizes.max_beta
-        return (q, k, v, split_heads(beta, self.num_heads), self.gates(x)), last
+    def convolved(
+        self, q: mx.array, k: mx.array, v: mx.array, state: DeltaRuleState, context: Context
+    ) -> tuple[tuple[mx.array, ...], mx.array]:
+        """Queries, keys and values in heads, `(B, H, L, K)`, and the convolutions' last inputs."""
+        both, last = convolve(
+            mx.concatenate([q, k, v], axis=-1), self.taps(), state.convolution, context
+        )
+        return convolved_heads(both, self._sizes), last
+
+    def steps(self, *others: mx.array) -> tuple[mx.array, mx.array | None]:
+        """What each position writes and keeps, by the arguments of `mix` after values.
+
+        Returns:
+            Beta, float32 `(B, H, L, 1)`, and the gates of the state, float32 `(B, H, L, K)` or
+            `(B, H, L, 1)`; `None`: there are none.
+        """
+        raise NotImplementedError
+
+    def beta(self, b: mx.array) -> mx.array:
+        """Beta of its projection's result, `(B, L, H)`."""
+        return split_heads(mx.sigmoid(b.astype(mx.float32)) * self._sizes.max_beta, self.num_heads)
+
+    def attend(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        steps: tuple[mx.array, mx.array | None],
+        state: DeltaRuleState,
+        context: Context,
+    ) -> tuple[mx.array, DeltaRuleState]:
+        """What each position reads of the state, float32 `(B, L, H, V)`, and the state after them."""
+        (q, k, v), last = self.convolved(q, k, v, state, context)
+        o, memory = gated_delta_rule(
+            q, k, v, *steps, state.memory, valid=context.valid, starts=context.starts
+        )
+        return o.swapaxes(1, 2), DeltaRuleState(last, memory)
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(type(self).__name__, x, self._dims)
+        q, k, v, *others = self.apart(self.project(x))
         state = self.init_state(x.shape[0], x.dtype)
-        (q, k, _, beta, f), _ = self.inner(x, state, Context())
+        (q, k, _), _ = self.convolved(q, k, v, state, Context())
         batch, length = x.shape[:2]
         values = mx.broadcast_to(mx.eye(length), (batch, self.num_heads, length, length))
         memory = mx.zeros((batch, self.num_heads, self._sizes.key_dim, length))
-        return gated_delta_rule(q, k, values, beta, f, memory)[0]
+        return gated_delta_rule(q, k, values, *self.steps(*others), memory)[0]
 
 
 def gated_output(norm: nn.Module, o: mx.array, gate: mx.array) -> mx.array:

@@ -1,6 +1,5 @@
 """Mixers that read whole rows, and hold keys and values of the tokens before if they are causal."""
 
-from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
@@ -8,7 +7,7 @@ import mlx.core as mx
 from .arguments import check_sequences
 from .attention.key_values import KeyValueKind, KeyValueState, extend, read, read_whole
 from .attention.options import KeyValueCache
-from .context import Context, RealTokens, read_without_padding
+from .context import Context
 from .mixer import StateKind, TokenMixer
 
 HeldTokens = KeyValueState | tuple[()]
@@ -18,12 +17,13 @@ class KeyValueMixer(TokenMixer):
     """A mixer that sees the tokens before only by the keys and values that it holds of them.
 
     A mixer of this family sets `_dims`, `is_causal` and, if it is bound to a length, `_max_length`. It
-    says what it holds in `held_dims`, and calls `read_tokens`.
+    says what it holds in `held_dims`.
 
     Attributes:
         is_exact: As `KeyValueKind` has it.
     """
 
+    padding_last: ClassVar[bool] = True
     is_exact: ClassVar[bool] = True
 
     _dims: int
@@ -52,32 +52,12 @@ class KeyValueMixer(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HeldTokens:
         return self.state_kind.blank(batch_size, 0, dtype) if self.is_causal else ()
 
-    def read_tokens(
-        self,
-        x: mx.array,
-        state: HeldTokens,
-        context: Context,
-        mix: Callable[[mx.array, HeldTokens, RealTokens], tuple[mx.array, HeldTokens]],
-    ) -> tuple[mx.array, HeldTokens]:
-        """The result of `mix` for the tokens of a call, and the state.
-
-        Args:
-            x: `(B, L, D)`, padded anywhere.
-            state: The state before.
-            context: The call.
-            mix: Called with `x`, whose padding comes after its tokens and is zero, the state before
-                and the tokens.
-
-        Raises:
-            ValueError: `x` has other dims, or there are more tokens than places.
-        """
-        self.check_tokens(x, state)
-        if not x.shape[1]:
-            return x, state
-        return read_without_padding(x, context, lambda x, tokens: mix(x, state, tokens))
+    def checked_state(self, x: mx.array, state: HeldTokens | None) -> HeldTokens:
+        self.check_tokens(x, () if state is None else state)
+        return self.init_state(x.shape[0], x.dtype) if state is None else state
 
     def check_tokens(self, x: mx.array, before: HeldTokens = ()) -> None:
-        """Refuses what it cannot read after the tokens before, as `read_tokens` does."""
+        """Refuses what it cannot read after the tokens before, with `TypeError` or `ValueError`."""
         name = type(self).__name__
         check_sequences(name, x, self._dims)
         used = before.used if isinstance(before, KeyValueState) else 0
@@ -127,7 +107,7 @@ class Places(NamedTuple):
 
 
 def read_placed(
-    keys: mx.array, values: mx.array, state: HeldTokens, context: Context, tokens: RealTokens
+    keys: mx.array, values: mx.array, state: HeldTokens, context: Context
 ) -> tuple[mx.array, mx.array, Places, HeldTokens]:
     """Adds the tokens of a call to a state's tokens, and says where all stand.
 
@@ -135,13 +115,12 @@ def read_placed(
         keys: `(B, G, L, K)`.
         values: `(B, G, L, V)`.
         state: The tokens before, if the mixer is causal; `()`: every token sees the whole sample.
-        context: The call.
-        tokens: Those of the call that are no padding.
+        context: The call, whose padding stands after its tokens.
 
     Returns:
         The keys and values that are seen, `(B, G, N, K)` and `(B, G, N, V)`, the places and the state.
     """
-    length, (counts, starts) = values.shape[2], tokens
+    length, counts, starts = values.shape[2], context.counts, context.starts
     if not isinstance(state, KeyValueState):
         places = context.once(
             ("places of all", length), lambda: _places_of_all(length, counts, starts)

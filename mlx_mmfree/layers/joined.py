@@ -56,7 +56,7 @@ class JoinedLinears:
 
 
 def join_projections(model: nn.Module) -> nn.Module:
-    """Joins projections of one input in each mixer that names its own, on Metal, in place.
+    """Joins the projections of each mixer's input, on Metal, in place.
 
     A product of one row takes about as long as its launch in a small layer. Results are the same, and no
     array is in memory twice.
@@ -67,7 +67,7 @@ def join_projections(model: nn.Module) -> nn.Module:
     if dispatch.metal_unavailable() is not None:
         return model
     for module in model.modules():
-        linears = [module[name] for name in module.get("shared_inputs", ())]
+        linears = [module[name] for name in getattr(module, "projections", ())]
         for form, group in groupby(linears, _form):
             alike = list(group)
             if form is not None and len(alike) > 1 and _rotate_alike(alike):

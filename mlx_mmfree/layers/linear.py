@@ -1,12 +1,11 @@
-"""Linear layers with ternary weights, and projections of any linears that share one input.
+"""Linear layers with ternary weights.
 
 Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 2406.02528).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -14,17 +13,11 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .. import ops
-from ..ops.activations import Activation
-from ..ops.backend import dispatch
-from ..ops.bit_linear import Options, operation
 from ..ops.dense_matmul import add_bias
-from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
 from ..ops.norms import rms_operation
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
-from .joined import joined_parts
 from .matrix import Matrix, affine_form, affine_product, are_same, matrices, matrix_of
-from .rotated import RotatedLinear
 
 LinearFactory = Callable[..., nn.Module]
 """Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
@@ -583,214 +576,6 @@ def apply_norm(norm: nn.Module, x: mx.array) -> mx.array:
     return y
 
 
-def project(
-    x: mx.array,
-    linears: Sequence[nn.Module],
-    *,
-    gate: Activation | None = None,
-    norm: nn.Module | None = None,
-    residual: mx.array | None = None,
-) -> mx.array:
-    r"""Applies several linears to one input.
-
-    .. math::
-        y = \big[\mathrm{linear}_p(\mathrm{norm}(u))\big]_p + r
-
-    with `u` the input or, with a gate, :math:`a(x_{..D}) \odot x_{D..}`. Packed ternary linears are
-    computed in one operation, in float32; others one by one. A linear that `projects` has a `project` of
-    its own, with what lies around it.
-
-    Args:
-        x: `(..., D)`, or gate and up halves `(..., 2D)` with `gate`.
-        linears: Modules that take `(..., D)`.
-        gate: The activation of the gate half.
-        norm: Applied before the linears.
-        residual: Added to the result.
-
-    Returns:
-        The results, one after the other in the last axis, in the dtype of `x`.
-
-    Raises:
-        ValueError: The input does not fit a linear.
-
-    Example:
-        >>> gate, up = nn.Linear(8, 4), nn.Linear(8, 4)
-        >>> project(mx.ones((1, 3, 8)), [gate, up]).shape
-        (1, 3, 8)
-    """
-    first = linears[0]
-    if _is_fused(linears, norm):
-        dims = first.input_dims if gate is None else 2 * first.input_dims
-        if x.shape[-1:] != (dims,) or x.dtype not in dispatch.FLOATS:
-            check_features("BitLinear", x, dims)
-        if x.size == 0:
-            width = sum(linear.output_dims for linear in linears)
-            return mx.zeros((*x.shape[:-1], width), x.dtype)
-        eps, rounding, quantize = first.activations
-        weight, norm_eps = (None, None) if norm is None else (norm["weight"], norm.eps)
-        # items and the operation itself, which take least time: each token comes here often
-        projections = [
-            ops.Projection(
-                linear["weight"],
-                linear["scale"],
-                None if eps is None else linear["norm"]["weight"],
-            )
-            for linear in linears
-        ]
-        options = Options(eps, rounding, quantize, gate, weight, norm_eps, residual)
-        result: mx.array = operation(x, tuple(projections), options)
-        return result
-    dtype = x.dtype
-    if len(linears) == 1 and getattr(first, "projects", False):
-        return first.project(x, gate=gate, norm=norm, residual=residual)
-    if gate == "silu" and norm is None and type(first) is RotatedLinear and len(linears) == 1:
-        parts = [first.of_rotated(hadamard_of_gate(x, first.block, first["signs"]))]
-    else:
-        x = x if gate is None else ops.gated(x, gate)
-        if residual is not None and len(linears) == 1 and _adds(first, x, residual):
-            x = x if norm is None else apply_norm(norm, x)
-            y = mx.addmm(residual, x, first["weight"].T)
-            return add_bias(y, first["bias"]) if "bias" in first else y
-        parts = products(x, linears, norm=norm)
-    y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-1)
-    return (y if residual is None else residual + y).astype(dtype)
-
-
-def project_apart(
-    x: mx.array, linears: Sequence[nn.Module], *, norm: nn.Module | None = None
-) -> tuple[mx.array, ...]:
-    """As `project`, but without copying results to lie side by side.
-
-    Args:
-        x: `(..., D)`.
-        linears: Modules that take `(..., D)`.
-        norm: Applied before the linears.
-
-    Returns:
-        The results in their order, those that one operation computes side by side in one array.
-
-    Example:
-        >>> gate, up = nn.Linear(8, 4), nn.Linear(8, 4)
-        >>> [part.shape for part in project_apart(mx.ones((1, 3, 8)), [gate, up])]
-        [(1, 3, 4), (1, 3, 4)]
-    """
-    if len(linears) == 1 or _is_fused(linears, norm):
-        return (project(x, linears, norm=norm),)
-    dtype = x.dtype
-    return tuple(part.astype(dtype) for part in products(x, linears, norm=norm))
-
-
-def products(
-    x: mx.array, linears: Sequence[nn.Module], *, norm: nn.Module | None = None
-) -> list[mx.array]:
-    """As `project_apart`, but linears in float32 give float32."""
-    if _is_fused(linears, norm):
-        return [project(x, linears, norm=norm)]
-    found = [linear for linear, _ in joined_parts(linears)]
-    rotating = [linear for linear in found if type(linear) is RotatedLinear]
-    if len(rotating) == 1 and type(norm) is nn.RMSNorm:
-        (one,) = rotating
-        weight = norm["weight"]
-        rotated, x = hadamard_of_norm(x, weight, one.block, one["signs"], eps=norm.eps)
-        return [
-            linear.of_rotated(rotated) if linear is one else apply_linear(linear, x)
-            for linear in found
-        ]
-    if norm is not None:
-        x = apply_norm(norm, x)
-    if len(found) > 1 and _are_one_product(linears, x):
-        return [ops.linear_product(x, mx.concatenate([linear["weight"] for linear in linears]))]
-    return [apply_linear(linear, x) for linear in found]
-
-
-def project_sum(
-    x: mx.array, branch: mx.array, linears: Sequence[nn.Module], *, norm: nn.Module | None
-) -> tuple[tuple[mx.array, ...], mx.array]:
-    """As `project_apart` of a sum, and the sum.
-
-    Where its norm is rotated, both are computed in one launch.
-
-    Args:
-        x, branch: `(..., D)`.
-        linears: Modules that take `(..., D)`.
-        norm: Applied before the linears.
-
-    Returns:
-        The results in their order, and `x + branch`.
-
-    Example:
-        >>> parts, x = project_sum(mx.ones((1, 8)), mx.ones((1, 8)), [nn.Linear(8, 4)], norm=None)
-        >>> [part.shape for part in parts], x[0, 0].item()
-        ([(1, 4)], 2.0)
-    """
-    one, *more = (linear for linear, _ in joined_parts(linears))
-    if more or type(one) is not RotatedLinear or type(norm) is not nn.RMSNorm:
-        x = x + branch
-        return project_apart(x, linears, norm=norm), x
-    signs, weight = one["signs"], norm["weight"]
-    rotated, x = hadamard_of_sum(x, branch, weight, one.block, signs, eps=norm.eps)
-    return (one.of_rotated(rotated).astype(x.dtype),), x
-
-
-def _adds(linear: nn.Module, x: mx.array, residual: mx.array) -> bool:
-    """Whether a GPU adds to the product in the same launch."""
-    is_plain = type(linear) is nn.Linear
-    dtypes = {x.dtype, residual.dtype, linear["weight"].dtype} if is_plain else ()
-    return len(dtypes) == 1 and dispatch.metal_unavailable() is None
-
-
-def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array, int]:
-    """The place of some columns among arrays that lie side by side.
-
-    Returns:
-        The array that holds them, several of them copied together if there must be, and the first of
-        the columns in it.
-    """
-    ends = list(accumulate(part.shape[-1] for part in parts))
-    begins = [end - part.shape[-1] for end, part in zip(ends, parts, strict=True)]
-    held = [n for n, end in enumerate(ends) if end > first and begins[n] < first + width]
-    arrays = [parts[n] for n in held]
-    whole = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=-1)
-    return whole, first - begins[held[0]]
-
-
-def project_gated(
-    parts: tuple[mx.array, ...],
-    linear: nn.Module,
-    gate: Activation,
-    *,
-    norm: nn.Module | None = None,
-    residual: mx.array | None = None,
-) -> mx.array:
-    r"""Applies a linear to gated values.
-
-    .. math::
-        y = \mathrm{linear}(\mathrm{norm}(a(g) \odot u)) + r
-
-    Args:
-        parts: :math:`g` and :math:`u`, as `project_apart` returns them for the gate and what it gates.
-        linear: Takes `(..., D)`.
-        gate: The activation `a`.
-        norm: Applied before the linear.
-        residual: Added to the result, :math:`r`.
-
-    Returns:
-        `(..., N)` in the dtype of the parts.
-
-    Example:
-        >>> gate, up, down = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 8)
-        >>> parts = project_apart(mx.ones((1, 3, 8)), [gate, up])
-        >>> project_gated(parts, down, "silu").shape
-        (1, 3, 8)
-    """
-    if len(parts) == 1 or _is_fused((linear,), norm):
-        x = parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
-        return project(x, (linear,), gate=gate, norm=norm, residual=residual)
-    values, ups = parts
-    y = project(ops.gated_activation(values, ups, gate), (linear,), norm=norm, residual=residual)
-    return y.astype(values.dtype)
-
-
 def apply_linear(linear: nn.Module, x: mx.array) -> mx.array:
     """`linear(x)`, where the gradient of a plain weight is laid out as the weight is, and codes go to
     `affine_product`.
@@ -802,29 +587,3 @@ def apply_linear(linear: nn.Module, x: mx.array) -> mx.array:
         return add_bias(y, linear["bias"]) if "bias" in linear else y
     y = linear(x)
     return y
-
-
-def _is_fused(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-    if norm is not None and type(norm) is not nn.RMSNorm:
-        return False
-    for linear in linears:
-        if type(linear) is not PackedBitLinear or "bias" in linear:
-            return False
-        if linear.activations != linears[0].activations:
-            return False
-    return True
-
-
-def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
-    """Whether the matrices are joined: with more rows than columns, they are less to copy than the
-    results, and the input is arranged for one product only.
-    """
-    return _are_plain(linears) and x.size > x.shape[-1] ** 2
-
-
-def _are_plain(linears: Sequence[nn.Module]) -> bool:
-    """Whether all are matrices of floats of one dtype, and nothing else."""
-    dtypes = {linear["weight"].dtype for linear in linears if type(linear) is nn.Linear}
-    return len(dtypes) == 1 and not any(
-        type(linear) is not nn.Linear or "bias" in linear for linear in linears
-    )

@@ -2,20 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
+from ..ops.activations import Activation
 from ..ops.backend.dispatch import FLOATS
 from .arguments import check_features, check_sequences
 from .attention.options import Quantization
 from .context import Context
+from .fusing import Parts, finished, fuses, inputs, widths_of
 from .linear import LinearFactory as LinearFactory
 from .linear import Linears as Linears
-from .linear import apply_norm
 from .linear import factory_of as factory_of
+
+Widths = Sequence[int]
+"""The widths of what one projection gives, which lie one after the other."""
 
 Group = mx.distributed.Group
 
@@ -176,12 +181,119 @@ class StateKind:
         return tree_map(lambda array: array[rows], state)
 
 
-class TokenMixer(nn.Module):
+class Mixer(nn.Module):
+    r"""What mixers of all kinds have in common: equations between two layers of projections.
+
+    .. math::
+        y = W_o\,\mathrm{mix}(W_1 x, \ldots, W_n x)
+
+    A mixer makes its linears with `make_projections` and `make_output`, and writes `mix`, which takes
+    the results of the first in their order and returns what the last one reads. Without
+    `make_projections`, `mix` takes `x` itself; without `make_output`, it returns the result.
+
+    Attributes:
+        projections: The linears of the input by their names, each with the widths of its results.
+        output: The name of the linear of the result; `""`: there is none.
+        before_output: The name of the norm before that linear, where the mixer has one.
+        prepares: Whether `prepare` does something to the input before it is projected.
+        gate: Where `mix` is no more than an activation of its first argument times the second, the
+            name of the activation.
+        keeps_float32: Whether results of float32 linears reach `mix` in float32, beside an input of 16
+            bits.
+        casts: Whether the linear of the result reads it in the dtype of the input.
+        partition: How it is divided between processes; `None`: it cannot be, or has no weights.
+    """
+
+    projections: Mapping[str, Widths] = MappingProxyType({})
+    output: str = ""
+    before_output: ClassVar[str] = ""
+    prepares: bool = False
+    gate: ClassVar[Activation | None] = None
+    keeps_float32: ClassVar[bool] = False
+    casts: ClassVar[bool] = True
+    partition: Partition | None = None
+    _dims: int = 0
+
+    mix: Callable[..., Any]
+    """The equations."""
+
+    fused: Callable[..., Any] | None = None
+    """`mix` as one operation: takes the results of the projections as they lie side by side, in one
+    array or several, and beside them what `mix` takes."""
+
+    def make_projections(
+        self, dims: int, projections: Mapping[str, Widths], linear: Linears, *, bias: bool = False
+    ) -> None:
+        """Makes the linears of the input, of `dims`; `linear` makes each, or has what does by name."""
+        for name, widths in projections.items():
+            self[name] = factory_of(linear, name)(dims, sum(widths), bias=bias)
+        self.declare({**self.projections, **projections})
+
+    def make_output(
+        self,
+        width: int,
+        dims: int,
+        linear: Linears,
+        *,
+        bias: bool = False,
+        name: str = "output_proj",
+    ) -> None:
+        """Makes the linear of the result, from the width of what `mix` returns to `dims`."""
+        self[name] = factory_of(linear, name)(width, dims, bias=bias)
+        self.output = name
+
+    def declare(self, projections: Mapping[str, Widths]) -> None:
+        """Says which of its linears are `projections`, in the order in which `mix` takes them."""
+        # an ordinary attribute, since items of a module are parameters
+        object.__setattr__(self, "projections", dict(projections))
+
+    def __init_subclass__(cls) -> None:
+        if {"__call__", "run"} & vars(cls).keys() and "is_cut" not in vars(cls):
+            # who computes the projections together with what stands around would pass these by
+            cls.is_cut = lambda self, x, state, context: False  # type: ignore[method-assign]
+
+    def is_cut(self, x: mx.array, state: Any, context: Any) -> bool:
+        """Whether nothing is done to the input of a call but what the projections do, so that they may
+        be computed together with what stands before the mixer."""
+        return bool(self.projections)
+
+    def checked_state(self, x: mx.array, state: Any) -> Any:
+        """The state before an input that the mixer takes.
+
+        Raises:
+            TypeError: `x` holds no floats.
+            ValueError: `x` has another shape.
+        """
+        raise NotImplementedError
+
+    def take_part(self, group: Group) -> None:
+        """Called before it is divided as `partition` says, for what cannot be said there."""
+
+    def has_fused(self, context: Any) -> bool:
+        """Whether `fused` computes what this call asks for."""
+        return self.fused is not None
+
+    def project(self, x: mx.array) -> Parts:
+        """The results of the projections; those that are computed together lie in one array."""
+        if not self.projections:
+            return (x,)
+        linears = [self[name] for name in self.projections]
+        return inputs(x, linears, dtype=None if self.keeps_float32 else x.dtype)
+
+    def apart(self, parts: Parts) -> list[mx.array]:
+        """The arguments of `mix`, in their order."""
+        if not self.projections:
+            return list(parts)
+        return widths_of(parts, [width for own in self.projections.values() for width in own])
+
+
+class TokenMixer(Mixer):
     """A module that mixes along the sequence.
 
     `mixer(x, state, valid)` maps `x` of shape `(B, L, D)` to `y` of the same shape and the state after
     the last position. Feeding a sequence whole, in pieces or token by token gives the same result, but
-    for rounding. A subclass writes `init_state` and `mix`.
+    for rounding. A subclass writes `init_state` and `mix`, whose last two arguments are the state and
+    the `Context`, and which gives its result and the new state.
     The state is returned, never kept or changed in place. Positions where `valid`, booleans `(B, L)`,
     is `False` are padding and change nothing. Where `starts`, booleans `(B, L)`, is `True` and the
     position is no padding, a new sample begins in the row: nothing before it is seen from there on,
@@ -201,12 +313,11 @@ class TokenMixer(nn.Module):
         recurrent: Its state has a constant size.
         length_bound: It is made with `max_length=` and takes no longer sequence.
         packs_samples: It takes `starts`.
-        fuses: `mix` takes `norm` and `residual`, and answers itself where the context asks by position.
+        padding_last: It is given rows whose padding stands after the tokens, and is zero:
+            `context.counts` has their number, and `context.valid` is `None`.
+        of_memory: The projections that read the second sequence, where there is one.
         weighs_channels: `mixing_weights` has weights of each channel instead of each head.
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
-        partition: How it is divided between processes; `None`: it cannot be, or has no weights.
-        shared_inputs: Names of its linears that read the same input, in the order in which it asks for
-            them, where it says so.
     """
 
     name: ClassVar[str] = ""
@@ -219,16 +330,16 @@ class TokenMixer(nn.Module):
     recurrent: ClassVar[bool] = False
     length_bound: ClassVar[bool] = False
     packs_samples: ClassVar[bool] = False
-    fuses: ClassVar[bool] = False
+    padding_last: ClassVar[bool] = False
+    of_memory: ClassVar[tuple[str, ...]] = ()
     weighs_channels: ClassVar[bool] = False
     key_value_dims: int | None = None
-    partition: Partition | None = None
-    _dims: int = 0
 
     is_causal: bool = False
     """Whether output t of this one depends on inputs up to t only."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.is_causal = cls.causal
 
     def with_state(
@@ -257,9 +368,6 @@ class TokenMixer(nn.Module):
             context_length: The longest text.
         """
         return 0
-
-    def take_part(self, group: Group) -> None:
-        """Called before it is divided as `partition` says, for what cannot be said there."""
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> State:
         """The state before the first position."""
@@ -300,22 +408,18 @@ class TokenMixer(nn.Module):
         memory: Any = None,
         memory_valid: mx.array | None = None,
         context: Context | None = None,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
         **arguments: Any,
     ) -> tuple[mx.array, State]:
-        """The one call of every mixer: `residual + mixer(norm(x))`, and the state after it.
+        """The one call of every mixer.
 
         Args:
-            x: The sequence, or the residual stream before its norm, `(B, L, D)`.
+            x: The sequence, `(B, L, D)`.
             state: The state before; `None`: the state of an empty text.
             valid: Booleans `(B, L)`, `False` where padded.
             starts: Booleans `(B, L)`, `True` where another sample begins in the row.
             memory: A second sequence.
             memory_valid: Booleans `(B, M)`, `False` where that one is padded.
             context: The call of a model, which holds the four before and what its blocks share.
-            norm: Applied to `x`; `None`: there is none.
-            residual: Added to the result; `None`: nothing is.
             arguments: What a model makes for this block, such as a lower bound.
 
         Returns:
@@ -329,23 +433,82 @@ class TokenMixer(nn.Module):
         if context is None:
             self._check_takes(starts, memory)
             context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
+        return self.run(x, self.checked_state(x, state), context, **arguments)
+
+    def checked_state(self, x: mx.array, state: State) -> State:
         dims = self._dims
         if dims and (x.ndim != 3 or x.shape[2] != dims or x.dtype not in FLOATS):
             check_sequences(type(self).__name__, x, dims)
-        if state is None:
-            state = self.init_state(x.shape[0], x.dtype)
-        if self.fuses:
-            return self.mix(x, state, context, norm=norm, residual=residual, **arguments)
-        x = x if norm is None else apply_norm(norm, x)
-        if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
-            y, state = one_by_one(partial(self.mix, **arguments), x, state, context)
-        else:
-            y, state = self.mix(x, state, context, **arguments)
-        return y if residual is None else residual + y, state
+        return self.init_state(x.shape[0], x.dtype) if state is None else state
 
-    mix: Callable[..., tuple[mx.array, State]]
-    """The mixer itself: `mix(x, state, context, **arguments)` gives `(B, L, D)` and the new state,
-    for the checked input and a state. One that `fuses` is given `norm` and `residual` by name too."""
+    def run(
+        self, x: mx.array, state: State, context: Context, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        """As `__call__`, of checked arguments."""
+        if not x.shape[1]:
+            return x, state
+        if self.is_cut(x, state, context):
+            parts, state = self.between(self.project(x), state, context, **arguments)
+            return finished(self, parts, x.dtype), state
+        if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
+            one = partial(self._run_one, **arguments)
+            return one_by_one(one, (x,), state, context)
+        given = context
+        if self.padding_last:
+            x, context = given.padding_moved(x), given.with_padding_last()
+        z, state = self.prepare(x, state, context) if self.prepares else (x, state)
+        parts = self.project(z) if context.memory is None else self.project_both(z, context.memory)
+        parts, state = self.between(parts, state, context, **arguments)
+        y = finished(self, parts, x.dtype)
+        return given.padding_moved_back(y) if self.padding_last else y, state
+
+    def _run_one(
+        self, parts: Parts, state: State, context: Context, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        return self.run(parts[0], state, context, **arguments)
+
+    def is_cut(self, x: mx.array, state: State, context: Context) -> bool:
+        return bool(
+            self.projections
+            and not self.prepares
+            and context.memory is None
+            and not (self.padding_last and context.valid is not None)
+            and x.shape[1]
+        )
+
+    def prepare(self, x: mx.array, state: State, context: Context) -> tuple[mx.array, State]:
+        """What is done to the input before it is projected, where the mixer `prepares` it."""
+        return x, state
+
+    def project_both(self, x: mx.array, memory: mx.array) -> Parts:
+        """As `project`, where those `of_memory` read the second sequence."""
+        if not self.projections:
+            return (x,)
+        return tuple(
+            self[name](memory if name in self.of_memory else x) for name in self.projections
+        )
+
+    def between(
+        self, parts: Parts, state: State, context: Context, **arguments: Any
+    ) -> tuple[Parts, State]:
+        """What the output reads, of the results of the projections, and the state."""
+        mix = partial(self._mixed, **arguments)
+        if context.by_position and not self.state_kind.can_rewind(state, parts[0].shape[1]):
+            y, state = one_by_one(mix, parts, state, context)
+        else:
+            y, state = mix(parts, state, context)
+        return (y,), state
+
+    def _mixed(
+        self, parts: Parts, state: State, context: Context, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        """By the definition, or as one operation that computes the same."""
+        y: mx.array
+        if self.fused is not None and fuses() and self.has_fused(context):
+            y, state = self.fused(parts, state, context, **arguments)
+        else:
+            y, state = self.mix(*self.apart(parts), state, context, **arguments)
+        return y, state
 
     def _check_takes(self, starts: mx.array | None, memory: Any) -> None:
         """Refuses what a mixer of another kind is called with."""
@@ -361,33 +524,29 @@ class TokenMixer(nn.Module):
 
 
 def one_by_one(
-    mix: Callable[[mx.array, State, Context], tuple[mx.array, State]],
-    x: mx.array,
+    mix: Callable[[Parts, State, Context], tuple[mx.array, State]],
+    parts: Parts,
     state: State,
     context: Context,
 ) -> tuple[mx.array, StatesByPosition]:
     """The result of `mix` for each position after those before it, and the state after each."""
-    parts, states = [], []
-    calls = [context.at(n) for n in range(x.shape[1])]
+    results, states = [], []
+    calls = [context.at(n) for n in range(parts[0].shape[1])]
     for n, call in enumerate(calls):
-        y, state = mix(x[:, n : n + 1], state, call)
-        parts.append(y)
+        y, state = mix(tuple(part[:, n : n + 1] for part in parts), state, call)
+        results.append(y)
         states.append(state)
     context.take_handed(calls)
-    return mx.concatenate(parts, axis=1), StatesByPosition(tuple(states))
+    return mx.concatenate(results, axis=1), StatesByPosition(tuple(states))
 
 
-class ChannelMixer(nn.Module):
+class ChannelMixer(Mixer):
     """A module that mixes within each position; a subclass computes it in `mix`.
 
     One that looks back, as RWKV's does, is a `TokenMixer`, which a block takes in its place.
 
     Attributes:
         name: What a description of a model calls it; `""`: the name of its file.
-        partition: How it is divided between processes; `None`: it cannot be.
-        shared_inputs: As of a `TokenMixer`.
-        adds_branch: Whether a block leaves to it, where its first projection is rotated, the sum of
-            the residual stream and the branch before it: a mixer whose first launch adds.
 
     Shape:
         `x` and `y`: `(..., D)`.
@@ -396,44 +555,43 @@ class ChannelMixer(nn.Module):
         >>> class Doubling(ChannelMixer):
         ...     def mix(self, x):
         ...         return 2 * x
-        >>> Doubling()(mx.ones((1, 2)), residual=mx.ones((1, 2))).tolist()
-        [[3.0, 3.0]]
+        >>> Doubling()(mx.ones((1, 2))).tolist()
+        [[2.0, 2.0]]
     """
 
     name: ClassVar[str] = ""
-    adds_branch: ClassVar[bool] = False
-    partition: Partition | None = None
 
-    def take_part(self, group: Group) -> None:
-        """As in `TokenMixer`."""
+    casts = False
 
-    def mix(self, x: mx.array) -> mx.array:
-        """The result of the mixer, `(..., D)`."""
-        raise NotImplementedError
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.run(x, self.checked_state(x, None), None)[0]
 
-    def of_sum(self, x: mx.array, branch: mx.array, norm: nn.Module | None) -> mx.array:
-        """`u + mixer(norm(u))`, where `u` is the sum of both."""
-        x = x + branch
-        return self(x, norm=norm, residual=x)
+    def checked_state(self, x: mx.array, state: State) -> State:
+        dims = self._dims
+        if dims and (x.shape[-1:] != (dims,) or x.dtype not in FLOATS):
+            check_features(type(self).__name__, x, dims)
+        return state
 
-    def __call__(
-        self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None
-    ) -> mx.array:
-        """`residual + mixer(norm(x))`; a mixer overrides it to compute all of it together.
+    def run(self, x: mx.array, state: State, context: Context | None) -> tuple[mx.array, State]:
+        """The result, and the state that a token mixer in its place would have."""
+        parts, state = self.between(self.project(x), state, context)
+        return finished(self, parts, x.dtype), state
 
-        Args:
-            x: `(..., D)`.
-            norm: Applied to `x`; `None`: there is none.
-            residual: Added to the result; `None`: nothing is.
-        """
-        y = self.mix(x if norm is None else norm(x))
-        return y if residual is None else residual + y
+    def is_cut(self, x: mx.array, state: State, context: Context | None) -> bool:
+        return super().is_cut(x, state, context)
+
+    def between(self, parts: Parts, state: State, context: Context | None) -> tuple[Parts, State]:
+        """What the output reads, or what the `gate` makes it of, and the state."""
+        if self.gate is not None and fuses():
+            return parts, state
+        return (self.mix(*self.apart(parts)),), state
 
 
-class SpatialMixer(nn.Module):
+class SpatialMixer(Mixer):
     """A module that mixes the places of a map: maps `(B, H, W, D)` to the same shape.
 
-    It is made as `Mixer(dims, *, ..., linear=nn.Linear)` and takes maps of any height and width.
+    It is made as `Mixer(dims, *, ..., linear=nn.Linear)` and takes maps of any height and width. A
+    subclass sets `_dims` and writes `mix`.
 
     Attributes:
         name: What a description of a model calls it; `""`: the name of its file.
@@ -447,7 +605,12 @@ class SpatialMixer(nn.Module):
     paper: ClassVar[str] = ""
 
     def __call__(self, x: mx.array) -> mx.array:
-        raise NotImplementedError
+        check_map(type(self).__name__, x, self._dims)
+        return self.run(x)
+
+    def run(self, x: mx.array, **arguments: Any) -> mx.array:
+        """As `__call__`, of a checked input."""
+        return finished(self, (self.mix(*self.apart(self.project(x)), **arguments),), x.dtype)
 
 
 def check_map(place: str, x: mx.array, dims: int) -> None:

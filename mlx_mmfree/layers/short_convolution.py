@@ -8,7 +8,7 @@ import mlx.nn as nn
 from ..ops.activations import silu
 from ..ops.gated_delta_net import causal_taps, weighted_taps
 from .arguments import check_sizes
-from .context import Context, RealTokens, read_without_padding, sample_begins
+from .context import Context, sample_begins
 
 
 class ShortConvolution(nn.Module):
@@ -86,33 +86,27 @@ def convolve(
     Returns:
         `(B, L, D)`, zero where padded, and the last inputs.
     """
-    context = Context() if context is None else context
+    given = Context() if context is None else context
+    x, context = given.padding_moved(x), given.with_padding_last()
+    counts, starts = context.counts, context.starts
+    length, kernel_size = x.shape[1], weight.shape[-1]
+    window = mx.concatenate([state, x], axis=1)
+    taps = causal_taps(window, weight, length)
 
-    def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, mx.array]:
-        length, kernel_size = x.shape[1], weight.shape[-1]
-        window = mx.concatenate([state, x], axis=1)
-        taps = causal_taps(window, weight, length)
+    def places() -> mx.array:
+        key = ("last inputs", length, kernel_size)
+        return context.once(key, lambda: _last_places(counts, length, kernel_size))
 
-        def places() -> mx.array:
-            key = ("last inputs", length, kernel_size)
-            return context.once(key, lambda: _last_places(tokens, length, kernel_size))
-
-        if tokens.counts is None:
-            last = window[:, length:]
-        else:
-            last = mx.take_along_axis(window, places(), axis=1)
-        starts = tokens.starts
-        if starts is not None:
-            *masks, is_last = context.once(
-                ("taps", length, kernel_size), lambda: _same_sample(starts, places(), kernel_size)
-            )
-            zero = mx.zeros((), x.dtype)
-            taps = [mx.where(mask, seen, zero) for mask, seen in zip(masks, taps, strict=True)]
-            last = mx.where(is_last, last, zero)
-        y = weighted_taps(taps, weight)
-        return y if bias is None else y + bias, last
-
-    return read_without_padding(x, context, read)
+    last = window[:, length:] if counts is None else mx.take_along_axis(window, places(), axis=1)
+    if starts is not None:
+        *masks, is_last = context.once(
+            ("taps", length, kernel_size), lambda: _same_sample(starts, places(), kernel_size)
+        )
+        zero = mx.zeros((), x.dtype)
+        taps = [mx.where(mask, seen, zero) for mask, seen in zip(masks, taps, strict=True)]
+        last = mx.where(is_last, last, zero)
+    y = weighted_taps(taps, weight)
+    return given.padding_moved_back(y if bias is None else y + bias), last
 
 
 def shift_state(batch_size: int, dims: int, dtype: mx.Dtype) -> mx.array:
@@ -135,9 +129,9 @@ def shifted(x: mx.array, before: mx.array, context: Context) -> tuple[mx.array, 
     return convolve(x, taps, before, context)
 
 
-def _last_places(tokens: RealTokens, length: int, kernel_size: int) -> mx.array:
+def _last_places(counts: mx.array | None, length: int, kernel_size: int) -> mx.array:
     """Where the last inputs stand among the carried ones and the call's, `(B, K - 1, 1)`."""
-    count = length if tokens.counts is None else tokens.counts[:, None, None]
+    count = length if counts is None else counts[:, None, None]
     return mx.arange(kernel_size - 1)[:, None] + count
 
 

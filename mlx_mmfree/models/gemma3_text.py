@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
-from ..layers import project
 from ..layers.attention.options import KeyValueCache
 from ..layers.norms import store_less_one
 from ..ops.activations import gelu_tanh
@@ -42,14 +40,10 @@ WEIGHT_NAMES = transformer.weight_names() | {
 class _GeGLU(GatedLinearUnit):
     """Feed-forward with the approximation of GELU, which no kernel has."""
 
-    adds_branch = False
+    gate = None
 
-    def __call__(
-        self, x: mx.array, *, norm: nn.Module | None = None, residual: mx.array | None = None
-    ) -> mx.array:
-        inner = project(x, (self["gate_proj"], self["up_proj"]), norm=norm)
-        gate, up = mx.split(inner, 2, axis=-1)
-        return project(gelu_tanh(gate) * up, (self["down_proj"],), residual=residual)
+    def mix(self, g: mx.array, u: mx.array) -> mx.array:
+        return gelu_tanh(g) * u
 
 
 @dataclass(frozen=True)

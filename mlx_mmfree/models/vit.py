@@ -18,7 +18,8 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
 from ..layers.arguments import check_sizes
 from ..layers.attention.mixer import SelfAttention
-from ..layers.linear import merge_heads, project, split_heads
+from ..layers.fusing import finished
+from ..layers.linear import merge_heads, split_heads
 from ..layers.norms import LayerNorm
 from ..ops.activations import relu
 from ..ops.long_sums import log_softmax, long_mean, long_sum
@@ -185,12 +186,12 @@ class SelectingStage(Stage):
 def with_scores(block: ImageBlock, x: mx.array) -> tuple[mx.array, mx.array]:
     """The result of a block with softmax attention, and its products of queries and keys, float32."""
     mixer: SelfAttention = block.mixer
-    projected = mixer.project_inner(block.mixer_norm(x), None)
-    q, k, v = (split_heads(part, mixer.num_heads) for part in mx.split(projected, 3, axis=-1))
+    parts = mixer.apart(mixer.project(block.mixer_norm(x)))
+    q, k, v = (split_heads(part, mixer.num_heads) for part in parts)
     scores = q.astype(mx.float32) @ k.astype(mx.float32).swapaxes(-1, -2)
     weights = mx.exp(log_softmax(scores * mixer.head_dim**-0.5))
     y = merge_heads(weights @ v.astype(mx.float32)).astype(x.dtype)
-    return block.completed(x, project(y, (mixer.output_proj,))), scores
+    return block.completed(x, finished(mixer, (y,), x.dtype)), scores
 
 
 _TINY = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3}

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_sizes
-from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
+from ..layers.mixer import Linears, SpatialMixer, factory_of
 from ..ops import long_sum
 
 _EPS = 1e-12
@@ -62,24 +62,22 @@ class AdditiveAttention(SpatialMixer):
         width = num_heads * dims
         self._dims = dims
         self._has_weights = weights == "norm"
-        for name in ("query_proj", "key_proj"):
-            self[name] = factory_of(linear, name)(dims, width, bias=True)
+        inner = {"query_proj": [width], "key_proj": [width]}
+        self.make_projections(dims, inner, linear, bias=True)
         self.inner_proj = factory_of(linear, "inner_proj")(width, width, bias=True)
-        self.output_proj = factory_of(linear, "output_proj")(width, dims, bias=True)
+        self.make_output(width, dims, linear, bias=True)
         self.query_weight = mx.random.normal((width, 1))
 
-    def __call__(self, x: mx.array) -> mx.array:
-        check_map("AdditiveAttention", x, self._dims)
-        tokens = mx.flatten(x, 1, 2)
-        q, k = (_unit(self[name](tokens).astype(mx.float32)) for name in ("query_proj", "key_proj"))
+    def mix(self, q: mx.array, k: mx.array) -> mx.array:
+        shape, dtype = q.shape, q.dtype
+        q, k = (_unit(mx.flatten(part, 1, 2).astype(mx.float32)) for part in (q, k))
         summed = q
         if self._has_weights:
             a = q @ (self.query_weight.astype(mx.float32) * self._dims**-0.5)
             summed = q * (a / _length(long_sum(a.square(), axis=-2)[:, None]))
         whole = long_sum(summed, axis=-2)[:, None]
-        y = self.inner_proj((whole * k).astype(x.dtype)) + q.astype(x.dtype)
-        y = self.output_proj(y).astype(x.dtype)
-        return y.reshape(x.shape)
+        y: mx.array = self.inner_proj((whole * k).astype(dtype)) + q.astype(dtype)
+        return y.reshape(shape)
 
 
 def _unit(x: mx.array) -> mx.array:

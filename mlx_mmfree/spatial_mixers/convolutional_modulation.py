@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.maps import DepthwiseConvolution
-from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
+from ..layers.mixer import Linears, SpatialMixer
 from ..ops import activate
 
 
@@ -44,11 +44,10 @@ class ConvolutionalModulation(SpatialMixer):
         super().__init__()
         self.convolution = DepthwiseConvolution(dims, kernel_size)
         self._dims = dims
-        for name in ("gate_proj", "value_proj", "output_proj"):
-            self[name] = factory_of(linear, name)(dims, dims, bias=True)
+        inner = {"gate_proj": [dims], "value_proj": [dims]}
+        self.make_projections(dims, inner, linear, bias=True)
+        self.make_output(dims, dims, linear, bias=True)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        check_map("ConvolutionalModulation", x, self._dims)
-        gates = self.convolution(activate(self.gate_proj(x), "gelu"))
-        y: mx.array = self.output_proj(gates * self.value_proj(x))
-        return y.astype(x.dtype)
+    def mix(self, g: mx.array, v: mx.array) -> mx.array:
+        y: mx.array = self.convolution(activate(g, "gelu")) * v
+        return y

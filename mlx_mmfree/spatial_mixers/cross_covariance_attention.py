@@ -5,11 +5,10 @@ from typing import ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import dims_of_a_head
 from ..layers.linear import merge_heads, split_heads
 from ..layers.matrix import StoredLayout
-from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
+from ..layers.mixer import Linears, SpatialMixer
 from ..ops import long_sum
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
@@ -66,26 +65,24 @@ class CrossCovarianceAttention(SpatialMixer):
         dims_of_a_head("CrossCovarianceAttention", dims, num_heads)
         self._dims = dims
         self.num_heads = num_heads
-        self._inner = ("qkv_proj",) if is_stacked else _PROJECTIONS
-        for name in self._inner:
-            width = 3 * dims // len(self._inner)
-            self[name] = factory_of(linear, name)(dims, width, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=True)
+        inner = {"qkv_proj": [dims] * 3} if is_stacked else {name: [dims] for name in _PROJECTIONS}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(dims, dims, linear, bias=True)
         self.temperature = mx.ones((num_heads,))
 
     @property
     def stored_layouts(self) -> dict[str, StoredLayout]:
         return {"temperature": StoredLayout.reshaped((self.num_heads, 1, 1), (self.num_heads,))}
 
-    def __call__(self, x: mx.array) -> mx.array:
-        check_map("CrossCovarianceAttention", x, self._dims)
-        tokens = mx.flatten(x, 1, 2)
-        projected = project(tokens, [self[name] for name in self._inner]).astype(mx.float32)
-        q, k, v = (split_heads(part, self.num_heads) for part in mx.split(projected, 3, axis=-1))
+    def mix(self, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+        shape = v.shape
+        q, k, v = (
+            split_heads(mx.flatten(part, 1, 2).astype(mx.float32), self.num_heads)
+            for part in (q, k, v)
+        )
         scores = _unit(q).swapaxes(-1, -2) @ _unit(k)
         weights = mx.softmax(self.temperature[:, None, None].astype(mx.float32) * scores, axis=-1)
-        y = merge_heads(v @ weights.swapaxes(-1, -2)).astype(x.dtype)
-        return project(y, (self["output_proj"],)).reshape(x.shape)
+        return merge_heads(v @ weights.swapaxes(-1, -2)).reshape(shape)
 
 
 def _unit(x: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.linear import merge_heads
 from ..layers.maps import DepthwiseConvolution
 from ..layers.matrix import StoredLayout
-from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
+from ..layers.mixer import Linears, SpatialMixer, factory_of
 from ..layers.norms import BatchNorm
 from ..layers.recurrence import attend_to_all, with_ones
 from ..ops.activations import relu
@@ -98,7 +98,7 @@ class MultiScaleAttention(SpatialMixer):
         self._dims = dims
         self._head_dim = head_dim
         self._eps = eps
-        self.qkv_proj = factory_of(linear, "qkv_proj")(dims, 3 * dims, bias=False)
+        self.make_projections(dims, {"qkv_proj": [3 * dims]}, linear)
         self.scales = [GroupedScale(3 * num_heads, head_dim, side) for side in scales]
         make = factory_of(linear, "output_proj")
         self.output_proj = make((1 + len(self.scales)) * dims, dims, bias=False)
@@ -112,14 +112,12 @@ class MultiScaleAttention(SpatialMixer):
             "output_proj.weight": StoredLayout.convolution(dims, width, 1),
         }
 
-    def __call__(self, x: mx.array) -> mx.array:
-        check_map("MultiScaleAttention", x, self._dims)
-        own = self.qkv_proj(x)
+    def mix(self, own: mx.array) -> mx.array:
         every = mx.concatenate([own, *(scale(own) for scale in self.scales)], axis=-1)
         heads = mx.unflatten(mx.flatten(every, 1, 2), -1, (-1, 3 * self._head_dim))
         q, k, v = mx.split(heads.swapaxes(1, 2).astype(mx.float32), 3, axis=-1)
         o = attend_to_all(relu(q), relu(k), with_ones(v), None)
         o = merge_heads(o[..., :-1] / (o[..., -1:] + self._eps))
         return self.output_norm.of_linear(
-            self.output_proj, o.astype(x.dtype).reshape(*x.shape[:3], -1)
+            self.output_proj, o.astype(own.dtype).reshape(*own.shape[:3], -1)
         )

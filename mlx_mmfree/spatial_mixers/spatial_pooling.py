@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..layers.arguments import check_sizes
-from ..layers.mixer import Linears, SpatialMixer, check_map
+from ..layers.mixer import Linears, SpatialMixer
 
 
 class SpatialPooling(SpatialMixer):
@@ -49,8 +49,7 @@ class SpatialPooling(SpatialMixer):
         self._dims = dims
         self._window = window
 
-    def __call__(self, x: mx.array) -> mx.array:
-        check_map("SpatialPooling", x, self._dims)
+    def mix(self, x: mx.array) -> mx.array:
         total = self._summed(self._summed(x.astype(mx.float32), 1), 2)
         rows, columns = (self._counts(size) for size in x.shape[1:3])
         mean = total / mx.array(rows[:, None] * columns)[..., None]

@@ -6,10 +6,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..layers import project
 from ..layers.arguments import check_counts, check_sizes, dims_of_a_head
 from ..layers.linear import merge_heads, split_heads
-from ..layers.mixer import Linears, SpatialMixer, check_map, factory_of
+from ..layers.mixer import Linears, SpatialMixer, check_map
 from ..ops import attention
 
 
@@ -178,11 +177,9 @@ class WindowAttention(SpatialMixer):
         self._shift = shift
         self._pads_first = pads_first
         self.num_heads = num_heads
-        self._inner = ("qkv_proj",) if is_stacked else _PROJECTIONS
-        for name in self._inner:
-            width = 3 * dims // len(self._inner)
-            self[name] = factory_of(linear, name)(dims, width, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=True)
+        inner = {"qkv_proj": [dims] * 3} if is_stacked else {name: [dims] for name in _PROJECTIONS}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(dims, dims, linear, bias=True)
         offsets = (2 * rows - 1) * (2 * columns - 1)
         self.position_table = mx.random.normal((offsets, num_heads)) * 0.02
 
@@ -190,7 +187,7 @@ class WindowAttention(SpatialMixer):
         check_map("WindowAttention", x, self._dims)
         windows = MapWindows.of(x.shape[1], x.shape[2], self._window, self._shift, self._pads_first)
         seen = windows.same_region()
-        y = self.attend(windows.cut(x), self.position_bias(windows.sides), seen)
+        y = self.run(windows.cut(x), bias=self.position_bias(windows.sides), seen=seen)
         return windows.joined(y)
 
     def position_bias(self, sides: tuple[int, int]) -> mx.array:
@@ -201,12 +198,12 @@ class WindowAttention(SpatialMixer):
         index = mx.array(down * (2 * self._window[1] - 1) + right)
         return mx.moveaxis(self.position_table[index], -1, 0)
 
-    def attend(self, windows: mx.array, bias: mx.array, seen: mx.array | None) -> mx.array:
+    def mix(
+        self, q: mx.array, k: mx.array, v: mx.array, *, bias: mx.array, seen: mx.array | None
+    ) -> mx.array:
         """Attention in windows `(B N, h w, D)`, of which places see what `(N, h w, h w)` says."""
-        parts = mx.split(project(windows, [self[name] for name in self._inner]), 3, axis=-1)
-        queries, keys, values = (split_heads(part, self.num_heads) for part in parts)
+        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
         mask = None
         if seen is not None:
-            mask = mx.tile(seen, (windows.shape[0] // seen.shape[0], 1, 1))[:, None]
-        y = attention(queries, keys, values, mask, bias=bias[None])
-        return project(merge_heads(y), (self["output_proj"],))
+            mask = mx.tile(seen, (q.shape[0] // seen.shape[0], 1, 1))[:, None]
+        return merge_heads(attention(q, k, v, mask, bias=bias[None]))

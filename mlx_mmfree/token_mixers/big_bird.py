@@ -7,9 +7,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..layers import project
 from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
-from ..layers.context import Context, RealTokens, read_without_padding
+from ..layers.context import Context
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import (
     QUERIES_KEYS_VALUES,
@@ -17,7 +16,6 @@ from ..layers.mixer import (
     Linears,
     Partition,
     TokenMixer,
-    factory_of,
     own_share,
 )
 from ..ops import attention
@@ -80,6 +78,7 @@ class BigBird(TokenMixer):
     complexity: ClassVar[str] = "T (5 + r) S D"
     paper: ClassVar[str] = "arXiv 2007.14062"
     bidirectional: ClassVar[bool] = True
+    padding_last: ClassVar[bool] = True
     partition = Partition(QUERIES_KEYS_VALUES)
 
     def __init__(
@@ -111,9 +110,9 @@ class BigBird(TokenMixer):
         self._num_random = num_random
         self._plan = plan
         self._seed = seed
-        for name in _PROJECTIONS:
-            self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=bias)
+        inner = {name: [num_heads * head_dim] for name in _PROJECTIONS}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(num_heads * head_dim, dims, linear, bias=bias)
 
     def take_part(self, group: Group) -> None:
         self._own_heads = own_share(self.num_heads, group)
@@ -141,28 +140,21 @@ class BigBird(TokenMixer):
         drawn = rng.random((self._drawn_heads, count - 2, count)) + is_seen
         return np.argsort(drawn, axis=-1)[..., : self._num_random]
 
-    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
-        if not x.shape[1]:
-            return x, ()
-        return read_without_padding(x, context, self._attend)
-
-    def _attend(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
-        """Attention of rows whose padding comes last."""
-        queries, keys, values = (
-            split_heads(self[name](x), self.num_heads) for name in _PROJECTIONS
-        )
-        y = merge_heads(self._mix(queries, keys, values, tokens.counts))
-        return project(y.astype(x.dtype), (self["output_proj"],)), ()
+    def mix(
+        self, q: mx.array, k: mx.array, v: mx.array, state: tuple[()], context: Context
+    ) -> tuple[mx.array, tuple[()]]:
+        q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
+        return merge_heads(self._attend(q, k, v, context.counts)), ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("BigBird", x, self._dims)
-        queries, keys = (
-            split_heads(self[name](x), self.num_heads).astype(mx.float32)
-            for name in _PROJECTIONS[:2]
+        q, k, _ = (
+            split_heads(part, self.num_heads).astype(mx.float32)
+            for part in self.apart(self.project(x))
         )
-        return self._mix(queries, keys, one_hot_values(*keys.shape[:3]), None)
+        return self._attend(q, k, one_hot_values(*k.shape[:3]), None)
 
-    def _mix(
+    def _attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, counts: mx.array | None
     ) -> mx.array:
         """Attention between the projections, `(B, H, L, V)`."""

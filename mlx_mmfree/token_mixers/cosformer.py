@@ -6,11 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context, count_on
 from ..layers.linear import merge_heads, split_heads
-from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.recurrence import attend_to_all, check_no_starts, weights_of_kernel, with_ones
 from ..ops import gated_linear_attention
 from ..ops.activations import relu
@@ -85,6 +84,7 @@ class CosFormer(TokenMixer):
     recurrent: ClassVar[bool] = True
     length_bound: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    of_memory: ClassVar[tuple[str, ...]] = ("key_proj", "value_proj")
     partition = Partition(QUERIES_KEYS_VALUES)
 
     def __init__(
@@ -106,8 +106,9 @@ class CosFormer(TokenMixer):
         self.max_length = max_length
         self._eps = eps
         self.is_causal = is_causal
-        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
-            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        inner = {name: [dims] for name in ("query_proj", "key_proj", "value_proj")}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(dims, dims, linear, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> CosFormerState | tuple[()]:
         if not self.is_causal:
@@ -116,22 +117,23 @@ class CosFormer(TokenMixer):
         return CosFormerState(mx.zeros(shape), mx.zeros((batch_size,), mx.int32))
 
     def mix(
-        self, x: mx.array, state: CosFormerState | tuple[()], context: Context
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        state: CosFormerState | tuple[()],
+        context: Context,
     ) -> tuple[mx.array, CosFormerState | tuple[()]]:
-        self._check_length("x", x)
-        memory, none = context.memory, mx.zeros((x.shape[0],), mx.int32)
+        self._check_length("x", q)
+        memory, none = context.memory, mx.zeros((q.shape[0],), mx.int32)
         before = state.position if isinstance(state, CosFormerState) else none
-        places, position = count_on(before, x.shape[1], context)
-        source, key_places = x, places
+        places, position = count_on(before, q.shape[1], context)
+        key_places = places
         if memory is not None:
             self._check_length("memory", memory)
-            source = memory
             key_places, _ = count_on(none, memory.shape[1], Context(context.memory_valid))
-        q, k = (
-            self._features("query_proj", x, places),
-            self._features("key_proj", source, key_places),
-        )
-        v = with_ones(split_heads(self["value_proj"](source), self.num_heads).astype(mx.float32))
+        q, k = self._features(q, places), self._features(k, key_places)
+        v = with_ones(split_heads(v, self.num_heads).astype(mx.float32))
         if isinstance(state, CosFormerState) and memory is None:
             o, sums = gated_linear_attention(
                 q, k, v, None, state.sums, valid=context.valid, starts=context.starts
@@ -145,24 +147,20 @@ class CosFormer(TokenMixer):
                 state._replace(position=position) if isinstance(state, CosFormerState) else state
             )
         o = o[..., :-1] / mx.maximum(o[..., -1:], self._eps)
-        o = mx.where((places < self.max_length)[:, None, :, None], o, mx.nan)
-        return project(merge_heads(o).astype(x.dtype), (self["output_proj"],)), state
+        return merge_heads(mx.where((places < self.max_length)[:, None, :, None], o, mx.nan)), state
 
     def mixing_weights(
         self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
     ) -> mx.array:
         check_sequences("CosFormer", x, self._dims)
-        source = x if memory is None else memory
-        q, k = (
-            self._features(name, part, mx.arange(part.shape[1])[None])
-            for name, part in (("query_proj", x), ("key_proj", source))
-        )
+        q, k, _ = self.apart(self.project_both(x, x if memory is None else memory))
+        q, k = (self._features(part, mx.arange(part.shape[1])[None]) for part in (q, k))
         weights = weights_of_kernel(q, k, is_causal=self.is_causal and memory is None)
         return weights / mx.maximum(weights.sum(axis=-1, keepdims=True), self._eps)
 
-    def _features(self, name: str, x: mx.array, places: mx.array) -> mx.array:
+    def _features(self, x: mx.array, places: mx.array) -> mx.array:
         """Rectified projections times sine and cosine of their positions, `(B, H, L, 2K)`."""
-        heads = split_heads(relu(self[name](x).astype(mx.float32)), self.num_heads)
+        heads = split_heads(relu(x.astype(mx.float32)), self.num_heads)
         angles = (places * (math.pi / 2 / self.max_length))[:, None, :, None]
         return mx.concatenate([heads * mx.sin(angles), heads * mx.cos(angles)], axis=-1)
 

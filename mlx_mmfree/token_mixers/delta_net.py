@@ -1,13 +1,14 @@
 """DeltaNet, linear attention that replaces what it holds (Yang et al., arXiv 2406.06484)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
-from ..layers.delta_rule import DeltaRuleMixer, gated_output
-from ..layers.mixer import Linears, factory_of
+from ..layers.delta_rule import DeltaRuleMixer, DeltaRuleState, gated_output
+from ..layers.mixer import Linears
+from ..ops import rms_norm
 
 
 class DeltaNet(DeltaRuleMixer):
@@ -92,9 +93,16 @@ class DeltaNet(DeltaRuleMixer):
             norm_eps=norm_eps,
         )
         if use_gate:
-            self.gate_proj = factory_of(linear, "gate_proj")(dims, value_dims, bias=bias)
+            self.make_projections(dims, {"gate_proj": [value_dims]}, linear, bias=bias)
 
-    def finish(self, o: mx.array, x: mx.array) -> mx.array:
-        if "gate_proj" not in self:
-            return super().finish(o, x)
-        return gated_output(self["output_norm"], o, self["gate_proj"](x))
+    def mix(
+        self, q: mx.array, k: mx.array, v: mx.array, b: mx.array, *others: Any
+    ) -> tuple[mx.array, DeltaRuleState]:
+        *g, state, context = others
+        o, state = self.attend(q, k, v, self.steps(b), state, context)
+        norm = self["output_norm"]
+        y = gated_output(norm, o, *g) if g else rms_norm(o, norm["weight"], eps=norm.eps)
+        return mx.flatten(y, 2), state
+
+    def steps(self, b: mx.array, *others: mx.array) -> tuple[mx.array, None]:
+        return self.beta(b), None

@@ -8,8 +8,8 @@ import mlx.nn as nn
 from ..layers import delta_rule
 from ..layers.arguments import check_optional_sizes, dims_of_a_head
 from ..layers.context import Context
-from ..layers.linear import apply_norm, columns, products, project
-from ..layers.mixer import Linears, StatesByPosition, factory_of, one_by_one
+from ..layers.fusing import Parts, columns
+from ..layers.mixer import Linears
 from ..ops.gated_delta_net import delta_rule_inputs, delta_rule_output, head_gates
 from ..ops.gated_delta_rule import led_by_delta_rule
 
@@ -63,7 +63,7 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
     )
     complexity: ClassVar[str] = "T D^2 / H"
     paper: ClassVar[str] = "arXiv 2412.06464"
-    fuses: ClassVar[bool] = True
+    keeps_float32: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -99,42 +99,40 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
             norm_eps=norm_eps,
             is_stacked=is_stacked,
         )
-        self.decay_proj = factory_of(linear, "decay_proj")(dims, heads, bias=bias)
+        self.make_projections(dims, {"decay_proj": [heads]}, linear, bias=bias)
         self.decay_log = delta_rule.fresh_decay_log(heads)
         self.step_bias = delta_rule.fresh_step_bias(heads)
-        self.gate_proj = factory_of(linear, "gate_proj")(dims, heads * value_dim, bias=bias)
-        # the gates' projections last
-        self.shared_inputs += ("gate_proj", "beta_proj", "decay_proj")
+        self.make_projections(dims, {"gate_proj": [heads * value_dim]}, linear, bias=bias)
+        # the narrow ones last
+        narrow = ("beta_proj", "decay_proj")
+        own = self.projections
+        wide = {name: widths for name, widths in own.items() if name not in narrow}
+        self.declare({**wide, **{name: own[name] for name in narrow}})
 
     def mix(
         self,
-        x: mx.array,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        g: mx.array,
+        b: mx.array,
+        a: mx.array,
         state: delta_rule.DeltaRuleState,
         context: Context,
-        *,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
-    ) -> tuple[mx.array, delta_rule.DeltaRuleState | StatesByPosition]:
-        if context.valid is None and context.starts is None and not context.by_position:
-            return self._mix(x, state, norm, residual)
-        after: delta_rule.DeltaRuleState | StatesByPosition
-        x = x if norm is None else apply_norm(norm, x)
-        if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
-            y, after = one_by_one(self.mix, x, state, context)
-        else:
-            y, after = super().mix(x, state, context)
-        return y if residual is None else residual + y, after
-
-    def _mix(
-        self,
-        x: mx.array,
-        state: delta_rule.DeltaRuleState,
-        norm: nn.Module | None,
-        residual: mx.array | None,
     ) -> tuple[mx.array, delta_rule.DeltaRuleState]:
-        """Without padding and other samples, in few launches of a GPU."""
-        sizes, output_norm = self._sizes, self["output_norm"]
-        parts = products(x, [self[name] for name in self["shared_inputs"]], norm=norm)
+        o, state = self.attend(q, k, v, self.steps(g, b, a), state, context)
+        return mx.flatten(delta_rule.gated_output(self["output_norm"], o, g), 2), state
+
+    def steps(self, g: mx.array, b: mx.array, a: mx.array) -> tuple[mx.array, mx.array]:
+        return self.beta(b), head_gates(a, self["decay_log"], self["step_bias"])
+
+    def has_fused(self, context: Context) -> bool:
+        return context.valid is None and context.starts is None
+
+    def fused(  # type: ignore[override]
+        self, parts: Parts, state: delta_rule.DeltaRuleState, context: Context
+    ) -> tuple[mx.array, delta_rule.DeltaRuleState]:
+        sizes, norm = self._sizes, self["output_norm"]
         width = sizes.channels + sizes.heads * sizes.value_dim
         qkv, _ = columns(parts, 0, sizes.channels)
         gate, first = columns(parts, sizes.channels, width - sizes.channels)
@@ -149,14 +147,5 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
             sizes,
         )
         o, memory = led_by_delta_rule(q, written, v, read, f, state.memory)
-        weight, eps = output_norm["weight"], output_norm.eps
-        y = delta_rule_output(o, gate, weight, eps=eps, first=first).astype(x.dtype)
-        return project(y, (self[self._output],), residual=residual), delta_rule.DeltaRuleState(
-            last, memory
-        )
-
-    def gates(self, x: mx.array) -> mx.array:
-        return head_gates(self["decay_proj"](x), self["decay_log"], self["step_bias"])
-
-    def finish(self, o: mx.array, x: mx.array) -> mx.array:
-        return delta_rule.gated_output(self["output_norm"], o, self["gate_proj"](x))
+        y = delta_rule_output(o, gate, norm["weight"], eps=norm.eps, first=first)
+        return y, delta_rule.DeltaRuleState(last, memory)

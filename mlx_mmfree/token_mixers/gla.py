@@ -5,7 +5,6 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
 from ..layers.linear import split_heads
@@ -106,43 +105,48 @@ class GLA(TokenMixer):
         self._dims = dims
         self.num_heads = num_heads
         self._gate_root = gate_root
-        self._widths = {
-            "query_proj": key_dims,
-            "key_proj": key_dims,
-            "value_proj": value_dims,
-            "gate_proj": value_dims,
-            "forget_down_proj": gate_rank,
+        inner = {
+            "query_proj": [key_dims],
+            "key_proj": [key_dims],
+            "value_proj": [value_dims],
+            "gate_proj": [value_dims],
         }
-        for name, width in self._widths.items():
-            has_bias = bias and name != "forget_down_proj"
-            self[name] = factory_of(linear, name)(dims, width, bias=has_bias)
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_projections(dims, {"forget_down_proj": [gate_rank]}, linear)
         self.forget_proj = factory_of(linear, "forget_proj")(gate_rank, key_dims, bias=True)
-        self.output_proj = factory_of(linear, "output_proj")(value_dims, dims, bias=bias)
+        self.make_output(value_dims, dims, linear, bias=bias)
         self.output_norm = nn.RMSNorm(self._value_dim, eps=norm_eps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> GLAState:
         return GLAState(mx.zeros((batch_size, self.num_heads, self._key_dim, self._value_dim)))
 
-    def mix(self, x: mx.array, state: GLAState, context: Context) -> tuple[mx.array, GLAState]:
-        q, k, v, f, g = self._inner(x)
+    def mix(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        g: mx.array,
+        f: mx.array,
+        state: GLAState,
+        context: Context,
+    ) -> tuple[mx.array, GLAState]:
+        q, k, f = self._heads(q, k, f)
+        v = split_heads(v, self.num_heads).astype(mx.float32)
         o, memory = gated_linear_attention(
             q, k, v, f, state.memory, valid=context.valid, starts=context.starts
         )
         norm = self["output_norm"]
         g = mx.unflatten(g, -1, (self.num_heads, -1))
         y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
-        y = project(mx.flatten(y, 2).astype(x.dtype), (self["output_proj"],))
-        return y, GLAState(memory)
+        return mx.flatten(y, 2), GLAState(memory)
+
+    def _heads(self, q: mx.array, k: mx.array, f: mx.array) -> tuple[mx.array, ...]:
+        """Queries, keys and forget gates in heads."""
+        f = mx.exp(log_sigmoid(self.forget_proj(f).astype(mx.float32)) / self._gate_root)
+        q, k, f = (split_heads(part, self.num_heads) for part in (q, k, f))
+        return q.astype(mx.float32) * self._key_dim**-0.5, k, f
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("GLA", x, self._dims)
-        q, k, _, f, _ = self._inner(x)
-        return weights_of_recurrence(q, k, f)
-
-    def _inner(self, x: mx.array) -> tuple[mx.array, ...]:
-        """Queries, keys, values and forget gates in heads, and the output gate, `(B, L, H V)`."""
-        q, k, v, g, low = (self[name](x) for name in self._widths)
-        f = log_sigmoid(self.forget_proj(low).astype(mx.float32))
-        f = mx.exp(f / self._gate_root)
-        q, k, v, f = (split_heads(part, self.num_heads) for part in (q, k, v, f))
-        return q.astype(mx.float32) * self._key_dim**-0.5, k, v.astype(mx.float32), f, g
+        q, k, _, _, f = self.apart(self.project(x))
+        return weights_of_recurrence(*self._heads(q, k, f))

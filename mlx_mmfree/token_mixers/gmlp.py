@@ -1,16 +1,13 @@
 """gMLP: a perceptron whose gate is mixed along the sequence (Liu et al., arXiv 2105.08050)."""
 
-from functools import partial
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sizes
-from ..layers.context import Context, RealTokens
 from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
-from ..layers.linear import apply_linear
-from ..layers.mixer import Linears, factory_of
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, factory_of
 from ..layers.norms import LayerNorm
 from ..ops import activate
 
@@ -93,46 +90,38 @@ class GMLP(KeyValueMixer):
         self.is_causal = is_causal
         self._attention_dims = attention_dims
         self.num_heads = num_heads
-        self.input_proj = factory_of(linear, "input_proj")(dims, hidden_dims, bias=True)
+        self.make_projections(dims, {"input_proj": [half, half]}, linear, bias=True)
         self.gate_norm = LayerNorm(half, eps=norm_eps)
         bound = 1e-3 / max_length
         shape = (num_heads, max_length, max_length)
         self.spatial_weight = mx.random.uniform(-bound, bound, shape)
         self.spatial_bias = mx.ones((num_heads, max_length))
         if attention_dims is not None:
-            for name in ("query_proj", "key_proj", "value_proj"):
-                self[name] = factory_of(linear, name)(dims, attention_dims, bias=False)
+            inner = {name: [attention_dims] for name in QUERIES_KEYS_VALUES}
+            self.make_projections(dims, inner, linear)
             make = factory_of(linear, "attention_proj")
             self.attention_proj = make(attention_dims, half, bias=True)
-        self.output_proj = factory_of(linear, "output_proj")(half, dims, bias=True)
+        self.make_output(half, dims, linear, bias=True)
 
     @property
     def held_dims(self) -> tuple[int, int, int]:
         width = self._attention_dims or 0
         return 1, width, self._half + width
 
-    def mix(self, x: mx.array, state: HeldTokens, context: Context) -> tuple[mx.array, HeldTokens]:
-        return self.read_tokens(x, state, context, partial(self._mix, context))
-
-    def _mix(
-        self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
-    ) -> tuple[mx.array, HeldTokens]:
-        u, v = mx.split(activate(apply_linear(self.input_proj, x), "gelu"), 2, axis=-1)
-        values = self.gate_norm(v)
+    def mix(self, u: mx.array, v: mx.array, *others: Any) -> tuple[mx.array, HeldTokens]:
+        *small, state, context = others
+        u, values = activate(u, "gelu"), self.gate_norm(activate(v, "gelu"))
         keys = values[..., :0]
-        if self._attention_dims is not None:
-            keys = self.key_proj(x)
-            values = mx.concatenate([values, self.value_proj(x)], axis=-1)
-        keys, values, places, after = read_placed(
-            keys[:, None], values[:, None], before, context, tokens
-        )
+        if small:
+            _, keys, own = small
+            values = mx.concatenate([values, own], axis=-1)
+        keys, values, places, after = read_placed(keys[:, None], values[:, None], state, context)
         gates, attended = mx.split(values[:, 0].astype(mx.float32), [self._half], axis=-1)
         s = self._along(gates, places)
-        if self._attention_dims is not None:
-            y = self._shares(self.query_proj(x), keys[:, 0], places)[:, 0] @ attended
-            s = s + self.attention_proj(y.astype(x.dtype)).astype(mx.float32)
-        y = u.astype(mx.float32) * s
-        return apply_linear(self.output_proj, y.astype(x.dtype)).astype(x.dtype), after
+        if small:
+            y = self._shares(small[0], keys[:, 0], places)[:, 0] @ attended
+            s = s + self.attention_proj(y.astype(u.dtype)).astype(mx.float32)
+        return u.astype(mx.float32) * s, after
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         """Those of the heads along the sequence and, last, of the small attention if there is one."""

@@ -95,51 +95,51 @@ class GRU(TokenMixer):
         self._hidden_dims = hidden_dims
         self._resets_before = resets_before
         for name in _GATES:
-            self[name] = factory_of(linear, name)(dims, hidden_dims, bias=bias)
+            self.make_projections(dims, {name: [hidden_dims]}, linear, bias=bias)
             name = f"hidden_{name}"
             self[name] = factory_of(linear, name)(hidden_dims, hidden_dims, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=False)
+        self.make_output(hidden_dims, dims, linear)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> GRUState:
         return GRUState(mx.zeros((batch_size, self._hidden_dims)))
 
-    def mix(self, x: mx.array, state: GRUState, context: Context) -> tuple[mx.array, GRUState]:
+    def mix(
+        self, r: mx.array, z: mx.array, c: mx.array, state: GRUState, context: Context
+    ) -> tuple[mx.array, GRUState]:
         hidden = state.hidden
-        gates = project(x, [self[name] for name in _GATES])
         states = []
-        for n, step in enumerate(positions(gates, axis=1)):
+        for n, step in enumerate(
+            zip(*(positions(part, axis=1) for part in (r, z, c)), strict=True)
+        ):
             old = hidden
             if context.starts is not None:
                 hidden = mx.where(context.starts[:, n, None], 0.0, hidden)
-            hidden, _ = self._step(step[:, 0], hidden)
+            hidden, _ = self._step([part[:, 0] for part in step], hidden)
             if context.valid is not None:
                 hidden = mx.where(context.valid[:, n, None], hidden, old)
             states.append(hidden)
-        if not states:
-            return x, GRUState(hidden)
-        y = mx.stack(states, axis=1).astype(x.dtype)
-        return project(y, (self["output_proj"],)), GRUState(hidden)
+        return mx.stack(states, axis=1), GRUState(hidden)
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("GRU", x, self._dims)
         hidden = self.init_state(x.shape[0], x.dtype).hidden
-        gates = project(x, [self[name] for name in _GATES])
+        gates = self.apart(self.project(x))
         updates = []
         for n in range(x.shape[1]):
-            hidden, update = self._step(gates[:, n], hidden)
+            hidden, update = self._step([part[:, n] for part in gates], hidden)
             updates.append(update)
         update = mx.stack(updates, axis=1)
         return weights_of_gates(update, 1.0 - update)
 
-    def _step(self, gates: mx.array, hidden: mx.array) -> tuple[mx.array, mx.array]:
+    def _step(self, gates: list[mx.array], hidden: mx.array) -> tuple[mx.array, mx.array]:
         """The state after a position, and the share of the state before, float32 `(B, E)`.
 
         Args:
-            gates: What the input adds to the reset, the update and the candidate, `(B, 3 E)`.
+            gates: What the input adds to the reset, the update and the candidate, `(B, E)` each.
             hidden: The state before, float32 `(B, E)`.
         """
-        dtype = gates.dtype
-        of_reset, of_update, of_candidate = mx.split(gates.astype(mx.float32), 3, axis=-1)
+        dtype = gates[0].dtype
+        of_reset, of_update, of_candidate = (part.astype(mx.float32) for part in gates)
         linears = [self[f"hidden_{name}"] for name in _GATES]
         before = linears[:2] if self._resets_before else linears
         parts = project(hidden.astype(dtype), before).astype(mx.float32)

@@ -5,10 +5,9 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.mixer import Group, Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import Group, Linears, Partition, TokenMixer
 from ..layers.recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.sharded_linear import ShardedRMSNorm
 from ..ops import gated_rms_norm
@@ -98,9 +97,9 @@ class HGRN(TokenMixer):
         hidden_dims = dims if hidden_dims is None else hidden_dims
         self._dims = dims
         self._hidden_dims = hidden_dims
-        for name in ("input_proj", "forget_proj", "gate_proj"):
-            self[name] = factory_of(linear, name)(dims, hidden_dims, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=bias)
+        gates = {name: [hidden_dims] for name in ("input_proj", "forget_proj", "gate_proj")}
+        self.make_projections(dims, gates, linear, bias=bias)
+        self.make_output(hidden_dims, dims, linear, bias=bias)
         self.output_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
 
     def take_part(self, group: Group) -> None:
@@ -111,21 +110,19 @@ class HGRN(TokenMixer):
 
     def mix(
         self,
-        x: mx.array,
+        i: mx.array,
+        f: mx.array,
+        g: mx.array,
         state: HGRNState,
         context: Context,
         *,
         lower_bound: mx.array | None = None,
     ) -> tuple[mx.array, HGRNState]:
-        inner = (self["input_proj"], self["forget_proj"], self["gate_proj"])
-        i, f, g = mx.split(project(x, inner), 3, axis=-1)
         h, last = gated_recurrence(i, f, state.hidden, context, lower_bound)
         norm = self["output_norm"]
         if isinstance(norm, ShardedRMSNorm):
-            y = norm(h) * silu(g.astype(mx.float32))
-        else:
-            y = gated_rms_norm(h, g, norm["weight"], eps=norm.eps)
-        return project(y.astype(x.dtype), (self["output_proj"],)), HGRNState(last)
+            return norm(h) * silu(g.astype(mx.float32)), HGRNState(last)
+        return gated_rms_norm(h, g, norm["weight"], eps=norm.eps), HGRNState(last)
 
     def mixing_weights(
         self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any

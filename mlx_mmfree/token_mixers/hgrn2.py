@@ -5,11 +5,10 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import apply_norm, project
 from ..layers.arguments import check_sequences, dims_of_a_head
 from ..layers.context import Context
 from ..layers.linear import merge_heads, split_heads
-from ..layers.mixer import Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import Linears, Partition, TokenMixer
 from ..layers.recurrence import bounded_gate, weights_of_recurrence
 from ..ops import gated_linear_attention
 from ..ops.activations import silu
@@ -78,6 +77,7 @@ class HGRN2(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    before_output: ClassVar[str] = "output_norm"
     partition = Partition({"query_proj": 1, "forget_proj": 1, "input_proj": 1}, norm="output_norm")
 
     def __init__(
@@ -98,10 +98,10 @@ class HGRN2(TokenMixer):
         self._head_dim = head_dim
         self.num_heads = num_heads
         self._scale = head_dim**-0.5 if scale is None else scale
-        widths = {"query_proj": head_dim, "forget_proj": head_dim, "input_proj": self._value_dim}
-        for name, width in widths.items():
-            self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(dims, dims, bias=bias)
+        keys = num_heads * head_dim
+        inner = {"query_proj": [keys], "forget_proj": [keys], "input_proj": [dims]}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(dims, dims, linear, bias=bias)
         self.output_norm = nn.RMSNorm(dims, eps=norm_eps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HGRN2State:
@@ -110,34 +110,33 @@ class HGRN2(TokenMixer):
 
     def mix(
         self,
-        x: mx.array,
+        q: mx.array,
+        f: mx.array,
+        v: mx.array,
         state: HGRN2State,
         context: Context,
         *,
         lower_bound: mx.array | None = None,
     ) -> tuple[mx.array, HGRN2State]:
-        q, f, k, v = self._inner(x, lower_bound)
+        q, f, k = self._heads(q, f, lower_bound)
+        v = split_heads(v, self.num_heads).astype(mx.float32)
         o, memory = gated_linear_attention(
-            q, k, v.astype(mx.float32), f, state.memory, valid=context.valid, starts=context.starts
+            q, k, v, f, state.memory, valid=context.valid, starts=context.starts
         )
-        y, norm = merge_heads(o), self["output_norm"]
-        if x.dtype == mx.float16:
-            # before the norm, numbers may go beyond its range
-            y, norm = apply_norm(norm, y), None
-        return project(y.astype(x.dtype), (self["output_proj"],), norm=norm), HGRN2State(memory)
+        return merge_heads(o), HGRN2State(memory)
+
+    def _heads(
+        self, q: mx.array, f: mx.array, lower_bound: mx.array | None
+    ) -> tuple[mx.array, ...]:
+        """Queries, gates, and what is not forgotten by them, in heads."""
+        q = silu(q.astype(mx.float32)) * self._scale
+        gates = bounded_gate(f, lower_bound)
+        return tuple(split_heads(part, self.num_heads) for part in (q, *gates))
 
     def mixing_weights(
         self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any
     ) -> mx.array:
         check_sequences("HGRN2", x, self._dims)
-        q, f, k, _ = self._inner(x, lower_bound)
+        q, f, _ = self.apart(self.project(x))
+        q, f, k = self._heads(q, f, lower_bound)
         return weights_of_recurrence(q, k, f)
-
-    def _inner(self, x: mx.array, lower_bound: mx.array | None) -> tuple[mx.array, ...]:
-        """Queries, gates, what is not forgotten by them, and values, in heads."""
-        width = self.num_heads * self._head_dim
-        inner = (self["query_proj"], self["forget_proj"], self["input_proj"])
-        q, f, v = mx.split(project(x, inner), [width, 2 * width], axis=-1)
-        q = silu(q.astype(mx.float32)) * self._scale
-        gates = bounded_gate(f, lower_bound)
-        return tuple(split_heads(part, self.num_heads) for part in (q, *gates, v))

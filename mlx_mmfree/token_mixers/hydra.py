@@ -5,10 +5,9 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, TokenMixer
 from ..layers.recurrence import check_no_starts, weights_of_kernel
 from ..ops import linear_scan, long_sum
 
@@ -91,8 +90,9 @@ class Hydra(TokenMixer):
         self._group: Group | None = None
         self._eps = eps
         self.is_causal = is_causal
-        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
-            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        inner = {name: [dims] for name in ("query_proj", "key_proj", "value_proj")}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(dims, dims, linear, bias=bias)
 
     def take_part(self, group: Group) -> None:
         self._group = group
@@ -101,11 +101,15 @@ class Hydra(TokenMixer):
         return HydraState(mx.zeros((batch_size, self._channels))) if self.is_causal else ()
 
     def mix(
-        self, x: mx.array, state: HydraState | tuple[()], context: Context
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        state: HydraState | tuple[()],
+        context: Context,
     ) -> tuple[mx.array, HydraState | tuple[()]]:
         valid, starts = context.valid, context.starts
-        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        q, k, v = mx.split(project(x, inner).astype(mx.float32), 3, axis=-1)
+        q, k, v = (part.astype(mx.float32) for part in (q, k, v))
         products = self._unit(k) * v
         if valid is not None:
             products = mx.where(valid[..., None], products, 0.0)
@@ -117,14 +121,13 @@ class Hydra(TokenMixer):
         else:
             check_no_starts("Hydra", starts)
             sums = long_sum(products.swapaxes(1, 2), axis=-1)[:, None]
-        y = (self._unit(q) * sums).astype(x.dtype)
-        return project(y, (self["output_proj"],)), state
+        return self._unit(q) * sums, state
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("Hydra", x, self._dims)
-        q, k = (
-            self._unit(self[name](x).astype(mx.float32)).swapaxes(1, 2)[..., None]
-            for name in ("query_proj", "key_proj")
+        q, k, _ = (
+            self._unit(part.astype(mx.float32)).swapaxes(1, 2)[..., None]
+            for part in self.apart(self.project(x))
         )
         return weights_of_kernel(q, k, is_causal=self.is_causal)
 

@@ -6,9 +6,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, dims_of_a_head
-from ..layers.delta_rule import DeltaRuleMixer, fresh_decay_log, fresh_step_bias
+from ..layers.context import Context
+from ..layers.delta_rule import DeltaRuleMixer, DeltaRuleState, fresh_decay_log, fresh_step_bias
 from ..layers.linear import split_heads
 from ..layers.mixer import Linears, factory_of
+from ..ops import rms_norm
 from ..ops.gated_delta_net import softplus
 
 
@@ -107,22 +109,32 @@ class KDA(DeltaRuleMixer):
         self._lower_bound = lower_bound
         gates = {"decay": heads * head_dim, "gate": heads * value_dim}
         for name, width in gates.items():
+            self.make_projections(dims, {f"{name}_down_proj": [rank]}, linear)
             has_bias = name == "gate" and gate_bias
-            self[f"{name}_down_proj"] = factory_of(linear, f"{name}_down_proj")(
-                dims, rank, bias=False
-            )
             self[f"{name}_proj"] = factory_of(linear, f"{name}_proj")(rank, width, bias=has_bias)
         self.decay_log = fresh_decay_log(heads)
         self.step_bias = fresh_step_bias(heads * head_dim)
 
-    def gates(self, x: mx.array) -> mx.array:
-        steps = self["decay_proj"](self["decay_down_proj"](x)).astype(mx.float32)
-        steps = split_heads(steps + self["step_bias"].astype(mx.float32), self.num_heads)
-        return mx.exp(log_gates(steps, self["decay_log"], self._lower_bound))
+    def mix(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        b: mx.array,
+        a: mx.array,
+        g: mx.array,
+        state: DeltaRuleState,
+        context: Context,
+    ) -> tuple[mx.array, DeltaRuleState]:
+        o, state = self.attend(q, k, v, self.steps(b, a), state, context)
+        norm = self["output_norm"]
+        g = mx.unflatten(self.gate_proj(g).astype(mx.float32), -1, o.shape[2:])
+        return mx.flatten(rms_norm(o, norm["weight"], eps=norm.eps) * mx.sigmoid(g), 2), state
 
-    def finish(self, o: mx.array, x: mx.array) -> mx.array:
-        gate = self["gate_proj"](self["gate_down_proj"](x)).astype(mx.float32)
-        return super().finish(o, x) * mx.sigmoid(mx.unflatten(gate, -1, o.shape[2:]))
+    def steps(self, b: mx.array, a: mx.array, *others: mx.array) -> tuple[mx.array, mx.array]:
+        steps = self.decay_proj(a).astype(mx.float32) + self.step_bias.astype(mx.float32)
+        steps = split_heads(steps, self.num_heads)
+        return self.beta(b), mx.exp(log_gates(steps, self.decay_log, self._lower_bound))
 
 
 def log_gates(steps: mx.array, decay_log: mx.array, lower_bound: float | None) -> mx.array:

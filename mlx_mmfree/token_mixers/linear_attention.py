@@ -6,11 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, dims_of_a_head
 from ..layers.context import Context
 from ..layers.linear import merge_heads, split_heads
-from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.recurrence import attend_to_all, check_no_starts, weights_of_kernel, with_ones
 from ..ops import gated_linear_attention
 from ..ops.activations import elu_plus_one, relu
@@ -94,6 +93,7 @@ class LinearAttention(TokenMixer):
     cross: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
+    of_memory: ClassVar[tuple[str, ...]] = ("key_proj", "value_proj")
     partition = Partition(QUERIES_KEYS_VALUES)
 
     def __init__(
@@ -125,9 +125,9 @@ class LinearAttention(TokenMixer):
         self._scale = scale
         self.is_causal = is_causal
         widths = {"query_proj": head_dim, "key_proj": head_dim, "value_proj": value_dim}
-        for name, width in widths.items():
-            self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(num_heads * value_dim, dims, bias=bias)
+        inner = {name: [num_heads * width] for name, width in widths.items()}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(num_heads * value_dim, dims, linear, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> LinearAttentionState | tuple[()]:
         if not self.is_causal:
@@ -136,12 +136,15 @@ class LinearAttention(TokenMixer):
         return LinearAttentionState(mx.zeros((batch_size, self.num_heads, self._features, columns)))
 
     def mix(
-        self, x: mx.array, state: LinearAttentionState | tuple[()], context: Context
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        state: LinearAttentionState | tuple[()],
+        context: Context,
     ) -> tuple[mx.array, LinearAttentionState | tuple[()]]:
         memory = context.memory
-        source = x if memory is None else memory
-        q, k = self._queries_and_keys(x, source)
-        v = self._heads("value_proj", source)
+        q, k, v = *self._features_of(q, k), self._heads(v)
         v = with_ones(v) if self._normalize else v
         if isinstance(state, LinearAttentionState) and memory is None:
             o, last = gated_linear_attention(
@@ -154,25 +157,25 @@ class LinearAttention(TokenMixer):
             o = attend_to_all(q, k, v, seen)
         if self._normalize:
             o = o[..., :-1] / (o[..., -1:] + self._eps)
-        return project(merge_heads(o).astype(x.dtype), (self["output_proj"],)), state
+        return merge_heads(o), state
 
     def mixing_weights(
         self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
     ) -> mx.array:
         check_sequences("LinearAttention", x, self._dims)
-        q, k = self._queries_and_keys(x, x if memory is None else memory)
+        q, k, _ = self.apart(self.project_both(x, x if memory is None else memory))
+        q, k = self._features_of(q, k)
         weights = weights_of_kernel(q, k, is_causal=self.is_causal and memory is None)
         if self._normalize:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + self._eps)
         return weights
 
-    def _queries_and_keys(self, x: mx.array, source: mx.array) -> tuple[mx.array, mx.array]:
-        """Their features, float32 `(B, H, L, F)` and `(B, H, M, F)`."""
-        q = self.feature_map(self._heads("query_proj", x) * self._scale)
-        return q, self.feature_map(self._heads("key_proj", source))
+    def _features_of(self, q: mx.array, k: mx.array) -> tuple[mx.array, mx.array]:
+        """The features of projected tokens, float32 `(B, H, L, F)` and `(B, H, M, F)`."""
+        return self.feature_map(self._heads(q) * self._scale), self.feature_map(self._heads(k))
 
-    def _heads(self, name: str, x: mx.array) -> mx.array:
-        return split_heads(self[name](x), self.num_heads).astype(mx.float32)
+    def _heads(self, x: mx.array) -> mx.array:
+        return split_heads(x, self.num_heads).astype(mx.float32)
 
 
 def _feature_map(given: str | FeatureMap) -> FeatureMap:

@@ -5,9 +5,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes, dims_of_a_head
-from ..layers.context import Context, padding_last
+from ..layers.context import Context
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
 from ..ops import attention
@@ -62,6 +61,8 @@ class Linformer(TokenMixer):
     complexity: ClassVar[str] = "T k D"
     paper: ClassVar[str] = "arXiv 2006.04768"
     bidirectional: ClassVar[bool] = True
+    padding_last: ClassVar[bool] = True
+    of_memory: ClassVar[tuple[str, ...]] = ("key_proj", "value_proj")
     cross: ClassVar[bool] = True
     length_bound: ClassVar[bool] = True
 
@@ -93,13 +94,12 @@ class Linformer(TokenMixer):
             widths["value_proj"] = self.num_kv_heads
             if not shares_lengths:
                 lengths.append("value_length_proj")
-        for name, heads in widths.items():
-            self[name] = factory_of(linear, name)(dims, heads * head_dim, bias=bias)
+        inner = {name: [heads * head_dim] for name, heads in widths.items()}
+        self.make_projections(dims, inner, linear, bias=bias)
         for name in lengths:
             self[name] = factory_of(linear, name)(max_length, num_projected, bias=False)
-        make = factory_of(linear, "output_proj")
         output_bias = bias if output_bias is None else output_bias
-        self.output_proj = make(num_heads * head_dim, dims, bias=output_bias)
+        self.make_output(num_heads * head_dim, dims, linear, bias=output_bias)
 
     @property
     def partition(self) -> Partition:  # type: ignore[override]
@@ -110,45 +110,49 @@ class Linformer(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
-        valid, memory = context.valid, context.memory
-        source, name = (x, "x") if memory is None else (memory, "memory")
-        check_sequences("Linformer", source, self._dims)
-        if source.shape[1] > self._max_length:
+    def mix(self, q: mx.array, k: mx.array, *others: Any) -> tuple[mx.array, tuple[()]]:
+        *v, _, context = others
+        is_own = context.memory is None
+        length, name = k.shape[1], "x" if is_own else "memory"
+        if length > self._max_length:
             raise ValueError(
                 f"[Linformer] '{name}' must not be longer than 'max_length', {self._max_length}, but "
-                f"has {source.shape[1]} positions."
+                f"has {length} positions."
             )
-        queries = split_heads(self["query_proj"](x), self.num_heads)
-        keys, values = self._projected(source, valid if memory is None else context.memory_valid)
-        y = attention(queries, keys, values)
-        y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
-        return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), ()
+        counts = context.counts
+        if not is_own:
+            # the padding of the second sequence is moved after its positions too
+            memory = Context(context.memory_valid)
+            k, *v = (memory.padding_moved(part) for part in (k, *v))
+            counts = memory.with_padding_last().counts
+        q = split_heads(q, self.num_heads)
+        k, v = self._along_length(k, *v, counts=counts)
+        return merge_heads(attention(q, k, v)), ()
+
+    def checked_state(self, x: mx.array, state: tuple[()] | None) -> tuple[()]:
+        check_sequences("Linformer", x, self._dims)
+        return ()
 
     def mixing_weights(
         self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
     ) -> mx.array:
         """Those of the projected keys, `(B, H, L, k)`, which stand at no position."""
         check_sequences("Linformer", x, self._dims)
-        queries = split_heads(self["query_proj"](x), self.num_heads).astype(mx.float32)
-        keys, _ = self._projected(x if memory is None else memory, None)
-        keys = keys.astype(mx.float32)
-        return attention(queries, keys, one_hot_values(*keys.shape[:3]))
+        q, *others = self.apart(self.project_both(x, x if memory is None else memory))
+        k, _ = self._along_length(*others, counts=None)
+        q, k = split_heads(q, self.num_heads).astype(mx.float32), k.astype(mx.float32)
+        return attention(q, k, one_hot_values(*k.shape[:3]))
 
-    def _projected(self, source: mx.array, valid: mx.array | None) -> tuple[mx.array, mx.array]:
-        """Keys and values of a sequence, `(B, G, k, K)` each."""
-        if valid is not None:
-            order = padding_last(Context(valid), valid)[0][..., None]
-            valid = mx.take_along_axis(valid[..., None], order, axis=1)
-            source = mx.take_along_axis(source, order, axis=1)
-            source = mx.where(valid, source, mx.zeros((), source.dtype))
-        keys = self["key_proj"](source)
-        values = self["value_proj"](source) if "value_proj" in self else keys
+    def _along_length(
+        self, k: mx.array, v: mx.array | None = None, *, counts: mx.array | None
+    ) -> tuple[mx.array, mx.array]:
+        """Keys and values `(B, k, G K)` projected along the length, `(B, G, k, K)` each."""
         made = []
-        for heads, name in ((keys, "key_length_proj"), (values, "value_length_proj")):
-            if valid is not None:
+        for heads, name in ((k, "key_length_proj"), (k if v is None else v, "value_length_proj")):
+            if counts is not None:
                 # a bias is no zero
-                heads = mx.where(valid, heads, mx.zeros((), heads.dtype))
+                is_real = (mx.arange(heads.shape[1]) < counts[:, None])[..., None]
+                heads = mx.where(is_real, heads, mx.zeros((), heads.dtype))
             missing = self._max_length - heads.shape[1]
             columns = mx.pad(heads, [(0, 0), (0, missing), (0, 0)]).swapaxes(1, 2)
             along = self[name if name in self else "key_length_proj"]

@@ -5,10 +5,9 @@ from typing import Any, ClassVar, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
 from ..layers.attention.key_values import SequenceBlocks, near_mask
-from ..layers.context import Context, RealTokens, padding_last, read_without_padding
+from ..layers.context import Context
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
 from ..ops import attention
@@ -66,6 +65,7 @@ class Longformer(TokenMixer):
     complexity: ClassVar[str] = "T (W + G) D"
     paper: ClassVar[str] = "arXiv 2004.05150"
     bidirectional: ClassVar[bool] = True
+    padding_last: ClassVar[bool] = True
     partition = Partition(
         {**QUERIES_KEYS_VALUES, **{f"global_{name}": 1 for name in QUERIES_KEYS_VALUES}}
     )
@@ -91,7 +91,7 @@ class Longformer(TokenMixer):
         self._num_global = num_global
         for name in (*_PROJECTIONS, *(f"global_{name}" for name in _PROJECTIONS)):
             self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=bias)
+        self.make_output(num_heads * head_dim, dims, linear, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
@@ -99,33 +99,37 @@ class Longformer(TokenMixer):
     def mix(
         self, x: mx.array, state: tuple[()], context: Context, *, is_global: mx.array | None = None
     ) -> tuple[mx.array, tuple[()]]:
-        if is_global is not None and is_global.shape != x.shape[:2]:
-            raise ValueError(
-                f"[Longformer] 'is_global' must have shape {x.shape[:2]} but got {is_global.shape}."
-            )
-        if not x.shape[1]:
-            return x, ()
-        if is_global is not None and context.valid is not None:
-            marked = mx.logical_and(is_global, context.valid)
-            is_global = mx.take_along_axis(marked, padding_last(context, context.valid)[0], axis=1)
+        return merge_heads(self._attend(x, context.counts, is_global)), ()
 
-        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
-            y = merge_heads(self._attend(x, tokens, is_global))
-            return project(y, (self["output_proj"],)), ()
-
-        return read_without_padding(x, context, read)
+    def run(
+        self,
+        x: mx.array,
+        state: tuple[()],
+        context: Context,
+        *,
+        is_global: mx.array | None = None,
+        **arguments: Any,
+    ) -> tuple[mx.array, tuple[()]]:
+        if is_global is not None:
+            if is_global.shape != x.shape[:2]:
+                raise ValueError(
+                    f"[Longformer] 'is_global' must have shape {x.shape[:2]} but got "
+                    f"{is_global.shape}."
+                )
+            arguments["is_global"] = context.padding_moved(is_global)
+        return super().run(x, state, context, **arguments)
 
     def mixing_weights(
         self, x: mx.array, *, is_global: mx.array | None = None, **arguments: Any
     ) -> mx.array:
         check_sequences("Longformer", x, self._dims)
         values = one_hot_values(x.shape[0], self.num_heads, x.shape[1])
-        return self._attend(x.astype(mx.float32), RealTokens(None, None), is_global, values)
+        return self._attend(x.astype(mx.float32), None, is_global, values)
 
     def _attend(
         self,
         x: mx.array,
-        tokens: RealTokens,
+        counts: mx.array | None,
         is_global: mx.array | None,
         values: mx.array | None = None,
     ) -> mx.array:
@@ -138,20 +142,20 @@ class Longformer(TokenMixer):
         if is_global is None:
             count = min(self._num_global, length)
             is_global = mx.broadcast_to(token < count, (batch, length))
-            if tokens.counts is not None:
-                is_global = mx.logical_and(is_global, token < tokens.counts[:, None])
+            if counts is not None:
+                is_global = mx.logical_and(is_global, token < counts[:, None])
         else:
             marks = cast("list[int]", is_global.sum(axis=1).tolist())
             count = max(marks, default=0)
         # the global tokens of each row, and after them some others where a row has fewer
         places = mx.argsort(mx.where(is_global, token - length, token), axis=1)[:, :count]
         marked = mx.take_along_axis(is_global, places, axis=1)
-        y = self._local(x, tokens.counts, is_global, places, marked, values)
+        y = self._local(x, counts, is_global, places, marked, values)
         if count:
             places = places[:, None, :, None]
             own = mx.where(
                 marked[:, None, :, None],
-                self._global(x, tokens.counts, places[:, 0, :, 0], values),
+                self._global(x, counts, places[:, 0, :, 0], values),
                 mx.take_along_axis(y, places, axis=2),
             )
             y = mx.put_along_axis(y, mx.broadcast_to(places, own.shape), own, axis=2)

@@ -6,12 +6,11 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
 from ..layers.delta_rule import fresh_decay_log, fresh_step_bias
 from ..layers.linear import split_heads
-from ..layers.mixer import Linears, TokenMixer, factory_of
+from ..layers.mixer import Linears, TokenMixer
 from ..layers.recurrence import weights_of_recurrence
 from ..layers.short_convolution import ShortConvolution
 from ..ops import gated_linear_attention, rms_norm
@@ -130,33 +129,35 @@ class Mamba2(TokenMixer):
         self._limits = (min_step, max_step)
         self._hidden_dims = num_heads * head_dim
         channels = self._hidden_dims + 2 * num_groups * state_dims
-        self._cuts = [self._hidden_dims, self._hidden_dims + channels]
-        width = self._hidden_dims + channels + num_heads
-        self.input_proj = factory_of(linear, "input_proj")(dims, width, bias=bias)
+        inner = {"input_proj": [self._hidden_dims, channels, num_heads]}
+        self.make_projections(dims, inner, linear, bias=bias)
         self.short_conv = ShortConvolution(channels, conv_size, bias=conv_bias)
         self.decay_log = fresh_decay_log(num_heads)
         self.step_bias = fresh_step_bias(num_heads)
         self.skip = mx.ones((num_heads,))
         self.output_norm = nn.RMSNorm(self._hidden_dims, eps=norm_eps)
-        output = factory_of(linear, "output_proj")
-        self.output_proj = output(self._hidden_dims, dims, bias=bias)
+        self.make_output(self._hidden_dims, dims, linear, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> Mamba2State:
         shape = (batch_size, self.num_heads, self._state_dims, self._head_dim)
         return Mamba2State(self.short_conv.init_state(batch_size, dtype), mx.zeros(shape))
 
     def mix(
-        self, x: mx.array, state: Mamba2State, context: Context
+        self,
+        z: mx.array,
+        channels: mx.array,
+        steps: mx.array,
+        state: Mamba2State,
+        context: Context,
     ) -> tuple[mx.array, Mamba2State]:
-        (c, b, v, f, z), last = self._inner(x, state.convolution, context)
+        (c, b, v, f), last = self._heads(channels, steps, state.convolution, context)
         o, memory = gated_linear_attention(
             c, b, v, f, state.memory, valid=context.valid, starts=context.starts
         )
         o = o + self["skip"].astype(mx.float32)[:, None, None] * v
-        y = self._finish(o, z).astype(x.dtype)
-        return project(y, (self["output_proj"],)), Mamba2State(last, memory)
+        return self._normed(o, z), Mamba2State(last, memory)
 
-    def _finish(self, o: mx.array, z: mx.array) -> mx.array:
+    def _normed(self, o: mx.array, z: mx.array) -> mx.array:
         """The norm of each group of channels of what was read, once it is gated, `(B, L, E)`."""
         y = mx.flatten(o.swapaxes(1, 2), 2) * silu(z.astype(mx.float32))
         norm = self["output_norm"]
@@ -168,15 +169,15 @@ class Mamba2(TokenMixer):
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("Mamba2", x, self._dims)
         before = self.init_state(x.shape[0], x.dtype).convolution
-        (c, b, _, f, _), _ = self._inner(x, before, Context())
+        _, channels, steps = self.apart(self.project(x))
+        (c, b, _, f), _ = self._heads(channels, steps, before, Context())
         own = self["skip"].astype(mx.float32)[:, None, None] * mx.eye(x.shape[1])
         return weights_of_recurrence(c, b, f) + own
 
-    def _inner(
-        self, x: mx.array, before: mx.array, context: Context
+    def _heads(
+        self, channels: mx.array, steps: mx.array, before: mx.array, context: Context
     ) -> tuple[tuple[mx.array, ...], mx.array]:
-        """`c`, `b` times the step, `v` and the gates in heads, float32, `z`, and the last inputs."""
-        z, channels, steps = mx.split(self["input_proj"](x), self._cuts, axis=-1)
+        """`c`, `b` times the step, `v` and the gates in heads, float32, and the last inputs."""
         channels, last = self["short_conv"](channels, before, context)
         shared = self._num_groups * self._state_dims
         cuts = [self._hidden_dims, self._hidden_dims + shared]
@@ -187,4 +188,4 @@ class Mamba2(TokenMixer):
         steps = mx.clip(steps, *self._limits)
         f = mx.exp(-steps * mx.exp(self["decay_log"].astype(mx.float32)))
         steps, f = (split_heads(part, self.num_heads) for part in (steps, f))
-        return (c, b * steps, split_heads(v, self.num_heads), f, z), last
+        return (c, b * steps, split_heads(v, self.num_heads), f), last

@@ -1,35 +1,27 @@
 """MLGRU, the MatMul-free gated recurrent unit (Zhu et al., arXiv 2406.02528)."""
 
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import ShortConvolution, project
+from ..layers import ShortConvolution
 from ..layers.arguments import check_counts, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.mixer import (
-    Group,
-    Linears,
-    Partition,
-    StatesByPosition,
-    TokenMixer,
-    factory_of,
-    one_by_one,
-    part_of,
-)
+from ..layers.fusing import Parts, beside
+from ..layers.mixer import Group, Linears, Partition, TokenMixer, part_of
 from ..layers.recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.sharded_linear import ShardedRMSNorm
 from ..ops import mlgru_step
 from ..ops.activations import silu
 
 Stacking = Literal["none", "recurrence", "all"]
-_INNER: dict[Stacking, tuple[str, ...]] = {
-    "none": ("input_proj", "forget_proj", "gate_proj"),
-    "recurrence": ("recurrence_proj", "gate_proj"),
-    "all": ("gates_proj",),
+_STACKINGS: dict[Stacking, dict[str, int]] = {
+    "none": {"input_proj": 1, "forget_proj": 1, "gate_proj": 1},
+    "recurrence": {"recurrence_proj": 2, "gate_proj": 1},
+    "all": {"gates_proj": 3},
 }
+"""The projections of the input, and how many of its gates each gives."""
 
 
 class MLGRUState(NamedTuple):
@@ -102,7 +94,6 @@ class MLGRU(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
-    fuses: ClassVar[bool] = True
     weighs_channels: ClassVar[bool] = True
     partition = Partition(
         {"input_proj": 1, "forget_proj": 1, "gate_proj": 1, "recurrence_proj": 2, "gates_proj": 3},
@@ -130,21 +121,20 @@ class MLGRU(TokenMixer):
             raise ValueError(
                 f"[MLGRU] 'output_gate' must be 'norm' or 'sigmoid' but got {output_gate!r:.80}."
             )
-        if stacking not in _INNER:
+        if stacking not in _STACKINGS:
             raise ValueError(
-                f"[MLGRU] 'stacking' must be one of {', '.join(map(repr, _INNER))} but got "
+                f"[MLGRU] 'stacking' must be one of {', '.join(map(repr, _STACKINGS))} but got "
                 f"{stacking!r:.80}."
             )
         self._dims = dims
         self._hidden_dims = hidden_dims
-        self._inner = _INNER[stacking]
-        widths = {"recurrence_proj": 2 * hidden_dims, "gates_proj": 3 * hidden_dims}
-        for name in self._inner:
-            self[name] = factory_of(linear, name)(dims, widths.get(name, hidden_dims), bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(hidden_dims, dims, bias=bias)
+        gates = {name: [hidden_dims] * count for name, count in _STACKINGS[stacking].items()}
+        self.make_projections(dims, gates, linear, bias=bias)
+        self.make_output(hidden_dims, dims, linear, bias=bias)
         if output_gate == "norm":
             self.gate_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
-        if conv_size and share_conv:
+        self.prepares = bool(conv_size and share_conv)
+        if self.prepares:
             self.shared_conv = ShortConvolution(dims, conv_size)
         elif conv_size:
             self.input_conv = ShortConvolution(hidden_dims, conv_size)
@@ -164,83 +154,71 @@ class MLGRU(TokenMixer):
             tuple(self[name].init_state(batch_size, dtype) for name in names),
         )
 
+    def prepare(
+        self, x: mx.array, state: MLGRUState, context: Context
+    ) -> tuple[mx.array, MLGRUState]:
+        x, last = self.shared_conv(x, state.convolutions[0], context)
+        return x, state._replace(convolutions=(last,))
+
     def mix(
         self,
-        x: mx.array,
+        i: mx.array,
+        f: mx.array,
+        g: mx.array,
         state: MLGRUState,
         context: Context,
         *,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
         lower_bound: mx.array | None = None,
-    ) -> tuple[mx.array, MLGRUState | StatesByPosition]:
-        after: MLGRUState | StatesByPosition
-        if not context.by_position:
-            gates, convolutions = self._gates(x, norm, state.convolutions, context)
-            y, hidden = self._recur(gates, state.hidden, context, lower_bound)
-            after = MLGRUState(hidden, convolutions)
-        elif state.convolutions:
-            x = x if norm is None else norm(x)
-            y, after = one_by_one(partial(self.mix, lower_bound=lower_bound), x, state, context)
-            return y if residual is None else residual + y, after
-        else:
-            # all tokens are projected together
-            gates, _ = self._gates(x, norm, (), context)
-            recur = partial(self._recur, lower_bound=lower_bound)
-            y, hiddens = one_by_one(recur, gates, state.hidden, context)
-            after = StatesByPosition(tuple(MLGRUState(hidden) for hidden in hiddens.states))
-        return project(y, (self["output_proj"],), residual=residual), after
+    ) -> tuple[mx.array, MLGRUState]:
+        i, f, convolutions = self._convolved(i, f, state, context)
+        h, last = gated_recurrence(i, f, state.hidden, context, lower_bound)
+        g = g.astype(mx.float32)
+        y = self.gate_norm(g) * silu(h) if "gate_norm" in self else mx.sigmoid(g) * h
+        return y, MLGRUState(last, convolutions)
 
-    def _gates(
+    def has_fused(self, context: Context) -> bool:
+        return "gate_norm" in self and not isinstance(self["gate_norm"], ShardedRMSNorm)
+
+    def fused(  # type: ignore[override]
         self,
-        x: mx.array,
-        norm: nn.Module | None,
-        convolutions: tuple[mx.array, ...],
+        gates: Parts,
+        state: MLGRUState,
         context: Context,
-    ) -> tuple[mx.array, tuple[mx.array, ...]]:
-        """Input, forget and output gate before their activations, `(B, L, 3 E)`, and what is carried."""
-        if "shared_conv" in self:
-            x, last = self.shared_conv(x if norm is None else norm(x), convolutions[0], context)
-            norm, convolutions = None, (last,)
-        # items, since attributes of a module are slow to find
-        inner = tuple(self[name] for name in self._inner)
-        gates = project(x, inner, norm=norm)
+        *,
+        lower_bound: mx.array | None = None,
+    ) -> tuple[mx.array, MLGRUState]:
+        norm, convolutions = self["gate_norm"], state.convolutions
         if "input_conv" in self:
-            i, f, g = mx.split(gates, 3, axis=-1)
-            i, last_i = self.input_conv(i, convolutions[0], context)
-            f, last_f = self.forget_conv(f, convolutions[1], context)
-            gates, convolutions = mx.concatenate([i, f, g], axis=-1), (last_i, last_f)
-        return gates, convolutions
+            i, f, g = self.apart(gates)
+            i, f, convolutions = self._convolved(i, f, state, context)
+            gates = (i, f, g)
+        y, hidden = mlgru_step(
+            beside(gates),
+            state.hidden,
+            norm["weight"],
+            eps=norm.eps,
+            lower_bound=lower_bound,
+            valid=context.valid,
+            starts=context.starts,
+        )
+        return y, MLGRUState(hidden, convolutions)
+
+    def _convolved(
+        self, i: mx.array, f: mx.array, state: MLGRUState, context: Context
+    ) -> tuple[mx.array, mx.array, tuple[mx.array, ...]]:
+        """Input and forget gate after their short convolutions, and what these carry."""
+        if "input_conv" not in self:
+            return i, f, state.convolutions
+        i, last_i = self.input_conv(i, state.convolutions[0], context)
+        f, last_f = self.forget_conv(f, state.convolutions[1], context)
+        return i, f, (last_i, last_f)
 
     def mixing_weights(
         self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any
     ) -> mx.array:
         check_sequences("MLGRU", x, self._dims)
-        before = self.init_state(x.shape[0], x.dtype).convolutions
-        _, f, _ = mx.split(self._gates(x, None, before, Context())[0], 3, axis=-1)
+        state, context = self.init_state(x.shape[0], x.dtype), Context()
+        x, state = self.prepare(x, state, context) if self.prepares else (x, state)
+        i, f, _ = self.apart(self.project(x))
+        _, f, _ = self._convolved(i, f, state, context)
         return weights_of_gates(*bounded_gate(f, lower_bound))
-
-    def _recur(
-        self,
-        gates: mx.array,
-        hidden: mx.array,
-        context: Context,
-        lower_bound: mx.array | None = None,
-    ) -> tuple[mx.array, mx.array]:
-        """The step between the projections."""
-        gate_norm = self.get("gate_norm")
-        if gate_norm is None or isinstance(gate_norm, ShardedRMSNorm):
-            i, f, g = mx.split(gates, 3, axis=-1)
-            h, last = gated_recurrence(i, f, hidden, context, lower_bound)
-            g = g.astype(mx.float32)
-            y = mx.sigmoid(g) * h if gate_norm is None else gate_norm(g) * silu(h)
-            return y.astype(gates.dtype), last
-        return mlgru_step(
-            gates,
-            hidden,
-            gate_norm["weight"],
-            eps=gate_norm.eps,
-            lower_bound=lower_bound,
-            valid=context.valid,
-            starts=context.starts,
-        )

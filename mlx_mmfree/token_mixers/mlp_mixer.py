@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
-from ..layers.context import Context, RealTokens, read_without_padding
+from ..layers.context import Context
 from ..layers.linear import apply_linear
 from ..layers.matrix import matrix_of
 from ..layers.mixer import Linears, TokenMixer, factory_of
@@ -55,6 +55,7 @@ class MLPMixer(TokenMixer):
     complexity: ClassVar[str] = "2 T S D"
     paper: ClassVar[str] = "arXiv 2105.01601"
     bidirectional: ClassVar[bool] = True
+    padding_last: ClassVar[bool] = True
     length_bound: ClassVar[bool] = True
     weighs_channels: ClassVar[bool] = True
 
@@ -81,9 +82,16 @@ class MLPMixer(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
+    def checked_state(self, x: mx.array, state: tuple[()] | None) -> tuple[()]:
         self._check(x)
-        return read_without_padding(x, context, self._mix)
+        return ()
+
+    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
+        length = x.shape[1]
+        columns = mx.pad(x, [(0, 0), (0, self._max_length - length), (0, 0)]).swapaxes(1, 2)
+        h = activate(apply_linear(self.up_length_proj, columns), "gelu")
+        y = apply_linear(self.down_length_proj, h)
+        return y.swapaxes(1, 2)[:, :length].astype(x.dtype), ()
 
     def _check(self, x: mx.array) -> None:
         check_sequences("MLPMixer", x, self._dims)
@@ -92,13 +100,6 @@ class MLPMixer(TokenMixer):
                 f"[MLPMixer] 'x' must not be longer than 'max_length', {self._max_length}, but has "
                 f"{x.shape[1]} positions."
             )
-
-    def _mix(self, x: mx.array, tokens: RealTokens) -> tuple[mx.array, tuple[()]]:
-        length = x.shape[1]
-        columns = mx.pad(x, [(0, 0), (0, self._max_length - length), (0, 0)]).swapaxes(1, 2)
-        h = activate(apply_linear(self.up_length_proj, columns), "gelu")
-        y = apply_linear(self.down_length_proj, h)
-        return y.swapaxes(1, 2)[:, :length].astype(x.dtype), ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         r"""Those that :math:`\mathrm{gelu}(z) = z\,\Phi(z)` leaves: for each channel a product of

@@ -6,12 +6,12 @@ from typing import Any, ClassVar, NamedTuple, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.attention.mixer import SelfAttention
 from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.context import Context
+from ..layers.fusing import finished
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import Linears, State, StateKind, factory_of
 from ..ops import attention
@@ -139,31 +139,27 @@ class MultiHeadAttention(SelfAttention):
     def state_kind(self) -> StateKind:
         return _MemoryKind(super().state_kind)
 
-    def mix(  # type: ignore[override]
-        self,
-        x: mx.array,
-        state: State,
-        context: Context,
-        *,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
+    def is_cut(self, x: mx.array, state: State, context: Context) -> bool:
+        return super().is_cut(x, state, context) and not isinstance(state, MemoryState)
+
+    def run(
+        self, x: mx.array, state: State, context: Context, **arguments: Any
     ) -> tuple[mx.array, State]:
         memory, valid = context.memory, context.valid
         if memory is None and not isinstance(state, MemoryState):
             self._check_sees_itself()
-            return super().mix(x, state, context, norm=norm, residual=residual)
+            return super().run(x, state, context, **arguments)
         if not isinstance(state, MemoryState):
             state = self._read_memory(x.shape[0], state, cast(Memory, memory), context.memory_valid)
-        queries = split_heads(self["query_proj"](x if norm is None else norm(x)), self.num_heads)
+        queries = split_heads(self["query_proj"](x), self.num_heads)
         seen = state.valid[:, None, None]
         has_any = mx.any(seen, axis=-1, keepdims=True)
         y = attention(
             queries, state.keys, state.values, mx.logical_or(seen, mx.logical_not(has_any))
         )
         y = mx.where(has_any, y, mx.zeros((), y.dtype))
-        y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
-        y = y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype))
-        return y if residual is None else residual + y, state
+        y = finished(self, (merge_heads(y),), x.dtype)
+        return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
     def mixing_weights(
         self, x: mx.array, *, memory: Memory | None = None, **arguments: Any

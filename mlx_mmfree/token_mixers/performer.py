@@ -7,11 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..layers import project, recurrence
+from ..layers import recurrence
 from ..layers.arguments import check_optional_sizes, check_sequences, dims_of_a_head
 from ..layers.context import Context
 from ..layers.linear import merge_heads, split_heads
-from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..ops import gated_linear_attention
 from ..ops.activations import relu
 
@@ -206,8 +206,9 @@ class Performer(TokenMixer):
         self._eps = default_eps if eps is None else eps
         self._key_maximum = key_maximum
         self.is_causal = is_causal
-        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
-            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        inner = {name: [dims] for name in ("query_proj", "key_proj", "value_proj")}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(dims, dims, linear, bias=bias)
         self.redraw()
         self.freeze(keys=["projection_matrix"], recurse=False)
 
@@ -233,11 +234,14 @@ class Performer(TokenMixer):
         )
 
     def mix(
-        self, x: mx.array, state: PerformerState | tuple[()], context: Context
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        state: PerformerState | tuple[()],
+        context: Context,
     ) -> tuple[mx.array, PerformerState | tuple[()]]:
-        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        parts = mx.split(project(x, inner).astype(mx.float32), 3, axis=-1)
-        q, k, v = (split_heads(part, self.num_heads) for part in parts)
+        q, k, v = (split_heads(part.astype(mx.float32), self.num_heads) for part in (q, k, v))
         q, v = self._query_features(q), recurrence.with_ones(v)
         if isinstance(state, PerformerState):
             k, decay, maximum = self._key_features(k, state.maximum, context)
@@ -253,14 +257,13 @@ class Performer(TokenMixer):
             o = recurrence.attend_to_all(q, k, v, context.valid)
             # features are positive: it is 0 in a row of padding alone, where values are 0 too
             shares = mx.where(o[..., -1:] == 0, 1.0, o[..., -1:])
-        y = merge_heads(o[..., :-1] / shares).astype(x.dtype)
-        return project(y, (self["output_proj"],)), state
+        return merge_heads(o[..., :-1] / shares), state
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("Performer", x, self._dims)
-        q, k = (
-            split_heads(self[name](x).astype(mx.float32), self.num_heads)
-            for name in ("query_proj", "key_proj")
+        q, k, _ = (
+            split_heads(part.astype(mx.float32), self.num_heads)
+            for part in self.apart(self.project(x))
         )
         q = self._query_features(q)
         k, decay, _ = self._key_features(k, mx.full(k.shape[:2], NO_MAXIMUM), Context())

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
-from ..layers.context import Context, RealTokens, count_on, read_without_padding
+from ..layers.context import Context, count_on
 from ..layers.mixer import Linears, TokenMixer
 from ..ops import linear_scan
 
@@ -67,6 +67,7 @@ class Pooling(TokenMixer):
     paper: ClassVar[str] = "arXiv 2111.11418"
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
+    padding_last: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
 
@@ -101,28 +102,21 @@ class Pooling(TokenMixer):
         self, x: mx.array, state: PoolingState | tuple[()], context: Context
     ) -> tuple[mx.array, PoolingState | tuple[()]]:
         before = state if isinstance(state, PoolingState) else self._first(x.shape[0], self._dims)
-        if not x.shape[1]:
-            return x, before if self.is_causal else ()
-
-        def read(x: mx.array, tokens: RealTokens) -> tuple[mx.array, PoolingState]:
-            mean, after = self._mean(x.astype(mx.float32), before, tokens)
-            return mean.astype(x.dtype) - x, after
-
-        y, after = read_without_padding(x, context, read)
-        return y, after if self.is_causal else ()
+        mean, after = self._mean(x.astype(mx.float32), before, context)
+        return mean.astype(x.dtype) - x, after if self.is_causal else ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("Pooling", x, self._dims)
         batch, length, _ = x.shape
         one_hot = mx.broadcast_to(mx.eye(length), (batch, length, length))
-        mean, _ = self._mean(one_hot, self._first(batch, length), RealTokens(None, None))
+        mean, _ = self._mean(one_hot, self._first(batch, length), Context())
         return mean[:, None] - mx.eye(length)
 
     def _mean(
-        self, x: mx.array, before: PoolingState, tokens: RealTokens
+        self, x: mx.array, before: PoolingState, context: Context
     ) -> tuple[mx.array, PoolingState]:
         """The mean around each token, float32 `(B, L, D)`, of rows whose padding comes last."""
-        counts, starts = tokens
+        counts, starts = context.counts, context.starts
         length = x.shape[1]
         valid = None if counts is None else mx.arange(length) < counts[:, None]
         place, count = count_on(before.read, length, Context(valid, starts=starts))

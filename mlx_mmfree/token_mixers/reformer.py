@@ -2,19 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.attention.key_values import KeyValueState, extend, read
-from ..layers.context import Context, RealTokens
+from ..layers.context import Context
 from ..layers.held_tokens import HeldTokens, KeyValueMixer
 from ..layers.linear import merge_heads, one_hot_values, split_heads
-from ..layers.mixer import Group, Linears, Partition, factory_of, own_share
+from ..layers.mixer import Group, Linears, Partition, own_share
 
 Tokens = tuple[mx.array, mx.array, mx.array]
 UNSEEN = -1e9
@@ -395,9 +393,10 @@ class Reformer(KeyValueMixer):
         self.num_heads = num_heads
         self._drawn_heads, self._own_heads = num_heads, slice(num_heads)
         self.head_dim = head_dim
-        for name in ("query_key_proj", "value_proj"):
-            self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=False)
-        self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=False)
+        width = num_heads * head_dim
+        inner = {"query_key_proj": [width], "value_proj": [width]}
+        self.make_projections(dims, inner, linear)
+        self.make_output(width, dims, linear)
 
     def take_part(self, group: Group) -> None:
         self._own_heads = own_share(self.num_heads, group)
@@ -411,33 +410,27 @@ class Reformer(KeyValueMixer):
         return self._hashed(split_heads(self["query_key_proj"](x), self.num_heads), rotations)
 
     def mix(
-        self, x: mx.array, state: HeldTokens, context: Context, *, rotations: mx.array | None = None
-    ) -> tuple[mx.array, HeldTokens]:
-        return self.read_tokens(x, state, context, partial(self._mix, rotations))
-
-    def _mix(
         self,
-        rotations: mx.array | None,
-        x: mx.array,
-        before: HeldTokens,
-        tokens: RealTokens,
+        queries: mx.array,
+        values: mx.array,
+        state: HeldTokens,
+        context: Context,
+        *,
+        rotations: mx.array | None = None,
     ) -> tuple[mx.array, HeldTokens]:
-        projected = project(x, (self["query_key_proj"], self["value_proj"]))
-        both = split_heads(projected, 2 * self.num_heads)
-        queries, values = mx.split(both, 2, axis=1)
-        seen, places, after = queries, None, before
-        length, token = x.shape[1], mx.arange(x.shape[1])[None]
-        positions = (
-            token if tokens.counts is None else mx.where(token < tokens.counts[:, None], token, -1)
-        )
-        if isinstance(before, KeyValueState):
-            reading = read(before.positions, length, tokens.counts)
-            seen, values, after = extend(before, queries, values, reading)
+        queries, values = (split_heads(part, self.num_heads) for part in (queries, values))
+        seen, places, after = queries, None, state
+        length, token = queries.shape[2], mx.arange(queries.shape[2])[None]
+        counts = context.counts
+        positions = token if counts is None else mx.where(token < counts[:, None], token, -1)
+        if isinstance(state, KeyValueState):
+            reading = read(state.positions, length, counts)
+            seen, values, after = extend(state, queries, values, reading)
             positions = reading.positions
-            if before.used:
+            if state.used:
                 # padding after the tokens has no slot, and any place does
                 places = mx.minimum(reading.places, seen.shape[2] - 1)
-        positions = mx.broadcast_to(positions, (x.shape[0], seen.shape[2]))
+        positions = mx.broadcast_to(positions, (seen.shape[0], seen.shape[2]))
         is_step = self._rules.has_ring and length == 1
         is_short = not is_step and 2 * length * self._rules.chunk > seen.shape[2]
         is_whole = places is None or is_short
@@ -451,9 +444,9 @@ class Reformer(KeyValueMixer):
             None if is_whole else places,
         )
         if is_whole and places is not None:
-            index = mx.broadcast_to(places, x.shape[:2])
+            index = mx.broadcast_to(places, (seen.shape[0], length))
             y = mx.take_along_axis(y, index[:, None, :, None], axis=2)
-        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+        return merge_heads(y), after
 
     def mixing_weights(
         self, x: mx.array, *, rotations: mx.array | None = None, **arguments: Any

@@ -6,9 +6,10 @@ from typing import Any, ClassVar, Literal, get_args
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers.attention.mixer import SelfAttention
+from ..layers.attention.mixer import SelfAttention, SelfAttentionState
 from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
+from ..layers.context import Context
 from ..layers.mixer import Linears
 from ..ops import long_sum
 from ..ops.attention import Mask
@@ -138,14 +139,15 @@ class ReLUAttention(SelfAttention):
         )
         self._power = power
         self._divides = normalization == "length"
-        if normalization == "gated_norm":
+        self.prepares = normalization == "gated_norm"
+        if self.prepares:
             self.input_norm = GatedNorm(dims, eps=norm_eps)
             self.head_norm = GatedNorm(self.head_dim, eps=norm_eps)
 
-    def project_inner(self, x: mx.array, norm: nn.Module | None) -> mx.array:
-        if "input_norm" not in self:
-            return super().project_inner(x, norm)
-        return super().project_inner(self.input_norm(x if norm is None else norm(x)), None)
+    def prepare(
+        self, x: mx.array, state: SelfAttentionState, context: Context
+    ) -> tuple[mx.array, SelfAttentionState]:
+        return self.input_norm(x), state
 
     def weigh(
         self,

@@ -6,11 +6,11 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..layers import RoPE, project
+from ..layers import RoPE
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context, count_on
 from ..layers.linear import split_heads
-from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.recurrence import weights_of_recurrence
 from ..ops import gated_linear_attention, gated_rms_norm
 
@@ -106,15 +106,14 @@ class RetNet(TokenMixer):
         # rounded once, since a power of it falls by thousands of steps
         self._decay = mx.array((1.0 - 2.0 ** (-5.0 - np.arange(num_heads))).astype(np.float32))
         self.rope = RoPE(self._key_dim) if rope is None else rope
-        self._widths = {
-            "query_proj": key_dims,
-            "key_proj": key_dims,
-            "value_proj": value_dims,
-            "gate_proj": value_dims,
+        inner = {
+            "query_proj": [key_dims],
+            "key_proj": [key_dims],
+            "value_proj": [value_dims],
+            "gate_proj": [value_dims],
         }
-        for name, width in self._widths.items():
-            self[name] = factory_of(linear, name)(dims, width, bias=bias)
-        self.output_proj = factory_of(linear, "output_proj")(value_dims, dims, bias=bias)
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(value_dims, dims, linear, bias=bias)
         self.output_norm = nn.RMSNorm(self._value_dim, eps=norm_eps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> RetNetState:
@@ -122,11 +121,16 @@ class RetNet(TokenMixer):
         return RetNetState(mx.zeros(shape), mx.zeros((batch_size,), mx.int32))
 
     def mix(
-        self, x: mx.array, state: RetNetState, context: Context
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        g: mx.array,
+        state: RetNetState,
+        context: Context,
     ) -> tuple[mx.array, RetNetState]:
-        places, position = count_on(state.position, x.shape[1], context)
-        q, k, decay = self._inner(x, places)
-        v, g = self["value_proj"](x), self["gate_proj"](x)
+        places, position = count_on(state.position, q.shape[1], context)
+        q, k, decay = self._heads(q, k, places)
         v = split_heads(v, self.num_heads).astype(mx.float32)
         o, memory = gated_linear_attention(
             q, k, v, decay, state.memory, valid=context.valid, starts=context.starts
@@ -134,19 +138,18 @@ class RetNet(TokenMixer):
         norm = self["output_norm"]
         g = mx.unflatten(g, -1, (self.num_heads, -1))
         y = gated_rms_norm(o.swapaxes(1, 2), g, norm["weight"], eps=norm.eps)
-        y = project(mx.flatten(y, 2).astype(x.dtype), (self["output_proj"],))
-        return y, RetNetState(memory, position)
+        return mx.flatten(y, 2), RetNetState(memory, position)
+
+    def _heads(
+        self, q: mx.array, k: mx.array, places: mx.array
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """Rotated queries and keys `(B, H, L, K)`, and the decay `(B, H, L, 1)`, float32."""
+        q, k = (split_heads(part, self.num_heads).astype(mx.float32) for part in (q, k))
+        q, k = (self.rope(part, offset=places) for part in (q * self._key_dim**-0.5, k))
+        return q, k, mx.broadcast_to(self["_decay"][:, None, None], (*q.shape[:3], 1))
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("RetNet", x, self._dims)
+        q, k, _, _ = self.apart(self.project(x))
         places = mx.broadcast_to(mx.arange(x.shape[1]), x.shape[:2])
-        return weights_of_recurrence(*self._inner(x, places))
-
-    def _inner(self, x: mx.array, places: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-        """Rotated queries and keys `(B, H, L, K)`, and the decay `(B, H, L, 1)`, float32."""
-        q, k = (
-            split_heads(self[name](x), self.num_heads).astype(mx.float32)
-            for name in ("query_proj", "key_proj")
-        )
-        q, k = (self.rope(part, offset=places) for part in (q * self._key_dim**-0.5, k))
-        return q, k, mx.broadcast_to(self["_decay"][:, None, None], (*q.shape[:3], 1))
+        return weights_of_recurrence(*self._heads(q, k, places))

@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.attention.mixer import SelfAttention, SelfAttentionState
 from ..layers.attention.positions import RoPE
 from ..layers.context import Context
+from ..layers.fusing import beside, finished
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import Linears, StatesByPosition
 from ..ops.ring_attention import ring_attention
@@ -91,20 +91,15 @@ class RingAttention(SelfAttention):
         )
         self._group = group if group is not None and group.size() > 1 else None
 
-    def mix(  # type: ignore[override]
-        self,
-        x: mx.array,
-        state: SelfAttentionState,
-        context: Context,
-        *,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
+    def is_cut(self, x: mx.array, state: SelfAttentionState, context: Context) -> bool:
+        return super().is_cut(x, state, context) and self._group is None
+
+    def run(
+        self, x: mx.array, state: SelfAttentionState, context: Context, **arguments: Any
     ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
         if self._group is None:
-            return super().mix(x, state, context, norm=norm, residual=residual)
-        normed = x if norm is None else norm(x)
-        y, state = self._read_part(normed, state, context, self._group)
-        return y if residual is None else residual + y, state
+            return super().run(x, state, context, **arguments)
+        return self._read_part(x, state, context, self._group)
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         if self._group is not None:
@@ -133,7 +128,7 @@ class RingAttention(SelfAttention):
         valid = context.valid
         if valid is not None:
             x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
-        heads = split_heads(self.project_inner(x, None), self.num_heads + 2 * self.num_kv_heads)
+        heads = split_heads(beside(self.project(x)), self.num_heads + 2 * self.num_kv_heads)
         both, values = mx.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
         if "rope" in self:
             offset = self._offset(x.shape[1], valid, group)
@@ -141,7 +136,7 @@ class RingAttention(SelfAttention):
         queries, keys = mx.split(both, [self.num_heads], axis=1)
         queries = self.rope.scaled(queries) if "rope" in self else queries
         y = ring_attention(queries, keys, values, group, is_causal=self.is_causal, valid=valid)
-        y = project(merge_heads(y).astype(x.dtype), (self["output_proj"],))
+        y = finished(self, (merge_heads(y),), x.dtype)
         return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), before
 
     def _offset(

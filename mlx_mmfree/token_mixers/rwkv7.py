@@ -6,7 +6,6 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
 from ..layers.linear import split_heads
@@ -134,8 +133,9 @@ class RWKV7(TokenMixer):
         place = mx.arange(dims) / dims
         for name in _SHIFTS:
             self[f"{name}_shift"] = (1.0 - place).reshape(1, 1, dims)
-        for name in ("query", "key", "value", "output"):
+        for name in ("query", "key", "value"):
             self[f"{name}_proj"] = factory_of(linear, f"{name}_proj")(dims, dims, bias=bias)
+        self.make_output(dims, dims, linear, bias=bias)
         for name, rank in ranks.items():
             down = factory_of(linear, f"{name}_down_proj")
             self[f"{name}_down_proj"] = down(dims, rank, bias=False)
@@ -165,10 +165,9 @@ class RWKV7(TokenMixer):
             starts=context.starts,
         )
         own = (r * k * self["bonus"].astype(mx.float32)[:, None]).sum(axis=-1, keepdims=True) * v
-        y = (self._finish(o, own) * gate.astype(mx.float32)).astype(x.dtype)
-        return project(y, (self["output_proj"],)), RWKV7State(last, memory)
+        return self._normed(o, own) * gate.astype(mx.float32), RWKV7State(last, memory)
 
-    def _finish(self, o: mx.array, own: mx.array) -> mx.array:
+    def _normed(self, o: mx.array, own: mx.array) -> mx.array:
         """The norm of each head of what was read, and what a position reads from itself, `(B, L, D)`."""
         norm = self["output_norm"]
         o, own = (x.swapaxes(1, 2) for x in (o, own))
@@ -274,7 +273,7 @@ class RWKV7Channel(TokenMixer):
         self._dims = dims
         self.shift = 1.0 - mx.arange(dims) / dims
         self.key_proj = factory_of(linear, "key_proj")(dims, hidden_dims, bias=bias)
-        self.value_proj = factory_of(linear, "value_proj")(hidden_dims, dims, bias=bias)
+        self.make_output(hidden_dims, dims, linear, bias=bias, name="value_proj")
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> mx.array:
         return shift_state(batch_size, self._dims, dtype)
@@ -282,4 +281,4 @@ class RWKV7Channel(TokenMixer):
     def mix(self, x: mx.array, state: mx.array, context: Context) -> tuple[mx.array, mx.array]:
         previous, last = shifted(x, state, context)
         key = self["key_proj"](x + (previous - x) * self["shift"].astype(x.dtype))
-        return project(squared_relu(key).astype(x.dtype), (self["value_proj"],)), last
+        return squared_relu(key), last

@@ -1,15 +1,15 @@
 """SimA, attention without softmax (Koohpayegani and Pirsiavash, arXiv 2206.08898)."""
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_sequences, dims_of_a_head
 from ..layers.context import Context
 from ..layers.linear import merge_heads, split_heads
-from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.recurrence import weights_of_kernel
 from ..ops import long_sum
 
@@ -79,47 +79,63 @@ class SimA(TokenMixer):
         self._class_only = class_only
         default = 1e-6 if class_only else 1e-12
         self._eps = default if eps is None else eps
-        for name in ("query_proj", "key_proj", "value_proj", "output_proj"):
-            self[name] = factory_of(linear, name)(dims, dims, bias=bias)
+        inner = {name: [dims] for name in ("query_proj", "key_proj", "value_proj")}
+        self.make_projections(dims, inner, linear, bias=bias)
+        self.make_output(dims, dims, linear, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
-        valid = context.valid
-        q, k, v = self._heads(x, valid)
-        first = mx.zeros((x.shape[0],), mx.int32) if valid is None else mx.argmax(valid, axis=1)
+    def mix(
+        self, q: mx.array, k: mx.array, v: mx.array, state: tuple[()], context: Context
+    ) -> tuple[mx.array, tuple[()]]:
+        q, k, v = self._heads((q, k, v), context.valid)
         if self._class_only:
-            q = mx.take_along_axis(q, first[:, None, None, None], axis=2)
-        if x.shape[1] < self._head_dim or self._class_only:
+            q = mx.take_along_axis(q, _first(q, context)[:, None, None, None], axis=2)
+        if k.shape[2] < self._head_dim or self._class_only:
             o = (q @ k.swapaxes(-1, -2)) @ v
         else:
             o = q @ (k.swapaxes(-1, -2) @ v)
-        y = project(merge_heads(o).astype(x.dtype), (self["output_proj"],))
+        return merge_heads(o), ()
+
+    def is_cut(self, x: mx.array, state: tuple[()], context: Context) -> bool:
+        return super().is_cut(x, state, context) and not self._class_only
+
+    def run(
+        self, x: mx.array, state: tuple[()], context: Context, **arguments: Any
+    ) -> tuple[mx.array, tuple[()]]:
+        y, state = super().run(x, state, context, **arguments)
         if self._class_only:
-            is_first = mx.arange(x.shape[1]) == first[:, None]
+            # the others stay as they are
+            is_first = mx.arange(x.shape[1]) == _first(x, context)[:, None]
             y = mx.where(is_first[..., None], y, x)
-        return y, ()
+        return y, state
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("SimA", x, self._dims)
-        q, k, _ = self._heads(x, None)
+        q, k, _ = self._heads(self.apart(self.project(x)), None)
         weights = weights_of_kernel(q, k, is_causal=False)
         if self._class_only:
-            # the others stay as they are
             weights = mx.where((mx.arange(x.shape[1]) == 0)[:, None], weights, 0.0)
         return weights
 
-    def _heads(self, x: mx.array, valid: mx.array | None) -> tuple[mx.array, ...]:
+    def _heads(self, parts: Iterable[mx.array], valid: mx.array | None) -> tuple[mx.array, ...]:
         """Normed queries and keys, and values, float32 `(B, H, L, K)`, zero where padded."""
-        inner = (self["query_proj"], self["key_proj"], self["value_proj"])
-        projected = project(x, inner).astype(mx.float32)
-        if valid is not None:
-            projected = mx.where(valid[..., None], projected, 0.0)
-        q, k, v = (split_heads(part, self.num_heads) for part in mx.split(projected, 3, axis=-1))
+        heads = []
+        for part in parts:
+            part = part.astype(mx.float32)
+            part = part if valid is None else mx.where(valid[..., None], part, 0.0)
+            heads.append(split_heads(part, self.num_heads))
+        q, k, v = heads
         return self._normed(q), self._normed(k), v
 
     def _normed(self, x: mx.array) -> mx.array:
         """Heads `(B, H, L, K)` divided by the sums of their absolute values over the tokens."""
         sums = long_sum(mx.abs(x).swapaxes(-1, -2), axis=-1)[:, :, None]
         return x / mx.maximum(sums, self._eps)
+
+
+def _first(x: mx.array, context: Context) -> mx.array:
+    """The first token of each row, integers `(B,)`."""
+    valid = context.valid
+    return mx.zeros((x.shape[0],), mx.int32) if valid is None else mx.argmax(valid, axis=1)

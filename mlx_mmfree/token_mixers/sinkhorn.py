@@ -1,20 +1,18 @@
 """Sinkhorn attention: blocks see themselves and a sorted block (Tay et al., arXiv 2002.11296)."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.attention.key_values import KeyValueKind, KeyValueState, extend, read
 from ..layers.attention.options import KeyValueCache
-from ..layers.context import Context, RealTokens
+from ..layers.context import Context
 from ..layers.held_tokens import HeldTokens, KeyValueMixer
 from ..layers.linear import merge_heads, one_hot_values, split_heads
-from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, factory_of, own_share
+from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, own_share
 from ..ops import linear_scan
 
 NEVER = -1e30
@@ -332,9 +330,9 @@ class Sinkhorn(KeyValueMixer):
         self.num_heads = num_heads
         self._first_heads = num_heads // 2
         self.head_dim = head_dim
-        for name in _PROJECTIONS:
-            self[name] = factory_of(linear, name)(dims, num_heads * head_dim, bias=False)
-        self.output_proj = factory_of(linear, "output_proj")(num_heads * head_dim, dims, bias=False)
+        inner = {name: [num_heads * head_dim] for name in QUERIES_KEYS_VALUES}
+        self.make_projections(dims, inner, linear)
+        self.make_output(num_heads * head_dim, dims, linear)
         if is_causal:
             self.empty_keys = mx.random.normal((num_heads, 1, head_dim))
             self.empty_values = mx.random.normal((num_heads, 1, head_dim))
@@ -348,29 +346,27 @@ class Sinkhorn(KeyValueMixer):
         return self.num_heads, 2 * self.head_dim, self.head_dim
 
     def mix(
-        self, x: mx.array, state: HeldTokens, context: Context, *, uniform: mx.array | None = None
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        state: HeldTokens,
+        context: Context,
+        *,
+        uniform: mx.array | None = None,
     ) -> tuple[mx.array, HeldTokens]:
-        return self.read_tokens(x, state, context, partial(self._mix, uniform))
-
-    def _mix(
-        self, uniform: mx.array | None, x: mx.array, before: HeldTokens, tokens: RealTokens
-    ) -> tuple[mx.array, HeldTokens]:
-        projected = project(x, [self[name] for name in _PROJECTIONS])
-        heads = split_heads(projected, 3 * self.num_heads)
-        parts = [heads[:, n * self.num_heads : (n + 1) * self.num_heads] for n in range(3)]
-        after: HeldTokens = ()
-        if isinstance(before, KeyValueState):
-            y, after = self._see_past(parts, before, tokens.counts, self.empty_values)
-        else:
-            y = self._see_all(parts, tokens.counts, uniform)
-        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+        heads = [split_heads(part, self.num_heads) for part in (q, k, v)]
+        if not isinstance(state, KeyValueState):
+            return merge_heads(self._see_all(heads, context.counts, uniform)), state
+        y, state = self._see_past(heads, state, context.counts, self.empty_values)
+        return merge_heads(y), state
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         """Those of tokens; what empty blocks add to a causal mixer's result is left out."""
         self.check_tokens(x)
-        queries, keys = (
-            split_heads(self[name](x), self.num_heads).astype(mx.float32)
-            for name in _PROJECTIONS[:2]
+        queries, keys, _ = (
+            split_heads(part, self.num_heads).astype(mx.float32)
+            for part in self.apart(self.project(x))
         )
         batch, heads, length, dims = keys.shape
         parts = [queries, keys, one_hot_values(batch, heads, length)]

@@ -1,15 +1,13 @@
 """Synthesizer: attention without products of queries and keys (Tay et al., arXiv 2005.00743)."""
 
 import math
-from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
-from ..layers.context import Context, RealTokens
+from ..layers.context import Context
 from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, factory_of
@@ -126,12 +124,11 @@ class Synthesizer(KeyValueMixer):
             widths["query_proj"] = head_dim
         if has_products:
             widths["key_proj"] = head_dim
-        for name, width in widths.items():
-            self[name] = factory_of(linear, name)(dims, num_heads * width, bias=bias)
+        inner = {name: [num_heads * width] for name, width in widths.items()}
+        self.make_projections(dims, inner, linear, bias=bias)
         self._make_scores(scores, score_dims, head_dim, linear)
         output_bias = bias if output_bias is None else output_bias
-        make = factory_of(linear, "output_proj")
-        self.output_proj = make(num_heads * self._value_dims, dims, bias=output_bias)
+        self.make_output(num_heads * self._value_dims, dims, linear, bias=output_bias)
 
     def _make_scores(
         self, scores: Scores, score_dims: int | None, head_dim: int, linear: Linears
@@ -154,37 +151,35 @@ class Synthesizer(KeyValueMixer):
             first = math.isqrt(length) if score_dims is None else score_dims
             self._factors = (first, -(-length // first))
             for name, count in zip(("first_proj", "second_proj"), self._factors, strict=True):
-                self[name] = factory_of(linear, name)(self._dims, heads * count, bias=True)
+                self.make_projections(self._dims, {name: [heads * count]}, linear, bias=True)
 
     @property
     def held_dims(self) -> tuple[int, int, int]:
         return self.num_heads, self._key_dims, self._value_dims
 
-    def mix(self, x: mx.array, state: HeldTokens, context: Context) -> tuple[mx.array, HeldTokens]:
-        return self.read_tokens(x, state, context, partial(self._mix, context))
-
-    def _mix(
-        self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
-    ) -> tuple[mx.array, HeldTokens]:
-        weights, values, after = self._weigh(context, x, before, tokens)
-        y = weights @ values.astype(mx.float32)
-        return project(merge_heads(y).astype(x.dtype), (self["output_proj"],)), after
+    def mix(self, *given: Any) -> tuple[mx.array, HeldTokens]:
+        *parts, state, context = given
+        weights, values, after = self._weigh(parts, state, context)
+        return merge_heads(weights @ values.astype(mx.float32)), after
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         self.check_tokens(x)
-        before = self.init_state(x.shape[0], x.dtype)
-        weights, _, _ = self._weigh(Context(), x, before, RealTokens(None, None))
+        state = self.init_state(x.shape[0], x.dtype)
+        weights, _, _ = self._weigh(self.apart(self.project(x)), state, Context())
         return mx.broadcast_to(weights, (x.shape[0], *weights.shape[1:]))
 
     def _weigh(
-        self, context: Context, x: mx.array, before: HeldTokens, tokens: RealTokens
+        self, parts: list[mx.array], state: HeldTokens, context: Context
     ) -> tuple[mx.array, mx.array, HeldTokens]:
         """Weights `(B or 1, H, L, N)`, values `(B, H, N, V)` and the state."""
-        values = split_heads(self.value_proj(x), self.num_heads)
-        keys = split_heads(self.key_proj(x), self.num_heads) if self._key_dims else values[..., :0]
-        queries = split_heads(self.query_proj(x), self.num_heads) if "query_proj" in self else None
-        keys, values, places, after = read_placed(keys, values, before, context, tokens)
-        scores = places.columns_of(self._rows(x, queries, places).astype(mx.float32))
+        heads = {
+            name: split_heads(part, self.num_heads)
+            for name, part in zip(self.projections, parts, strict=True)
+        }
+        values, queries = heads["value_proj"], heads.get("query_proj")
+        keys = heads.get("key_proj", values[..., :0])
+        keys, values, places, after = read_placed(keys, values, state, context)
+        scores = places.columns_of(self._rows(heads, places).astype(mx.float32))
         if self._key_dims and queries is not None:
             q, k = queries.astype(mx.float32) * self._scale, keys.astype(mx.float32)
             scores = scores + q @ k.swapaxes(-1, -2)
@@ -192,10 +187,10 @@ class Synthesizer(KeyValueMixer):
             scores = mx.where(places.seen, scores, -mx.inf)
         return mx.softmax(scores, axis=-1), values, after
 
-    def _rows(self, x: mx.array, queries: mx.array | None, places: Places) -> mx.array:
+    def _rows(self, heads: dict[str, mx.array], places: Places) -> mx.array:
         """The scores of each token for all places, `(B or 1, H, L, T)`."""
-        if queries is not None and "score_proj" in self:
-            rows: mx.array = self.score_proj(relu(self.score_up_proj(queries)))
+        if "score_proj" in self:
+            rows: mx.array = self.score_proj(relu(self.score_up_proj(heads["query_proj"])))
             return rows
         if "table" in self:
             return places.rows_of(self.table)
@@ -206,7 +201,7 @@ class Synthesizer(KeyValueMixer):
         first = column % a if self._tiling == "whole" else column // b
         second = column // a if self._tiling == "each" else column % b
         factors = (
-            split_heads(self[name](x), self.num_heads).astype(mx.float32)[..., chosen]
+            heads[name].astype(mx.float32)[..., chosen]
             for name, chosen in (("first_proj", first), ("second_proj", second))
         )
         return next(factors) * next(factors)

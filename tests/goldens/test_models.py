@@ -17,8 +17,9 @@ from mlx_mmfree.hub import load_model
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.layers.attention.mixer import SelfAttention
 from mlx_mmfree.layers.lora import DoRAEmbedding, add_adapters
-from mlx_mmfree.models import Block, Decoder, find
+from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.architecture import WeightNames
+from mlx_mmfree.models.parts.fused import FusedBlock
 from mlx_mmfree.token_mixers import MLGRU, Mamba2State
 from tests.goldens.cases import Case, golden, model_of
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
@@ -40,14 +41,14 @@ def tolerance_of(case: Case) -> float:
 def block_outputs(monkeypatch: pytest.MonkeyPatch) -> list[mx.array]:
     """The output of each block since the test began, in order."""
     outputs: list[mx.array] = []
-    call = Block.__call__
+    call = FusedBlock.__call__
 
-    def record(self: Block, *args: Any, **kwargs: Any) -> tuple[mx.array, Any]:
+    def record(self: FusedBlock, *args: Any, **kwargs: Any) -> tuple[mx.array, Any]:
         y, state = call(self, *args, **kwargs)
         outputs.append(y)
         return y, state
 
-    monkeypatch.setattr(Block, "__call__", record)
+    monkeypatch.setattr(FusedBlock, "__call__", record)
     return outputs
 
 

@@ -164,14 +164,14 @@ def test_lower_bounds(tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None
     )
     model.lower_bounds = table
     bounds: list[mx.array] = []
-    call = MLGRU.mix
+    call = MLGRU.between
 
     def record(self: MLGRU, *args: Any, **kwargs: Any) -> Any:
         bound = kwargs.get("lower_bound")
         bounds.append(mx.zeros(dims) if bound is None else bound)
         return call(self, *args, **kwargs)
 
-    monkeypatch.setattr(MLGRU, "mix", record)
+    monkeypatch.setattr(MLGRU, "between", record)
     model(mx.zeros((1, 1), mx.int32))
     assert relative_error(mx.stack(bounds), want) <= FLOAT32
 

@@ -7,8 +7,9 @@ import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.channel_mixers import SwiGLU
+from mlx_mmfree.layers.fusing import columns
+from mlx_mmfree.layers.fusing import inputs as products
 from mlx_mmfree.layers.joined import JoinedLinears, join_projections, joined_parts
-from mlx_mmfree.layers.linear import columns, products
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.ops.backend import dispatch
@@ -89,8 +90,8 @@ def test_mixers_compute_the_same(is_quantized: bool, monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setattr(dispatch, "metal_unavailable", lambda: None)
             join_projections(mixer)
-        first = mixer[mixer["shared_inputs"][0]]
-        assert vars(first)["joined"].count == len(mixer["shared_inputs"])
+        first = mixer[next(iter(mixer.projections))]
+        assert vars(first)["joined"].count == len(mixer.projections)
         got, want = (m(x) for m in (mixer, plain))
         pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True)
         g, w = next(pairs)

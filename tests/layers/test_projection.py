@@ -4,7 +4,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlx_mmfree.layers import BitLinear, project, project_apart, project_gated
+from mlx_mmfree.layers import BitLinear
+from mlx_mmfree.layers.fusing import beside, inputs, output
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 
@@ -32,14 +33,14 @@ def test_results_lie_one_behind_the_other(linears: list[nn.Module], rows: int) -
     model = Both()
 
     def together(model: Both, x: mx.array) -> mx.array:
-        return (project(x, model.linears, norm=norm) * weight).sum()
+        return (beside(inputs(x, model.linears, norm, x.dtype)) * weight).sum()
 
     def one_by_one(model: Both, x: mx.array) -> mx.array:
         y = mx.concatenate([linear(norm(x)) for linear in model.linears], axis=-1)
         return (y.astype(mx.float32) * weight).sum()
 
     def as_parts(model: Both, x: mx.array) -> mx.array:
-        parts = project_apart(x, model.linears, norm=norm)
+        parts = inputs(x, model.linears, norm, x.dtype)
         return (mx.concatenate(list(parts), axis=-1) * weight).sum()
 
     found = []
@@ -56,6 +57,6 @@ def test_results_lie_one_behind_the_other(linears: list[nn.Module], rows: int) -
 
 def test_a_gate_apart_is_a_gate_in_one_piece(linears: list[nn.Module]) -> None:
     x, down = mx.random.normal((2, 5, 12)), nn.Linear(8, 12)
-    got = project_gated(project_apart(x, linears), down, "silu", residual=x)
-    want = project(project(x, linears), (down,), gate="silu", residual=x)
+    got = output(inputs(x, linears, dtype=x.dtype), down, gate="silu", residual=x)
+    want = output((beside(inputs(x, linears, dtype=x.dtype)),), down, gate="silu", residual=x)
     assert relative_error(got, want) <= TOLERANCE[mx.float32]

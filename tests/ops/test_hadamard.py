@@ -12,6 +12,7 @@ from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers.joined import join_projections
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.models import Block
+from mlx_mmfree.models.parts.fused import FusedBlock, fuse_operations
 from mlx_mmfree.ops import hadamard, use_backend
 from mlx_mmfree.ops.backend.dispatch import FLOATS
 from mlx_mmfree.ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
@@ -219,13 +220,13 @@ def test_a_block_leaves_its_sum_to_the_rotation(
     mixer.up_proj.signs = mixer.gate_proj.signs
     block = Block(64, GQA(64, num_heads=2), mixer)
     x = mx.random.normal((2, 3, 64))
-    with use_backend("reference"), monkeypatch.context() as apart:
-        apart.setattr(SwiGLU, "adds_branch", False)
+    with use_backend("reference"):
         want, _ = block(x)
         mx.eval(want)
-    assert mixer.adds_branch
+    fuse_operations(block)
     if backend == "metal":
         join_projections(block)
+    assert type(block) is FusedBlock
     with use_backend("reference") if backend == "reference" else nullcontext():
         assert relative_error(block(x)[0], want) <= TOLERANCE[mx.float32]
 

@@ -16,19 +16,10 @@ from ...ops.attention_step import Options, Place, next_place, operation, without
 from ...ops.rotated_heads import operation as rotate_operation
 from ...ops.splitting import split_many
 from ..arguments import check_sequences, check_sizes
-from ..context import Context, RealTokens, read_without_padding
-from ..linear import apply_norm, project, split_heads
-from ..mixer import (
-    QUERIES_KEYS_VALUES,
-    Group,
-    Linears,
-    Partition,
-    StateKind,
-    StatesByPosition,
-    TokenMixer,
-    factory_of,
-    one_by_one,
-)
+from ..context import Context
+from ..fusing import Parts, beside
+from ..linear import apply_norm, split_heads
+from ..mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, StateKind, TokenMixer
 from . import key_values
 from .options import GROUP_SIZES, AttentionNorms, KeyValueCache, Quantization
 from .positions import PositionBias, RoPE
@@ -43,7 +34,7 @@ class SelfAttention(TokenMixer):
     r"""Attention whose projections, heads, positions, window and state are told by arguments.
 
     A mixer of the family calls this constructor with what it is about. It may override `weigh`, which
-    weights the values, and `project_inner`, which makes queries, keys and values.
+    weights the values.
 
     Attributes:
         has_plain_weights: `weigh` is plain softmax attention, which one operation computes for a token.
@@ -75,7 +66,8 @@ class SelfAttention(TokenMixer):
     causal: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
     packs_samples: ClassVar[bool] = True
-    fuses: ClassVar[bool] = True
+    padding_last: ClassVar[bool] = True
+    before_output: ClassVar[str] = "output_norm"
     has_plain_weights: bool = True
     partition: Partition | None = Partition(
         QUERIES_KEYS_VALUES,
@@ -120,17 +112,16 @@ class SelfAttention(TokenMixer):
             )
         if cache.quantization is not None:
             self._check_groups(cache.quantization)
-        queries = 2 * num_heads if is_gated else num_heads
-        widths = {"query_proj": queries, "key_proj": num_kv_heads, "value_proj": num_kv_heads}
+        queries, keys = num_heads * head_dim, num_kv_heads * head_dim
+        widths = [2 * queries if is_gated else queries, keys, keys]
+        names = ("query_proj", "key_proj", "value_proj")
+        projections = {name: [width] for name, width in zip(names, widths, strict=True)}
         if is_stacked:
-            widths = {"qkv_proj": sum(widths.values())}
+            projections = {"qkv_proj": widths}
             self.partition = None
-        self.shared_inputs = tuple(widths)
-        makes = {name: factory_of(linear, name) for name in (*widths, "output_proj")}
-        for name, heads in widths.items():
-            self[name] = makes[name](dims, heads * head_dim, bias=bias)
+        self.make_projections(dims, projections, linear, bias=bias)
         output_bias = bias if output_bias is None else output_bias
-        self.output_proj = makes["output_proj"](num_heads * head_dim, dims, bias=output_bias)
+        self.make_output(num_heads * head_dim, dims, linear, bias=output_bias)
         if rope is not None:
             self.rope = rope
         if position_bias is not None:
@@ -174,11 +165,6 @@ class SelfAttention(TokenMixer):
             return mx.zeros((*queries.shape[:3], values.shape[3]), queries.dtype)
         y: mx.array = attention_operation(queries, keys, values, mask, bias)
         return y
-
-    def project_inner(self, x: mx.array, norm: nn.Module | None) -> mx.array:
-        """Queries, with their gates if there are some, keys and values of `x`, one after the other."""
-        # items, since attributes of a module are slow to find
-        return project(x, [self[name] for name in self["shared_inputs"]], norm=norm)
 
     def with_state(
         self,
@@ -236,41 +222,13 @@ class SelfAttention(TokenMixer):
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> SelfAttentionState:
         return self.state_kind.blank(batch_size, 0, dtype) if self.is_causal else ()
 
-    def mix(
-        self,
-        x: mx.array,
-        state: SelfAttentionState,
-        context: Context,
-        *,
-        norm: nn.Module | None = None,
-        residual: mx.array | None = None,
-        tokens: RealTokens | None = None,
-    ) -> tuple[mx.array, SelfAttentionState | StatesByPosition]:
-        after: SelfAttentionState | StatesByPosition
-        if tokens is None and context.valid is not None:
-            # padding moves after the tokens of its row
-            y, after = read_without_padding(
-                x if norm is None else apply_norm(norm, x),
-                context,
-                lambda x, tokens: SelfAttention.mix(self, x, state, context, tokens=tokens),
-            )
-            return y if residual is None else residual + y, after
-        tokens = RealTokens(None, context.starts) if tokens is None else tokens
-        projected = self.project_inner(x, norm)
-        if context.by_position and not self.state_kind.can_rewind(state, x.shape[1]):
-            y, after = one_by_one(self._attend_one, projected, state, context)
-        else:
-            y, after = self._attend(projected, state, context, tokens)
-        output_norm = self.get("output_norm")
-        return project(y, (self["output_proj"],), norm=output_norm, residual=residual), after
-
-    def _attend_one(
-        self, projected: mx.array, state: SelfAttentionState, context: Context
+    def fused(  # type: ignore[override]
+        self, parts: Parts, state: SelfAttentionState, context: Context
     ) -> tuple[mx.array, SelfAttentionState]:
-        return self._attend(projected, state, context, RealTokens(None, context.starts))
+        return self._attend(beside(parts), state, context)
 
     def _attend(
-        self, projected: mx.array, state: SelfAttentionState, context: Context, tokens: RealTokens
+        self, projected: mx.array, state: SelfAttentionState, context: Context
     ) -> tuple[mx.array, SelfAttentionState]:
         """Attention of the tokens of a call to each other and to a state, times their gates.
 
@@ -278,8 +236,7 @@ class SelfAttention(TokenMixer):
             projected: Heads of queries, each with its gate after it if there are some, keys and values,
                 one after the other, `(B, L, (H + 2G) K)` or `(B, L, (2H + 2G) K)`.
             state: The tokens before; `()` where attention is not causal.
-            context: The call.
-            tokens: Those of the call that are no padding.
+            context: The call, whose padding stands after the tokens.
 
         Returns:
             `(B, L, H K)` and the state.
@@ -289,7 +246,7 @@ class SelfAttention(TokenMixer):
         if not length or (is_fixed and not projected.size):
             shape = (projected.shape[0], length, self.num_heads * self.head_dim)
             return mx.zeros(shape, projected.dtype), state
-        is_plain = tokens.counts is None and tokens.starts is None
+        is_plain = context.counts is None and context.starts is None
         if is_fixed and not is_plain:
             raise ValueError(
                 f"[{self._name}] 'x' must come without 'valid' and 'starts' while the state has fixed "
@@ -307,10 +264,10 @@ class SelfAttention(TokenMixer):
         # a layer that does not take steps has no state of fixed shapes
         if is_step and (is_fixed or self.state_kind.takes_steps):
             return self._step(projected, state, context)
-        if first is not None and first < length and tokens.starts is not None:
+        if first is not None and first < length and context.starts is not None:
             raise ValueError(
                 f"[{self._name}] 'starts' must be None while the state is still to be quantised but got "
-                f"{tokens.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
+                f"{context.starts.shape}. Set 'quantization_start' to 0 or leave out the quantization."
             )
         if first == 0:
             state = cast(key_values.KeyValueState, state).quantized(
@@ -324,17 +281,16 @@ class SelfAttention(TokenMixer):
             parts = []
             pieces = pairwise((0, *cuts, length))
             for piece, (start, stop) in zip(split_many(projected, cuts, 1), pieces, strict=True):
-                one, own = context.part(start, stop), tokens.part(start, stop)
-                y, state = self._attend(piece, state, one, own)
+                y, state = self._attend(piece, state, context.part(start, stop))
                 parts.append(y)
             return mx.concatenate(parts, axis=1), state
         gate = None
         if self._is_gated:
             projected, gate = without_gates(projected, self.num_heads, self.head_dim)
         if isinstance(state, key_values.KeyValueState):
-            y, state = self._attend_before(projected, state, context, tokens)
+            y, state = self._attend_before(projected, state, context)
         else:
-            y = self._attend_around(projected, context, tokens)
+            y = self._attend_around(projected, context)
         y = mx.flatten(y.swapaxes(1, 2), 2).astype(projected.dtype)
         return y if gate is None else y * mx.sigmoid(gate), state
 
@@ -410,10 +366,10 @@ class SelfAttention(TokenMixer):
         projected: mx.array,
         state: key_values.KeyValueState,
         context: Context,
-        tokens: RealTokens,
     ) -> tuple[mx.array, key_values.KeyValueState]:
         """Attention of each token to itself and those before it, `(B, H, L, K)`."""
-        length, (counts, starts), cache = projected.shape[1], tokens, self._cache
+        length, cache = projected.shape[1], self._cache
+        counts, starts = context.counts, context.starts
         window, sinks, step = cache.window, cache.sinks, cache.step
         before = state.positions
         which = (before.shape[1], length, window, sinks, step)
@@ -432,9 +388,10 @@ class SelfAttention(TokenMixer):
             bias = self._bias(lambda: _relative(reading, cache), which, context)
         return self.weigh(queries, keys, values, mask, bias), state
 
-    def _attend_around(self, projected: mx.array, context: Context, tokens: RealTokens) -> mx.array:
+    def _attend_around(self, projected: mx.array, context: Context) -> mx.array:
         """Attention of each token to those on both sides, `(B, H, L, K)`."""
-        length, (counts, starts), cache = projected.shape[1], tokens, self._cache
+        length, cache = projected.shape[1], self._cache
+        counts, starts = context.counts, context.starts
         which: tuple[Any, ...] = ("whole", length)
         offset, mask = context.once(which, lambda: key_values.read_whole(length, counts, starts))
         queries, keys, values = self._rotated_heads(projected, offset, which, context)
@@ -559,7 +516,9 @@ class SelfAttention(TokenMixer):
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences(self._name, x, self._dims)
         (batch, length, _), dims = x.shape, self.head_dim
-        projected, plain = self.project_inner(x, None).astype(mx.float32), copy(self)
+        if self.prepares:
+            x, _ = self.prepare(x, (), Context())
+        projected, plain = beside(self.project(x)).astype(mx.float32), copy(self)
         if self._is_gated:
             projected, _ = without_gates(projected, self.num_heads, dims)
         plain._is_gated = False
@@ -572,7 +531,6 @@ class SelfAttention(TokenMixer):
                 mx.concatenate([known, values], axis=-1),
                 self.init_state(batch, mx.float32),
                 Context(),
-                RealTokens(None, None),
             )
             parts.append(split_heads(y, self.num_heads))
         return mx.concatenate(parts, axis=-1)[..., :length]

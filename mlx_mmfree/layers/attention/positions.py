@@ -628,4 +628,5 @@ class AddedPositions(TokenMixer):
     ) -> tuple[mx.array, AddedPositionsState]:
         """The residual stream `(B, L, D)` with positions, and the state."""
         residual = x if self._scale == 1 else x * self._scale
-        return self(x, state, context=context, residual=residual)
+        y, state = self(x, state, context=context)
+        return residual + y, state

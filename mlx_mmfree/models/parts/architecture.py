@@ -19,6 +19,7 @@ import numpy as np
 from ...errors import UnsupportedModelError
 from ...files import plugins
 from ...layers.matrix import StoredLayout, matrices, parameters
+from .fused import fuse_operations
 from .ternary_linears import PACKED_FORMS
 
 Pipeline = Literal[
@@ -377,13 +378,16 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def draw_weights(model: Model, standard_deviation: float) -> Model:
-    """Draws the weights of embeddings and linears from a normal distribution; returns the model."""
+    """Draws the weights of embeddings and linears from a normal distribution; returns the model.
+
+    It is the last step of `build`, and so the one place where a model's operations are fused.
+    """
     modules = dict(model.named_modules())
     for path, matrix in matrices(model).items():
         if matrix.holds_floats:
             layer = modules[path]
             layer.weight = mx.random.normal(layer.weight.shape, scale=standard_deviation)
-    return model
+    return fuse_operations(model)
 
 
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.|$)")

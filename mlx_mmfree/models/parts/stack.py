@@ -22,12 +22,6 @@ from ...layers.mixer import State, TokenMixer
 NormOrder = Literal["pre", "post", "branch", "sandwich", "parallel", "none"]
 Branch = Callable[[mx.array], mx.array]
 
-_PARTS = {
-    name: (f"{name}_mixer", f"{name}_norm", f"{name}_output_norm")
-    for name in ("token", "memory", "channel")
-}
-"""The parts of a block for each mixer: the mixer, its norm, and its norm on the branch."""
-
 
 class Block(nn.Module):
     r"""Residual block, with its norms where they are asked for.
@@ -109,12 +103,11 @@ class Block(nn.Module):
         mixers = {"token": token_mixer, "memory": memory_mixer, "channel": channel_mixer}
         for name, mixer in mixers.items():
             if mixer is not None:
-                of_mixer, of_norm, of_branch = _PARTS[name]
                 if norm_order not in ("branch", "none"):
-                    self[of_norm] = norm(dims, eps=norm_eps)
+                    self[f"{name}_norm"] = norm(dims, eps=norm_eps)
                 if norm_order in ("branch", "sandwich"):
-                    self[of_branch] = norm(dims, eps=norm_eps)
-                self[of_mixer] = mixer
+                    self[f"{name}_output_norm"] = norm(dims, eps=norm_eps)
+                self[f"{name}_mixer"] = mixer
         self._order: str = norm_order
         self._names = tuple(name for name, mixer in mixers.items() if mixer is not None)
         # the token mixer, and the channel mixer if it has a state
@@ -136,50 +129,74 @@ class Block(nn.Module):
     ) -> tuple[mx.array, State]:
         """`context` is what all blocks share; `arguments`, as a lower bound, go to the token mixer."""
         context = Context() if context is None else context
-        # items, since attributes of a module are slow to find
-        names, residual, given = self["_names"], x, x
-        has_memory, carries = "memory" in names, len(self["carriers"]) > 1
-        order, drops = self._order, self._dropout > 0 and self.training
-        is_plain = order == "pre" and names == ("token", "channel") and not drops
-        channel: Any = self["channel_mixer"] if is_plain else None
-        if getattr(channel, "adds_branch", False) and getattr(
-            type(channel[channel["shared_inputs"][0]]), "is_rotated", False
-        ):
-            mixer, norm = self["token_mixer"], self["token_norm"]
-            branch, after = mixer(x, state, context=context, norm=norm, **arguments)
-            return channel.of_sum(x, branch, self["channel_norm"]), after
-        states = {"token": state}
-        if carries:
-            states["token"], states["channel"] = (None, None) if state is None else state
-        if has_memory:
-            both = states["token"]
-            states["token"], states["memory"] = (None, None) if both is None else both
-        alone = context.with_memory(None) if has_memory else context
-        for name in names:
-            of_mixer, of_norm, of_branch = _PARTS[name]
-            mixer, norm, branch_norm = self[of_mixer], self.get(of_norm), self.get(of_branch)
-            before = None if order == "post" else norm
-            # a mixer may add in the same operation what nothing else is done to
-            fused = None if drops or branch_norm is not None else residual
-            if name in states:
-                own = context if name == "memory" else alone
-                others = arguments if name == "token" else {}
-                y, states[name] = mixer(
-                    given, states[name], context=own, norm=before, residual=fused, **others
-                )
-            else:
-                y = mixer(given, norm=before, residual=fused)
-            if fused is None:
-                y = y if branch_norm is None else apply_norm(branch_norm, y)
-                y = residual + (nn.Dropout(self._dropout)(y) if drops else y)
-            if norm is not None and order == "post":
-                y = apply_norm(norm, y)
-            residual = y
-            given = given if order == "parallel" else y
-        after = states["token"]
-        if has_memory:
-            after = after, states["memory"]
-        return residual, (after, states["channel"]) if carries else after
+        states, given = self._states_of(state), x
+        for name in self._names:
+            own = arguments if name == "token" else {}
+            x, states[name] = self.add(name, x, given, states[name], context, **own)
+            given = given if self._order == "parallel" else x
+        return x, self._state_of(states)
+
+    def add(
+        self,
+        name: str,
+        x: mx.array,
+        given: mx.array,
+        state: State,
+        context: Context,
+        **arguments: Any,
+    ) -> tuple[mx.array, State]:
+        """`x` and what a mixer makes of `given`, with the norms of the order, and the mixer's state."""
+        y, state = self.branch(name, given, state, context, **arguments)
+        y = x + self._dropped(self.normed(name, "branch", y))
+        return self.normed(name, "after", y), state
+
+    def branch(
+        self, name: str, x: mx.array, state: State, context: Context, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        """`mixer(norm(x))`, and the mixer's state."""
+        mixer, x = self[f"{name}_mixer"], self.normed(name, "before", x)
+        if not isinstance(mixer, TokenMixer):
+            return mixer(x), None
+        y, state = mixer(x, state, context=self.seen_by(name, context), **arguments)
+        return y, state
+
+    def seen_by(self, name: str, context: Context) -> Context:
+        """A second sequence is seen by the memory mixer alone, where there is one."""
+        hides = "memory" in self._names and name != "memory"
+        return context.with_memory(None) if hides else context
+
+    def norm_at(self, name: str, place: str) -> nn.Module | None:
+        """The norm "before" or "after" a mixer, or on its "branch"; `None`: there is none."""
+        if place == "branch":
+            return cast(nn.Module | None, self.get(f"{name}_output_norm"))
+        is_there = (place == "after") == (self._order == "post")
+        return self.get(f"{name}_norm") if is_there else None
+
+    def normed(self, name: str, place: str, x: mx.array) -> mx.array:
+        norm = self.norm_at(name, place)
+        return x if norm is None else apply_norm(norm, x)
+
+    @property
+    def is_dropping(self) -> bool:
+        return self._dropout > 0 and self.training
+
+    def _dropped(self, y: mx.array) -> mx.array:
+        return nn.Dropout(self._dropout)(y) if self.is_dropping else y
+
+    def _states_of(self, state: State) -> dict[str, State]:
+        """The state of each mixer."""
+        own, channel = state, None
+        if len(self.carriers) > 1:
+            own, channel = (None, None) if state is None else state
+        memory = None
+        if "memory" in self._names:
+            own, memory = (None, None) if own is None else own
+        return {"token": own, "memory": memory, "channel": channel}
+
+    def _state_of(self, states: dict[str, State]) -> State:
+        own = states["token"]
+        own = (own, states["memory"]) if "memory" in self._names else own
+        return (own, states["channel"]) if len(self.carriers) > 1 else own
 
     def mixing_weights(
         self, x: mx.array, state: State, context: Context, **arguments: Any
@@ -199,9 +216,8 @@ class Block(nn.Module):
         return weights
 
     def _weights(self, name: str, x: mx.array, **arguments: Any) -> mx.array:
-        norm = None if self._order == "post" else self.get(name + "_norm")
         mixer: TokenMixer = self[name + "_mixer"]
-        return mixer.mixing_weights(x if norm is None else apply_norm(norm, x), **arguments)
+        return mixer.mixing_weights(self.normed(name, "before", x), **arguments)
 
 
 def set_dropout(model: nn.Module, probability: float) -> int:
@@ -292,11 +308,8 @@ class ReversibleBlock(Block):
         check_features("ReversibleBlock", x, 2 * self._dims)
         context = Context() if context is None else context
         first, second = mx.split(x, 2, axis=-1)
-        norms = self.get("token_norm"), self.get("channel_norm")
-        first, state = self.token_mixer(
-            second, state, context=context, norm=norms[0], residual=first, **arguments
-        )
-        second = self.channel_mixer(first, norm=norms[1], residual=second)
+        first, state = self.add("token", first, second, state, context, **arguments)
+        second, _ = self.add("channel", second, first, None, context)
         return mx.concatenate([first, second], axis=-1), state
 
     def mixing_weights(
@@ -306,13 +319,11 @@ class ReversibleBlock(Block):
 
     def of_tokens(self, context: Context, x: mx.array) -> mx.array:
         """The share of the second stream that is added to the first, of whole sequences."""
-        mixed, _ = self.token_mixer(x, context=context, norm=self.get("token_norm"))
-        return mixed
+        return self.branch("token", x, None, context)[0]
 
     def of_channels(self, x: mx.array) -> mx.array:
         """The share of the first stream that is added to the second."""
-        y: mx.array = self.channel_mixer(x, norm=self.get("channel_norm"))
-        return y
+        return self.branch("channel", x, None, Context())[0]
 
 
 def two_streams(x: mx.array) -> mx.array:

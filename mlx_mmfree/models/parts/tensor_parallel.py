@@ -111,8 +111,12 @@ def _check_groups(mixer: Mixer, parts: Partition, size: int) -> None:
 def _divide(mixer: Mixer, parts: Partition, group: Group) -> None:
     pack_linears(mixer)
     mixer.take_part(group)
+    projections = dict(mixer.projections)
     for name, sections in _columns(mixer, parts).items():
         mixer[name] = all_to_sharded(mixer[name], group, sections)
+        if name in projections:
+            projections[name] = [width // group.size() for width in projections[name]]
+    mixer.declare(projections)
     mixer[parts.rows] = sharded_to_all(mixer[parts.rows], group)
     if parts.norm is not None and parts.norm in mixer:
         mixer[parts.norm] = sharded_norm(mixer[parts.norm], mixer[parts.rows], group)

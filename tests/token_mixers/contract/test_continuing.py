@@ -1,7 +1,6 @@
 """A text goes on from a state as if it had been read at once, for every mixer found in the package."""
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
@@ -9,7 +8,6 @@ from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import StatesByPosition
 from tests.token_mixers.contract.cases import (
     CAUSAL,
-    DIMS,
     LENGTH,
     LINEARS,
     ROUNDED,
@@ -36,13 +34,13 @@ def test_whole_equals_pieces_equals_steps(case: Case) -> None:
 
 @by_case(CAUSAL)
 def test_tokens_can_be_taken_back(case: Case) -> None:
-    mixer, norm, read, more = case.mixer, nn.RMSNorm(DIMS), 6, 3
+    mixer, read, more = case.mixer, 6, 3
     x, kind, given = sequence(), mixer.state_kind, beside(mixer)
     before = mixer(x[:, :read], None, None, **given)[1]
     part = x[:, read : read + more]
     asking = Context(**given, by_position=True)
-    y, after = mixer(part, before, context=asking, norm=norm, residual=part)
-    want, _ = mixer(part, before, context=Context(**given), norm=norm, residual=part)
+    y, after = mixer(part, before, context=asking)
+    want, _ = mixer(part, before, context=Context(**given))
     assert_equal(y, want)
     rest = x[:, read + more :]
     for kept in range(1, more + 1):
@@ -51,7 +49,7 @@ def test_tokens_can_be_taken_back(case: Case) -> None:
         else:
             assert kind.can_rewind(before, more)
             state = kind.rewound(after, more - kept)
-        _, want = mixer(part[:, :kept], before, context=Context(**given), norm=norm)
+        _, want = mixer(part[:, :kept], before, context=Context(**given))
         assert_equal(mixer(rest, state, **given)[0], mixer(rest, want, **given)[0])
 
 

@@ -71,8 +71,12 @@ def _hgrn(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
 
 
 def _mlgru(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
-    before = mixer.init_state(x.shape[0], x.dtype).convolutions
-    i, _, g = mx.split(mixer._gates(x, None, before, Context())[0], 3, axis=-1)
+    state, context = mixer.init_state(x.shape[0], x.dtype), Context()
+    if mixer.prepares:
+        x, state = mixer.prepare(x, state, context)
+    i, _, g = mixer.apart(mixer.project(x))
+    if "input_conv" in mixer:
+        i, _ = mixer.input_conv(i, state.convolutions[0], context)
     h = _channels(weights, silu(i))
     if "gate_norm" in mixer:
         return mixer.output_proj(mixer.gate_norm(g) * silu(h))
@@ -145,22 +149,28 @@ def _sima(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
 
 def _delta_rule(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     before = mixer.init_state(x.shape[0], x.dtype)
-    (_, _, values, *_), _ = mixer.inner(x, before, Context())
-    o = (weights @ values).swapaxes(1, 2)
-    return mixer.output_proj(mixer.finish(o, x).flatten(2))
+    q, k, v, *others = mixer.apart(mixer.project(x))
+    (_, _, values), _ = mixer.convolved(q, k, v, before, Context())
+    y = mixer.output_norm((weights @ values).swapaxes(1, 2)).flatten(2)
+    if "gate_down_proj" in mixer:
+        y = y * mx.sigmoid(mixer.gate_proj(mixer.gate_down_proj(x)))
+    elif "gate_proj" in mixer:
+        y = y * silu(mixer.gate_proj(x))
+    return mixer.output_proj(y)
 
 
 def _mamba2(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     before = mixer.init_state(x.shape[0], x.dtype).convolution
-    (_, _, values, _, z), _ = mixer._inner(x, before, Context())
-    return mixer.output_proj(mixer._finish(weights @ values, z))
+    z, channels, steps = mixer.apart(mixer.project(x))
+    (_, _, values, _), _ = mixer._heads(channels, steps, before, Context())
+    return mixer.output_proj(mixer._normed(weights @ values, z))
 
 
 def _rwkv7(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     before = mixer.init_state(x.shape[0], x.dtype).shift
     (r, k, values, *_), gate, _ = mixer._inner(x, before, Context())
     own = (r * k * mixer.bonus[:, None]).sum(axis=-1, keepdims=True) * values
-    return mixer.output_proj(mixer._finish(weights @ values, own) * gate)
+    return mixer.output_proj(mixer._normed(weights @ values, own) * gate)
 
 
 FINISH: dict[str, Finish] = {

@@ -1,0 +1,391 @@
+"""Linears with what lies around them, computed together where their form allows it.
+
+Definitions of mixers call their linears one by one. What a model does faster is said here once, for each
+form of linears; `models.parts.fused` asks for it in blocks.
+
+| form | before the linears | the linears | after them |
+|---|---|---|---|
+| packed ternary | norm, gate, gate and norm | all in one operation | the residual, in the same one |
+| part of a ternary one (tensor parallel) | gate, norms of whole tokens | | the residual |
+| rotated codes | norm or gate with the rotation; the sum before a norm too | joined ones as one | |
+| floats, codes | | joined ones as one; many rows as one product | the residual, on a GPU |
+| any other module | | | |
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import accumulate
+from typing import Any, ClassVar, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from .. import ops
+from ..ops.activations import Activation
+from ..ops.backend import dispatch
+from ..ops.bit_linear import Options, operation
+from ..ops.dense_matmul import add_bias
+from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
+from .arguments import check_features
+from .joined import joined_parts
+from .linear import PackedBitLinear, apply_linear, apply_norm
+from .rotated import RotatedLinear
+
+Parts = tuple[mx.array, ...]
+"""Results of several linears of one input, in their order; those computed together are one array."""
+
+
+_fuses = ContextVar("fuses", default=True)
+
+
+def fuses() -> bool:
+    """Whether operations are computed together."""
+    return _fuses.get()
+
+
+@contextmanager
+def plain_definitions() -> Iterator[None]:
+    """A context in which models and mixers compute as they are defined, operation by operation.
+
+    Results are those of fused operations but for rounding. It is for looking at a definition and for
+    comparing with it, and slower.
+
+    Example:
+        >>> with plain_definitions():
+        ...     fuses()
+        False
+    """
+    token = _fuses.set(False)
+    try:
+        yield
+    finally:
+        _fuses.reset(token)
+
+
+class Around(NamedTuple):
+    """What lies around the last linear of a branch: gate and norm before it, and what is added."""
+
+    dtype: mx.Dtype
+    gate: Activation | None = None
+    norm: nn.Module | None = None
+    residual: mx.array | None = None
+
+
+class Form:
+    """Linears of any form, one after the other.
+
+    Attributes:
+        keeps_dtype: The results have the dtype of the input, whatever the dtypes of the linears.
+    """
+
+    keeps_dtype: ClassVar[bool] = False
+
+    @staticmethod
+    def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
+        """Whether the form is that of all these linears, with the norm before them."""
+        return True
+
+    @staticmethod
+    def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
+        x = x if norm is None else apply_norm(norm, x)
+        found = [linear for linear, _ in joined_parts(linears)]
+        if len(found) > 1 and _are_one_product(linears, x):
+            weights = [linear["weight"] for linear in linears]
+            return (ops.linear_product(x, mx.concatenate(weights)),)
+        return tuple(apply_linear(linear, x) for linear in found)
+
+    @classmethod
+    def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
+        dtype, gate, norm, residual = around
+        x = parts[0] if gate is None else _gated(parts, gate)
+        x = x if norm is None else apply_norm(norm, x)
+        if residual is not None and _adds(linear, x, residual):
+            y = mx.addmm(residual, x, linear["weight"].T)
+            return add_bias(y, linear["bias"]) if "bias" in linear else y
+        return _added(apply_linear(linear, x), residual, dtype)
+
+
+class Rotated(Form):
+    """Rotated codes, whose norm or gate takes part in the rotation."""
+
+    @staticmethod
+    def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
+        return any(type(linear) is RotatedLinear for linear in linears)
+
+    @staticmethod
+    def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
+        found = [linear for linear, _ in joined_parts(linears)]
+        rotating = [linear for linear in found if type(linear) is RotatedLinear]
+        if norm is None or len(rotating) > 1 or type(norm) is not nn.RMSNorm:
+            return Form.inputs(x, linears, norm)
+        (one,) = rotating
+        weight, signs = norm["weight"], one["signs"]
+        rotated, x = hadamard_of_norm(x, weight, one.block, signs, eps=norm.eps)
+        return tuple(
+            linear.of_rotated(rotated) if linear is one else apply_linear(linear, x)
+            for linear in found
+        )
+
+    @classmethod
+    def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
+        if around.gate != "silu" or around.norm is not None or len(parts) > 1:
+            return super().output(parts, linear, around)
+        rotated = hadamard_of_gate(parts[0], linear.block, linear["signs"])
+        return _added(linear.of_rotated(rotated), around.residual, around.dtype)
+
+
+class Sharded(Form):
+    """A ternary linear of which each process holds a part of the inputs."""
+
+    @staticmethod
+    def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
+        return len(linears) == 1 and getattr(linears[0], "projects", False)
+
+    @classmethod
+    def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
+        x = parts[0]
+        if len(parts) > 1 and around.gate is not None:
+            x, around = _gated(parts, around.gate), around._replace(gate=None)
+        y: mx.array = linear.project(
+            x, gate=around.gate, norm=around.norm, residual=around.residual
+        )
+        return y.astype(around.dtype)
+
+
+class Ternary(Form):
+    """Packed ternary linears, which one operation computes with all that lies around them."""
+
+    keeps_dtype = True
+
+    @staticmethod
+    def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
+        if norm is not None and type(norm) is not nn.RMSNorm:
+            return False
+        for linear in linears:
+            if type(linear) is not PackedBitLinear or "bias" in linear:
+                return False
+            if linear.activations != linears[0].activations:
+                return False
+        return True
+
+    @staticmethod
+    def inputs(
+        x: mx.array,
+        linears: Sequence[nn.Module],
+        norm: nn.Module | None,
+        gate: Activation | None = None,
+        residual: mx.array | None = None,
+    ) -> Parts:
+        first = linears[0]
+        dims = first.input_dims if gate is None else 2 * first.input_dims
+        if x.shape[-1:] != (dims,) or x.dtype not in dispatch.FLOATS:
+            check_features("BitLinear", x, dims)
+        if x.size == 0:
+            width = sum(linear.output_dims for linear in linears)
+            return (mx.zeros((*x.shape[:-1], width), x.dtype),)
+        eps, rounding, quantize = first.activations
+        weight, norm_eps = (None, None) if norm is None else (norm["weight"], norm.eps)
+        # items and the operation itself, which take least time: each token comes here often
+        projections = [
+            ops.Projection(
+                linear["weight"],
+                linear["scale"],
+                None if eps is None else linear["norm"]["weight"],
+            )
+            for linear in linears
+        ]
+        options = Options(eps, rounding, quantize, gate, weight, norm_eps, residual)
+        return (operation(x, tuple(projections), options),)
+
+    @classmethod
+    def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
+        x = parts[0] if len(parts) == 1 else beside(parts)
+        y: mx.array = cls.inputs(x, (linear,), around.norm, around.gate, around.residual)[0]
+        return y.astype(around.dtype)
+
+
+FORMS: tuple[type[Form], ...] = (Ternary, Sharded, Rotated, Form)
+"""The first that takes the linears computes them."""
+
+
+def inputs(
+    x: mx.array,
+    linears: Sequence[nn.Module],
+    norm: nn.Module | None = None,
+    dtype: mx.Dtype | None = None,
+) -> Parts:
+    r"""Several linears of one input, `[linear(norm(x)) for linear in linears]`.
+
+    Args:
+        x: `(..., D)`.
+        linears: Modules that take `(..., D)`.
+        norm: Applied before them.
+        dtype: That of the results; `None`: what each linear gives.
+
+    Returns:
+        The results in their order.
+
+    Example:
+        >>> [part.shape for part in inputs(mx.ones((1, 3, 8)), [nn.Linear(8, 4), nn.Linear(8, 4)])]
+        [(1, 3, 4), (1, 3, 4)]
+    """
+    if not fuses():
+        x = x if norm is None else norm(x)
+        parts: Parts = tuple(linear(x) for linear in linears)
+    else:
+        form = _form(linears, norm)
+        parts = form.inputs(x, linears, norm)
+        if form.keeps_dtype:
+            return parts
+    return parts if dtype is None else tuple(part.astype(dtype) for part in parts)
+
+
+def inputs_of_sum(
+    x: mx.array, branch: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None
+) -> tuple[Parts, mx.array]:
+    """As `inputs` of a sum, and the sum. Where its norm is rotated, both are one launch."""
+    one, *more = (linear for linear, _ in joined_parts(linears))
+    if more or type(one) is not RotatedLinear or type(norm) is not nn.RMSNorm:
+        x = x + branch
+        return inputs(x, linears, norm, x.dtype), x
+    signs, weight = one["signs"], norm["weight"]
+    rotated, x = hadamard_of_sum(x, branch, weight, one.block, signs, eps=norm.eps)
+    return (one.of_rotated(rotated).astype(x.dtype),), x
+
+
+def output(
+    parts: Parts,
+    linear: nn.Module,
+    *,
+    dtype: mx.Dtype | None = None,
+    gate: Activation | None = None,
+    norm: nn.Module | None = None,
+    residual: mx.array | None = None,
+) -> mx.array:
+    r"""The last linear of a branch, `residual + linear(norm(gate(u) * v))`.
+
+    Args:
+        parts: What it reads; with a gate, `u` and `v`, in one array or two.
+        linear: Takes `(..., D)`.
+        dtype: That of the result. Default: of the parts.
+        gate: An activation.
+        norm: Applied before the linear.
+        residual: Added to the result.
+
+    Returns:
+        `(..., N)`.
+
+    Example:
+        >>> x = mx.ones((1, 3, 8))
+        >>> output((x,), nn.Linear(4, 8), gate="silu", residual=x).shape
+        (1, 3, 8)
+    """
+    around = Around(parts[0].dtype if dtype is None else dtype, gate, norm, residual)
+    if fuses():
+        return _form((linear,), norm).output(parts, linear, around)
+    x = parts[0] if gate is None else _gated(parts, gate)
+    return _added(linear(x if norm is None else norm(x)), residual, around.dtype)
+
+
+def finished(
+    mixer: Any, parts: Parts, dtype: mx.Dtype, residual: mx.array | None = None
+) -> mx.array:
+    """What the output of a `Mixer` makes of the result of its `mix`, plus `residual`.
+
+    Args:
+        mixer: The mixer.
+        parts: The result; where the mixer has a `gate`, what it gates.
+        dtype: That of the mixer's input.
+        residual: Added.
+    """
+    if not mixer.output:
+        return parts[0] if residual is None else residual + parts[0]
+    linear, norm = mixer[mixer.output], mixer.get(mixer.before_output)
+    if mixer.casts and parts[0].dtype != dtype:
+        if norm is not None and dtype == mx.float16:
+            # before the norm, numbers may go beyond its range
+            parts, norm = (apply_norm(norm, parts[0]),), None
+        parts = (parts[0].astype(dtype),)
+    gate = mixer.gate if fuses() else None
+    return output(parts, linear, dtype=dtype, gate=gate, norm=norm, residual=residual)
+
+
+def beside(parts: Parts) -> mx.array:
+    """Parts one after the other in the last axis."""
+    return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
+
+
+def project(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None = None) -> mx.array:
+    """`inputs` one after the other in the last axis, in the dtype of `x`.
+
+    Example:
+        >>> project(mx.ones((1, 3, 8)), [nn.Linear(8, 4), nn.Linear(8, 4)]).shape
+        (1, 3, 8)
+    """
+    form = _form(linears, norm)
+    parts = form.inputs(x, linears, norm)
+    y = parts[0] if len(parts) == 1 else beside(parts)
+    return y if form.keeps_dtype else y.astype(x.dtype)
+
+
+def widths_of(parts: Parts, widths: Sequence[int]) -> list[mx.array]:
+    """Arrays that lie side by side in parts, each of one of these widths."""
+    found: list[mx.array] = []
+    for part in parts:
+        cuts: list[int] = []
+        end = 0
+        while end < part.shape[-1]:
+            end += widths[len(found) + len(cuts)]
+            cuts.append(end)
+        found += [part] if len(cuts) == 1 else mx.split(part, cuts[:-1], axis=-1)
+    return found
+
+
+def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array, int]:
+    """The place of some columns among arrays that lie side by side.
+
+    Returns:
+        The array that holds them, several of them copied together if there must be, and the first of
+        the columns in it.
+    """
+    ends = list(accumulate(part.shape[-1] for part in parts))
+    begins = [end - part.shape[-1] for end, part in zip(ends, parts, strict=True)]
+    held = [n for n, end in enumerate(ends) if end > first and begins[n] < first + width]
+    return beside(tuple(parts[n] for n in held)), first - begins[held[0]]
+
+
+def _form(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Form]:
+    for form in FORMS:
+        if form.takes(linears, norm):
+            return form
+    raise AssertionError
+
+
+def _gated(parts: Parts, gate: Activation) -> mx.array:
+    if len(parts) == 1:
+        return ops.gated(parts[0], gate)
+    return ops.gated_activation(*parts, gate)
+
+
+def _added(y: mx.array, residual: mx.array | None, dtype: mx.Dtype) -> mx.array:
+    return (y if residual is None else residual + y).astype(dtype)
+
+
+def _adds(linear: nn.Module, x: mx.array, residual: mx.array) -> bool:
+    """Whether a GPU adds to the product in the same launch."""
+    is_plain = type(linear) is nn.Linear
+    dtypes = {x.dtype, residual.dtype, linear["weight"].dtype} if is_plain else ()
+    return len(dtypes) == 1 and dispatch.metal_unavailable() is None
+
+
+def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
+    """Whether plain matrices are joined: with more rows than columns, they are less to copy than the
+    results, and the input is arranged for one product only.
+    """
+    if x.size <= x.shape[-1] ** 2:
+        return False
+    dtypes = {linear["weight"].dtype for linear in linears if type(linear) is nn.Linear}
+    return len(dtypes) == 1 and not any(
+        type(linear) is not nn.Linear or "bias" in linear for linear in linears
+    )

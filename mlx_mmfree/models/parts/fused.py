@@ -1,0 +1,127 @@
+"""Blocks of a model that runs: mixers together with the norms before them and the sums after them.
+
+`fuse_operations` gives each block of a model its fused class, in place. No array and no name changes,
+and linears may be replaced afterwards, by ones with adapters for instance: `layers.fusing` looks at what
+is there in each call.
+
+| in a block | becomes |
+|---|---|
+| norm, then the projections of a mixer | `fusing.inputs` with the norm |
+| gate or norm, linear of the result, sum with the residual stream | `fusing.finished` with all of them |
+| sum, norm, rotated projections of the channel mixer | `fusing.inputs_of_sum` |
+"""
+
+from typing import Any, TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from ...layers.context import Context
+from ...layers.fusing import Parts, finished, fuses, inputs, inputs_of_sum
+from ...layers.mixer import Mixer, State
+from .stack import Block, ReversibleBlock
+
+
+class Fused(Block):
+    """What fused blocks have in common: `branch` and `add` of a block, in few operations."""
+
+    def add(
+        self,
+        name: str,
+        x: mx.array,
+        given: mx.array,
+        state: State,
+        context: Context,
+        **arguments: Any,
+    ) -> tuple[mx.array, State]:
+        if self.norm_at(name, "branch") is not None or self.is_dropping or not fuses():
+            return super().add(name, x, given, state, context, **arguments)
+        y, state = self.branch(name, given, state, context, residual=x, **arguments)
+        return self.normed(name, "after", y), state
+
+    def branch(
+        self,
+        name: str,
+        x: mx.array,
+        state: State,
+        context: Context,
+        *,
+        residual: mx.array | None = None,
+        **arguments: Any,
+    ) -> tuple[mx.array, State]:
+        """As of a block, plus `residual`."""
+        # each decoded token comes here twice for each block
+        mixer: Mixer = self[f"{name}_mixer"]
+        context = self.seen_by(name, context)
+        before = mixer.checked_state(x, state)
+        if not (fuses() and mixer.is_cut(x, before, context)):
+            y, state = super().branch(name, x, state, context, **arguments)
+            return y if residual is None else residual + y, state
+        linears = [mixer[each] for each in mixer.projections]
+        dtype = None if mixer.keeps_float32 else x.dtype
+        parts = inputs(x, linears, self.norm_at(name, "before"), dtype)
+        return self._mixed(mixer, parts, x.dtype, before, context, residual, **arguments)
+
+    def _mixed(
+        self,
+        mixer: Mixer,
+        parts: Parts,
+        dtype: mx.Dtype,
+        state: State,
+        context: Context,
+        residual: mx.array | None,
+        **arguments: Any,
+    ) -> tuple[mx.array, State]:
+        parts, state = mixer.between(parts, state, context, **arguments)
+        return finished(mixer, parts, dtype, residual), state
+
+
+class FusedBlock(Fused):
+    """A `Block` in few operations."""
+
+    def __call__(
+        self, x: mx.array, state: State = None, context: Context | None = None, **arguments: Any
+    ) -> tuple[mx.array, State]:
+        if not (fuses() and self._leaves_sum):
+            return super().__call__(x, state, context, **arguments)
+        context = Context() if context is None else context
+        channel = self["channel_mixer"]
+        linears = [channel[each] for each in channel.projections]
+        # the sum is left to the rotation after it
+        branch, state = self.branch("token", x, state, context, **arguments)
+        parts, x = inputs_of_sum(x, branch, linears, self["channel_norm"])
+        return finished(channel, channel.between(parts, None, None)[0], x.dtype, x), state
+
+    @property
+    def _leaves_sum(self) -> bool:
+        """Whether the channel mixer's projections rotate what they read."""
+        if self._order != "pre" or self["_names"] != ("token", "channel") or self.is_dropping:
+            return False
+        channel = self["channel_mixer"]
+        first = next(iter(channel.projections), None)
+        return first is not None and getattr(type(channel[first]), "is_rotated", False)
+
+
+class FusedReversibleBlock(Fused, ReversibleBlock):
+    """A `ReversibleBlock` in few operations."""
+
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_FUSED: dict[type[nn.Module], type[Fused]] = {
+    Block: FusedBlock,
+    ReversibleBlock: FusedReversibleBlock,
+}
+
+
+def fuse_operations(model: Model) -> Model:
+    """Lets each block of a model compute in few operations, in place; returns the model.
+
+    Results are those of the definitions but for rounding: between a norm and the linears after it, a
+    fused block may keep more bits.
+    """
+    for module in model.modules():
+        kind = _FUSED.get(type(module))
+        if kind is not None:
+            module.__class__ = kind
+    return model

@@ -9,8 +9,7 @@ import mlx.nn as nn
 
 from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
-from ..layers.linear import apply_linear
-from ..layers.mixer import Linears, Partition, factory_of
+from ..layers.mixer import Linears, Partition
 from ..ops import activate
 from ..ops.activations import gelu_tanh, relu
 
@@ -72,9 +71,9 @@ class FeedForward(ChannelMixer):
                 f"'{activation}'."
             )
         hidden_dims = 4 * dims if hidden_dims is None else hidden_dims
-        self.up_proj = factory_of(linear, "up_proj")(dims, hidden_dims, bias=bias)
-        self.down_proj = factory_of(linear, "down_proj")(hidden_dims, dims, bias=bias)
+        self.make_projections(dims, {"up_proj": [hidden_dims]}, linear, bias=bias)
+        self.make_output(hidden_dims, dims, linear, bias=bias, name="down_proj")
         self._activate = FUNCTIONS[activation]
 
-    def mix(self, x: mx.array) -> mx.array:
-        return apply_linear(self.down_proj, self._activate(apply_linear(self.up_proj, x)))
+    def mix(self, h: mx.array) -> mx.array:
+        return self._activate(h)

@@ -3,14 +3,13 @@
 from .attention.positions import DynamicRoPE as DynamicRoPE
 from .attention.positions import RoPE as RoPE
 from .embedding import apply_head as apply_head
-from .fusing import project as project
 from .linear import BitLinear as BitLinear
 from .linear import PackedBitLinear as PackedBitLinear
 from .linear import PackedLinear as PackedLinear
 from .linear import TiedBitLinear as TiedBitLinear
-from .linear import apply_norm as apply_norm
 from .linear import pack_linears as pack_linears
 from .linear import packable as packable
 from .linear import set_quantization_strength as set_quantization_strength
 from .mixer import ChannelMixer as ChannelMixer
+from .norms import apply_norm as apply_norm
 from .short_convolution import ShortConvolution as ShortConvolution

@@ -88,7 +88,8 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
         >>> apply_head(nn.Embedding(1000, 8), mx.ones((1, 3, 8))).shape
         (1, 3, 1000)
     """
-    is_matrix = type(head) in (nn.Linear, nn.Embedding)
+    matrix = matrix_of(head)
+    is_matrix = matrix is not None and matrix.is_plain
     if is_matrix and head.weight.dtype == mx.float32 and "bias" not in head:
         return linear_product(x, head.weight)
     is_plain = is_matrix and head.weight.dtype != mx.float32

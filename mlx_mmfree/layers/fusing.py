@@ -1,7 +1,7 @@
 """Linears with what lies around them, computed together where their form allows it.
 
-Definitions of mixers call their linears one by one. What a model does faster is said here once, for each
-form of linears; `models.parts.fused` asks for it in blocks.
+Definitions of mixers are equations between linears. What a model does faster is said here once, for each
+form of linears, which their class names as `form`; `models.parts.fused` asks for it in blocks.
 
 | form | before the linears | the linears | after them |
 |---|---|---|---|
@@ -29,8 +29,8 @@ from ..ops.dense_matmul import add_bias
 from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
 from .arguments import check_features
 from .joined import joined_parts
-from .linear import PackedBitLinear, apply_linear, apply_norm
-from .rotated import RotatedLinear
+from .matrix import apply_linear, holds_plain_floats
+from .norms import apply_norm, is_rms_norm
 
 Parts = tuple[mx.array, ...]
 """Results of several linears of one input, in their order; those computed together are one array."""
@@ -111,13 +111,13 @@ class Rotated(Form):
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        return any(type(linear) is RotatedLinear for linear in linears)
+        return any(form_of(linear) is Rotated for linear in linears)
 
     @staticmethod
     def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
         found = [linear for linear, _ in joined_parts(linears)]
-        rotating = [linear for linear in found if type(linear) is RotatedLinear]
-        if norm is None or len(rotating) > 1 or type(norm) is not nn.RMSNorm:
+        rotating = [linear for linear in found if form_of(linear) is Rotated]
+        if norm is None or len(rotating) > 1 or not is_rms_norm(norm):
             return Form.inputs(x, linears, norm)
         (one,) = rotating
         weight, signs = norm["weight"], one["signs"]
@@ -140,7 +140,7 @@ class Sharded(Form):
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        return len(linears) == 1 and getattr(linears[0], "projects", False)
+        return len(linears) == 1
 
     @classmethod
     def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
@@ -160,10 +160,10 @@ class Ternary(Form):
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        if norm is not None and type(norm) is not nn.RMSNorm:
+        if norm is not None and not is_rms_norm(norm):
             return False
         for linear in linears:
-            if type(linear) is not PackedBitLinear or "bias" in linear:
+            if form_of(linear) is not Ternary or "bias" in linear:
                 return False
             if linear.activations != linears[0].activations:
                 return False
@@ -205,8 +205,9 @@ class Ternary(Form):
         return y.astype(around.dtype)
 
 
-FORMS: tuple[type[Form], ...] = (Ternary, Sharded, Rotated, Form)
-"""The first that takes the linears computes them."""
+def form_of(linear: nn.Module) -> type[Form]:
+    """How linears of its class are computed with what lies around them; a class names its own."""
+    return getattr(type(linear), "form", Form)
 
 
 def inputs(
@@ -246,7 +247,7 @@ def inputs_of_sum(
 ) -> tuple[Parts, mx.array]:
     """As `inputs` of a sum, and the sum. Where its norm is rotated, both are one launch."""
     one, *more = (linear for linear, _ in joined_parts(linears))
-    if more or type(one) is not RotatedLinear or type(norm) is not nn.RMSNorm:
+    if more or form_of(one) is not Rotated or not is_rms_norm(norm):
         x = x + branch
         return inputs(x, linears, norm, x.dtype), x
     signs, weight = one["signs"], norm["weight"]
@@ -316,19 +317,6 @@ def beside(parts: Parts) -> mx.array:
     return parts[0] if len(parts) == 1 else mx.concatenate(list(parts), axis=-1)
 
 
-def project(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None = None) -> mx.array:
-    """`inputs` one after the other in the last axis, in the dtype of `x`.
-
-    Example:
-        >>> project(mx.ones((1, 3, 8)), [nn.Linear(8, 4), nn.Linear(8, 4)]).shape
-        (1, 3, 8)
-    """
-    form = _form(linears, norm)
-    parts = form.inputs(x, linears, norm)
-    y = parts[0] if len(parts) == 1 else beside(parts)
-    return y if form.keeps_dtype else y.astype(x.dtype)
-
-
 def widths_of(parts: Parts, widths: Sequence[int]) -> list[mx.array]:
     """Arrays that lie side by side in parts, each of one of these widths."""
     found: list[mx.array] = []
@@ -356,10 +344,12 @@ def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array
 
 
 def _form(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Form]:
-    for form in FORMS:
-        if form.takes(linears, norm):
+    """The form in which linears are computed together; any that only one of them has must take all."""
+    for linear in linears:
+        form = form_of(linear)
+        if form is not Form and form.takes(linears, norm):
             return form
-    raise AssertionError
+    return Form
 
 
 def _gated(parts: Parts, gate: Activation) -> mx.array:
@@ -374,8 +364,7 @@ def _added(y: mx.array, residual: mx.array | None, dtype: mx.Dtype) -> mx.array:
 
 def _adds(linear: nn.Module, x: mx.array, residual: mx.array) -> bool:
     """Whether a GPU adds to the product in the same launch."""
-    is_plain = type(linear) is nn.Linear
-    dtypes = {x.dtype, residual.dtype, linear["weight"].dtype} if is_plain else ()
+    dtypes = {x.dtype, residual.dtype, linear["weight"].dtype} if holds_plain_floats(linear) else ()
     return len(dtypes) == 1 and dispatch.metal_unavailable() is None
 
 
@@ -385,7 +374,6 @@ def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
     """
     if x.size <= x.shape[-1] ** 2:
         return False
-    dtypes = {linear["weight"].dtype for linear in linears if type(linear) is nn.Linear}
-    return len(dtypes) == 1 and not any(
-        type(linear) is not nn.Linear or "bias" in linear for linear in linears
-    )
+    if not all(holds_plain_floats(linear) and "bias" not in linear for linear in linears):
+        return False
+    return len({linear["weight"].dtype for linear in linears}) == 1

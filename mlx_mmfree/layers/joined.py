@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops.backend import dispatch
-from .rotated import RotatedLinear
+from .matrix import matrix_of
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
@@ -68,7 +68,7 @@ def join_projections(model: nn.Module) -> nn.Module:
         return model
     for module in model.modules():
         linears = [module[name] for name in getattr(module, "projections", ())]
-        for form, group in groupby(linears, _form):
+        for form, group in groupby(linears, _alike):
             alike = list(group)
             if form is not None and len(alike) > 1 and _rotate_alike(alike):
                 # an ordinary attribute, since items of a module are parameters
@@ -93,16 +93,10 @@ def joined_parts(linears: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, int]
             del first.joined
 
 
-def _form(linear: nn.Module) -> tuple[Any, ...] | None:
-    """The common form of linears that can be joined; `None` for others."""
-    kind = type(linear)
-    if kind not in (nn.Linear, nn.QuantizedLinear, RotatedLinear):
-        return None
-    dtype = linear["weight" if kind is nn.Linear else "scales"].dtype
-    if kind is RotatedLinear:
-        return kind, dtype, linear.codes_group, linear.bits, linear.block
-    form = kind, dtype, "bias" in linear, linear["bias"].dtype if "bias" in linear else dtype
-    return form if kind is nn.Linear else (*form, linear.group_size, linear.bits, linear.mode)
+def _alike(linear: nn.Module) -> tuple[Any, ...] | None:
+    """What linears have in common whose rows may lie in one array; `None`: others."""
+    matrix = matrix_of(linear)
+    return None if matrix is None else matrix.alike()
 
 
 def _rotate_alike(linears: Sequence[nn.Module]) -> bool:

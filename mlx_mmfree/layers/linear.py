@@ -14,10 +14,10 @@ from mlx.utils import tree_unflatten
 
 from .. import ops
 from ..ops.dense_matmul import add_bias
-from ..ops.norms import rms_operation
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
-from .matrix import Matrix, affine_form, affine_product, are_same, matrices, matrix_of
+from .fusing import Ternary
+from .matrix import Matrix, are_same, matrices, matrix_of
 
 LinearFactory = Callable[..., nn.Module]
 """Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
@@ -278,6 +278,7 @@ class PackedBitLinear(_TernaryLinear, PackedLayer):
     """
 
     holds_trits = True
+    form = Ternary
     kept = ("weight", "scale")
 
     def multiply(self, x: mx.array) -> mx.array:
@@ -548,42 +549,3 @@ def merge_heads(x: mx.array) -> mx.array:
 def one_hot_values(batch_size: int, num_heads: int, length: int) -> mx.array:
     """The values for which a sum of weighted values is the weights, float32 `(B, H, N, N)`."""
     return mx.broadcast_to(mx.eye(length), (batch_size, num_heads, length, length))
-
-
-def apply_norm(norm: nn.Module, x: mx.array) -> mx.array:
-    """Applies a norm, an RMSNorm by `ops.rms_norm` and any other as it is.
-
-    On a CPU, the operations that MLX makes an RMSNorm of take four times as long. The gain of an RMSNorm
-    may be float32 beside activations of 16 bits.
-
-    Args:
-        norm: Any norm.
-        x: `(..., D)`.
-
-    Returns:
-        `(..., D)`, of an RMSNorm in the dtype of `x`.
-
-    Example:
-        >>> [round(n, 4) for n in apply_norm(nn.RMSNorm(2), mx.array([3.0, 4.0])).tolist()]
-        [0.8485, 1.1314]
-    """
-    y: mx.array
-    if type(norm) is nn.RMSNorm and x.size and norm["weight"].dtype in (x.dtype, mx.float32):
-        # the operation itself, because each token comes here often
-        y = rms_operation(x, norm["weight"], eps=norm.eps)
-    else:
-        y = norm(x)
-    return y
-
-
-def apply_linear(linear: nn.Module, x: mx.array) -> mx.array:
-    """`linear(x)`, where the gradient of a plain weight is laid out as the weight is, and codes go to
-    `affine_product`.
-    """
-    if type(linear) is nn.Linear:
-        return ops.linear_product(x, linear["weight"], linear.get("bias"))
-    if (form := affine_form(linear)) is not None:
-        y = affine_product(x, linear["weight"], form)
-        return add_bias(y, linear["bias"]) if "bias" in linear else y
-    y = linear(x)
-    return y

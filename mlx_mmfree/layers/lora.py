@@ -10,8 +10,7 @@ from mlx.utils import tree_unflatten
 
 from .arguments import check_sizes
 from .embedding import apply_head
-from .linear import apply_linear
-from .matrix import Matrix, matrix_of
+from .matrix import Matrix, apply_linear, matrix_of
 
 AdapterKind = Literal["lora", "dora"]
 

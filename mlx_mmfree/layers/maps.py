@@ -9,8 +9,7 @@ import mlx.nn as nn
 from ..ops import depthwise_convolution
 from ..ops.backend.gradient import with_reference_gradient
 from .arguments import check_counts, check_features, check_sizes
-from .linear import apply_linear
-from .matrix import StoredLayout
+from .matrix import StoredLayout, apply_linear
 from .mixer import LinearFactory
 from .norms import BatchNorm
 

@@ -8,9 +8,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError
-from ..ops import AffineForm, dense_matmul
+from ..ops import AffineForm, dense_matmul, linear_product
 from ..ops.backend.dispatch import FLOATS, metal_unavailable, on_cpu
-from ..ops.dense_matmul import BITS, GROUP_SIZES
+from ..ops.dense_matmul import BITS, GROUP_SIZES, add_bias
 from ..ops.host_blocks import all_finite
 
 FEW_BITS = (1, 2)
@@ -82,6 +82,11 @@ class Matrix:
         """Neighbouring inputs that cannot be parted, since they share a scale."""
         return 1
 
+    def alike(self) -> tuple[Any, ...] | None:
+        """What other layers must have in common with this one, so that their rows may lie in one array
+        and be one layer; `None`: they may not."""
+        return None
+
     def in_codes(self, group_size: int, bits: int) -> nn.Module:
         """The same layer with room for codes of MLX's affine form, where it `is_plain`."""
         raise NotImplementedError
@@ -130,6 +135,12 @@ class _OfMLX(Matrix):
     def __init__(self, layer: nn.Module):
         self._layer = layer
 
+    @staticmethod
+    def apply(layer: nn.Module, x: mx.array) -> mx.array:
+        """The result of the layer, whose class is one of MLX's."""
+        y: mx.array = layer(x)
+        return y
+
     @property
     def layer(self) -> nn.Module:
         return self._layer
@@ -153,6 +164,16 @@ class _Floats(_OfMLX):
     @property
     def input_dims(self) -> int:
         return int(self._layer.weight.shape[1])
+
+    def alike(self) -> tuple[Any, ...] | None:
+        layer, dtype = self._layer, self.dtype
+        own = "bias" in layer, layer["bias"].dtype if "bias" in layer else dtype
+        return ("floats", dtype, *own) if self.is_plain else None
+
+    @staticmethod
+    def apply(layer: nn.Module, x: mx.array) -> mx.array:
+        # the gradient of the weight is laid out as the weight is
+        return linear_product(x, layer["weight"], layer.get("bias"))
 
     def in_codes(self, group_size: int, bits: int) -> nn.Module:
         has_bias = "bias" in self._layer
@@ -184,6 +205,21 @@ class _Codes(_OfMLX):
     @property
     def group_size(self) -> int:
         return int(self._layer.group_size)
+
+    def alike(self) -> tuple[Any, ...] | None:
+        layer, dtype = self._layer, self.dtype
+        own = "bias" in layer, layer["bias"].dtype if "bias" in layer else dtype
+        same = dtype, *own, layer.group_size, layer.bits, layer.mode
+        return ("codes", *same) if type(layer) in _KINDS else None
+
+    @staticmethod
+    def apply(layer: nn.Module, x: mx.array) -> mx.array:
+        form = affine_form(layer)
+        if form is None:
+            y: mx.array = layer(x)
+            return y
+        y = affine_product(x, layer["weight"], form)
+        return add_bias(y, layer["bias"]) if "bias" in layer else y
 
     def multiply(self, x: mx.array) -> mx.array:
         layer: Any = self._layer
@@ -244,6 +280,19 @@ def matrix_of(module: nn.Module) -> Matrix | None:
     return None if adapter is None else adapter(module)
 
 
+def holds_plain_floats(layer: nn.Module) -> bool:
+    """Whether a layer is `nn.Linear`: a matrix of floats and perhaps a bias, nothing else."""
+    kind = _KINDS.get(type(layer))
+    return kind is not None and kind.holds_floats and not kind.is_embedding
+
+
+def apply_linear(layer: nn.Module, x: mx.array) -> mx.array:
+    """`layer(x)`, of MLX's own layers by the operations of this library."""
+    kind = _KINDS.get(type(layer))
+    y: mx.array = layer(x) if kind is None else kind.apply(layer, x)
+    return y
+
+
 def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
     """`x W^T` in the dtype of `x` for codes in MLX's affine form.
 
@@ -260,7 +309,8 @@ def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
 
 def affine_form(layer: nn.Module) -> AffineForm | None:
     """The form of the codes of a layer of MLX; `None` unless `dense_matmul` takes it."""
-    if type(layer) not in (nn.QuantizedLinear, nn.QuantizedEmbedding) or layer.mode != "affine":
+    kind = _KINDS.get(type(layer))
+    if kind is None or not kind.holds_codes or layer.mode != "affine":
         return None
     size, bits = layer.group_size, layer.bits
     if bits not in BITS or size not in GROUP_SIZES:

@@ -7,8 +7,9 @@ import mlx.nn as nn
 
 from ..errors import TrainingError
 from ..ops import layer_norm, linear_product, long_sum
+from ..ops.norms import rms_operation
 from .arguments import check_features, check_sizes
-from .matrix import StoredLayout
+from .matrix import StoredLayout, holds_plain_floats
 
 
 class LayerNorm(nn.LayerNorm):
@@ -30,6 +31,40 @@ class LayerNorm(nn.LayerNorm):
 
     def __call__(self, x: mx.array) -> mx.array:
         return layer_norm(x, self.get("weight"), self.get("bias"), eps=self.eps)
+
+
+def is_rms_norm(norm: nn.Module | None) -> bool:
+    """Whether it is MLX's RMSNorm: a gain and an epsilon, and nothing else."""
+    return type(norm) in _RMS_NORMS
+
+
+_RMS_NORMS = (nn.RMSNorm,)
+
+
+def apply_norm(norm: nn.Module, x: mx.array) -> mx.array:
+    """Applies a norm, an RMSNorm by `ops.rms_norm` and any other as it is.
+
+    On a CPU, the operations that MLX makes an RMSNorm of take four times as long. The gain of an RMSNorm
+    may be float32 beside activations of 16 bits.
+
+    Args:
+        norm: Any norm.
+        x: `(..., D)`.
+
+    Returns:
+        `(..., D)`, of an RMSNorm in the dtype of `x`.
+
+    Example:
+        >>> [round(n, 4) for n in apply_norm(nn.RMSNorm(2), mx.array([3.0, 4.0])).tolist()]
+        [0.8485, 1.1314]
+    """
+    y: mx.array
+    if is_rms_norm(norm) and x.size and norm["weight"].dtype in (x.dtype, mx.float32):
+        # the operation itself, because each token comes here often
+        y = rms_operation(x, norm["weight"], eps=norm.eps)
+    else:
+        y = norm(x)
+    return y
 
 
 class PlacedRMSNorm(nn.Module):
@@ -179,7 +214,7 @@ class BatchNorm(nn.Module):
 
     def of_linear(self, linear: nn.Module, x: mx.array) -> mx.array:
         """`norm(linear(x))`; in evaluation, the matrix is multiplied if it is the smaller one."""
-        if self.counts or type(linear) is not nn.Linear or x.size <= x.shape[-1] ** 2:
+        if self.counts or not holds_plain_floats(linear) or x.size <= x.shape[-1] ** 2:
             y = self(linear(x))
         else:
             scale, shift = self.scale_and_shift()

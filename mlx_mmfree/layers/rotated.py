@@ -1,12 +1,13 @@
 """Layers whose packed weights are rotated, so that what they are multiplied with is rotated too."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import AffineForm, hadamard
+from .fusing import Rotated
 from .matrix import Matrix, affine_product
 
 
@@ -38,6 +39,7 @@ class RotatedLinear(Matrix, nn.Module):
     """
 
     is_rotated = True
+    form = Rotated
     kept: ClassVar[tuple[str, ...]] = ("weight", "signs")
     input_dims: int = 0
     output_dims: int = 0
@@ -66,6 +68,9 @@ class RotatedLinear(Matrix, nn.Module):
     @property
     def group_size(self) -> int:
         return self.block
+
+    def alike(self) -> tuple[Any, ...]:
+        return "rotated", self.dtype, self.codes_group, self.bits, self.block
 
     def _product(self, x: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
         return self._of_rotated(hadamard(x, self.block, self.signs), scales, biases)

@@ -15,6 +15,7 @@ from mlx.nn.layers.distributed import shard_linear
 from ..ops import gated, packed_columns, rms_norm_quantize, ternary_matmul
 from ..ops.activations import Activation
 from .arguments import check_features
+from .fusing import Sharded
 from .linear import PackedBitLinear, PackedLinear
 from .mixer import Group, part_of
 
@@ -67,7 +68,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         Input `(..., input_dims / size)`, result `(..., output_dims)`, the same on all processes.
     """
 
-    projects = True
+    form = Sharded
 
     def __init__(self, linear: PackedBitLinear, group: Group):
         width = linear.input_dims // group.size()
@@ -100,7 +101,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         norm: nn.Module | None = None,
         residual: mx.array | None = None,
     ) -> mx.array:
-        """The layer with what lies around it, in float32, as `layers.project` has it.
+        """The layer with what lies around it, in float32, as `fusing.output` has it.
 
         `norm` acts on whole tokens.
         """

@@ -10,7 +10,7 @@ from mlx.utils import tree_unflatten
 from ..ops import hadamard, pack_ternary
 from ..ops.long_sums import long_mean
 from ..ops.ternary import straight_through
-from .matrix import Matrix
+from .matrix import Matrix, holds_plain_floats
 from .rotated import RotatedLinear
 
 Scales = Literal["group", "row", "tensor"]
@@ -190,7 +190,7 @@ def make_ternary(blocks: nn.Module, scheme: TernaryScheme) -> nn.Module:
         >>> [type(layer).__name__ for layer in model.layers]
         ['TernaryGroupLinear', 'ReLU']
     """
-    linears = [(path, each) for path, each in blocks.named_modules() if type(each) is nn.Linear]
+    linears = [(path, each) for path, each in blocks.named_modules() if holds_plain_floats(each)]
     ternary = [(path, TernaryGroupLinear(each, scheme)) for path, each in linears]
     blocks.update_modules(tree_unflatten(ternary))
     return blocks

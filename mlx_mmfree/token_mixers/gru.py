@@ -5,9 +5,9 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..layers import project
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
+from ..layers.fusing import inputs, widths_of
 from ..layers.mixer import Linears, TokenMixer, factory_of
 from ..layers.recurrence import weights_of_gates
 from ..ops.splitting import positions
@@ -142,13 +142,19 @@ class GRU(TokenMixer):
         of_reset, of_update, of_candidate = (part.astype(mx.float32) for part in gates)
         linears = [self[f"hidden_{name}"] for name in _GATES]
         before = linears[:2] if self._resets_before else linears
-        parts = project(hidden.astype(dtype), before).astype(mx.float32)
-        parts = mx.split(parts, len(before), axis=-1)
+        parts = self._of_state(before, hidden.astype(dtype))
         reset = mx.sigmoid(of_reset + parts[0])
         update = mx.sigmoid(of_update + parts[1])
         if self._resets_before:
-            inner = project((reset * hidden).astype(dtype), linears[2:]).astype(mx.float32)
+            (inner,) = self._of_state(linears[2:], (reset * hidden).astype(dtype))
         else:
             inner = reset * parts[2]
         candidate = mx.tanh(of_candidate + inner)
         return update * hidden + (1.0 - update) * candidate, update
+
+    def _of_state(self, linears: list[nn.Module], hidden: mx.array) -> list[mx.array]:
+        """What projections of the state before give, float32 `(B, E)` each."""
+        parts = widths_of(
+            inputs(hidden, linears, dtype=hidden.dtype), [self._hidden_dims] * len(linears)
+        )
+        return [part.astype(mx.float32) for part in parts]

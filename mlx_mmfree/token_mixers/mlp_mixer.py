@@ -7,8 +7,7 @@ import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.linear import apply_linear
-from ..layers.matrix import matrix_of
+from ..layers.matrix import apply_linear, matrix_of
 from ..layers.mixer import Linears, TokenMixer, factory_of
 from ..ops import activate
 

@@ -47,3 +47,9 @@ def test_the_contract_is_asked_of_a_new_mixer(mixer: str, passed: list[str]) -> 
     for test in ASKED[mixer]:
         assert any(test in line for line in own), test
     assert not any("packed_samples" in line for line in own)
+
+
+def test_the_page_shows_the_file() -> None:
+    page = (ROOT / "mlx_mmfree" / "token_mixers" / "README.md").read_text()
+    file = Path(__file__).parent / "token_mixers" / "leaky_average.py"
+    assert f"```python\n{file.read_text()}```" in page

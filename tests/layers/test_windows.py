@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.attention import key_values as sequence_blocks
-from mlx_mmfree.layers.attention import mixer as attention
+from mlx_mmfree.layers.attention import served as attention
 from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.attention.positions import ALiBi
 from mlx_mmfree.token_mixers import GQA, KeyValueCache
@@ -77,13 +77,13 @@ def test_a_long_call_is_read_in_pieces(
     want, want_gradient = run(), mx.grad(loss)(x)
     pieces = []
     monkeypatch.setattr(attention, "PIECE", 4)
-    attend = attention.SelfAttention._attend_before
+    attend = attention.ServedAttention.attend_before
 
-    def noted(self: attention.SelfAttention, projected: mx.array, *rest: Any) -> Any:
+    def noted(self: attention.ServedAttention, projected: mx.array, *rest: Any) -> Any:
         pieces.append(projected.shape[1])
         return attend(self, projected, *rest)
 
-    monkeypatch.setattr(attention.SelfAttention, "_attend_before", noted)
+    monkeypatch.setattr(attention.ServedAttention, "attend_before", noted)
     for got, one in zip(run(), want, strict=True):
         assert relative_error(got, one) <= FLOAT32
     if cache != "everything" or "position_bias" in positions:

@@ -10,7 +10,7 @@ import pytest
 
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.layers import rotated
-from mlx_mmfree.layers.attention import mixer
+from mlx_mmfree.layers.attention import served
 from mlx_mmfree.layers.attention.mixer import SelfAttention
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
@@ -121,12 +121,12 @@ def tile_the_keys(patch: Patch) -> None:
 
 
 def leave_out_the_gate(patch: Patch) -> None:
-    plain = mixer.without_gates
+    plain = served.without_gates
 
     def without(projected: mx.array, num_heads: int, dims: int) -> Any:
         return plain(projected, num_heads, dims)[0], None
 
-    patch.setattr(mixer, "without_gates", without)
+    patch.setattr(served, "without_gates", without)
 
 
 def split_queries_from_gates(patch: Patch) -> None:
@@ -135,7 +135,7 @@ def split_queries_from_gates(patch: Patch) -> None:
         queries, gates, others = mx.split(projected, [width, 2 * width], axis=-1)
         return mx.concatenate([queries, others], axis=-1), gates
 
-    patch.setattr(mixer, "without_gates", split)
+    patch.setattr(served, "without_gates", split)
 
 
 def gate_before_the_norm(patch: Patch) -> None:

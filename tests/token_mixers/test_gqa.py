@@ -156,11 +156,11 @@ def test_several_tokens_in_a_fixed_state_have_the_bits_of_single_ones(window: in
     _, state = mixer(mx.random.normal((2, 6, 16)))
     fixed, _ = mixer.state_kind.fixed(state, 4)
     projected = mx.random.normal((2, 4, 32))
-    got, after = mixer._attend(projected, fixed, Context())
+    got, after = mixer.attend(projected, fixed, Context())
     parts = []
     for n in range(4):
         one = projected[:, n : n + 1]
-        y, fixed = mixer._attend(one, fixed, Context())
+        y, fixed = mixer.attend(one, fixed, Context())
         parts.append(y)
     assert mx.array_equal(got, mx.concatenate(parts, axis=1))
     assert all(mx.array_equal(a, b) for a, b in zip(after, fixed, strict=True))

@@ -142,6 +142,11 @@ class KeyValueCache:
         return None if self.window is None else self.sinks + self.window
 
     @property
+    def farthest(self) -> int:
+        """The position of a query after a full window."""
+        return self.sinks + (self.window or 0) - 1
+
+    @property
     def exact_slots(self) -> int | None:
         """Slots in use with which a state is quantised; `None`: never."""
         if self.quantization is None:

@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.mixer import LinearFactory, TokenMixer
+from mlx_mmfree.layers.mixer import Linears, TokenMixer, factory_of
 
 
 class GateByMemory(TokenMixer):
@@ -27,22 +27,21 @@ class GateByMemory(TokenMixer):
     cross: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
 
-    def __init__(self, dims: int, *, linear: LinearFactory = nn.Linear):
+    def __init__(self, dims: int, *, linear: Linears = nn.Linear):
         super().__init__()
-        self.input_proj = linear(dims, dims, bias=False)
-        self.memory_proj = linear(dims, dims, bias=False)
-        self.output_proj = linear(dims, dims, bias=False)
+        self.make_projections(dims, {"input_proj": [dims]}, linear)
+        self.memory_proj = factory_of(linear, "memory_proj")(dims, dims, bias=False)
+        self.make_output(dims, dims, linear)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
-        u = self.input_proj(x)
+    def mix(self, u: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
         memory = context.memory
         if memory is not None:
             shown = context.memory_valid
             seen = mx.ones(memory.shape[:2]) if shown is None else shown
             seen = seen.astype(mx.float32)[..., None]
             mean = (memory * seen).sum(axis=1, keepdims=True) / seen.sum(axis=1, keepdims=True)
-            u = u * mx.sigmoid(self.memory_proj(mean.astype(x.dtype)))
-        return self.output_proj(u), ()
+            u = u * mx.sigmoid(self.memory_proj(mean.astype(u.dtype)))
+        return u, ()

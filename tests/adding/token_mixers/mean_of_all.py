@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.mixer import LinearFactory, TokenMixer
+from mlx_mmfree.layers.mixer import Linears, TokenMixer
 
 
 class MeanOfAll(TokenMixer):
@@ -22,19 +22,18 @@ class MeanOfAll(TokenMixer):
     paper: ClassVar[str] = "none"
     bidirectional: ClassVar[bool] = True
 
-    def __init__(self, dims: int, *, linear: LinearFactory = nn.Linear):
+    def __init__(self, dims: int, *, linear: Linears = nn.Linear):
         super().__init__()
-        self.input_proj = linear(dims, dims, bias=False)
-        self.output_proj = linear(dims, dims, bias=False)
+        self.make_projections(dims, {"input_proj": [dims]}, linear)
+        self.make_output(dims, dims, linear)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
 
-    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
-        u = self.input_proj(x).astype(mx.float32)
-        valid = context.valid
-        seen = mx.ones(x.shape[:2]) if valid is None else valid.astype(mx.float32)
+    def mix(self, u: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
+        u, valid = u.astype(mx.float32), context.valid
+        seen = mx.ones(u.shape[:2]) if valid is None else valid.astype(mx.float32)
         # of a row of padding alone, the mean is zero
         count = mx.maximum(seen.sum(axis=1), 1.0)[:, None, None]
         mean = (u * seen[..., None]).sum(axis=1, keepdims=True) / count
-        return self.output_proj((u + mean).astype(x.dtype)), ()
+        return u + mean, ()

@@ -99,7 +99,7 @@ def test_window_attention(file: GoldenFile) -> None:
     masks = file.inputs["mask"]
     for n, window in enumerate(file.inputs["x"]):
         mask = masks[n % len(masks)]
-        got = mixer.attend(window[None], mixer.position_bias((side, side)) + mask, None)
+        got = mixer.run(window[None], bias=mixer.position_bias((side, side)) + mask, seen=None)
         assert_close(got[0], file.out["y_masked"][n])
 
 

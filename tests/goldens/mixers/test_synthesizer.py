@@ -3,6 +3,7 @@
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.token_mixers import Synthesizer
@@ -139,10 +140,11 @@ def _check_single(mixer: Synthesizer, file: GoldenFile) -> None:
     assert_close(mx.stack(columns, axis=-1), file.out["weights"])
 
 
-class _Unit:
+class _Unit(nn.Module):
     """In place of a projection: ones for one token, zeros for the others."""
 
     def __init__(self, token: int, dims: int):
+        super().__init__()
         self._token, self._dims = token, dims
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -149,7 +149,7 @@ def _sima(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
 
 def _delta_rule(mixer: Any, x: mx.array, weights: mx.array) -> mx.array:
     before = mixer.init_state(x.shape[0], x.dtype)
-    q, k, v, *others = mixer.apart(mixer.project(x))
+    q, k, v, *_ = mixer.apart(mixer.project(x))
     (_, _, values), _ = mixer.convolved(q, k, v, before, Context())
     y = mixer.output_norm((weights @ values).swapaxes(1, 2)).flatten(2)
     if "gate_down_proj" in mixer:

@@ -16,6 +16,7 @@ SCHEMA = {
     "properties": {"a": {"type": "string", "pattern": "[a-z]{2,9}"}, "b": {"enum": [1, "x"]}},
     "required": ["a"],
 }
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
 _WORDS = ("fox", "hen", "wood", "river", "<think>", "</think>", "<tool_call>", "{", "\u00e4", "\n")
 
 
@@ -35,10 +36,31 @@ def _turns(rng: random.Random) -> list[tuple[str, Any]]:
         turns += [("thought", _text(rng))] if rng.random() < 0.3 else []
         turns += [("said", _text(rng))] if rng.random() < 0.7 else []
         if rng.random() < 0.5:
-            turns.append(("call", (f"call_{number}", {"a": _text(rng)})))
-            turns.append(("result", (f"call_{number}", _text(rng))))
+            names = [f"call_{number}_{n}" for n in range(rng.choice((1, 1, 2)))]
+            turns += [("call", (name, _arguments(rng))) for name in names]
+            rng.shuffle(names)
+            turns += [("result", (name, _text(rng))) for name in names]
+        turns.append(("user", _text(rng)))
+    if rng.random() < 0.2:
+        # roles in any order
+        rng.shuffle(turns)
         turns.append(("user", _text(rng)))
     return turns
+
+
+def _arguments(rng: random.Random) -> Any:
+    """The arguments of a call as they come back: an object, its text, nothing, or broken."""
+    sound = {"a": _text(rng)}
+    return rng.choice(
+        (sound, json.dumps(sound), "", None, json.dumps(sound)[:-3], "[]", _text(rng))
+    )
+
+
+def _result(rng: random.Random, text: str, kind: str, picture: dict[str, Any]) -> Any:
+    """The result of a tool as a text or as parts, which may hold a picture."""
+    parts = [{"type": kind, "text": text}, picture]
+    rng.shuffle(parts)
+    return rng.choice((text, text, [{"type": kind, "text": text}], parts))
 
 
 def _chat(rng: random.Random) -> dict[str, Any]:
@@ -51,15 +73,19 @@ def _chat(rng: random.Random) -> dict[str, Any]:
                 parts = [{"type": "text", "text": text}]
                 messages.append({"role": "user", "content": rng.choice((text, parts))})
             case "thought", text:
-                messages.append({"role": "assistant", "content": "", "reasoning_content": text})
+                added = _maybe(rng, 0.2, refusal="", reasoning_details=[], cache_control={})
+                thought = {"role": "assistant", "content": None, "reasoning_content": text}
+                messages.append(thought | added)
             case "said", text:
                 messages.append({"role": "assistant", "content": text})
             case "call", (name, arguments):
-                function = {"name": "f", "arguments": json.dumps(arguments)}
+                function = {"name": "f", "arguments": arguments}
                 call = {"id": name, "type": "function", "function": function}
                 messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
             case "result", (name, text):
-                messages.append({"role": "tool", "tool_call_id": name, "content": text})
+                picture = {"type": "image_url", "image_url": {"url": PICTURE}}
+                content = _result(rng, text, "text", picture)
+                messages.append({"role": "tool", "tool_call_id": name, "content": content})
     function = {"name": "f", "description": "does", "parameters": SCHEMA}
     named = {"type": "function", "function": {"name": "f"}}
     return {
@@ -113,7 +139,8 @@ def _messages(rng: random.Random) -> dict[str, Any]:
             case "call", (name, arguments):
                 add("assistant", {"type": "tool_use", "id": name, "name": "f", "input": arguments})
             case "result", (name, text):
-                content = rng.choice((text, [{"type": "text", "text": text}]))
+                source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+                content = _result(rng, text, "text", {"type": "image", "source": source})
                 add("user", {"type": "tool_result", "tool_use_id": name, "content": content})
     if rng.random() < 0.1:
         messages.append({"role": "system", "content": _text(rng)})
@@ -137,6 +164,7 @@ def _messages(rng: random.Random) -> dict[str, Any]:
 
 def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
     items: list[dict[str, Any]] = []
+    is_custom: dict[str, bool] = {}
     for kind, value in _turns(rng):
         match kind, value:
             case "user", text:
@@ -150,10 +178,21 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
                 message = {"type": "message", "role": "assistant", "content": content}
                 items.append(message | _maybe(rng, id="msg", status="completed"))
             case "call", (name, arguments):
-                call = {"call_id": name, "name": "f", "arguments": json.dumps(arguments)}
-                items.append({"type": "function_call"} | call)
+                is_custom[name] = rng.random() < 0.3 and isinstance(arguments, str)
+                given: dict[str, Any] = {"type": "function_call", "arguments": arguments}
+                if is_custom[name]:
+                    given = {"type": "custom_tool_call", "input": arguments}
+                own = {"call_id": name, "name": "f"} | _maybe(rng, 0.2, namespace="mcp__n")
+                items.append(given | own)
             case "result", (name, text):
-                items.append({"type": "function_call_output", "call_id": name, "output": text})
+                picture = {"type": "input_image", "image_url": PICTURE}
+                kind = "custom_tool_call" if is_custom.get(name) else "function_call"
+                output = _result(rng, text, "input_text", picture)
+                items.append({"type": f"{kind}_output", "call_id": name, "output": output})
+    if kept and rng.random() < 0.1:
+        # an item of an earlier response, if it has one of this number
+        name = kept[-1].removeprefix("resp_") + rng.choice("0123")
+        items.insert(0, {"type": "item_reference", "id": f"msg_{name}"})
     before = rng.choice([*kept[-20:], "resp_" + 24 * "ab"])
     forms = (
         {"type": "text"},
@@ -170,6 +209,9 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
             tools=[
                 {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False},
                 {"type": "web_search"},
+                {"type": "custom", "name": "g"},
+                {"type": "namespace", "name": "mcp__n", "tools": [{"type": "custom", "name": "f"}]},
+                *rng.choice(([], [{"type": "shell"}, {"type": "apply_patch"}])),
             ],
             tool_choice=rng.choice(("auto", "none", "required", {"type": "function", "name": "f"})),
             parallel_tool_calls=False,

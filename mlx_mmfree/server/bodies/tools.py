@@ -142,7 +142,11 @@ def full_name(name: str, namespace: str | None) -> str:
 
 
 class ClientTool(schemas.Body):
-    """A tool that runs at the client, or a namespace of such tools."""
+    """A tool that runs at the client, or a namespace of such tools.
+
+    Attributes:
+        fields: The names that each type has beside its own.
+    """
 
     unread: ClassVar[frozenset[str]] = frozenset(
         {"allowed_callers", "async", "cache_control", "defer_loading", "output_schema"}
@@ -157,7 +161,7 @@ class ClientTool(schemas.Body):
     environment: dict[str, Any] = Field(default_factory=dict)
     tools: list["ClientTool"] = Field(default_factory=list)
 
-    _names: ClassVar[Mapping[str, str]] = {
+    fields: ClassVar[Mapping[str, str]] = {
         "function": "name description parameters strict",
         "custom": "name description format",
         "namespace": "name description tools",
@@ -166,7 +170,7 @@ class ClientTool(schemas.Body):
 
     @model_validator(mode="after")
     def _has_its_fields(self) -> "ClientTool":
-        known = self._names.get(self.type, "").split()
+        known = self.fields.get(self.type, "").split()
         for name in self.model_fields_set - {"type", *known}:
             raise ValueError(f"must not have {name!r} where its type is {self.type!r}")
         if "name" in known and self.name is None:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"resp_[0-9a-f]{48}")
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{48})[0-9a-f]{1,8}")
 _SUFFIX, _NEW = ".json", ".new"
+# the order was not in the names at first
+_FILE = re.compile(r"(resp_[0-9a-f]{48})(?:\.([0-9]{1,18}))?(\.json|\.new)")
 
 Record = dict[str, Any]
 
@@ -31,47 +34,69 @@ def new_name() -> str:
     return f"resp_{secrets.token_hex(24)}"
 
 
+@dataclass(frozen=True, order=True)
+class _Entry:
+    """A record that is kept, or what a killed writer left of one.
+
+    Attributes:
+        order: Greater than for all that were used before, whatever the clock says.
+        key: Its key in the place.
+        name: Its name; empty for what was left.
+        used: The time of its last use.
+        size: Its bytes.
+    """
+
+    order: int
+    key: str
+    name: str
+    used: float
+    size: int
+
+
 class _Place(Protocol):
-    """Where records lie by name, with the time of their last use."""
+    """Where records lie."""
 
-    def read(self, name: str) -> tuple[float, bytes] | None:
-        """A record, which is used by that, and the time of its last use."""
+    def entries(self, name: str | None = None) -> list[_Entry]:
+        """All of them, or those of a name."""
 
-    def write(self, name: str, data: bytes) -> None:
+    def read(self, entry: _Entry, order: int) -> bytes | None:
+        """A record, which is the last one used by that; `None` if it is gone."""
+
+    def write(self, name: str, order: int, data: bytes) -> None:
         """Keeps a record, whole or not at all."""
 
-    def remove(self, name: str) -> bool:
-        """Whether there was one, which is gone now."""
-
-    def entries(self) -> list[tuple[float, str, int]]:
-        """The time, name and size of each."""
+    def remove(self, entry: _Entry) -> None:
+        """Forgets a record."""
 
 
 class _Memory:
     def __init__(self) -> None:
-        self._records: dict[str, tuple[float, bytes]] = {}
+        self._records: dict[str, tuple[_Entry, bytes]] = {}
 
-    def read(self, name: str) -> tuple[float, bytes] | None:
-        found = self._records.get(name)
-        if found is not None:
-            self._records[name] = (time.time(), found[1])
-        return found
+    def entries(self, name: str | None = None) -> list[_Entry]:
+        found = [entry for entry, _ in self._records.values()]
+        return found if name is None else [entry for entry in found if entry.name == name]
 
-    def write(self, name: str, data: bytes) -> None:
-        self._records[name] = (time.time(), data)
+    def read(self, entry: _Entry, order: int) -> bytes | None:
+        found = self._records.get(entry.name)
+        if found is None:
+            return None
+        self.write(entry.name, order, found[1])
+        return found[1]
 
-    def remove(self, name: str) -> bool:
-        return self._records.pop(name, None) is not None
+    def write(self, name: str, order: int, data: bytes) -> None:
+        self._records[name] = _Entry(order, name, name, time.time(), len(data)), data
 
-    def entries(self) -> list[tuple[float, str, int]]:
-        return [(used, name, len(data)) for name, (used, data) in self._records.items()]
+    def remove(self, entry: _Entry) -> None:
+        self._records.pop(entry.name, None)
 
 
 class _Folder:
     """Files for the server's user alone. A kill leaves each whole or absent.
 
-    They are not forced onto the disk, for which all streams would wait: after a power cut the last ones
-    may be missing, and damaged ones are not used.
+    A file's name has the record's order, and its time is that of the last use. Files are not forced onto
+    the disk, for which all streams would wait: after a power cut the last ones may be missing, and
+    damaged ones are not used.
     """
 
     def __init__(self, path: Path):
@@ -81,44 +106,46 @@ class _Folder:
             for left in path.glob(f"*{_NEW}"):
                 left.unlink(missing_ok=True)
 
-    def _file(self, name: str) -> Path:
-        return self._path / f"{name}{_SUFFIX}"
+    def entries(self, name: str | None = None) -> list[_Entry]:
+        found = []
+        for file in os.scandir(self._path):
+            parts = _FILE.fullmatch(file.name) if file.name.startswith(name or "") else None
+            if parts is not None and (name is None or parts[3] == _SUFFIX):
+                # another may have removed it
+                with suppress(FileNotFoundError):
+                    status = file.stat(follow_symlinks=False)
+                    order = -1 if parts[3] == _NEW else int(parts[2] or 0)
+                    own = "" if parts[3] == _NEW else parts[1]
+                    found.append(_Entry(order, file.name, own, status.st_mtime, status.st_size))
+        return found
 
-    def read(self, name: str) -> tuple[float, bytes] | None:
+    def read(self, entry: _Entry, order: int) -> bytes | None:
+        file = self._path / self._key(entry.name, order)
         try:
-            handle = os.open(self._file(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            (self._path / entry.key).rename(file)
+            handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
-        with os.fdopen(handle, "rb") as file:
-            used = os.fstat(handle).st_mtime
+        with os.fdopen(handle, "rb") as opened:
             os.utime(handle)
-            return used, file.read()
+            return opened.read()
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, order: int, data: bytes) -> None:
         new = self._path / f"{name}{_NEW}"
-        with writing("serve", self._path):
+        try:
             handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-            new.replace(self._file(name))
+            new.replace(self._path / self._key(name, order))
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
-    def remove(self, name: str) -> bool:
-        try:
-            self._file(name).unlink()
-        except FileNotFoundError:
-            return False
-        return True
+    def remove(self, entry: _Entry) -> None:
+        (self._path / entry.key).unlink(missing_ok=True)
 
-    def entries(self) -> list[tuple[float, str, int]]:
-        found = []
-        for entry in os.scandir(self._path):
-            name, suffix = os.path.splitext(entry.name)
-            if suffix == _SUFFIX and _NAME.fullmatch(name):
-                # another may have removed it
-                with suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append((status.st_mtime, name, status.st_size))
-        return found
+    def _key(self, name: str, order: int) -> str:
+        return f"{name}.{order}{_SUFFIX}"
 
 
 class KeptResponses:
@@ -135,26 +162,34 @@ class KeptResponses:
         self._place: _Place = _Memory()
         if settings.response_folder is not None:
             self._place = _Folder(settings.response_folder)
+        self._order = 0
         self._forget()
 
-    def keep(self, name: str, record: Record) -> None:
-        """Keeps a record under a new name."""
+    def keep(self, name: str, record: Record) -> bool:
+        """Keeps a record under a new name; whether the disk and the limits let it."""
         data = json.dumps({"owner": self._owner(name), "record": record}).encode()
         with self._lock:
-            self._place.write(name, data)
+            try:
+                self._place.write(name, self._next(), data)
+            except OSError as error:
+                _log.warning("A response cannot be kept: %s.", error)
+                return False
             self._forget()
+            return self._entry(name) is not None
 
     def find(self, name: str) -> Record | None:
         """The record of a name; `None` if there is none for this key."""
         if not _NAME.fullmatch(name):
             return None
         with self._lock:
-            found = self._place.read(name)
-        if found is None:
-            return None
-        used, data = found
-        if used < self._oldest():
-            self._place.remove(name)
+            entry = self._entry(name)
+            if entry is None:
+                return None
+            if entry.used < self._oldest():
+                self._place.remove(entry)
+                return None
+            data = self._place.read(entry, self._next())
+        if data is None:
             return None
         try:
             # a record may be nested deeper and be larger than the requests that it comes from
@@ -171,7 +206,10 @@ class KeptResponses:
         if self.find(name) is None:
             return False
         with self._lock:
-            return self._place.remove(name)
+            entry = self._entry(name)
+            if entry is not None:
+                self._place.remove(entry)
+            return entry is not None
 
     def chain(self, name: str) -> Iterator[Record]:
         """A record and those that it goes on from, the last first.
@@ -231,6 +269,14 @@ class KeptResponses:
             param=param,
         )
 
+    def _entry(self, name: str) -> _Entry | None:
+        return max(self._place.entries(name), default=None)
+
+    def _next(self) -> int:
+        """An order after all that were given."""
+        self._order += 1
+        return self._order
+
     def _owner(self, name: str) -> str:
         return hmac.new(self._key, name.encode(), hashlib.sha256).hexdigest()
 
@@ -241,12 +287,14 @@ class KeptResponses:
     def _forget(self) -> None:
         """Removes what is too old, and what is too much."""
         entries = sorted(self._place.entries(), reverse=True)
+        # another server may keep its own in the same folder
+        self._order = max([self._order, *(entry.order for entry in entries[:1])])
         oldest, size = self._oldest(), 0
-        for number, (used, name, nbytes) in enumerate(entries, 1):
-            size += nbytes
+        for number, entry in enumerate(entries, 1):
+            size += entry.size
             is_much = size > self._settings.kept_response_bytes
-            if used < oldest or is_much or number > self._settings.kept_responses:
-                self._place.remove(name)
+            if entry.used < oldest or is_much or number > self._settings.kept_responses:
+                self._place.remove(entry)
 
 
 def not_kept(param: str, name: str) -> RequestError:

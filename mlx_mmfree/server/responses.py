@@ -101,7 +101,8 @@ class ResponsesAnswer(Answer):
             items = self._body.items(self._name)
             record = {"previous": self._body.previous_response_id, "input": items}
             size = len(json.dumps([items, response["output"]]))
-            self._kept.keep(self._name, record | {"response": response, "size": size})
+            is_kept = self._kept.keep(self._name, record | {"response": response, "size": size})
+            response["store"] = is_kept
         return response
 
     def _response(self, status: str, blocks: Sequence[Block]) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """OpenAI's interface of responses: items, streams, tools, and conversations that are kept."""
 
+import io
 import json
+import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,7 +173,8 @@ def test_kept_responses_outlive_the_server_for_their_key_alone(
         streamed = client.post(PATH, json=body | {"stream": True}, headers=mine).text
         (other,) = set(re.findall(r"resp_[0-9a-f]{48}", streamed))
         error_of(client.get(f"{PATH}/{made['id']}"), 401)
-    assert {file.stem for file in (tmp_path / "responses").iterdir()} == {made["id"], other}
+        files = (tmp_path / "responses").iterdir()
+        assert {file.name.split(".")[0] for file in files} == {made["id"], other}
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "responses").iterdir()} == {0o600}
     for key, headers in (("yours", {"Authorization": "Bearer yours"}), (None, {})):
         with server(key) as client:
@@ -263,9 +267,9 @@ def test_limits_of_kept_responses(
     monkeypatch.setattr(kept.time, "time", lambda: now[0])
     write, utime = kept._Folder.write, kept.os.utime
 
-    def stamped(place: Any, name: str, data: bytes) -> None:
-        write(place, name, data)
-        utime(place._file(name), (now[0], now[0]))
+    def stamped(place: Any, name: str, order: int, data: bytes) -> None:
+        write(place, name, order, data)
+        utime(place._path / place._key(name, order), (now[0], now[0]))
 
     # files have the time that is given to them here
     monkeypatch.setattr(kept._Folder, "write", stamped)
@@ -294,6 +298,51 @@ def test_limits_of_kept_responses(
     assert store.find(names[4]) is None
     keep(names[5], 20_000)
     assert store.find(names[5]) is None
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_clock_does_not_order_kept_responses(tmp_path: Path, restarts: bool) -> None:
+    settings = Settings(response_folder=tmp_path, kept_responses=2)
+    store = KeptResponses(settings)
+    names = [new_name() for _ in range(4)]
+    for number, name in enumerate(names):
+        assert store.keep(name, {"a": number})
+        # the clock goes back by a day each time
+        for file in tmp_path.glob(f"{name}.*"):
+            os.utime(file, (time.time() + 86_400 * (4 - number),) * 2)
+        if restarts:
+            store = KeptResponses(settings)
+    assert [store.find(name) is not None for name in names] == [False, False, True, True]
+    assert store.find(names[2]) == {"a": 2} and store.keep(new_name(), {})
+    assert store.find(names[3]) is None and store.find(names[2]) is not None
+
+
+def test_a_response_that_cannot_be_kept_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(28, "No space left on device", str(tmp_path))
+
+    store = KeptResponses(Settings(response_folder=tmp_path))
+
+    def opened(handle: int, mode: str) -> Full:
+        os.close(handle)
+        return Full()
+
+    monkeypatch.setattr(kept.os, "fdopen", opened)
+    assert not store.keep(new_name(), {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+    assert "A response cannot be kept: [Errno 28] No space left" in caplog.text
+
+
+def test_what_a_killed_writer_left_counts(tmp_path: Path) -> None:
+    store = KeptResponses(Settings(response_folder=tmp_path, kept_response_bytes=1000))
+    (tmp_path / f"{new_name()}.new").write_bytes(b"x" * 900)
+    name = new_name()
+    assert store.keep(name, {"a": "x" * 500}) and [f.suffix for f in tmp_path.iterdir()] == [
+        ".json"
+    ]
 
 
 def test_damaged_and_foreign_files_are_not_used(tmp_path: Path) -> None:

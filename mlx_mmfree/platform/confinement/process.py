@@ -310,7 +310,7 @@ class _Running:
         with theirs:
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _START, start_values],
+                    [sys.executable, "-I", "-S", "-B", "-c", _START, start_values],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},

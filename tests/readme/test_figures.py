@@ -103,7 +103,7 @@ def test_every_reason_is_checked() -> None:
 @pytest.mark.parametrize("title", FIGURES)
 def test_figures_of_the_first_screen(title: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = reasons()[title]
-    (command,) = commands_in(text)
+    command, *_ = commands_in(text)
     assert re.findall(r"\*\*(.*?)\*\*", text) == FIGURES[title](command, capsys)
 
 

@@ -43,6 +43,7 @@ PACKAGE = ROOT / "mlx_mmfree"
 COMMANDS = PACKAGE / "cli" / "README.md"
 TEXT = MAIN.read_text(encoding="utf-8")
 HOUSE = PACKAGE / "README.md"
+HUB = PACKAGE / "hub" / "README.md"
 ORDER = [
     "Install",
     "Chat",
@@ -53,9 +54,6 @@ ORDER = [
     "Convert and upload",
     "Use in Python",
     "Where to go next",
-    "Status",
-    "Beside mlx-lm",
-    "Trouble",
 ]
 
 
@@ -64,15 +62,14 @@ def section(title: str, file: Path = MAIN) -> Section:
 
 
 def test_main_page_is_short_and_in_order() -> None:
-    assert len(TEXT.splitlines()) <= 200
+    assert len(TEXT.split()) <= 900
     assert [found.title for found in sections(MAIN)][1:] == ORDER
 
 
 def test_status_is_said_once_and_linked_from_the_first_screen() -> None:
-    screen = "\n".join(TEXT.splitlines()[:30])
-    assert all(f"[{title}](#" in screen for title in ORDER)
-    assert "Nothing has run on a Mac yet" in screen and "](#status)" in screen
-    status = section("Status").text
+    screen = TEXT.partition("\n## ")[0]
+    assert "Nothing has run on a Mac yet" in screen and "](.github/STATUS.md)" in screen
+    status = (ROOT / ".github" / "STATUS.md").read_text(encoding="utf-8")
     assert "nothing ran on a Mac" in status and "No published checkpoint was loaded" in status
 
 
@@ -173,7 +170,7 @@ def memory(model: Any) -> float:
 @needs_graphs
 def test_table_of_models() -> None:
     """Memory and bounds are what the library computes from the published shapes."""
-    found = section("Models")
+    found = section("Models", HUB)
     chips = ("M1", "M2 Max", "M4 Pro")
     assert f"{' / '.join(chips)} |" in found.text
     shown_names = []
@@ -188,6 +185,8 @@ def test_table_of_models() -> None:
         most = [decoding_bound(token, chip_of(chip)).tokens_per_second for chip in chips]
         assert bounds == " / ".join(f"{ceil(rate):,}" for rate in most), name
     assert shown_names == list(SHAPES)
+    rows = [" ".join(row) for row in table(found)]
+    assert all(" ".join(row) in rows for row in table(section("Models")))
 
 
 def repositories(cell: str) -> list[str]:
@@ -198,8 +197,8 @@ def repositories(cell: str) -> list[str]:
 
 def test_repositories_are_those_that_are_known() -> None:
     known = {name for each in architectures().values() for name in each.repositories}
-    pages = {name for row in table(section("Models")) for name in repositories(row[0])}
-    hub = section("Supported checkpoints", PACKAGE / "hub" / "README.md")
+    pages = {name for row in table(section("Models", HUB)) for name in repositories(row[0])}
+    hub = section("Supported checkpoints", HUB)
     listed = repositories(hub.text.partition("### ")[0])
     assert sorted(listed) == sorted(name for name in known if not name.startswith("timm/"))
     assert pages <= known

@@ -1,8 +1,10 @@
 """Kimi delta attention (Kimi Team, arXiv 2510.26692) in the form of flash-linear-attention."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
+from ..errors import CheckpointError
 from ..token_mixers import KDA
 from .parts.architecture import Architecture
 from .parts.fields import key, number
@@ -20,6 +22,16 @@ class Config(DeltaRuleConfig):
     lower_bound: float | None = key(
         "The least logarithm of a gate; `None`: there is none.", number, None, low=-100, high=-1e-3
     )
+
+    @classmethod
+    def from_hub(cls, config: Mapping[str, Any]) -> Self:
+        if config.get("safe_gate") and config.get("lower_bound") is None:
+            # as flash-linear-attention does
+            raise CheckpointError(
+                "[config.json] 'lower_bound' must be given where 'safe_gate' is true but is missing. "
+                "Give the bound, below 0, that the model was trained with."
+            )
+        return super().from_hub(config)
 
     def of_mixer(self) -> dict[str, Any]:
         return {**super().of_mixer(), "lower_bound": self.lower_bound}

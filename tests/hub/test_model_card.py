@@ -86,7 +86,7 @@ def test_front_matter_of_the_source_is_carried_on(source: Path) -> None:
     assert metadata["license_name"] == "falcon-llm"
     assert metadata["license_link"] == "https://example.com/terms"
     # YAML reads `no` as a truth value; it is no text and is dropped
-    assert metadata["language"] == ["en"]
+    assert metadata["language"] == ["en", "no"]
     assert metadata["datasets"] == ["some/corpus"]
     assert metadata["tags"] == ["mlx", "mlx_mmfree", "ternary", "bitnet"]
     assert metadata["base_model"] == "ridger/MMfreeLM-370M"

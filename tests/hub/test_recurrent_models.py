@@ -178,3 +178,13 @@ def test_infinity_is_read_under_its_key_alone(tmp_path: Path) -> None:
     file.write_text(json.dumps(config).replace("Infinity", "1e999"))
     with pytest.raises(CheckpointError, match="must have finite numbers but got 1e999"):
         load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize("bound", [None, "absent"])
+def test_a_safe_gate_needs_its_bound(bound: Any) -> None:
+    architecture = find("kda")
+    config = {**architecture.tiny, "safe_gate": True, **({} if bound else {"lower_bound": None})}
+    with pytest.raises(CheckpointError, match="'lower_bound' must be given where 'safe_gate'"):
+        architecture.config.from_hub(config)
+    assert architecture.config.from_hub(config | {"lower_bound": -5.0}).lower_bound == -5.0
+    assert architecture.config.from_hub(config | {"safe_gate": False}).lower_bound is None

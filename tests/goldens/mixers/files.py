@@ -74,6 +74,14 @@ def compared_names() -> set[str]:
     return _compared
 
 
+def check_options(options: dict[str, Any], *mapped: str) -> None:
+    """Fails by its name for an option of a file that its test does not hand on. Texts only describe."""
+    unmapped = [
+        name for name, value in options.items() if name not in mapped and not isinstance(value, str)
+    ]
+    assert not unmapped, f"the test of this file does not hand on {', '.join(unmapped)}"
+
+
 def assert_close(got: mx.array, want: mx.array, tolerance: float = 1e-5) -> None:
     r"""Asserts :math:`|got - want| \le 10^{-5} \max(1, \max |want|)`."""
     assert got.shape == want.shape

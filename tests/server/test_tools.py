@@ -181,6 +181,130 @@ def test_every_form(reader: type[CallReader], text: str, want: list[object], see
     assert parts(reader(FUNCTIONS), text, seed) == want
 
 
+VALUES: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"text": {"type": "string"}},
+    "properties": {
+        "path": {"type": "string"},
+        "content": {"type": "string"},
+        "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "either": {"type": ["string", "integer"]},
+        "choice": {"enum": ["1", "2"]},
+        "other": {"oneOf": [{"$ref": "#/$defs/text"}, {"type": "object"}]},
+        "all": {"allOf": [{"$ref": "#/$defs/text"}, {"maxLength": 9}]},
+        "const": {"const": "7"},
+        "flag": {"type": "boolean"},
+        "free": {},
+    },
+}
+TYPED = {
+    "optional": [("12345", "12345"), ("null", None), ("true", "true"), ('{"a": 1}', '{"a": 1}')],
+    "either": [("5", 5), ("5.5", "5.5"), ("five", "five"), ("null", "null")],
+    "choice": [("1", "1")],
+    "other": [("1", "1"), ('{"a": 1}', {"a": 1}), ("[1]", "[1]")],
+    "all": [("1", "1"), ("null", "null")],
+    "const": [("7", "7")],
+    "flag": [("True", True), ("false", False), ("perhaps", "perhaps")],
+    "free": [("1", 1), ("True", True), ("fox", "fox")],
+}
+
+
+def tagged(form: str, **values: str) -> str:
+    if form == "xml":
+        texts = (f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
+        return f"<tool_call>\n<function=f>\n{''.join(texts)}</function>\n</tool_call>"
+    texts = (f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items())
+    return f"<tool_call>f\n{''.join(texts)}</tool_call>"
+
+
+TAGGED_READERS: list[tuple[str, type[CallReader]]] = [("xml", XMLCalls), ("glm", GLMCalls)]
+
+
+@pytest.mark.parametrize(("form", "reader"), TAGGED_READERS)
+def test_values_have_a_type_that_their_schema_allows(form: str, reader: type[CallReader]) -> None:
+    for key, pairs in TYPED.items():
+        for text, want in pairs:
+            found = parts(reader({"f": VALUES}), tagged(form, **{key: text}), 2)
+            assert found == [("f", {key: want})], (key, text)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("form", "reader"), TAGGED_READERS)
+def test_values_hold_tags(form: str, reader: type[CallReader], seed: int) -> None:
+    names = {
+        "VALUE": {"xml": "</parameter>", "glm": "</arg_value>"},
+        "CALL": {"xml": "</function>", "glm": "</tool_call>"},
+        "KEY": {"xml": "<parameter=content>", "glm": "<arg_key>content</arg_key>"},
+        "PATH": {"xml": "<parameter=path>", "glm": "<arg_key>path</arg_key>"},
+    }
+    texts = [
+        "Each ends with VALUE as said.",
+        "VALUE",
+        "VALUE VALUE\n\nVALUE x",
+        "a CALL b VALUE\n c",
+        "line\nCALL\nmore",
+        # of an argument that was given, or amid a line
+        "one\nPATH\ntwo",
+        "the KEY tag",
+        "a <",
+        "\n\nb\n",
+    ]
+    for text in texts:
+        for name, tag in names.items():
+            text = text.replace(name, tag[form])
+        written = tagged(form, path=text, content="c")
+        want = {"path": text, "content": "c"}
+        assert parts(reader({"f": VALUES}), written, seed) == [("f", want)], text
+        written = tagged(form, path="p", optional=text)
+        want = {"path": "p", "optional": text}
+        assert parts(reader({"f": VALUES}), f"{written}\n{written}", seed) == 2 * [("f", want)], (
+            text
+        )
+    # a tag of an argument that is to come ends the value before it
+    written = tagged(form, path="p", content="c")
+    written = written.replace("</parameter>\n", "", 1).replace("</arg_value>", "", 1)
+    want = {"path": "p", "content": "c"}
+    assert parts(reader({"f": VALUES}), written, seed) == [("f", want)]
+    line = tagged(form, path="p", content="c").replace("\n", "")
+    assert parts(reader({"f": VALUES}), line, seed) == [("f", want)]
+
+
+ARGUMENTS: list[tuple[str, dict[str, Any]]] = [
+    ('{"word": "fox"}', {"word": "fox"}),
+    ("null", {}),
+    ('""', {}),
+    ('"{\\"word\\": \\"fox\\"}"', {"word": "fox"}),
+    ('{"word": "a\nb\tc\\\nd"}', {"word": "a\nb\tc\\\nd"}),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("arguments", "want"), ARGUMENTS)
+def test_arguments_come_in_each_way(arguments: str, want: dict[str, Any], seed: int) -> None:
+    found: list[str | tuple[str, object]] = [("look_up", want)]
+    for key in ("arguments", "parameters", "input"):
+        call = f'{{"name": "look_up", "{key}": {arguments}}}'
+        turned = f'{{"{key}": {arguments}, "type": "function", "name": "look_up"}}'
+        for text in (call, turned):
+            assert parts(HermesCalls(FUNCTIONS), f"<tool_call>{text}</tool_call>", seed) == found
+            assert parts(BareCalls(FUNCTIONS), text, seed) == found
+            assert parts(MistralCalls(FUNCTIONS), f"[TOOL_CALLS] [{text}]", seed) == found
+    assert parts(MistralCalls(FUNCTIONS), f"[TOOL_CALLS]look_up[ARGS]{arguments}", seed) == found
+    written = f"<function=look_up>{arguments}</function>"
+    assert parts(TaggedCalls(FUNCTIONS), written, seed) == found
+
+
+def test_what_has_no_arguments_that_are_known_is_text() -> None:
+    for given in ('"args": {"word": "fox"}', '"arguments": "fox"', '"arguments": [1]'):
+        text = f'{{"name": "look_up", {given}}}'
+        assert parts(BareCalls(FUNCTIONS), text) == [text]
+        assert parts(HermesCalls(FUNCTIONS), f"<tool_call>{text}</tool_call>") == [
+            f"<tool_call>{text}</tool_call>"
+        ]
+    assert parts(BareCalls(FUNCTIONS), '{"name": "draw"}') == [DRAW]
+    assert parts(TaggedCalls(FUNCTIONS), "<function=draw></function>") == [DRAW]
+
+
 def test_arguments_stream_while_they_are_written() -> None:
     begun = {
         HermesCalls: '<tool_call>{"name": "look_up", "arguments": {"word": "a fo',

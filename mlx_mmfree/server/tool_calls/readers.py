@@ -459,6 +459,7 @@ class KeyedCalls(CallReader):
         begun_name: What can be the beginning of that, likewise.
         key: The tag of the next argument up to its value, or the end of the call.
         value_end: Ends a value where one of `after_value` follows, or nothing.
+        line_break: Whether a line break stands before and after a value.
         call_end: Ends a value and its call where one of `after_call` follows, or nothing.
         end: All that may end a value: both, and the tag of an argument. That does so at the beginning of
             a line if the function has the argument and it was not given yet.
@@ -470,6 +471,7 @@ class KeyedCalls(CallReader):
     begun_name: ClassVar[Mapping[str, str]]
     key: ClassVar[re.Pattern[str]]
     value_end: ClassVar[str]
+    line_break: ClassVar[bool]
     after_value: ClassVar[tuple[str, ...]]
     call_end: ClassVar[str]
     after_call: ClassVar[tuple[str, ...]]
@@ -536,19 +538,27 @@ class KeyedCalls(CallReader):
 
             end = yield from self._to_end(left, take)
             if end is not None:
-                self._put(ToolCallDelta('"'))
+                last = "" if self._has_break(end) else "\\n" * len(breaks)
+                self._put(ToolCallDelta(f'{last}"'))
             return end
         pieces: list[str] = []
         end = yield from self._to_end(left, pieces.append)
         if end is not None:
-            written = value.written("".join(pieces).removesuffix("\n"))
+            text = "".join(pieces)
+            written = value.written(text.removesuffix("\n") if self._has_break(end) else text)
             self._put(ToolCallDelta(f"{start}{written}"))
         return end
+
+    def _has_break(self, end: str) -> bool:
+        """Whether a line break before the end of a value is none of it."""
+        return self.line_break or end != self.value_end
 
     def _to_end(
         self, left: Collection[str], take: Callable[[str], None]
     ) -> Generator[None, None, str | None]:
         """Hands on the text of a value and returns what ends it; `None` at the end of the answer.
+
+        The tag of another argument stays, and `""` is returned.
 
         Args:
             left: The arguments that were not given yet.
@@ -577,7 +587,7 @@ class KeyedCalls(CallReader):
                 self._at = found.end()
                 return found[0]
             else:
-                return self.value_end
+                return ""
 
     def _is_end(
         self, found: re.Match[str], begins_line: bool, left: Collection[str]
@@ -620,6 +630,7 @@ class XMLCalls(KeyedCalls):
         "<function=": r"[^<>\s]*",
     }
     key = re.compile(r"\s*(?:<parameter=([^<>\n]{1,256})>\n?|</function>|</tool_call>)")
+    line_break = True
     value_end, after_value = "</parameter>", ("<parameter=", "</function>", "</tool_call>")
     call_end, after_call = "</function>", ("</tool_call>", "<tool_call>", "<function=")
     end = re.compile(r"</parameter>|</function>|<parameter=([^<>\n]{1,256})>")
@@ -639,6 +650,7 @@ class GLMCalls(KeyedCalls):
         "<tool_call>": rf"\s*[\w.-]*\s*(?:{_begun('<arg_key>', '</tool_call>')})?",
     }
     key = re.compile(r"\s*(?:<arg_key>([^<>\n]{1,256})</arg_key>\s*<arg_value>|</tool_call>)")
+    line_break = False
     value_end, after_value = "</arg_value>", ("<arg_key>", "</tool_call>")
     call_end, after_call = "</tool_call>", ("<tool_call>",)
     end = re.compile(r"</arg_value>|</tool_call>|<arg_key>([^<>\n]{1,256})</arg_key>")

@@ -135,14 +135,20 @@ def strict_source(
 
 _ANY = "(?s:.*)"
 _GAP = r"[ \n]{0,9}"
-# as templates write objects, so that no space without end comes between
-_SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+# as templates write objects, with one space more: what is not the only way to go on is not cut into
+# tokens before the model has chosen one, and no space without end comes between
+_SPACE = "[ \\n]{0,2}"
+_SEPARATORS = {
+    "whitespace_flexible": False,
+    "item_separator": f",{_SPACE}",
+    "key_separator": f":{_SPACE}",
+}
 
 
 def _escaped(text: str) -> str:
-    """A text as a regular expression, where a space may be left out or be a line break."""
+    """A text as a regular expression, where space may be left out or be another."""
     escaped = re.sub(r"[\\.+*?()|\[\]{}^$/]", r"\\\g<0>", text)
-    return re.sub(r"\s", r"[ \\n]?", escaped)
+    return re.sub(r"\s", lambda _: _SPACE, escaped)
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
@@ -287,8 +293,8 @@ class _Calls:
     def _either(self, name: str, begin: str) -> str:
         """A call of one of the functions, from its beginning on."""
         found = []
-        for number, (function, schema) in enumerate(self._functions.items()):
-            schema = schema if function in self._strict else None
+        for number, (function, given) in enumerate(self._functions.items()):
+            schema = given if function in self._strict else None
             head = self._rules.spelled(begin.replace("NAME", function))
             rest = self._json_arguments(number, schema)
             if self._form.argument is not None:

@@ -100,6 +100,7 @@ ARCHITECTURE = Architecture(
     },
     few_bit_sampling=_few_bit_sampling,
     published={
+        "IntelLabsChina/CAT-Q": "GGUF Q2_0, a folder for each model",
         "microsoft/bitnet-embedding-0.6b": "16-bit masters",
         "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": "MLX affine, 1 bit",
         "prism-ml/Bonsai-{1.7B,4B,8B}-gguf": "GGUF Q1_0",

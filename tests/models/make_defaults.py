@@ -23,6 +23,8 @@ GIVEN: dict[str, list[dict[str, Any]]] = {
     "bitnet": [{"rope_theta": 1e6} | given for given in ({}, _HEADS, _NO_HEADS)],
     "llama": [{}, _HEADS, _NO_HEADS | {"head_dim": None}],
     "qwen3": [{}, _HEADS, _NO_HEADS],
+    # other models of this type are refused
+    "qwen3_moe": [{"norm_topk_prob": True}, _HEADS | {"norm_topk_prob": True}],
     "gemma3_text": [{}],
     "qwen3_5_text": [{"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}}],
     "big_bird": [{}],

@@ -34,6 +34,7 @@ KNOWN = [
     "minicpm",
     "qwen3",
     "qwen3_5_text",
+    "qwen3_moe",
     "reformer",
     "retnet",
     "rwkv7",

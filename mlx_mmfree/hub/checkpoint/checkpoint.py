@@ -30,7 +30,6 @@ from ...models.parts.fields import dtype_name
 from ...models.parts.ternary_linears import TernaryLinears
 from ..remote.download import gguf_file, local_folder
 from .embedding_files import with_embedding
-from .folded_weights import read_folded
 from .gguf_checkpoint import read_gguf_checkpoint
 from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of
 
@@ -189,7 +188,9 @@ def open_checkpoint(
     )
     if (folder / checkpoint_files.SCALES_FILE).exists():
         tensors |= _read_scales(folder / checkpoint_files.SCALES_FILE, tensors)
-    config, tensors = read_folded(folder, config, tensors)
+    for form in weight_forms().values():
+        if form.open_folder is not None:
+            config, tensors = form.open_folder(folder, config, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     # packed weights are no masters, whatever the configuration leaves open
     if latent is not None or dtypes.isdisjoint(PACKED_DTYPES):

@@ -348,6 +348,9 @@ def _check_rest(prefix: str, given: Mapping[str, Any], form: GGUFForm) -> None:
     fixed = {
         "attention.causal": (True,),
         "attention.value_length": (head_dim,),
+        # a softmax, whose chosen part is divided by its sum
+        "expert_gating_func": (1,),
+        "expert_weights_norm": (True,),
         "rope.dimension_count": (head_dim,),
         "rope.scaling.type": ("none", "linear", "yarn", "longrope"),
     }

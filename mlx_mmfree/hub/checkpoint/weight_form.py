@@ -210,6 +210,10 @@ def _as_it_is(described: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(described or {})
 
 
+Opened = tuple[dict[str, Any], dict[str, TensorEntry]]
+"""The content of `config.json`, and tensors by their names."""
+
+
 @dataclass(frozen=True)
 class WeightForm:
     """A form in which checkpoints store matrices, as `FORM` in a file of the folder `forms`.
@@ -236,6 +240,8 @@ class WeightForm:
             matrices that `write` writes.
         codes: How it holds `InCodes`, if it does.
         gguf: How it is stored `InGGUF`, if it is.
+        open_folder: From a folder, its `config.json` and its tensors, both in the terms of other forms,
+            where a file of its own says how matrices are stored.
         rotated: Its `RotatedForm`, if its matrices are rotated.
         trits_per_byte: How many ternary weights share a byte, where that is not 4.
         rows: What the outputs of a matrix that it writes must be a multiple of.
@@ -259,6 +265,7 @@ class WeightForm:
     describe_written: Callable[[Mapping[str, Any] | None], dict[str, Any]] = _as_it_is
     codes: InCodes | None = None
     gguf: InGGUF | None = None
+    open_folder: Callable[[Path, dict[str, Any], dict[str, TensorEntry]], Opened] | None = None
     rotated: RotatedForm | None = None
     trits_per_byte: int = 4
     rows: int = 1

@@ -9,6 +9,7 @@ BitNet-style models can be made of dense ones by absmean ternarisation (Ma et al
 rounding loses most of each weight. Without fine-tuning, the model is much worse or useless.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -259,7 +260,31 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         for name in reader.shapes
         if name not in done
     ]
+    plan.tensors = [_with_axes(reader, each) for each in plan.tensors]
     return plan
+
+
+def _with_axes(reader: ParameterReader, planned: PlannedTensors) -> PlannedTensors:
+    """The same codes and scales, with the axis for experts that the floats of a matrix have on disk."""
+    leading = {
+        reader.names.to_disk(path): layout.shape[:-1]
+        for name, layout in reader.layouts.items()
+        if (path := name.removesuffix(".weight")) in reader.matrices and len(layout.shape) > 2
+    }
+    axes = [leading.get(spec.name.rpartition(".")[0], ()) for spec in planned.specs]
+    shapes = [
+        (*own, spec.shape[-1]) if math.prod(own) == spec.shape[0] and own else spec.shape
+        for own, spec in zip(axes, planned.specs, strict=True)
+    ]
+    if not any(axes):
+        return planned
+
+    def make() -> Sequence[mx.array]:
+        made = zip(planned.make(), shapes, strict=True)
+        return [array.reshape(shape) for array, shape in made]
+
+    specs = (replace(s, shape=shape) for s, shape in zip(planned.specs, shapes, strict=True))
+    return PlannedTensors(tuple(specs), make)
 
 
 def rotated_layers(reader: ParameterReader) -> dict[str, Any]:

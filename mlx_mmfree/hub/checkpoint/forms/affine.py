@@ -110,8 +110,25 @@ def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.Stor
                 f"is, but is {got}. Check that config.json and the weights belong together and are "
                 "complete."
             )
-        found[path] = weight_form.StoredMatrix(matrix.in_codes(group_size, bits))
+        layer = matrix.in_codes(group_size, bits)
+        found[path] = weight_form.StoredMatrix(layer, _of_experts(tensors, matrix.output_dims))
     return found
+
+
+def _of_experts(
+    tensors: Mapping[str, TensorEntry], output_dims: int
+) -> dict[str, weight_form.StoredTensor]:
+    """How parameters are stored that have an axis for experts before their rows."""
+    return {
+        key: weight_form.StoredTensor((each.shape,), (each.dtype,), _in_rows)
+        for key in ("weight", "scales", "biases")
+        if (each := tensors.get(key)) and math.prod(each.shape[:-1]) == output_dims
+        if len(each.shape) == 3 and (each.dtype == mx.uint32) == (key == "weight")
+    }
+
+
+def _in_rows(array: mx.array) -> mx.array:
+    return array.reshape(-1, array.shape[-1])
 
 
 def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,15 +18,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...errors import CheckpointError, UnsupportedModelError
-from ...files.checkpoint_files import PACKING_FILE
-from ...files.reading import read_json_object
-from ...files.tensors import TensorEntry, read_tensor
-from ...models import find_described
-from ...ops import hadamard, pack_ternary
-from ...ops.backend.dispatch import FLOATS
-from ...ops.hadamard import MAX_BLOCK
-from .forms.hadamard import SECTION, SIGNS, constant_entry
+from ....errors import CheckpointError, UnsupportedModelError
+from ....files.checkpoint_files import PACKING_FILE
+from ....files.reading import read_json_object
+from ....files.tensors import TensorEntry, read_tensor
+from ....models import find_described
+from ....ops import hadamard, pack_ternary
+from ....ops.backend.dispatch import FLOATS
+from ....ops.hadamard import MAX_BLOCK
+from .. import weight_form
+from .hadamard import SECTION, SIGNS, constant_entry
 
 GROUP = 128
 """The inputs that share a scale in PrismML's formats."""
@@ -266,3 +267,11 @@ _BITS = {2: mx.uint16, 4: mx.uint32}
 def _unfold(entry: TensorEntry, block: int, signs: np.ndarray, data: np.ndarray) -> np.ndarray:
     rows = _matrix(entry, data).astype(mx.float32)
     return np.asarray(hadamard(rows, block, mx.array(signs), inverse=True).view(mx.uint32))
+
+
+def _none(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
+    # the matrices have other forms once the file was read
+    return {}
+
+
+FORM = weight_form.WeightForm(name="folded", open=_none, open_folder=read_folded)

@@ -31,7 +31,7 @@ from ...models.parts.ternary_linears import TernaryLinears
 from ..remote.download import gguf_file, local_folder
 from .embedding_files import with_embedding
 from .gguf_checkpoint import read_gguf_checkpoint
-from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of
+from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of, weight_forms
 
 
 def notify(text: str) -> None:

@@ -104,7 +104,11 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
     begun = body.messages[-1] if body.continue_final_message else None
     names = _variables(settings, body)
     if body.offered:
-        names["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        # whether calls are held to their schema is nothing that the model is told
+        left_out = {"function": {"strict"}}
+        names["tools"] = [
+            tool.model_dump(exclude_none=True, exclude=left_out) for tool in body.tools
+        ]
     try:
         messages, chat = _rendered(served, body, template, names)
         most = most_tokens(served, settings)

@@ -1,5 +1,7 @@
 """Short chat templates with the rules of published ones: how calls look, and which turns they take."""
 
+from pathlib import Path
+
 _TURN = "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' }}"
 _BEGIN = "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}"
 _TOOLS = "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
@@ -66,6 +68,7 @@ GEMMA = CHATML.replace(
     "{% for m in messages %}{% if m.role == 'system' %}"
     "{{ raise_exception('System role not supported') }}{% endif %}",
 )
+PUBLISHED = (Path(__file__).parents[1] / "data" / "qwen35.jinja").read_text()
 TEMPLATES = {
     "chatml": CHATML,
     "qwen3": QWEN3,
@@ -73,4 +76,5 @@ TEMPLATES = {
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "gemma": GEMMA,
+    "published": PUBLISHED,
 }

@@ -67,7 +67,7 @@ def tools(path: str) -> list[dict[str, Any]]:
     if path == MESSAGES:
         return [function | {"input_schema": SCHEMA}]
     if path == RESPONSES:
-        return [{"type": "function", **function, "parameters": SCHEMA}]
+        return [{"type": "function", **function, "parameters": SCHEMA, "strict": False}]
     return [{"type": "function", "function": function | {"parameters": SCHEMA}}]
 
 

@@ -81,6 +81,20 @@ def test_chat(asked: tuple[Any, list[str]]) -> None:
         assert "[assistant](Hm.)Yes." in prompts[-1]
 
 
+def test_stop_strings_end_the_answer_alone(asked: tuple[Any, list[str]]) -> None:
+    client, _ = asked
+    want = ("Foxes are animals.", "Yes, ")
+    body: dict[str, Any] = {"messages": QUESTION, "max_tokens": LENGTH}
+    choice = asked_for(client, "/v1/chat/completions", stop=["it", "are"], **body).json()[
+        "choices"
+    ][0]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == want
+    assert choice["finish_reason"] == "stop"
+    answer = asked_for(client, "/v1/messages", stop_sequences=["it", "are", "\n"], **body).json()
+    assert tuple(block[block["type"]] for block in answer["content"]) == want
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "it")
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from time import thread_time
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from mlx_mmfree.generation.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
 from mlx_mmfree.generation.thoughts import ThoughtReader, ThoughtTags
-from mlx_mmfree.server.tool_calls.call_forms import call_form
+from mlx_mmfree.server.tool_calls.call_forms import CallForm, call_form
 from mlx_mmfree.server.tool_calls.readers import (
     BareCalls,
     CallReader,
@@ -20,7 +21,12 @@ from mlx_mmfree.server.tool_calls.readers import (
     TaggedCalls,
     XMLCalls,
 )
-from mlx_mmfree.server.tool_calls.sources import call_source
+from mlx_mmfree.server.tool_calls.sources import (
+    Source,
+    call_or_json_source,
+    call_source,
+    strict_source,
+)
 from tests.server.conftest import with_template
 
 pytestmark = pytest.mark.serve
@@ -431,8 +437,11 @@ def test_time_grows_with_the_length_alone(reader: type[CallReader]) -> None:
         assert times[1] < 8 * 4 * times[0] + 0.05, (repeated, times)
 
 
-@pytest.mark.parametrize("thought", [None, "</think>"])
-def test_grammars_let_calls_of_every_form_through(thought: str | None) -> None:
+SPECIAL = {"[TOOL_CALLS]": 256, "</think>": 258}
+
+
+def accepts(source: Source, text: str, special: dict[str, int]) -> bool:
+    """Whether a grammar lets a text through, and lets it end."""
     llguidance = pytest.importorskip("llguidance")
 
     class Bytes:
@@ -443,31 +452,98 @@ def test_grammars_let_calls_of_every_form_through(thought: str | None) -> None:
         def __call__(self, text: str) -> list[int]:
             return list(text.encode())
 
-    special = {"[TOOL_CALLS]": 256, "</think>": 258}
     vocabulary = llguidance.LLTokenizer(Bytes(), eos_token=[257])
-    arguments = {"word": "a fox", "count": 7}
-    for reader, call in CALLS.items():
-        form = call_form("{{ tools }}" + call)
-        assert form is not None
+    grammar = llguidance.LLMatcher.grammar_from_lark(source.text)
+    matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tags = "|".join(map(re.escape, special)) or "(?!)"
+    for part in re.split(f"({tags})", text):
+        ids = [special[part]] if part in special else list(part.encode())
+        if not all(matcher.consume_token(token) for token in ids):
+            return False
+    return bool(matcher.is_accepting())
+
+
+def a_call(form: CallForm, name: str, **arguments: object) -> str:
+    """A call as the template of a form writes it."""
+    text = form.begin.replace("NAME", name)
+    if form.argument is None:
+        return f"{form.open}{text}{json.dumps(arguments)}{form.end}{form.close}"
+    begin, end = form.argument
+    values = (f"{begin.replace('KEY', key)}{value}{end}" for key, value in arguments.items())
+    return f"{text}{''.join(values)}{form.end}"
+
+
+GRAMMAR_FORMS = {
+    **{reader.__name__: call for reader, call in CALLS.items()},
+    "MistralList": '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "arguments": }]',
+}
+
+
+def form_named(name: str) -> CallForm:
+    form = call_form("{{ tools }}" + GRAMMAR_FORMS[name])
+    assert form is not None
+    return form
+
+
+@pytest.mark.parametrize("special", [{}, SPECIAL])
+@pytest.mark.parametrize("name", GRAMMAR_FORMS)
+def test_grammars_let_calls_of_every_form_through(name: str, special: dict[str, int]) -> None:
+    form = form_named(name)
+    good = a_call(form, "look_up", word="a fox", count=7)
+    assert parts(form.reader(FUNCTIONS), good) == [("look_up", {"word": "a fox", "count": 7})]
+    for thought in (None, "</think>"):
         source = call_source(form, FUNCTIONS, special, thought)
-        grammar = llguidance.LLMatcher.grammar_from_lark(source.text)
-        if form.argument is None:
-            written = form.begin.replace("NAME", "look_up") + json.dumps(arguments) + form.end
-        else:
-            values = (
-                form.argument[0].replace("KEY", key) + str(value) + form.argument[1]
-                for key, value in arguments.items()
-            )
-            written = form.begin.replace("NAME", "look_up") + "".join(values) + form.end
-        assert parts(form.reader(FUNCTIONS), written) == [("look_up", arguments)]
-        bad = written.replace("7", "x")
-        for text, is_right in ((written, True), (bad, False)):
-            matcher = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
-            ids = [*b"Hm.", 258, *b"\n\n"] if thought else []
-            first, tag, rest = text.partition("[TOOL_CALLS]")
-            ids += [*first.encode(), *([256] if tag else []), *rest.encode()]
-            accepted = all(matcher.consume_token(token) for token in ids)
-            assert (accepted and matcher.is_accepting()) == is_right, (reader, text)
+        before = "" if thought is None else "Hm.</think>\n\n"
+        assert accepts(source, before + good, special)
+        assert accepts(source, before + a_call(form, "draw"), special)
+        for bad in (good.replace("7", "x"), a_call(form, "look_up", count=7), "Hello"):
+            assert not accepts(source, before + bad, special), bad
+
+
+@pytest.mark.parametrize("special", [{}, SPECIAL])
+@pytest.mark.parametrize("name", GRAMMAR_FORMS)
+def test_strict_calls_are_held_within_any_text(name: str, special: dict[str, int]) -> None:
+    form = form_named(name)
+    functions = {**FUNCTIONS, "loose": {"type": "object", "properties": {}}}
+    strict = {"look_up": FUNCTIONS["look_up"]}
+    good = a_call(form, "look_up", word="a fox", count=7)
+    loose, bad = a_call(form, "loose", x="y"), a_call(form, "look_up", word="a fox", count="x")
+    text = "" if name == "BareCalls" else "So:\n"
+    tags = ThoughtTags("<think>", "</think>")
+    free = strict_source(form, functions, strict, special, None, False)
+    for said in (good, f"{text}{good}", loose, "Hello {a} <b", ""):
+        assert accepts(free, said, special), said
+    assert not accepts(free, f"{text}{bad}", special)
+    opened = strict_source(form, functions, strict, special, tags, True)
+    for said in (f"Hm.</think>\n\n{text}{good}", "Hm.</think>Hello", "Hm."):
+        assert accepts(opened, said, special), said
+    assert not accepts(opened, f"Hm.</think>\n\n{bad}", special)
+    if "[TOOL_CALLS]" in bad and special:
+        return
+    # calls within reasoning are none
+    assert accepts(opened, f"Like {bad}, or not.</think>{text}{good}", special)
+    may_open = strict_source(form, functions, strict, special, tags, False)
+    for said in (f"<think>Like {bad}</think>{text}{good}", good, "Hello", "\n<think>Hm."):
+        assert accepts(may_open, said, special), said
+    for said in (f"<think>Hm.</think>{bad}", bad):
+        assert not accepts(may_open, said, special), said
+
+
+@pytest.mark.parametrize("name", GRAMMAR_FORMS)
+def test_a_schema_lets_calls_through(name: str) -> None:
+    form = form_named(name)
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": FUNCTIONS["look_up"]}}
+    strict = {"look_up": FUNCTIONS["look_up"]}
+    good = a_call(form, "look_up", word="a fox", count=7)
+    for many in (True, False):
+        source = call_or_json_source(form, FUNCTIONS, strict, schema, {}, None, many)
+        for said in (good, a_call(form, "draw", any=1), '{"word": "fox"}'):
+            assert accepts(source, said, {}), said
+        for said in ("Hello", '{"word": 1}', a_call(form, "look_up", count=7), f"So: {good}"):
+            assert not accepts(source, said, {}), said
+        if not form.open and name != "BareCalls":
+            assert accepts(source, f"{good}\n{good}", {}) == many
 
 
 def test_each_call_has_an_id_of_its_own() -> None:

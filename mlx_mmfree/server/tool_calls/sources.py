@@ -126,10 +126,11 @@ def strict_source(
     if is_thinking:
         start = f"{rules.until(thoughts.end)} {calls.within_text()} | {is_open}"
         return Source("lark", rules.text(start), "tools")
-    begin = rules.spelled(thoughts.begin)
-    body = calls.within_text(but=None if thoughts.begin in special else thoughts.begin)
-    blank = r"/\s{0,9}/"
-    start = f"{body} | {blank} {begin} ({rules.until(thoughts.end)} {body} | {is_open})"
+    is_special = thoughts.begin in special
+    begin = r"\s{0,9}" if is_special else rf"\s{{0,9}}{_escaped(thoughts.begin)}"
+    tag = f" {rules.spelled(thoughts.begin)}" if is_special else ""
+    body = calls.within_text(but=None if is_special else thoughts.begin)
+    start = f"{body} | /{begin}/{tag} ({rules.until(thoughts.end)} {body} | {is_open})"
     return Source("lark", rules.text(start), "tools")
 
 

@@ -4,7 +4,8 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -73,15 +74,15 @@ class ShownTokens:
             and event.token not in self._end
         ]
 
-    def entries(self, events: Sequence[Event]) -> list[dict[str, Any]]:
+    def entries(self, steps: Iterable[Likely]) -> Iterator[dict[str, Any]]:
         """Steps of a text with their probabilities, in the form of chats."""
-        return [
+        return (
             {
                 **self._entry(token, likely.logprob),
                 "top_logprobs": [self._entry(*each) for each in self.likely(likely)],
             }
-            for token, likely in self.steps(events)
-        ]
+            for token, likely in steps
+        )
 
     def _entry(self, token: int, value: float) -> dict[str, Any]:
         raw = self._bytes(token)
@@ -90,6 +91,34 @@ class ShownTokens:
 
     def _bytes(self, token: int) -> bytes:
         return token_bytes(self._tokenizer, token) or b""
+
+
+class Steps:
+    """Tokens with their probabilities, which take a tenth of the memory that they take as events."""
+
+    def __init__(self) -> None:
+        self._tokens = array("q")
+        self._values = array("d")
+        self._counts = array("q")
+
+    def add(self, steps: Sequence[Likely]) -> None:
+        """Adds some."""
+        for token, likely in steps:
+            self._counts.append(len(likely.top))
+            self._tokens.append(token)
+            self._values.append(likely.logprob)
+            for other, value in likely.top:
+                self._tokens.append(other)
+                self._values.append(value)
+
+    def __iter__(self) -> Iterator[Likely]:
+        start = 0
+        for count in self._counts:
+            stop = start + 1 + count
+            top = zip(self._tokens[start + 1 : stop], self._values[start + 1 : stop], strict=True)
+            token = self._tokens[start]
+            yield token, TokenLogprobs(token, self._values[start], tuple(top))
+            start = stop
 
 
 @dataclass
@@ -138,6 +167,7 @@ class Answer(ABC):
 
     Attributes:
         usage: What it has taken so far.
+        is_stream: Whether its events are sent, and it is never needed as a whole.
         names_events: Whether each event of a stream has its `type` as its name.
         last_line: What a stream ends with after its last event.
     """
@@ -145,6 +175,7 @@ class Answer(ABC):
     names_events: ClassVar[bool] = True
     last_line: ClassVar[bytes] = b""
     usage: Usage
+    is_stream: bool = False
 
     def add(self, batch: Batch) -> list[Sent]:
         """Takes what was written and returns the events that tell of it."""
@@ -172,7 +203,7 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self) -> Sent:
-        """The answer, once it is complete."""
+        """The answer, once it is complete; iterators in it stand for lists."""
 
     @abstractmethod
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
@@ -197,6 +228,7 @@ class ChoiceAnswer(Answer):
 
     names_events = False
     last_line = b"data: [DONE]\n\n"
+    _shown: ShownTokens | None = None
 
     def __init__(
         self,
@@ -227,7 +259,9 @@ class ChoiceAnswer(Answer):
         return [{**self._chunk_head, "choices": [], "usage": self.usage.as_json()}]
 
     def whole(self) -> Sent:
-        choices = [self._choice(index) for index in range(self._texts)]
+        choices: Any = (self._choice(index) for index in range(self._texts))
+        if self._shown is None:
+            choices = list(choices)
         head = {**self._head, "object": self._kind}
         return {**head, "choices": choices, "usage": self.usage.as_json()}
 
@@ -254,14 +288,7 @@ class _Continuation:
     detokenizer: Any = None
     parts: list[str] = field(default_factory=list)
     size: int = 0
-    tokens: dict[str, list[Any]] = field(
-        default_factory=lambda: {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
-    )
+    steps: Steps = field(default_factory=Steps)
     finish_reason: str | None = None
 
 
@@ -294,7 +321,13 @@ class CompletionAnswer(ChoiceAnswer):
         added = "".join(event.text for event in events)
         text.parts.append(added)
         text.finish_reason = events[-1].finish_reason
-        tokens = {} if self._shown is None else self._tokens(self._shown, text, events)
+        tokens: dict[str, Any] = {}
+        if self._shown is not None and (steps := self._shown.steps(events)):
+            if self.is_stream:
+                tokens = self._tokens(self._shown, text, steps)
+                tokens["top_logprobs"] = list(tokens["top_logprobs"])
+            else:
+                text.steps.add(steps)
         if not added and text.finish_reason is None and not tokens:
             return None
         return {
@@ -305,33 +338,37 @@ class CompletionAnswer(ChoiceAnswer):
         }
 
     def _tokens(
-        self, shown: ShownTokens, text: _Continuation, events: Sequence[Event]
-    ) -> dict[str, list[Any]]:
+        self, shown: ShownTokens, text: _Continuation, steps: Iterable[Likely]
+    ) -> dict[str, Any]:
         """The probabilities of some steps, by what they say."""
-        added: dict[str, list[Any]] = {name: [] for name in text.tokens}
-        for token, likely in shown.steps(events):
+        names, logprobs, offsets = [], [], []
+        for token, likely in steps:
             name = shown.text(token)
             characters = text.detokenizer.add(token) if name else ""
             if not text.size and name == f" {characters}":
                 # the space before a text that begins anew is not shown
                 name = characters
-            added["tokens"].append(name)
-            added["token_logprobs"].append(shown.number(likely.logprob))
-            added["top_logprobs"].append(
-                {shown.text(t): shown.number(value) for t, value in shown.likely(likely)}
-            )
-            added["text_offset"].append(text.size)
+            names.append(name)
+            logprobs.append(shown.number(likely.logprob))
+            offsets.append(text.size)
             text.size += len(characters)
-        for name, values in added.items():
-            text.tokens[name] += values
-        return added if added["tokens"] else {}
+        top = (
+            {shown.text(other): shown.number(value) for other, value in shown.likely(likely)}
+            for _, likely in steps
+        )
+        return {
+            "tokens": names,
+            "token_logprobs": logprobs,
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
 
     def _choice(self, index: int) -> Choice:
         text = self._all[index]
         return {
             "index": index,
             "text": "".join(text.parts),
-            "logprobs": None if self._shown is None else text.tokens,
+            "logprobs": self._shown and self._tokens(self._shown, text, text.steps),
             "finish_reason": text.finish_reason,
         }
 
@@ -379,7 +416,7 @@ class TextParts:
 class _Message:
     parts: TextParts
     calls: list[int] = field(default_factory=list)
-    tokens: list[dict[str, Any]] = field(default_factory=list)
+    steps: Steps = field(default_factory=Steps)
 
     @property
     def finish_reason(self) -> str | None:
@@ -425,8 +462,12 @@ class ChatAnswer(ChoiceAnswer):
         for change in text.parts.add(events):
             _add_to_delta(delta, change, text.calls)
         self.usage.thought_tokens += text.parts.thought_tokens - before
-        tokens = [] if self._shown is None else self._shown.entries(events)
-        text.tokens += tokens
+        steps = [] if self._shown is None else self._shown.steps(events)
+        tokens: list[dict[str, Any]] = []
+        if self._shown is not None and self.is_stream:
+            tokens = list(self._shown.entries(steps))
+        else:
+            text.steps.add(steps)
         if not delta and text.finish_reason is None and not tokens:
             return None
         return {
@@ -450,7 +491,7 @@ class ChatAnswer(ChoiceAnswer):
         return {
             "index": index,
             "message": message,
-            "logprobs": None if self._shown is None else _logprobs(text.tokens),
+            "logprobs": self._shown and _logprobs(self._shown.entries(text.steps)),
             "finish_reason": text.finish_reason,
         }
 
@@ -490,5 +531,5 @@ def _call(call: answer_parts.Block, arguments: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
+def _logprobs(tokens: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"content": tokens, "refusal": None}

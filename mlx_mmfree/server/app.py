@@ -7,12 +7,11 @@ import re
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from starlette.applications import Starlette
@@ -31,6 +30,7 @@ from ..models.parts.embedder import embedding_use
 from .answers import CompletionAnswer, ShownTokens
 from .chat import chat_completions
 from .errors import RequestError, failure
+from .json_rows import json_response
 from .messages import count_tokens, messages
 from .metrics import CLIENT_GONE, RequestLog
 from .page import PAGE, PAGE_HEADERS, page_files
@@ -86,8 +86,8 @@ def completions(service: Service) -> Endpoint:
 def embedding_list(
     body: EmbeddingRequest, name: str, embeddings: np.ndarray, count: int
 ) -> dict[str, object]:
-    """The answer to a request for embeddings of `count` tokens."""
-    data = [
+    """The answer to a request for embeddings of `count` tokens; its list is an iterator."""
+    data = (
         {
             "object": "embedding",
             "index": index,
@@ -96,7 +96,7 @@ def embedding_list(
             else base64.b64encode(embedding.astype("<f4").tobytes()).decode(),
         }
         for index, embedding in enumerate(embeddings)
-    ]
+    )
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "data": data, "model": name, "usage": usage}
 
@@ -164,7 +164,7 @@ def embeddings(service: Service) -> Endpoint:
         request.state.tokens = f"{count} tokens read"
         work = service.engine.run_steps(served, steps, service.settings.timeout_s)
         vectors = await while_connected(request, work)
-        return JSONResponse(embedding_list(body, served.name, vectors, count))
+        return json_response(embedding_list(body, served.name, vectors, count))
 
     return endpoint
 
@@ -314,13 +314,14 @@ class Guard:
                 raise RequestError(
                     f"[server] the header {name!r} must be given once but is given several times."
                 )
-        host = headers.get("host", "")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            is_own = name in self._hosts or bool(ip_address(name))
-        except ValueError:
-            is_own = False
-        if not is_own:
+        host = headers.get("host")
+        address = None if host is None else _address(host)
+        if address is None and (host is not None or scope["http_version"] == "1.1"):
+            raise RequestError(
+                "[server] 'Host' must be a name or an address with or without a port but is "
+                f"{'missing' if host is None else repr(host[:80])}."
+            )
+        if address is None or not self._is_own(address[0]):
             raise RequestError(
                 f"[server] 'Host' must be an address or a name of this server but is {host!r:.80}. "
                 "Allow the name with --allowed-hosts.",
@@ -328,22 +329,26 @@ class Guard:
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
-        is_allowed = (
-            origin is None
-            or self._origins & {"*", origin}
-            or _address_of(origin).lower() == host.lower()
-        )
-        if not is_allowed:
-            raise RequestError(
-                f"[server] 'Origin' must be this server's own page but is {origin!r:.80}. Allow "
-                "another one with --allowed-origins.",
-                403,
-                code="origin_not_allowed",
-            )
+        if origin is not None and not self._origins & {"*", origin}:
+            scheme, _, rest = origin.partition("://")
+            port = _PORTS.get(scheme.lower())
+            caller = None if port is None else _address(rest)
+            if caller is None or (caller[0], caller[1] or port) != (address[0], address[1] or port):
+                raise RequestError(
+                    f"[server] 'Origin' must be this server's own page but is {origin!r:.80}. Allow "
+                    "another one with --allowed-origins.",
+                    403,
+                    code="origin_not_allowed",
+                )
         path = scope["path"]
         is_open = path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
         if self._key is not None and not is_open:
             self._check_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
+
+    def _is_own(self, name: str) -> bool:
+        with suppress(ValueError):
+            return name in self._hosts or bool(ip_address(name))
+        return False
 
     def _check_key(self, header: str, other: str) -> None:
         kind, _, given = header.partition(" ")
@@ -360,12 +365,16 @@ class Guard:
             )
 
 
-def _address_of(origin: str) -> str:
-    """The name and port in the header `Origin`; nothing if it names none."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
+_ADDRESS = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::([0-9]{1,5}))?")
+_PORTS = {"http": 80, "https": 443}
+
+
+def _address(text: str) -> tuple[str, int | None] | None:
+    """The name and the port of a server, as `Host` and `Origin` have them; `None` for anything else."""
+    parts = _ADDRESS.fullmatch(text.lower())
+    if parts is None or (parts[1] and ":" not in parts[1]) or int(parts[3] or 0) >= 2**16:
+        return None
+    return parts[1] or parts[2], None if parts[3] is None else int(parts[3])
 
 
 _log = logging.getLogger(__name__)

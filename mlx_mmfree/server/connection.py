@@ -160,8 +160,19 @@ class Connection(httptools_impl.HttpToolsProtocol):
                     431,
                 )
             )
+        if self._is_head and name.lower() == b"transfer-encoding" and not self._is_chunked(value):
+            self._fail(
+                RequestError(
+                    f"[server] 'Transfer-Encoding' must be chunked, once, but is {value!r:.60}.",
+                    501,
+                )
+            )
         if self._is_head:
             super().on_header(name, value)
+
+    def _is_chunked(self, value: bytes) -> bool:
+        is_first = all(name != b"transfer-encoding" for name, _ in self.headers)
+        return is_first and value.strip().lower() == b"chunked"
 
     def on_headers_complete(self) -> None:
         self._unknown_bytes = 0

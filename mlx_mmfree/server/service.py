@@ -1,7 +1,6 @@
 """The common part of the endpoints: models, limits, numbers, and the way from a body to an answer."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -10,15 +9,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from ..generation import scheduling
 from ..generation.sessions import Sessions
-from .answers import Answer, Sent
+from .answers import Answer, Batch, Sent
 from .bodies.reading import BodyReader
 from .engine import Channel, Engine, timeout_error
 from .errors import RequestError, ending_error, failure
+from .json_rows import encode, json_response
 from .kept import KeptResponses
 from .metrics import Metrics
 from .schemas import Body
@@ -170,19 +170,33 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
+_MOST_STEPS = 256
+"""Steps of texts that are answered before others have their turn."""
+
+
+async def _slices(batch: Batch) -> AsyncIterator[Batch]:
+    """A batch in slices, between which others are answered."""
+    yield batch[:_MOST_STEPS]
+    for start in range(_MOST_STEPS, len(batch), _MOST_STEPS):
+        await asyncio.sleep(0)
+        yield batch[start : start + _MOST_STEPS]
+
+
 async def _events(channel: Channel, answer: Answer, end_seen: Seen) -> AsyncIterator[bytes]:
     try:
         yield _written(answer, answer.opening())
         last = time.monotonic()
         async for batch in channel.batches(QUIET_SECONDS / 10):
-            if sent := answer.add(batch):
-                yield _written(answer, sent)
-            elif time.monotonic() - last >= QUIET_SECONDS:
-                yield _written(answer, answer.waiting()) or _COMMENT
-            else:
-                continue
-            last = time.monotonic()
-        yield _written(answer, answer.closing()) + answer.last_line
+            async for few in _slices(batch):
+                if sent := answer.add(few):
+                    yield _written(answer, sent)
+                elif time.monotonic() - last >= QUIET_SECONDS:
+                    yield _written(answer, answer.waiting()) or _COMMENT
+                else:
+                    continue
+                last = time.monotonic()
+        closing = await asyncio.to_thread(answer.closing)
+        yield _written(answer, closing) + answer.last_line
         end_seen(None)
     except Exception as error:
         # the status is sent already
@@ -191,7 +205,6 @@ async def _events(channel: Channel, answer: Answer, end_seen: Seen) -> AsyncIter
 
 
 _COMMENT = b": waiting\n\n"
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def _written(answer: Answer, events: list[Sent]) -> bytes:
@@ -199,7 +212,7 @@ def _written(answer: Answer, events: list[Sent]) -> bytes:
     lines = []
     for event in events:
         lines += [f"event: {event['type']}\n"] if answer.names_events else []
-        lines.append(f"data: {_encode(event)}\n\n")
+        lines.append(f"data: {encode(event)}\n\n")
     return "".join(lines).encode()
 
 
@@ -377,6 +390,7 @@ class Service:
             RequestError: There is no place for the texts, or they have ended before their time.
         """
         self.check_room(len(texts))
+        answer.is_stream = is_stream
         channel = self.engine.submit(served, texts, self.settings.timeout_s)
         started = time.perf_counter()
         request.state.model = served.name
@@ -397,7 +411,8 @@ class Service:
 
         async def read() -> None:
             async for batch in channel.batches():
-                answer.add(batch)
+                async for few in _slices(batch):
+                    answer.add(few)
 
         with ExitStack() as stack:
             stack.callback(channel.close)
@@ -414,4 +429,4 @@ class Service:
                 stack.pop_all()
                 return EventStream(channel, answer, end_seen)
         end_seen(None)
-        return JSONResponse(answer.whole())
+        return json_response(await asyncio.to_thread(answer.whole))

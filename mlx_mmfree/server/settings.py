@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 MAX_CHOICES = 128
 """Texts that one request may ask for: prompts times `n`."""
+MAX_PROBABILITIES = 4_000_000
+"""Probabilities that one answer may show: texts times tokens times one more than `logprobs`."""
 MAX_EMBEDDED_TEXTS, MAX_EMBEDDED_TOKENS = 2_048, 450_000
 """Texts of one request for embeddings and their tokens together, as many as OpenAI takes."""
 BODY_SECONDS = 60.0

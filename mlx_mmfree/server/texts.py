@@ -16,7 +16,7 @@ from ..tokenizer.chat import EFFORT
 from .conversation import CallRules, arrangements, call_rules, turns_of
 from .errors import RequestError
 from .schemas import ChatRequest, Message, TextRequest
-from .settings import PENALTIES, ServedModel, Settings
+from .settings import MAX_PROBABILITIES, PENALTIES, ServedModel, Settings
 from .tool_calls.call_forms import USUAL_FORM
 
 
@@ -324,6 +324,14 @@ def text_requests(
                 is_answer=is_answer,
             )
         )
+    if top_logprobs is not None:
+        shown = sum(request.max_tokens for request in requests) * (1 + top_logprobs)
+        if shown > MAX_PROBABILITIES:
+            raise RequestError(
+                f"[request] 'logprobs' must show at most {MAX_PROBABILITIES:,} probabilities in all but "
+                f"texts, their tokens and those beside each make {shown:,}. Ask for fewer of these.",
+                param="logprobs",
+            )
     return requests
 
 

@@ -30,13 +30,42 @@ def test_a_key_is_asked_for(start: Callable[..., Any]) -> None:
         assert client.get("/").status_code == client.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "[", "[::1", "]:1"]
-)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example"])
 def test_a_strange_name_is_refused(client: Any, host: str) -> None:
     for path in ("/", "/health", "/v1/models"):
         error = error_of(client.get(path, headers={"Host": host}), 403)
         assert error["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("", "[", "[::1", "]:1", "[::1]x", "[127.0.0.1]", "127.0.0.1:", "127.0.0.1:99999"),
+        *("evil.example@127.0.0.1", "127.0.0.1/x", "127.0.0.1?x", "127.0.0.1#x", "127.0.0.1 x"),
+    ],
+)
+def test_what_is_no_name_and_port_is_refused(client: Any, host: str) -> None:
+    for path in ("/", "/health", "/v1/models"):
+        error_of(client.get(path, headers={"Host": host}), 400)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080", 200),
+        ("localhost", "https://localhost:443", 200),
+        ("[::1]:1", "http://[::1]:1", 200),
+        ("127.0.0.1:8080", "http://127.0.0.1", 403),
+        ("127.0.0.1:8080", "ftp://127.0.0.1:8080", 403),
+        ("127.0.0.1:8080", "http://a@127.0.0.1:8080", 403),
+        ("127.0.0.1:8080", "127.0.0.1:8080", 403),
+        ("127.0.0.1:8080", "http://127.0.0.1:8080/", 403),
+        ("localhost", "http://127.0.0.1", 403),
+    ],
+)
+def test_an_origin_is_this_host_and_port(client: Any, host: str, origin: str, status: int) -> None:
+    headers = {"Host": host, "Origin": origin}
+    assert client.get("/health", headers=headers).status_code == status
 
 
 def test_names_of_the_server(start: Callable[..., Any]) -> None:

@@ -87,6 +87,7 @@ def _chat(rng: random.Random) -> dict[str, Any]:
                 content = _result(rng, text, "text", picture)
                 messages.append({"role": "tool", "tool_call_id": name, "content": content})
     function = {"name": "f", "description": "does", "parameters": SCHEMA}
+    function |= _maybe(rng, strict=True)
     named = {"type": "function", "function": {"name": "f"}}
     return {
         "messages": messages,
@@ -150,7 +151,10 @@ def _messages(rng: random.Random) -> dict[str, Any]:
         **_maybe(
             rng,
             system=rng.choice((_text(rng), [{"type": "text", "text": _text(rng)}])),
-            tools=[{"name": "f", "description": "does", "input_schema": SCHEMA}],
+            tools=[
+                {"name": "f", "description": "does", "input_schema": SCHEMA}
+                | _maybe(rng, strict=True)
+            ],
             tool_choice=rng.choice(choices) | _maybe(rng, disable_parallel_tool_use=True),
             thinking=rng.choice(({"type": "enabled", "budget_tokens": 8}, {"type": "adaptive"})),
             output_config=_maybe(
@@ -207,7 +211,12 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
             instructions=_text(rng),
             store=rng.random() < 0.7,
             tools=[
-                {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False},
+                {
+                    "type": "function",
+                    "name": "f",
+                    "parameters": SCHEMA,
+                    "strict": rng.random() < 0.3,
+                },
                 {"type": "web_search"},
                 {"type": "custom", "name": "g"},
                 {"type": "namespace", "name": "mcp__n", "tools": [{"type": "custom", "name": "f"}]},
@@ -229,7 +238,6 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
 def _fit(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Leaves out what goes with nothing else in the body, in most cases."""
     alone = [] if "tools" in body else ["tool_choice"]
-    alone += ["response_format", "output_config", "text"] if "tools" in body else []
     alone += [] if "logprobs" in body else ["top_logprobs"]
     return {name: value for name, value in body.items() if name not in alone or rng.random() < 0.1}
 
@@ -250,6 +258,53 @@ def draw(path: str, rng: random.Random, kept: list[str]) -> dict[str, Any]:
     limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
     body[limit] = rng.choice((1, 4))
     return body | _maybe(rng, 0.5, stream=True, temperature=0.7, top_p=0.9)
+
+
+KEYED = ("XMLCalls", "GLMCalls")
+"""The forms of calls in which each argument has a tag."""
+
+
+def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a model of a form writes them."""
+    texts = []
+    for name, arguments in calls:
+        if form in KEYED:
+            opening, closing = {
+                "XMLCalls": ("<parameter={}>\n", "\n</parameter>\n"),
+                "GLMCalls": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n"),
+            }[form]
+            values = "".join(f"{opening.format(k)}{v}{closing}" for k, v in arguments.items())
+            head = {"XMLCalls": f"\n<function={name}>\n", "GLMCalls": f"{name}\n"}[form]
+            last = {"XMLCalls": "</function>\n", "GLMCalls": ""}[form]
+            texts.append(f"<tool_call>{head}{values}{last}</tool_call>")
+            continue
+        given = json.dumps(arguments)
+        texts.append(
+            {
+                "HermesCalls": f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>',
+                "BareCalls": f'{{"name": "{name}", "parameters": {given}}}',
+                "MistralCalls": f"[TOOL_CALLS]{name}[ARGS]{given}",
+                "MistralList": f'{{"name": "{name}", "arguments": {given}}}',
+                "TaggedCalls": f"<function={name}>{given}</function>",
+            }[form]
+        )
+    if form == "MistralList":
+        return f"[TOOL_CALLS] [{', '.join(texts)}]"
+    return {"BareCalls": "; ", "MistralCalls": ""}.get(form, "\n").join(texts)
+
+
+def answer_text(form: str, rng: random.Random) -> str:
+    """What a model of a form may write: words, reasoning, and calls, some of them broken or cut."""
+    pieces = []
+    for _ in range(rng.choice((1, 2, 4))):
+        arguments = {"word": _text(rng), "count": rng.randint(0, 9)}
+        call = written(form, *rng.choice(([("draw", {})], [("look_up", arguments), ("draw", {})])))
+        cut = call[: rng.randint(1, len(call))]
+        broken = call.replace('"', rng.choice(("'", '"\n')), 1)
+        pieces.append(
+            rng.choice((_text(rng), call, call, cut, broken, "<think>", "</think>", "\n"))
+        )
+    return "".join(pieces)
 
 
 def check_stream(path: str, text: str) -> dict[str, Any] | None:

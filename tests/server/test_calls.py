@@ -21,6 +21,7 @@ from mlx_mmfree.server.responses import ResponsesAnswer
 from mlx_mmfree.server.schemas import ChatRequest
 from mlx_mmfree.server.texts import Prompt
 from mlx_mmfree.server.tool_calls.call_forms import CallForm, call_form
+from tests.fuzz.dialects import KEYED, answer_text, written
 from tests.server.test_tools import CALLS
 
 pytestmark = pytest.mark.serve
@@ -36,7 +37,6 @@ SCHEMA = {
     "required": ["word"],
     "additionalProperties": False,
 }
-KEYED = ("XMLCalls", "GLMCalls")
 
 
 @dataclass
@@ -270,35 +270,6 @@ def events_of(text: str, end: AnswerEnd, is_cut: bool) -> Iterator[Event]:
             return
 
 
-def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls as a model of a form writes them."""
-    texts = []
-    for name, arguments in calls:
-        if form in KEYED:
-            opening, closing = {
-                "XMLCalls": ("<parameter={}>\n", "\n</parameter>\n"),
-                "GLMCalls": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n"),
-            }[form]
-            values = "".join(f"{opening.format(k)}{v}{closing}" for k, v in arguments.items())
-            head = {"XMLCalls": f"\n<function={name}>\n", "GLMCalls": f"{name}\n"}[form]
-            last = {"XMLCalls": "</function>\n", "GLMCalls": ""}[form]
-            texts.append(f"<tool_call>{head}{values}{last}</tool_call>")
-            continue
-        given = json.dumps(arguments)
-        texts.append(
-            {
-                "HermesCalls": f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>',
-                "BareCalls": f'{{"name": "{name}", "parameters": {given}}}',
-                "MistralCalls": f"[TOOL_CALLS]{name}[ARGS]{given}",
-                "MistralList": f'{{"name": "{name}", "arguments": {given}}}',
-                "TaggedCalls": f"<function={name}>{given}</function>",
-            }[form]
-        )
-    if form == "MistralList":
-        return f"[TOOL_CALLS] [{', '.join(texts)}]"
-    return {"BareCalls": "; ", "MistralCalls": ""}.get(form, "\n").join(texts)
-
-
 FOX = ("look_up", {"word": "fox", "count": 2})
 OWL = ("look_up", {"word": "owl"})
 EVERYWHERE = [(path, is_stream) for path in PATHS for is_stream in (False, True)]
@@ -419,3 +390,27 @@ def test_a_strict_call_that_fails_is_text(form: str) -> None:
         assert said == Said(calls=[FOX, OWL], reason="calls")
         said = ask(form, path, f"Hm.\n{long}", is_stream, strict=True, thinks="thinks")
         assert said == Said(f"Hm.\n{long}", reason="stop")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_streams_equal_wholes(form: str) -> None:
+    rng = random.Random(form)
+    for number in range(60):
+        text = answer_text(form, rng)
+        options: dict[str, Any] = {"thinks": ("", "may", "thinks")[number % 3]}
+        options |= {"one": rng.random() < 0.2, "strict": rng.random() < 0.2}
+        options |= {"cut": rng.randint(1, len(text))} if rng.random() < 0.5 else {}
+        for path in PATHS:
+            stop = "fox" if path != RESPONSES and rng.random() < 0.2 else None
+            come = ask(form, path, text, **options, stop=stop)
+            sent = ask(form, path, text, True, **options, stop=stop)
+            assert (sent.reasoning, sent.text, sent.reason, sent.stop) == (
+                come.reasoning,
+                come.text,
+                come.reason,
+                come.stop,
+            ), (path, text, options)
+            # a chat does not tell whether the last call is closed
+            assert sent.calls[: len(come.calls)] == come.calls, (path, text, options)
+            assert path == CHAT or sent.calls == come.calls
+            assert len(come.calls) <= 1 or not options["one"]

@@ -9,8 +9,10 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from ..errors import MMFreeError, UsageError, shown
+from ..files.reading import expanded
 from .parts import loading, prompts
 from .parts.command import INTERRUPTED, CommandParser, argument_errors, command, with_flags
+from .parts.conversation_file import read_conversation, write_conversation
 from .parts.flags import add_sampling_flags, processors_from, sampler_from, settle_sampling
 from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, WordWrap
 
@@ -23,11 +25,17 @@ HELP = "talk with a model in the terminal"
 PROMPT = ">> "
 COMMANDS = {
     "/reset": "begin a new conversation",
+    "/regen": "answer the last message anew",
+    "/system TEXT": "begin a new conversation with this system prompt; without TEXT, with none",
+    "/save FILE": "write the conversation to FILE, which /load and 'mmfree lora --data' read",
+    "/load FILE": "go on with the conversation of FILE",
     "/set NAME VALUE": "change a setting of the answers; /set alone shows all settings",
     "/stats": "show the length of the conversation, its memory and the speed",
     "/help": "show this list",
     "/exit": "leave; Ctrl-D leaves too, and Ctrl-C stops an answer",
 }
+ALSO_SET = {"temperature": "temp"}
+"""Names of settings in OpenAI's interface that differ in more than `_` and `-`."""
 ALSO = {"/bye": "/exit", "/quit": "/exit", "/clear": "/reset", "/?": "/help"}
 """Other names of commands, which other programs use."""
 SETTINGS = (
@@ -191,6 +199,12 @@ class Terminal:
             self._chat.reset()
             self._last = None
             print("A new conversation begins.")
+        elif line == "/regen":
+            self._regenerate()
+        elif name == "/system":
+            self._begin_with(line.removeprefix(name).strip())
+        elif name in ("/save", "/load"):
+            self._save_or_load(name, line.removeprefix(name).strip())
         elif name == "/set":
             self._set(words)
         elif line == "/stats":
@@ -208,9 +222,56 @@ class Terminal:
                 f"begins with /, write {QUOTES} before and after it."
             )
 
+    def _regenerate(self) -> None:
+        try:
+            text = self._chat.take_back()
+        except UsageError as error:
+            _print_wrapped(f"error: {error}")
+            return
+        if text is None:
+            print("There is no message to answer yet.")
+        else:
+            self._answer(text)
+
+    def _begin_with(self, prompt: str) -> None:
+        try:
+            self._chat.system_prompt = prompt or None
+        except UsageError as error:
+            _print_wrapped(f"error: {error}")
+            return
+        self._last = None
+        print("A new conversation begins.")
+
+    def _save_or_load(self, name: str, file: str) -> None:
+        if not file:
+            print(f"Write {name} FILE.")
+            return
+        path = expanded(file)
+        try:
+            if name == "/load":
+                self._chat.messages = read_conversation(path)
+                self._last = None
+                print(f"The conversation of '{path}' goes on.")
+                return
+            if path.exists() and not self._is_agreed(f"'{path}' exists. Replace it? (y/N) "):
+                print("Nothing was written.")
+                return
+            write_conversation(path, self._chat.messages)
+        except (MMFreeError, OSError, ValueError) as error:
+            _print_wrapped(f"error: {' '.join(str(error).split())}")
+            return
+        print(f"Wrote '{path}'.")
+
+    def _is_agreed(self, question: str) -> bool:
+        """Asks at a terminal; elsewhere nobody can agree."""
+        return sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")
+
     def _set(self, words: Sequence[str]) -> None:
         import mlx.core as mx
 
+        if words:
+            first = words[0].replace("_", "-")
+            words = [ALSO_SET.get(first, first), *words[1:]]
         if len(words) != 2 or words[0] not in SETTINGS:
             values = (f"{name} {getattr(self._args, _field(name))}" for name in SETTINGS)
             known = f"The settings are: {', '.join(values)}."

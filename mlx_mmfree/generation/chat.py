@@ -62,7 +62,6 @@ class Chat:
         reasoning_budget: The most tokens of a thought; `None`: no limit but the answer's.
 
     Attributes:
-        messages: The conversation so far, each with `role` and `content`.
         max_tokens, sampler, processors: As above; they may be changed between answers.
         turns: Number of answers so far.
         reader: Tells the thought of the answer that was begun last from its text.
@@ -100,14 +99,9 @@ class Chat:
     ):
         decode.check_max_tokens(max_tokens)
         self.has_template: bool = tokenizer.has_chat_template
-        if system_prompt is not None and not self.has_template:
-            raise UsageError(
-                "[chat] 'system_prompt' must be left out where the model has no chat template. Write "
-                "it into the text."
-            )
         self._model = model
         self._tokenizer = tokenizer
-        self._first = [] if system_prompt is None else [_message("system", system_prompt)]
+        self._first: list[dict[str, str]] = []
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.processors = processors
@@ -123,14 +117,66 @@ class Chat:
         if self.has_template:
             self._thoughts = thought_tags(tokenizer.chat_template_source())
         self.reader: PartReader = TextReader()
-        self.reset()
+        self.system_prompt = system_prompt
 
     def reset(self) -> None:
         """Forgets the conversation, all but the system prompt."""
         self.messages = list(self._first)
-        self.turns = 0
+
+    @property
+    def system_prompt(self) -> str | None:
+        """What the model is told first. Another one begins a new conversation.
+
+        Raises:
+            UsageError: There is no chat template.
+        """
+        return self._first[0]["content"] if self._first else None
+
+    @system_prompt.setter
+    def system_prompt(self, text: str | None) -> None:
+        if text is not None and not self.has_template:
+            raise UsageError(
+                "[chat] 'system_prompt' must be left out where the model has no chat template. Write "
+                "it into the text."
+            )
+        self._first = [] if text is None else [_message("system", text)]
+        self.reset()
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation so far, each with `role` and `content`.
+
+        Others go on from there: the next turn reads them.
+
+        Raises:
+            UsageError: There is no chat template, which alone can write earlier turns.
+        """
+        return self._messages
+
+    @messages.setter
+    def messages(self, messages: Sequence[Mapping[str, str]]) -> None:
+        if messages and not self.has_template:
+            raise UsageError(
+                "[chat] 'messages' must be left out where the model has no chat template, which writes "
+                "earlier turns."
+            )
+        self._messages = [dict(message) for message in messages]
+        self.turns = sum(message["role"] == "assistant" for message in messages)
         self._marks = [self._start]
         self._repeated = RepeatedText()
+
+    def take_back(self) -> str | None:
+        """Takes the last question and its answer back, and returns the question; `None` without one.
+
+        Raises:
+            UsageError: There are earlier turns and no chat template, which alone can write them again.
+        """
+        asked = [n for n, message in enumerate(self._messages) if message["role"] == "user"]
+        if not asked:
+            return None
+        text = self._messages[asked[-1]]["content"]
+        self.messages = self._messages[: asked[-1]]
+        return text
 
     @property
     def size(self) -> int:
@@ -177,7 +223,7 @@ class Chat:
             idle = decoding
         finally:
             if completion.tokens:
-                self.messages = [*messages, _message("assistant", completion.text)]
+                self._messages = [*messages, _message("assistant", completion.text)]
                 self.turns += 1
                 # nor what a text would be without the tokens that are ready
                 is_ahead = isinstance(idle, NgramDecoding) and idle.num_ready > 0

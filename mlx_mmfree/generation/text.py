@@ -294,6 +294,11 @@ def batch_generate(
     decode.check_max_tokens(max_tokens)
     if batch_size < 1:
         raise ValueError(f"[batch_generate] 'batch_size' must be at least 1 but got {batch_size}.")
+    if isinstance(prompts, str):
+        raise ValueError(
+            f"[batch_generate] 'prompts' must be a list of prompts but got the text {prompts!r:.80}. "
+            "Write [text] for one prompt, or call generate."
+        )
     rows = [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in prompts]
     end = decode.end_tokens(tokenizer, extra_eos_tokens)
     scheduler = Scheduler(

@@ -1,6 +1,7 @@
 """Runs the server until it is told to end."""
 
 import asyncio
+import errno
 import gc
 import logging
 import resource
@@ -16,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import uvicorn
 
+from ..errors import UsageError
 from ..generation.scheduling import Scheduler
 from ..generation.sessions import Sessions
 from .app import make_app
@@ -93,6 +95,7 @@ def serve(service: Service, *, host: str, port: int, announce: Callable[[str], N
         announce: Called with the address once the server takes requests.
 
     Raises:
+        UsageError: Another program listens at the port.
         OSError: The address cannot be listened at.
     """
     _log_to_stderr()
@@ -145,7 +148,27 @@ def _most_connections() -> int:
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_WAITING_CONNECTIONS)
+    try:
+        return socket.create_server((host, port), family=family, backlog=_WAITING_CONNECTIONS)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        free = _next_free_port(host, port, family)
+        other = "0 takes a free one" if free is None else f"--port {free} is free"
+        raise UsageError(
+            f"[serve] 'port' must be free but another program listens at {host}:{port}; {other}."
+        ) from None
+
+
+def _next_free_port(host: str, port: int, family: socket.AddressFamily) -> int | None:
+    """The first of the next hundred ports at which nobody listens; `None` if there is none."""
+    for other in range(port + 1, min(port + 101, 65_536)):
+        try:
+            socket.create_server((host, other), family=family).close()
+        except OSError:
+            continue
+        return other
+    return None
 
 
 class _Server(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 
 from .. import models
-from ..errors import CheckpointError, DownloadError, TrainingError, UnsupportedModelError
+from ..errors import (
+    CheckpointError,
+    DownloadError,
+    MMFreeError,
+    TrainingError,
+    UnsupportedModelError,
+)
 from ..hub import Tokenizer
 from ..hub.checkpoint.load import OpenedModel, load_text_tokenizer
 from ..layers.matrix import matrices, matrix_of, parameters
@@ -267,12 +274,75 @@ def _opened(settings: Settings, name: str, **options: Any) -> OpenedModel:
         raise type(error)(str(error).replace("'path_or_repo'", f"'{name}'")) from error
 
 
+_OF_TRANSFORMERS = frozenset(
+    [
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "auto_map",
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "decoder_start_token_id",
+        "dtype",
+        "eos_token_id",
+        "finetuning_task",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "mlx_mmfree",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "sep_token_id",
+        "tie_word_embeddings",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    ]
+)
+"""Keys that transformers and this library write into any `config.json`, from which people copy."""
+
+
+def _check_keys(architecture: models.Architecture, described: Mapping[str, Any]) -> None:
+    """Refuses keys of a description that its architecture does not read.
+
+    A key is read if the architecture refuses a value of no type there, or makes another model of it.
+
+    Raises:
+        TrainingError: There is such a key. The message names the nearest one that is read.
+    """
+    config = architecture.config.from_hub(described)
+    known = {*config.to_hub(), *architecture.tiny, "linear_class"}
+    for key in sorted(described.keys() - known - _OF_TRANSFORMERS):
+        try:
+            is_read = architecture.config.from_hub({**described, key: object()}) != config
+        except (MMFreeError, TypeError, ValueError):
+            is_read = True
+        if is_read:
+            continue
+        close = get_close_matches(key, known, n=1)
+        meant = f"Did you mean '{close[0]}'?" if close else f"Known are {', '.join(sorted(known))}."
+        raise TrainingError(
+            f"[train] 'model' must hold keys that '{architecture.name}' reads but got {key!r:.80}. "
+            f"{meant}"
+        )
+
+
 def _random_model(settings: Settings) -> Any:
     """A model with random weights, which take no memory until they are computed."""
     architecture = models.find_described(settings.model)
     described = _with_linear_class(settings.model)
     if architecture.variants:
         described = described_classes(described, settings)
+    _check_keys(architecture, described)
     model: Any = architecture.build(architecture.config.from_hub(described))
     _check_linear_class(model, settings.model)
     if isinstance(model, models.TokenModel):

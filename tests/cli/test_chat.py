@@ -1,6 +1,7 @@
 """`mmfree chat`: commands, settings, Ctrl-C, and what a terminal shows."""
 
 import io
+import json
 import os
 import re
 import shutil
@@ -91,7 +92,9 @@ def test_turns_and_commands(
     )
     assert shown.out.startswith(f"{head}{first}{end}{second}{end}Conversation: ")
     assert f"A new conversation begins.\n{first}{end}  /reset " in shown.out
-    assert "no command '/what'. The commands are /reset, /set, /stats, /help, /exit. " in shown.out
+    known = "/reset, /regen, /system, /save, /load, /set, /stats, /help, /exit"
+    assert f"no command '/what'. The commands are {known}. " in shown.out
+    assert "/exit. To send a message" in shown.out
     assert "answers: 2\nMemory of the conversation: " in shown.out
     assert all(
         name in shown.out for name in ("Last question: ", "Last answer: 6 ", "Peak memory: ")
@@ -330,3 +333,37 @@ def test_a_terminal_shows_whole_words_and_the_speed(
     )
     # the folder is wider than a line
     assert shown.startswith("You are talking with\n/")
+
+
+def test_a_conversation_is_saved_loaded_and_answered_anew(
+    attention_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    first, second = expected(attention_folder, ["Hello", "again"], system_prompt="Be kind.")
+    file = tmp_path / "talk.json"
+    lines = ["/regen", "/system Be kind.", "Hello", f"/save {file}", f"/save {file}", "again"]
+    lines += ["/regen", f"/load {file}", "again", "/load absent.json", "/save"]
+    talk(monkeypatch, *lines, "/set temperature 0", "/set top_p 0.5")
+    assert main(["chat", "--model", str(attention_folder), "-m", "6", *GREEDY]) == 0
+    shown = capsys.readouterr().out
+    end = f" [{LIMIT}]\n"
+    assert "There is no message to answer yet.\nA new conversation begins.\n" in shown
+    assert f"{first}{end}Wrote '{file}'.\nNothing was written.\n{second}{end}{second}{end}" in shown
+    assert f"The conversation of '{file}' goes on.\n{second}{end}error: " in shown
+    assert "Write /save FILE.\ntemp is now 0.0.\ntop-p is now 0.5.\n" in shown
+    messages = json.loads(file.read_text())["messages"]
+    assert [each["role"] for each in messages] == ["system", "user", "assistant"]
+
+
+def test_a_base_model_writes_no_earlier_turns(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    file = tmp_path / "talk.json"
+    file.write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
+    other = tmp_path / "other.json"
+    other.write_text('{"messages": [{"role": "robot", "content": "Hi"}]}')
+    talk(monkeypatch, "/system Be kind.", f"/load {file}", f"/load {other}")
+    assert main(["chat"]) == 0
+    shown = capsys.readouterr().out
+    assert "error: [chat] 'system_prompt' must be left out" in shown
+    assert "error: [chat] 'messages' must be left out" in shown
+    assert f"error: [chat] '{other}' must hold" in shown

@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 from huggingface_hub.errors import HTTPError
 
+from mlx_mmfree import demo
 from mlx_mmfree.errors import CheckpointError, DownloadError, MMFreeError
 from mlx_mmfree.files import checkpoint_files
 from mlx_mmfree.hub import load_model
@@ -414,3 +415,12 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="is a file"):
         local_folder("file")
+
+
+def test_the_model_in_the_package_has_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert local_folder("demo") == demo.path()
+    (tmp_path / "demo").mkdir()
+    assert local_folder("demo") == Path("demo")

@@ -17,6 +17,8 @@ import httpx2
 import pytest
 
 from mlx_mmfree.cli import main
+from mlx_mmfree.errors import UsageError
+from mlx_mmfree.server.run import _listener
 from tests.server.process import ServerProcess
 
 pytestmark = pytest.mark.serve
@@ -261,3 +263,12 @@ def test_without_the_extra(
     )
     assert main(["serve"]) == 2
     assert "pip install '.[serve]'" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_named_with_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            UsageError, match=rf"listens at 127\.0\.0\.1:{port}; --port \d+ is free"
+        ):
+            _listener("127.0.0.1", port)

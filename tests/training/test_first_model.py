@@ -1,6 +1,6 @@
 """The weights that a run from a corpus begins with."""
 
-from pathlib import Path
+import re
 from typing import Any
 
 import mlx.core as mx
@@ -9,10 +9,10 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.training import Settings, read_settings
+from mlx_mmfree.models import Decoder, architectures, find, find_described
+from mlx_mmfree.training import Settings
 from mlx_mmfree.training.corpus.mixture import Stage
-from mlx_mmfree.training.first_model import FirstModel
+from mlx_mmfree.training.first_model import FirstModel, _check_keys
 
 HGRN = {
     "model_type": "hgrn_bit",
@@ -63,9 +63,33 @@ def test_a_shared_embedding_keeps_its_standard_deviation(linear_class: str) -> N
         FirstModel(_settings(model=tied, embedding_std=0.5))
 
 
-def test_runs_without_the_choice_go_on(config: Path) -> None:
-    assert "embedding_std" not in read_settings(config).record()
-    assert read_settings(config, {"embedding_std": 1.0}).record()["embedding_std"] == 1.0
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [("hiden_size", 32, "hidden_size"), ("linear", "ternary", "linear_class")],
+)
+def test_a_key_that_nothing_reads_is_refused(key: str, value: Any, meant: str) -> None:
+    message = (
+        f"'model' must hold keys that 'hgrn_bit' reads but got '{key}'. Did you mean '{meant}'?"
+    )
+    with pytest.raises(TrainingError, match=re.escape(message)):
+        FirstModel(_settings(model=HGRN | {key: value}))
+
+
+def test_keys_that_transformers_writes_are_taken() -> None:
+    pasted = {"transformers_version": "5.0.0", "use_cache": True, "torch_dtype": "float32"}
+    FirstModel(_settings(model=HGRN | pasted))
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_keys_of_every_architecture_are_taken_and_others_refused(name: str) -> None:
+    architecture = find(name)
+    _check_keys(architecture, architecture.tiny)
+    for preset in architecture.presets.values():
+        # random weights are not packed, which a run must not pass over
+        dense = {key: preset[key] for key in preset.keys() - {"quantization"}}
+        _check_keys(find_described(dense), dense)
+    with pytest.raises(TrainingError, match="'no_such_key'"):
+        _check_keys(architecture, {**architecture.tiny, "no_such_key": 1})
 
 
 @pytest.mark.parametrize(("embedding_std", "low", "high"), [(0.02, 0.6, 1.0), (None, 0.0, 0.2)])

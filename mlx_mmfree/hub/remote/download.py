@@ -11,6 +11,7 @@ from glob import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ... import demo
 from ...errors import CheckpointError, DownloadError, MMFreeError
 from ...files import checkpoint_files
 from ...files.gguf_file import part_names, whole_models
@@ -26,6 +27,8 @@ SPLITS = {
 
 DATASET_FILES = tuple(f"{name}.jsonl" for names in SPLITS.values() for name in names)
 
+BUNDLED = "demo"
+"""The name of the model in the package, unless a folder has it."""
 REPOSITORY_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _PLACE = re.compile(rf"({REPOSITORY_NAME.pattern})((?:/\w[\w.-]*)*)", re.ASCII)
 _OTHER_WEIGHTS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
@@ -59,7 +62,8 @@ def local_folder(
 
     Args:
         path_or_repo: An existing folder or `.gguf` file, a repository id `owner/name`, or a folder
-            `owner/name/folder` or a file `owner/name/folder/file.gguf` in one.
+            `owner/name/folder` or a file `owner/name/folder/file.gguf` in one. `demo` is the model in
+            the package, unless there is such a folder.
         revision: Branch, tag or commit of the repository. A folder has none.
         patterns: Names of the files to download.
 
@@ -69,6 +73,8 @@ def local_folder(
     """
     name = os.fspath(path_or_repo)
     folder = Path(os.path.expanduser(name))
+    if name == BUNDLED and not folder.exists():
+        folder = demo.path()
     is_file = folder.suffix == checkpoint_files.GGUF_SUFFIX and folder.is_file()
     if name and (folder.is_dir() or is_file):
         if revision is not None:

@@ -32,6 +32,8 @@ def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
     """
     x = x.astype(mx.float32)
     if axis is None:
+        # a dimension has 32 bits
+        x = long_sum(x, -1) if x.size >= 2**31 else x
         x = x.reshape(-1)
     along = -1 if axis is None else axis
     place = x.ndim + along

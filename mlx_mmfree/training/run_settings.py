@@ -86,6 +86,10 @@ class Rule:
         return cls(f"one of {', '.join(choices)}", choices.__contains__, choices)
 
 
+# MLX's steps and dimensions have 32 bits
+_MAX_WHOLE, _MAX_SEED = 2**31 - 1, 2**63 - 1
+_MOST_ROWS, _MOST_TOKENS = 2**20, 2**25
+"""The most rows of an optimizer step, and the most tokens."""
 POSITIVE = Rule("positive", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Rule("at least 0", lambda value: 0 <= value < 2**63)
 SHARE = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
@@ -153,6 +157,14 @@ class RunSettings(Declared):
             value = getattr(self, each.name)
             if rule is not None and value is not None:
                 self.check(each.name, rule.holds(value), rule.words)
+        given = vars(self)
+        rows = self.batch_size * given.get("accumulation_steps", 1)
+        tokens = rows * given.get("sequence_length", 1)
+        self.check(
+            "batch_size",
+            rows <= _MOST_ROWS and tokens <= _MOST_TOKENS,
+            f"so small that a step has at most {_MOST_ROWS:,} rows and {_MOST_TOKENS:,} tokens",
+        )
 
     def check(self, name: str, is_sound: bool, rule: str) -> None:
         """Refuses a value that does not keep a rule.
@@ -495,6 +507,11 @@ def checked(name: str, value: Any, kind: Any) -> Any:
         is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
         if isinstance(value, bool) or not is_whole:
             raise ValueError(f"'{name}' must be a whole number but got {value!r:.80}")
+        most = _MAX_SEED if name == "seed" else _MAX_WHOLE
+        if not -most <= value <= most:
+            raise ValueError(
+                f"'{name}' must be a whole number of at most {most:,} but got {value!r:.80}"
+            )
         return int(value)
     if kind is bool and not isinstance(value, bool):
         raise ValueError(f"'{name}' must be true or false but got {value!r:.80}")

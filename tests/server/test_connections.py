@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[bytes | Iterable[bytes], int]] = {
         400,
     ),
     "compressed": (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
-    "chunked twice": (CHUNKED[:-2] + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+    "chunked twice": (CHUNKED[:-2] + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
     "no name": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "length below zero": (POST + b"Content-Length: -1\r\n\r\n", 400),
     "length beyond all numbers": (POST + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n", 400),

@@ -262,7 +262,8 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
     """Makes a command report what the user can mend: by one line on stderr and an exit status.
 
     This covers the library's own errors, errors of the system (a full disk, a file without write
-    permission, a closed pipe), errors in a plug-in and Ctrl-C. Other errors keep their traceback.
+    permission, a closed pipe), sizes beyond memory, errors in a plug-in and Ctrl-C. Other errors keep
+    their traceback.
     """
 
     @clean_terminal()
@@ -294,6 +295,17 @@ def command(main: Callable[[Sequence[str] | None], int]) -> Command:
         except OSError as error:
             _discard_output()
             _report(str(MMFreeError(f"the system refused: {error}.")))
+            return USER_ERROR
+        except (MemoryError, OverflowError) as error:
+            _discard_output()
+            _report(
+                str(
+                    MMFreeError(
+                        "what was asked for must fit into memory, and its sizes into 32 bits, but does "
+                        f"not: {error or 'there is no memory left'}."
+                    )
+                )
+            )
             return USER_ERROR
         except Exception as error:
             if presses and _happened_in_import(error):

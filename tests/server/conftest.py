@@ -1,8 +1,9 @@
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlx.core as mx
@@ -31,7 +32,13 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Decoder, Token
     return with_template(tmp_path_factory.mktemp("chat") / "tokenizer", None)
 
 
-def with_template(folder: Path, template: str | None, unused: int = 0) -> tuple[Decoder, Tokenizer]:
+def with_template(
+    folder: Path,
+    template: str | None,
+    unused: int = 0,
+    tokens: Mapping[str, bool] = MappingProxyType({}),
+    end: str | None = None,
+) -> tuple[Decoder, Tokenizer]:
     """A random model whose tokenizer has another chat template, if one is given.
 
     Args:
@@ -39,17 +46,24 @@ def with_template(folder: Path, template: str | None, unused: int = 0) -> tuple[
         template: The template.
         unused: How many logits the model has beyond the tokens of the tokenizer. If it is negative, so
             many tokens `<more0>` and so on are added, which have none.
+        tokens: Tokens that are added, each with whether it is special.
+        end: The token that ends a turn, where it is another one.
     """
     shutil.copytree(GOLDENS / "tokenizer_bpe", folder)
-    if unused < 0:
+    added = {**tokens, **{f"<more{n}>": True for n in range(-unused)}}
+    if added:
         size = Tokenizer.from_folder(folder).vocab_size
         vocabulary = json.loads((folder / "tokenizer.json").read_text())
         own = vocabulary["added_tokens"]
-        own += [own[-1] | {"id": size + n, "content": f"<more{n}>"} for n in range(-unused)]
+        own += [
+            own[-1] | {"id": size + n, "content": content, "special": special}
+            for n, (content, special) in enumerate(added.items())
+        ]
         (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
-    if template is not None:
-        file = folder / "tokenizer_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    changed = {"chat_template": template, "eos_token": end}
+    file = folder / "tokenizer_config.json"
+    given = {key: value for key, value in changed.items() if value is not None}
+    file.write_text(json.dumps(json.loads(file.read_text()) | given))
     tokenizer = Tokenizer.from_folder(folder)
     mx.random.seed(5)
     config = hgrn_bit.Config(

@@ -1,0 +1,56 @@
+"""The conversation through the AI SDK of Node, with each of its providers."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.agents import models
+from tests.server.agents.models import ANIMALS, CALLS, MODELS, OWL, SAID, THOUGHT, Server
+
+pytestmark = pytest.mark.agents
+
+PROVIDERS = ("responses", "chat", "compatible", "anthropic")
+SHOWS_REASONING = {"responses", "compatible", "anthropic"}
+"""OpenAI's chats have no field for it."""
+
+
+@pytest.fixture(scope="module")
+def seen(server: Server, programs: Path) -> dict[tuple[str, str, bool], Any]:
+    """What each provider saw of a conversation with each model, whole and as a stream."""
+    names = "AGAIN ANIMALS BROKEN DESCRIPTION FIRST LATER PARAMETERS PICTURE REFUSED SYSTEM WORDS"
+    texts = {name.lower(): getattr(models, name) for name in names.split()}
+    told = json.dumps({"url": server.url, "models": [*MODELS], "texts": texts})
+    program = Path(__file__).with_name("ai_sdk.mjs")
+    finished = subprocess.run(
+        [programs / "node", program, told], capture_output=True, text=True, timeout=600
+    )
+    assert finished.returncode == 0, finished.stderr
+    lines = [json.loads(line) for line in finished.stdout.splitlines()]
+    return {tuple(line["key"]): line["seen"] for line in lines}
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_conversation(
+    provider: str, model: str, streams: bool, seen: dict[tuple[str, str, bool], Any]
+) -> None:
+    held = seen[provider, model, streams]
+    assert "error" not in held, held["error"]
+    assert [tuple(call) for call in held["calls"]] == CALLS
+    assert held["texts"] == [SAID, OWL]
+    reasons = MODELS[model].opens is not None and provider in SHOWS_REASONING
+    assert held["reasoning"] == (THOUGHT if reasons else "")
+
+
+def test_every_interface_gives_the_same_prompt(
+    seen: dict[tuple[str, str, bool], Any], server: Server
+) -> None:
+    last = {name: set[str]() for name in MODELS}
+    for name, prompt in server.prompts():
+        if models.is_last(prompt):
+            last[name].add(models.without_ids(prompt))
+    assert {name: len(prompts) for name, prompts in last.items()} == dict.fromkeys(MODELS, 1)

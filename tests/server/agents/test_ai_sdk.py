@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.agents import models
-from tests.server.agents.models import ANIMALS, CALLS, MODELS, OWL, SAID, THOUGHT, Server
+from tests.server.agents.models import CALLS, MODELS, OWL, SAID, THOUGHT, Server
 
 pytestmark = pytest.mark.agents
 

@@ -47,7 +47,7 @@ def _check_prompt(server: Server, model: str) -> None:
     assert name == model
     found = [prompt.rfind(text) for text in (WORDS["fox"], SAID, ANIMALS)]
     assert -1 < found[0] < found[1] < found[2]
-    assert "image" in prompt[found[0] : found[1]]
+    assert "A picture was left out" in prompt[found[0] : found[1]]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -634,6 +634,30 @@ def checked_tools(value: Any) -> Any:
     return value
 
 
+def _with_pictures_of_results(value: Any) -> Any:
+    """Messages in which pictures of tools' results are lines that say so.
+
+    OpenAI's own chats have no pictures in results, so clients such as litellm move them into a message
+    of the user that follows.
+    """
+    if not isinstance(value, list):
+        return value
+    found, follows = [], False
+    for message in value:
+        role = message.get("role") if isinstance(message, dict) else None
+        parts = message.get("content") if follows and role == "user" else None
+        if isinstance(parts, list):
+            message = {**message, "content": [_told(part) for part in parts]}
+        found.append(message)
+        follows = role == "tool" or (follows and role == "user")
+    return found
+
+
+def _told(part: Any) -> Any:
+    is_file = isinstance(part, dict) and part.get("type") in ("image_url", "file")
+    return {"type": "text", "text": _result_line(part)} if is_file else part
+
+
 def _variables(value: Any) -> Any:
     if not isinstance(value, dict) or any(name in _RESERVED for name in value):
         raise ValueError(f"must be an object without the names {', '.join(_RESERVED)}")
@@ -660,6 +684,7 @@ class ChatRequest(TextRequest):
     messages: Annotated[
         Each[Message],
         Field(min_length=1, max_length=MAX_MESSAGES),
+        pydantic.BeforeValidator(_with_pictures_of_results),
     ]
     chat_template_kwargs: Annotated[dict[str, Any], pydantic.BeforeValidator(_variables)] = Field(
         default_factory=dict

@@ -289,6 +289,25 @@ def test_documents_in_results_are_told_of(asked: Asked, path: str, parts: Any) -
 USER_TURN: Turn = ("user", "What?")
 
 
+def test_pictures_that_litellm_moves_out_of_a_result_are_told_of(asked: Asked) -> None:
+    turns: list[Turn] = [
+        USER_TURN,
+        ("assistant", ("", "", [("c", WHOLE)])),
+        ("tool", ("c", "red", False)),
+        USER_TURN,
+    ]
+    body = body_of(CHAT, turns)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+    said = [{"type": "text", "text": "The images of the tool:"}, picture]
+    body["messages"][-1]["content"] = said
+    for model in CALLING:
+        prompt = asked.prompt(CHAT, model, **body)
+        assert "The images of the tool:\n[A picture was left out" in prompt
+    # what follows an answer is the user's own
+    body["messages"].insert(-1, {"role": "assistant", "content": "Yes"})
+    assert "read no pictures" in asked.refusal(CHAT, "qwen3", **body)["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "part"),
     [

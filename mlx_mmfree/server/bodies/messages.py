@@ -134,7 +134,7 @@ class Thinking(schemas.Body):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, schemas.whole(1)] = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class OutputFormat(schemas.Body):

@@ -106,11 +106,6 @@ PICTURE = (
 """A PNG of one pixel, in base64."""
 
 
-def is_last(prompt: str) -> bool:
-    """Whether a prompt is that of the last turn."""
-    return ANIMALS in prompt and DESCRIPTION in prompt
-
-
 def without_ids(prompt: str) -> str:
     """A prompt whose ids of calls are counted, in the order in which they occur."""
     ids = dict.fromkeys(re.findall(r'"(?:id|call_id)": "(\w{9})"', prompt))
@@ -165,13 +160,12 @@ class Server(ServerProcess):
 
     Args:
         folder: An empty folder, which gets the models, the prompts and kept responses.
-        flags: Further flags.
 
     Attributes:
         files: A folder with a text about a fox and a picture of an owl.
     """
 
-    def __init__(self, folder: Path, *flags: str | Path):
+    def __init__(self, folder: Path):
         self._log_file = folder / "prompts.jsonl"
         self._log_file.touch()
         self.files = folder / "files"
@@ -192,7 +186,9 @@ class Server(ServerProcess):
             f"scripts = told(Path({str(self._log_file)!r}))\n"
             "scripts.__enter__()"
         )
-        super().__init__(*models, "--session-dir", folder / "sessions", *flags, first=first)
+        # the instructions of Claude Code take 47,000 tokens
+        limits = ("--max-context", "131072", "--session-dir", folder / "sessions")
+        super().__init__(*models, *limits, first=first)
 
     def prompts(self) -> list[tuple[str, str]]:
         """The prompts so far, each after the name of its model."""

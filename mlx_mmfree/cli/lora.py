@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -15,7 +16,7 @@ from ..training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping
 from ..training.services import chosen_services, service_callbacks
-from .parts import loading
+from .parts import loading, source_card
 from .parts.command import CommandParser, command
 from .parts.flags import add_plugin_flag, add_report_flags, add_settings_flags
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
@@ -23,6 +24,7 @@ from .parts.process_group import add_process_flags, connected, quiet_unless_firs
 if TYPE_CHECKING:
     from ..hub import Tokenizer
     from ..hub.adapters.adapter import Adapter
+    from ..hub.publish.model_card import ModelCard
     from ..images import ImageProcessor
     from ..models import Decoder
     from ..training.data_parallel import DataParallel
@@ -148,8 +150,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             loaded = None
         del companion
         if args.train:
+            card = None
+            if settings.is_full and processes.is_first:
+                folder = opened.checkpoint.folder
+                given = list(sys.argv[1:] if argv is None else argv)
+                card = source_card.model_card(
+                    "lora", given, args.model or str(folder), args.revision, folder
+                )
             models = {"teacher" if settings.teacher is not None else "reference": loaded}
-            _train(args, model, processor, data, settings, models, processes)
+            _train(args, model, processor, data, settings, models, processes, card)
         if args.test and processes.is_first:
             _test(model, adapter, data, settings)
     return 0
@@ -230,8 +239,10 @@ def _train(
     settings: FineTuneSettings,
     models: "Mapping[str, Decoder | None]",
     processes: "DataParallel",
+    card: "ModelCard | None",
 ) -> None:
     from ..training.fine_tuning.fine_tune import fine_tune
+    from ..training.results import write_cards
 
     if "valid" not in data:
         print(
@@ -251,6 +262,9 @@ def _train(
             *(args.project_name, folder, settings.record(), processes),
         ),
     )
+    if card is not None:
+        words = f"All weights were trained for {progress['step']} steps by `mmfree lora`."
+        write_cards(folder, card, lambda is_ternary: f"## Training\n\n{words}")
     _print_results(model, progress, folder, settings.is_full)
 
 

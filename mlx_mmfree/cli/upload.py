@@ -1,4 +1,4 @@
-"""`mmfree upload`: sends a model folder to the Hub."""
+"""`mmfree upload`: sends a folder with a model or an adapter to the Hub."""
 
 import argparse
 from collections.abc import Sequence
@@ -15,13 +15,18 @@ HELP = "send a model folder to the Hugging Face Hub"
 
 
 def build_parser() -> argparse.ArgumentParser:
-    usual = "--model --path --private --revision --message --dry-run"
+    usual = "--model --path --base-model --private --revision --message --dry-run"
     parser = CommandParser(prog="mmfree upload", description=__doc__, usual=usual)
     parser.add_argument("--model", "--path", required=True, help="folder of the model to send")
     parser.add_argument(
         "--upload-repo",
         required=True,
         help="Hub repository to send it to, as 'owner/name'",
+    )
+    parser.add_argument(
+        "--base-model",
+        help="of an adapter: Hub repository 'owner/name' of the model that it was trained on; needed "
+        "where that was a local folder",
     )
     parser.add_argument(
         "--private", action="store_true", help="make the repository private if it is new"
@@ -49,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         revision=args.revision,
         message=args.message,
         certify=certificate_section,
+        base_model=args.base_model,
     )
     if args.dry_run:
         print(describe(plan))
@@ -70,7 +76,9 @@ def describe(plan: "UploadPlan") -> str:
     if plan.card is not None:
         lines.append(
             f"The commands of README.md name {plan.repository}."
-            if CARD_FILE in plan.files
+            if CARD_FILE in plan.files and plan.adapter_config is None
+            else "README.md and adapter_config.json are written for the Hub, without local paths."
+            if plan.adapter_config is not None
             else "A model card, README.md, is written there unless the repository has one."
         )
     lines += _left_out(plan)

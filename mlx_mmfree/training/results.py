@@ -5,8 +5,9 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from ..files.reading import parse_json, read_file
 from ..files.writing import new_file
 from ..hub import Tokenizer, save_model
 from ..hub.adapters.adapter_folder import load_adapter_weights, write_adapter
-from ..hub.checkpoint.checkpoint import RUN_MODEL
+from ..hub.checkpoint.checkpoint import RUN_MODEL, open_checkpoint
 from ..hub.checkpoint.load import MASTERS_FOLDER
+from ..hub.checkpoint.parameter_reader import ParameterReader
 from ..hub.checkpoint.save import check_target, write_tensors
+from ..hub.publish.model_card import ModelCard, write_model_card
+from ..hub.publish.runtimes import openings
 from ..layers import pack_linears, packable
 from ..models import Decoder, TokenModel
 from ..platform.threads import thread_count
@@ -252,6 +256,35 @@ def save_trained(folder: Path, model: TokenModel, tokenizer: Tokenizer | Path | 
         save_model(folder / RUN_MODEL, model, tokenizer, overwrite=True)
     finally:
         model.update_modules(tree_unflatten(floats))
+
+
+def write_cards(folder: Path, card: ModelCard, training: Callable[[bool], str]) -> None:
+    """Writes cards and the source's licence files beside the models of a run, `model/` and `masters/`.
+
+    Args:
+        folder: The folder of the run.
+        card: What is said of the source and of the command.
+        training: From whether the model is ternary, the section on how it was trained.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    path = folder.resolve()
+    for name in (RUN_MODEL, MASTERS_FOLDER):
+        if not (path / name).exists():
+            continue
+        reader = ParameterReader(open_checkpoint(path / name))
+        is_ternary = bool(reader.quantized or reader.ternary)
+        of_model = replace(
+            card,
+            name=path.name if name == RUN_MODEL else f"{path.name}-{name}",
+            format="hf",
+            relation="finetune",
+            openings=openings(reader, "hf", ""),
+            is_ternary=is_ternary,
+            training=training(is_ternary),
+        )
+        write_model_card(path / name, of_model)
 
 
 def kept_models(folder: Path) -> str:

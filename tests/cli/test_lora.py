@@ -1,6 +1,7 @@
 """`mmfree lora` on a tiny checkpoint, from JSON lines to an adapter that loads."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,8 +200,17 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Path, data: Path) ->
 
 
 def test_full_tuning_from_a_checkpoint_with_masters(masters: Path, data: Path) -> None:
-    flags = [*_flags(masters, data), *QUICK, "--fine-tune-type", "full"]
+    source = shutil.copytree(masters, data.parent / "source")
+    (source / "README.md").write_text("---\nlicense: mit\n---\n\n# Source\n")
+    (source / "LICENSE").write_text("Permission is hereby granted")
+    flags = [*_flags(source, data), *QUICK, "--fine-tune-type", "full"]
     assert main([*flags, "--train", "--test"]) == 0
+    for name in ("model", "masters"):
+        folder = data.parent / "run" / name
+        assert (folder / "LICENSE").read_text() == "Permission is hereby granted"
+        card = (folder / "README.md").read_text()
+        assert "license: mit\n" in card and "All weights were trained for 4 steps" in card
+        assert str(data.parent) not in card
     tuned = ["--model", str(data.parent / "run/model"), "--data", str(data), "--test"]
     assert main([*tuned, "--adapter-path", ""]) == 0
 

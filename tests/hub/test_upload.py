@@ -1,5 +1,6 @@
 """Uploads are planned before anything is sent, and go on where an earlier one stopped."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from mlx_mmfree import native
 from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, UploadError
-from mlx_mmfree.hub import save_model
+from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter
 from mlx_mmfree.hub.publish.upload import check_repository, plan_upload
+from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers
 from tests.generation.models import DELTA_RULES
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_of
 from tests.hub.hub_client import HubClient
@@ -345,3 +348,64 @@ def test_recurrent_models_are_sent_whole_with_a_card(
     card = sent["README.md"].decode()
     assert f"# {name}\n" in card and f'load("me/{name}")' in card
     assert {file: text for file, text in sent.items() if file != "README.md"} == before
+
+
+class TestAdapters:
+    """An adapter is sent without what its run left beside it, and without names of this machine."""
+
+    @pytest.fixture
+    def base(self, tmp_path: Path) -> Path:
+        return tiny_checkpoint(tmp_path / "base")
+
+    @pytest.fixture
+    def run(self, base: Path, tmp_path: Path) -> Path:
+        folder, model = tmp_path / "run", load_model(base)
+        adapt_layers(model, num_layers=1, rank=2)
+        (folder / "last").mkdir(parents=True)
+        (folder / "log.jsonl").write_text("{}\n")
+        record = {"model": str(base), "data": str(tmp_path / "data"), "optimizer": "adamw"}
+        write_adapter(folder, model, {**record, "seed": 7, "report_to": ["x"], "step": 3})
+        write_adapter(folder / "last", model, record)
+        return folder
+
+    def test_of_a_local_base(self, run: Path, base: Path, tmp_path: Path) -> None:
+        with pytest.raises(UploadError, match=r"Name it with --base-model"):
+            plan_upload(run, "me/tiny")
+        (base / "README.md").write_text("---\nlicense: mit\nlanguage: [no]\n---\n\nText.\n")
+        plan = plan_upload(run, "me/tiny", base_model="you/base")
+        assert plan.files.keys() == {"adapters.safetensors", "adapter_config.json", "README.md"}
+        assert plan.left_out == ("last/", "log.jsonl")
+        config = json.loads(plan.adapter_config or "")
+        assert config["model"] == "you/base"
+        assert {config[key] for key in ("optimizer", "seed", "step")} == {"adamw", 7, 3}
+        card = plan.card or ""
+        assert "base_model: you/base\nbase_model_relation: adapter\n" in card
+        assert "license: mit\n" in card and "- 'no'\n" in card
+        assert "mmfree generate --model you/base --adapter-path me/tiny" in card
+        assert str(tmp_path) not in card + (plan.adapter_config or "")
+
+    def test_is_sent_as_planned(self, hub: HubServer, client: HubClient, run: Path) -> None:
+        status, _, _ = upload(client, run, "me/adapter", "--base-model", "you/base")
+        assert status == 0
+        sent = hub.repositories["me/adapter"].branches["main"]
+        plan = plan_upload(run, "me/adapter", base_model="you/base")
+        assert sent["adapters.safetensors"] == (run / "adapters.safetensors").read_bytes()
+        assert sent["adapter_config.json"].decode() == plan.adapter_config
+        assert sent["README.md"].decode() == plan.card
+        assert len([name for name in sent if not name.startswith(".git")]) == 3
+
+    def test_what_was_sent_is_read(self, run: Path, tmp_path: Path) -> None:
+        plan = plan_upload(run, "me/tiny", base_model="you/base")
+        (tmp_path / "sent").mkdir()
+        shutil.copy(run / "adapters.safetensors", tmp_path / "sent")
+        (tmp_path / "sent" / "adapter_config.json").write_text(plan.adapter_config or "")
+        want, got = read_adapter(run), read_adapter(tmp_path / "sent")
+        assert (got.kind, got.scale, got.tensors.keys()) == (
+            want.kind,
+            want.scale,
+            want.tensors.keys(),
+        )
+
+    def test_a_base_without_an_adapter(self, source: Path) -> None:
+        with pytest.raises(UploadError, match="'base_model' must be left out"):
+            plan_upload(source, "me/tiny", base_model="you/base")

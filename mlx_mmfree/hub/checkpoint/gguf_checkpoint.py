@@ -90,7 +90,7 @@ def read_gguf_checkpoint(
     }
     rotated, signs = rotation.open(file, metadata, stored, architecture)
     as_on_hub = rotation.names(metadata)
-    read, others = stored.values(), dict[str, TensorEntry]()
+    read, others = list(stored.values()), dict[str, TensorEntry]()
     if architecture.left_out:
         blocks = gguf_config.model_blocks(metadata, architecture)
         others = _left_out(read, blocks)

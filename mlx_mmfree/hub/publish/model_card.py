@@ -100,6 +100,15 @@ def usage(name: str, pipeline: Pipeline, openings: tuple[Opening, ...]) -> str:
     return text
 
 
+def usage_of_adapter(name: str, base: str) -> str:
+    """How an adapter that is alone in its repository is used."""
+    words = ["mmfree", "generate", "--model", base, "--adapter-path", name, "--prompt", "Hello"]
+    return (
+        "## Usage\n\n[mlx_mmfree](" + REPOSITORY + ") puts the adapter on its base model:\n\n"
+        f"```bash\n{shlex.join(words)}\n```"
+    )
+
+
 def adapter_usage(name: str, pipeline: Pipeline) -> str:
     """How a base model is used with the adapter that lies beside it."""
     return usage(name, pipeline, ()) + (
@@ -142,7 +151,12 @@ CARD_FILE = "README.md"
 CARD_PATTERNS = (CARD_FILE, "LICENSE*", "LICENCE*", "NOTICE*")
 
 MAX_CARD_BYTES = 1_000_000
-_LIBRARIES = {"mlx": "mlx", "hf": "transformers", "gguf": "gguf"}
+_LIBRARIES = {
+    "mlx": "mlx",
+    "hf": "transformers",
+    "gguf": "gguf",
+    "adapter": "mlx_mmfree",
+}
 _FRONT_MATTER = re.compile(r"\A\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.M)
 
 _LICENSE_TEXTS = (
@@ -176,7 +190,7 @@ class ModelCard:
 
     Attributes:
         name: The repository `owner/name` or the folder under which a user loads the model.
-        format: The layout of the weights: `mlx`, `hf` or `gguf`.
+        format: The layout of the weights: `mlx`, `hf` or `gguf`; `adapter` for an adapter alone.
         command: The command that made the folder.
         base_model: The repository `owner/name` of the source; `None` if it is a local folder.
         base_revision: The revision of the source; `None` if it is the main one.
@@ -195,7 +209,7 @@ class ModelCard:
     """
 
     name: str
-    format: Literal["mlx", "hf", "gguf"]
+    format: Literal["mlx", "hf", "gguf", "adapter"]
     command: str
     base_model: str | None = None
     base_revision: str | None = None
@@ -267,9 +281,7 @@ def model_card(card: ModelCard, certificate: str = "") -> str:
         _provenance(card),
         *([card.storage] if card.storage else []),
         _result(card),
-        adapter_usage(card.name, card.pipeline)
-        if card.relation == "adapter"
-        else usage(card.name, card.pipeline, card.openings),
+        _usage(card),
     ]
     if certificate:
         parts.insert(-1, certificate)
@@ -281,6 +293,14 @@ def model_card(card: ModelCard, certificate: str = "") -> str:
     if card.source.body:
         parts.append(f"## Card of the source\n\n{card.source.body}")
     return "\n\n".join(parts) + "\n"
+
+
+def _usage(card: ModelCard) -> str:
+    if card.format == "adapter":
+        return usage_of_adapter(card.name, card.base_model or "")
+    if card.relation == "adapter":
+        return adapter_usage(card.name, card.pipeline)
+    return usage(card.name, card.pipeline, card.openings)
 
 
 def write_model_card(folder: Path, card: ModelCard) -> None:

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import UploadError
-from ...files.checkpoint_files import CONFIG_FILE, GGUF_SUFFIX
+from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, CONFIG_FILE, GGUF_SUFFIX
 from ...files.gguf_file import MAGIC
 from ...files.reading import open_file, read_file, read_json_object, real_path, tokenizer_files
+from ..adapters.adapter_folder import holds_adapter
 from ..checkpoint.checkpoint import open_checkpoint, read_tensor_entries
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import CHECKPOINT_FILES
 from ..remote.cache_content import patiently
 from ..remote.download import REPOSITORY_NAME, check_login, one_line
+from .adapter_files import adapter_files
 from .model_card import (
     CARD_FILE,
     MAX_CARD_BYTES,
@@ -66,6 +68,8 @@ class UploadPlan:
         message: The commit message.
         card: The model card to send: the folder's, with commands that name the repository, or a
             new one for a repository that has none. `None` sends the folder's as it is.
+        adapter_config: The text of an adapter's configuration, without local paths; `None`: the folder
+            holds a model.
     """
 
     folder: Path
@@ -76,6 +80,7 @@ class UploadPlan:
     revision: str | None
     message: str
     card: str | None = None
+    adapter_config: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -120,20 +125,27 @@ def plan_upload(
     revision: str | None = None,
     message: str | None = None,
     certify: Callable[[Path], str] | None = None,
+    base_model: str | None = None,
 ) -> UploadPlan:
     """Checks a folder and lists what an upload would send, without the network.
 
-    Of the folder itself only the files of a model and of its card are sent, and with them its named chat
-    templates. A folder without a model card gets one on the Hub, unless the repository has one. In a
-    card that this library wrote, the commands name the repository instead of the folder.
+    Of the folder of an adapter or of its run, the adapter alone is sent: its tensors, its configuration
+    without local paths, and a card that names the base model and its licence, which is read from the
+    base model's card.
+
+    Of another folder itself only the files of a model and of its card are sent, and with them its named
+    chat templates. A folder without a model card gets one on the Hub, unless the repository has one. In
+    a card that this library wrote, the commands name the repository instead of the folder.
 
     Args:
-        path: A folder with a model: `config.json` and weights, or a GGUF file.
+        path: A folder with a model: `config.json` and weights, or a GGUF file; or one with an adapter.
         repository: The repository id `owner/name`.
         private: Make a new repository private.
         revision: The branch to write to, which is made if it is missing. `None` is the main one.
         message: The commit message.
         certify: As of `ModelCard`, for the card of a folder that has none.
+        base_model: The repository of the model that an adapter was trained on. It must be given where
+            the adapter names a local folder.
 
     Raises:
         CheckpointError: The folder's configuration or weights are damaged.
@@ -148,6 +160,30 @@ def plan_upload(
         raise UploadError(
             f"[upload] 'path' must be a model folder but '{path}' is not a folder. Give the folder that "
             "convert or train wrote."
+        )
+    if holds_adapter(folder) and not (folder / CONFIG_FILE).exists():
+        found = adapter_files(folder, repository, base_model)
+        sent = {
+            ADAPTER_CONFIG_FILE: len(found.config.encode()),
+            CARD_FILE: len(found.card.encode()),
+        }
+        sent[found.weights] = _file_bytes(folder / found.weights)
+        others = (e for e in sorted(folder.iterdir()) if e.name not in sent)
+        return UploadPlan(
+            folder,
+            repository,
+            sent,
+            tuple(f"{entry.name}/" if entry.is_dir() else entry.name for entry in others),
+            private,
+            revision,
+            message or DEFAULT_MESSAGE,
+            found.card,
+            found.config,
+        )
+    if base_model is not None:
+        raise UploadError(
+            f"[upload] 'base_model' must be left out for '{path}', which holds no adapter, but got "
+            f"{base_model!r:.100}. Leave it out."
         )
     files: dict[str, int] = {}
     left_out = []
@@ -309,6 +345,8 @@ def upload(plan: UploadPlan) -> str:
                 lambda: api.create_branch(plan.repository, branch=branch, exist_ok=True), place
             )
         contents: dict[str, str | bytes] = {name: str(plan.folder / name) for name in plan.files}
+        if plan.adapter_config is not None:
+            contents[ADAPTER_CONFIG_FILE] = plan.adapter_config.encode()
         if plan.card is not None and (CARD_FILE in plan.files or not _has_card(api, plan)):
             contents[CARD_FILE] = plan.card.encode()
         # files that an earlier try has sent are not sent again

@@ -21,12 +21,10 @@ from ...errors import TrainingError
 from ...files.reading import open_file, write_json
 from ...files.stored_array import StoredArray
 from ...files.writing import new_file
-from ...hub.checkpoint.checkpoint import RUN_MODEL, described_checkpoint, open_checkpoint
-from ...hub.checkpoint.load import MASTERS_FOLDER, OpenedModel, Source
-from ...hub.checkpoint.parameter_reader import ParameterReader
+from ...hub.checkpoint.checkpoint import described_checkpoint
+from ...hub.checkpoint.load import OpenedModel, Source
 from ...hub.checkpoint.save import check_apart
-from ...hub.publish.model_card import ModelCard, table, write_model_card
-from ...hub.publish.runtimes import openings
+from ...hub.publish.model_card import ModelCard, table
 from ...layers.matrix import kept_names, matrices
 from ...layers.ternary_groups import make_ternary
 from ...models import Decoder, architecture_of
@@ -35,6 +33,7 @@ from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import long_sum
 from ...platform.progress import Progress
 from .. import loss as losses
+from .. import results
 from ..batches import Batch
 from ..data_parallel import DataParallel
 from ..loop import Trainer, Validation
@@ -312,23 +311,11 @@ def write_cards(
     Raises:
         CheckpointError: A file cannot be written.
     """
-    path = Path(settings.output).resolve()
-    for name in (RUN_MODEL, MASTERS_FOLDER):
-        if not (path / name).exists():
-            continue
-        reader = ParameterReader(open_checkpoint(path / name))
-        is_ternary = bool(reader.quantized) or reader.model.config.linears is not None
-        of_student = replace(
-            card,
-            name=path.name if name == RUN_MODEL else f"{path.name}-{name}",
-            format="hf",
-            relation="finetune",
-            openings=openings(reader, "hf", ""),
-            is_ternary=is_ternary,
-            tags=("distillation",),
-            training=training_section(settings, mixers, figures, is_ternary=is_ternary),
-        )
-        write_model_card(path / name, of_student)
+    results.write_cards(
+        Path(settings.output),
+        replace(card, tags=("distillation",)),
+        lambda is_ternary: training_section(settings, mixers, figures, is_ternary=is_ternary),
+    )
 
 
 def training_section(

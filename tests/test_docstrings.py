@@ -75,8 +75,8 @@ def test_examples_of_constants(name: PublicName) -> None:
 
 # ordinary mathematics, compositions and layouts of this library: they come from no paper
 WITHOUT_SOURCE = {
-    *("Perplexity", "score_continuations", "CountPenalty", "temperature", "ImageProcessor"),
-    *("apply_head", "dense_matmul", "pack_ternary", "unpack_ternary"),
+    *("Perplexity", "score_continuations", "CountPenalty", "LogitBias", "temperature"),
+    *("ImageProcessor", "apply_head", "dense_matmul", "pack_ternary", "unpack_ternary"),
     *("ACTIVATIONS", "cross_entropy", "relative_weights"),
     *("log_softmax", "logsumexp", "long_mean", "long_sum"),
 }

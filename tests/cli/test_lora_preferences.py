@@ -103,4 +103,6 @@ def test_rewards_of_a_file(
     file.write_text("def score(completions):\n    return [0 for c in completions][1:]\n")
     assert main([*flags, "--train", "--output", str(tmp_path / "other")]) == 2
     error = capsys.readouterr().err
-    assert "'score' must return a finite number for each of" in error
+    assert (
+        "'score' must return a finite number, or None where it does not apply, for each of" in error
+    )

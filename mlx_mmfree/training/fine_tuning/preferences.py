@@ -119,7 +119,8 @@ def read_pairs(
     for both, read in samples.read_lines(path, encoded_of):
         found.unread |= read
         if pair := found.cut(both, max_length):
-            found.samples.append(Pair(*pair))
+            chosen, rejected = pair
+            found.samples.append(Pair(chosen, rejected))
     return found
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 
-from .answer_parts import Part, TextDelta
+from .answer_parts import Part
 from .decode import overlap
 
 Steps = Generator[None, None, None]
@@ -59,11 +59,6 @@ class Scanner(ABC):
     @abstractmethod
     def _steps(self) -> Steps:
         """Walks over the answer to its end."""
-
-    def _say(self, text: str) -> None:
-        """Hands on text of the answer itself."""
-        if text:
-            self._parts.append(TextDelta(text))
 
     def _taken(self, count: int) -> str:
         text = self._text[self._at : self._at + count]

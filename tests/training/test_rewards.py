@@ -146,6 +146,8 @@ def test_what_is_not_there_is_said(options: dict[str, Any], words: str) -> None:
         ("number", "12\N{NO-BREAK SPACE}000", 12000, True),
         ("number", "12\N{THIN SPACE}345\N{THIN SPACE}678.5", 12345678.5, True),
         ("number", "12\N{NARROW NO-BREAK SPACE}000", "12,000", True),
+        ("number", r"\boxed{12{,}000}", 12000, True),
+        ("number", r"$12\,345\,678$", 12345678, True),
         ("number", "12 0000", 120000, False),
         ("number", "In 2020 300 people", 300, True),
         ("number", "1,234 567", 567, True),

@@ -20,14 +20,14 @@ from ..samples import LineError, kind_of
 from .reward_server import MOST_BYTES
 
 _MINUS = "\N{MINUS SIGN}"
-_GROUP_MARKS = ", \N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}"
-_GROUPED = rf"(?<!\d)(?<!\d,)\d{{1,3}}(?P<mark>[{_GROUP_MARKS}])\d{{3}}(?:(?P=mark)\d{{3}})*(?!\d)"
+# LaTeX writes {,} and \, between groups
+_MARK = r"[, \N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}]|\{,\}|\\,"
+_GROUPED = rf"(?<!\d)(?<!\d,)\d{{1,3}}(?P<mark>{_MARK})\d{{3}}(?:(?P=mark)\d{{3}})*(?!\d)"
 _NUMBER = re.compile(
     # after a number, a dash is no sign: 10-12
     rf"(?:(?<![\w%)\]}}])[-+{_MINUS}])?"
     rf"(?:(?:{_GROUPED}|\d+)(?:\.\d*)?|(?<!\d)\.\d+)(?:[eE][-+]?\d+)?"
 )
-_WITHOUT_MARKS = {ord(_MINUS): "-"} | {ord(mark): None for mark in _GROUP_MARKS}
 _MOST_TEXT_BYTES = 1_000_000
 _END_OF_THOUGHTS = "</think>"
 
@@ -45,7 +45,8 @@ def exact_match(text: str, answer: Any) -> bool:
 def number(text: str, answer: Any) -> bool:
     """Whether the last number of a text is the answer's.
 
-    A comma or a space separates groups of exactly three digits: `12 000` is 12000, but `3,3` is 3.
+    A comma or a space, LaTeX's `{,}` and `\\,` too, separates groups of exactly three digits: `12 000`
+    is 12000, but the last number of `3,3` is 3.
     """
     found, wanted = _last_number(text), _last_number(str(answer))
     return found is not None and wanted is not None and math.isclose(found, wanted, rel_tol=1e-6)
@@ -53,7 +54,7 @@ def number(text: str, answer: Any) -> bool:
 
 def _last_number(text: str) -> float | None:
     found = [match.group() for match in _NUMBER.finditer(text)]
-    return float(found[-1].translate(_WITHOUT_MARKS)) if found else None
+    return float(re.sub(_MARK, "", found[-1]).replace(_MINUS, "-")) if found else None
 
 
 def json_schema(text: str, answer: Any) -> bool:

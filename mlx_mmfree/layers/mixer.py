@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
 
 from ..ops.activations import Activation
 from ..ops.backend.dispatch import FLOATS
@@ -18,6 +17,9 @@ from .fusing import Parts, finished, fuses, inputs, widths_of
 from .linear import LinearFactory as LinearFactory
 from .linear import Linears as Linears
 from .linear import factory_of as factory_of
+from .states import State as State
+from .states import StateKind as StateKind
+from .states import StatesByPosition as StatesByPosition
 
 Widths = Sequence[int]
 """The widths of what one projection gives, which lie one after the other."""
@@ -60,125 +62,6 @@ def part_of(array: mx.array, group: Group, sections: int = 1, axis: int = 0) -> 
     """This process' share of each section of an axis, as an array of its own."""
     rows = mx.arange(array.shape[axis]).reshape(sections, group.size(), -1)[:, group.rank()]
     return mx.take(array, rows.flatten(), axis=axis)
-
-
-State = Any
-"""A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
-
-
-class StatesByPosition(NamedTuple):
-    """The state of a mixer after each token of a call, where it cannot take tokens back.
-
-    Attributes:
-        states: One state for each position, first to last.
-    """
-
-    states: tuple[State, ...]
-
-
-class StateKind:
-    """The states of one mixer.
-
-    The defaults serve plain arrays whose sizes stay, as a recurrence carries them. A mixer whose
-    state grows with the text returns a kind of its own.
-
-    Args:
-        init_state: That of the mixer.
-        is_fixed: Whether the shapes stay while tokens are read.
-
-    Attributes:
-        takes_steps: Whether `attention_step` computes what the layer does with a single token.
-    """
-
-    _is_fixed: bool = False
-    takes_steps: bool = False
-
-    def __init__(self, init_state: Callable[[int, mx.Dtype], State], *, is_fixed: bool):
-        self._init_state = init_state
-        self._is_fixed = is_fixed
-
-    @property
-    def settings(self) -> str:
-        """The arguments of the mixer that its states depend on, beside their shapes and its weights."""
-        return ""
-
-    def blank(self, batch_size: int, length: int, dtype: mx.Dtype) -> State:
-        """A state of the shapes and dtypes that `length` tokens leave, unpadded.
-
-        What `counted` finds in it is what the tokens would leave; the rest is zeros.
-        """
-        return self._init_state(batch_size, dtype)
-
-    @property
-    def exact_length(self) -> int | None:
-        """The most tokens of a row whose state is exact; after them it is quantised. `None`: all."""
-        return None
-
-    def is_of_batch(self, state: State, length: int) -> bool:
-        """Whether a row of `length` tokens would have another state if it had been read alone."""
-        return False
-
-    def counted(self, state: State) -> tuple[mx.array, ...]:
-        """The arrays of a state that depend on the number of tokens alone."""
-        return ()
-
-    def can_rewind(self, state: State, count: int) -> bool:
-        """Whether `rewound` gives back what the state is now once up to `count` tokens are added."""
-        return False
-
-    def rewound(self, state: State, count: int) -> State:
-        """The state before its last `count` tokens, where `can_rewind` promised it."""
-        raise NotImplementedError
-
-    def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> State:
-        """The state of which another form is held, which has the shapes of its arrays.
-
-        Args:
-            state: Something with a `shape` in the place of each array.
-            array: Makes the array of it; with a number, so many slots of it on axis 2.
-            after: How many of its last tokens `rewound` takes back.
-        """
-        return tree_map(array, state)
-
-    @property
-    def is_renewed(self) -> bool:
-        """Whether each token makes the whole state anew, so that the one before may be held as it is."""
-        return self._is_fixed
-
-    def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:
-        """The state in a form whose shapes stay while tokens are read.
-
-        Args:
-            state: In the ordinary form.
-            count: The least number of tokens that there shall be room for.
-
-        Returns:
-            The state and the number of tokens that it has room for, `None` for any; or `None` where
-            there is no such form.
-        """
-        return (state, None) if self._is_fixed else None
-
-    def growing(self, state: State, unread: int | None) -> State:
-        """The ordinary form of a `fixed` state after `unread` tokens fewer than it had room for."""
-        return state
-
-    def joined(self, states: Sequence[State]) -> State:
-        """The rows of several states, one after the other; each goes on as it would alone.
-
-        Args:
-            states: In the ordinary form, one at least. Their rows may have read different texts.
-        """
-        return tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states)
-
-    def selected(self, state: State, rows: mx.array, length: int) -> State:
-        """Some rows of a state, in the order given.
-
-        Args:
-            state: In the ordinary form.
-            rows: Numbers of rows, integers `(N,)`; one may be named several times.
-            length: How many tokens the longest of these rows has read.
-        """
-        return tree_map(lambda array: array[rows], state)
 
 
 class Mixer(nn.Module):

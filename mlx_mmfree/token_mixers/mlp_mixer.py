@@ -7,8 +7,9 @@ import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.matrix import apply_linear, matrix_of
-from ..layers.mixer import Linears, TokenMixer, factory_of
+from ..layers.fusing import finished
+from ..layers.matrix import matrix_of
+from ..layers.mixer import Linears, TokenMixer
 from ..ops import activate
 
 
@@ -54,7 +55,6 @@ class MLPMixer(TokenMixer):
     complexity: ClassVar[str] = "2 T S D"
     paper: ClassVar[str] = "arXiv 2105.01601"
     bidirectional: ClassVar[bool] = True
-    padding_last: ClassVar[bool] = True
     length_bound: ClassVar[bool] = True
     weighs_channels: ClassVar[bool] = True
 
@@ -73,10 +73,9 @@ class MLPMixer(TokenMixer):
         self._dims = dims
         self._max_length = max_length
         num_hidden = max(1, dims // 2) if num_hidden is None else num_hidden
-        make = factory_of(linear, "up_length_proj")
-        self.up_length_proj = make(max_length, num_hidden, bias=bias)
-        make = factory_of(linear, "down_length_proj")
-        self.down_length_proj = make(num_hidden, max_length, bias=bias)
+        along = {"up_length_proj": [num_hidden]}
+        self.make_projections(max_length, along, linear, bias=bias)
+        self.make_output(num_hidden, max_length, linear, bias=bias, name="down_length_proj")
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
         return ()
@@ -85,12 +84,18 @@ class MLPMixer(TokenMixer):
         self._check(x)
         return ()
 
-    def mix(self, x: mx.array, state: tuple[()], context: Context) -> tuple[mx.array, tuple[()]]:
+    def mix(self, h: mx.array) -> mx.array:
+        return activate(h, "gelu")
+
+    def run(
+        self, x: mx.array, state: tuple[()], context: Context, **arguments: Any
+    ) -> tuple[mx.array, tuple[()]]:
+        """Its projections read a channel of all positions, which stand in the last axis for them."""
         length = x.shape[1]
-        columns = mx.pad(x, [(0, 0), (0, self._max_length - length), (0, 0)]).swapaxes(1, 2)
-        h = activate(apply_linear(self.up_length_proj, columns), "gelu")
-        y = apply_linear(self.down_length_proj, h)
-        return y.swapaxes(1, 2)[:, :length].astype(x.dtype), ()
+        rows = mx.pad(context.padding_moved(x), [(0, 0), (0, self._max_length - length), (0, 0)])
+        h = self.mix(*self.apart(self.project(rows.swapaxes(1, 2))))
+        y = finished(self, (h,), x.dtype).swapaxes(1, 2)[:, :length]
+        return context.padding_moved_back(y), ()
 
     def _check(self, x: mx.array) -> None:
         check_sequences("MLPMixer", x, self._dims)

@@ -1,6 +1,7 @@
 """The common parts of mixers with the delta rule: convolutions, heads, reading and writing."""
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
@@ -138,14 +139,9 @@ class DeltaRuleMixer(TokenMixer):
         )
         return convolved_heads(both, self._sizes), last
 
-    def steps(self, *others: mx.array) -> tuple[mx.array, mx.array | None]:
-        """What each position writes and keeps, by the arguments of `mix` after values.
-
-        Returns:
-            Beta, float32 `(B, H, L, 1)`, and the gates of the state, float32 `(B, H, L, K)` or
-            `(B, H, L, 1)`; `None`: there are none.
-        """
-        raise NotImplementedError
+    steps: Callable[..., tuple[mx.array, mx.array | None]]
+    """What each position writes and keeps, by the arguments of `mix` after values: beta, float32
+    `(B, H, L, 1)`, and the gates of the state, float32 `(B, H, L, K)` or `(B, H, L, 1)`, or `None`."""
 
     def beta(self, b: mx.array) -> mx.array:
         """Beta of its projection's result, `(B, L, H)`."""

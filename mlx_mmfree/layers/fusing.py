@@ -163,7 +163,7 @@ class Ternary(Form):
         if norm is not None and not is_rms_norm(norm):
             return False
         for linear in linears:
-            if form_of(linear) is not Ternary or "bias" in linear:
+            if getattr(type(linear), "form", Form) is not Ternary or "bias" in linear:
                 return False
             if linear.activations != linears[0].activations:
                 return False
@@ -231,15 +231,25 @@ def inputs(
         >>> [part.shape for part in inputs(mx.ones((1, 3, 8)), [nn.Linear(8, 4), nn.Linear(8, 4)])]
         [(1, 3, 4), (1, 3, 4)]
     """
-    if not fuses():
-        x = x if norm is None else norm(x)
-        parts: Parts = tuple(linear(x) for linear in linears)
-    else:
-        form = _form(linears, norm)
-        parts = form.inputs(x, linears, norm)
-        if form.keeps_dtype:
-            return parts
+    if fuses():
+        return fused_inputs(x, linears, norm, dtype)
+    x = x if norm is None else norm(x)
+    parts: Parts = tuple(linear(x) for linear in linears)
     return parts if dtype is None else tuple(part.astype(dtype) for part in parts)
+
+
+def fused_inputs(
+    x: mx.array,
+    linears: Sequence[nn.Module],
+    norm: nn.Module | None,
+    dtype: mx.Dtype | None,
+) -> Parts:
+    """As `inputs`, where the caller knows that operations are computed together."""
+    form = _form(linears, norm)
+    parts = form.inputs(x, linears, norm)
+    if form.keeps_dtype or dtype is None:
+        return parts
+    return tuple(part.astype(dtype) for part in parts)
 
 
 def inputs_of_sum(
@@ -247,7 +257,7 @@ def inputs_of_sum(
 ) -> tuple[Parts, mx.array]:
     """As `inputs` of a sum, and the sum. Where its norm is rotated, both are one launch."""
     one, *more = (linear for linear, _ in joined_parts(linears))
-    if more or form_of(one) is not Rotated or not is_rms_norm(norm):
+    if more or form_of(one) is not Rotated or norm is None or not is_rms_norm(norm):
         x = x + branch
         return inputs(x, linears, norm, x.dtype), x
     signs, weight = one["signs"], norm["weight"]
@@ -308,8 +318,10 @@ def finished(
             # before the norm, numbers may go beyond its range
             parts, norm = (apply_norm(norm, parts[0]),), None
         parts = (parts[0].astype(dtype),)
-    gate = mixer.gate if fuses() else None
-    return output(parts, linear, dtype=dtype, gate=gate, norm=norm, residual=residual)
+    if fuses():
+        around = Around(dtype, mixer.gate, norm, residual)
+        return _form((linear,), norm).output(parts, linear, around)
+    return output(parts, linear, dtype=dtype, norm=norm, residual=residual)
 
 
 def beside(parts: Parts) -> mx.array:
@@ -346,7 +358,7 @@ def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array
 def _form(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Form]:
     """The form in which linears are computed together; any that only one of them has must take all."""
     for linear in linears:
-        form = form_of(linear)
+        form = getattr(type(linear), "form", Form)
         if form is not Form and form.takes(linears, norm):
             return form
     return Form
@@ -355,7 +367,8 @@ def _form(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Form]:
 def _gated(parts: Parts, gate: Activation) -> mx.array:
     if len(parts) == 1:
         return ops.gated(parts[0], gate)
-    return ops.gated_activation(*parts, gate)
+    values, ups = parts
+    return ops.gated_activation(values, ups, gate)
 
 
 def _added(y: mx.array, residual: mx.array | None, dtype: mx.Dtype) -> mx.array:

@@ -16,7 +16,7 @@ from .. import ops
 from ..ops.dense_matmul import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
-from .fusing import Ternary
+from .fusing import Form, Ternary
 from .matrix import Matrix, are_same, matrices, matrix_of
 
 LinearFactory = Callable[..., nn.Module]
@@ -278,7 +278,7 @@ class PackedBitLinear(_TernaryLinear, PackedLayer):
     """
 
     holds_trits = True
-    form = Ternary
+    form: ClassVar[type[Form]] = Ternary
     kept = ("weight", "scale")
 
     def multiply(self, x: mx.array) -> mx.array:

@@ -375,7 +375,7 @@ class TokenMixer(Mixer):
         self, parts: Parts, state: State, context: Context, **arguments: Any
     ) -> tuple[Parts, State]:
         """What the output reads, of the results of the projections, and the state."""
-        mix = partial(self._mixed, **arguments)
+        mix: Any = partial(self._mixed, **arguments) if arguments else self._mixed
         if context.by_position and not self.state_kind.can_rewind(state, parts[0].shape[1]):
             y, state = one_by_one(mix, parts, state, context)
         else:

@@ -7,6 +7,7 @@ MLX's own sharded ones; here are the ternary ones.
 
 from collections.abc import Sequence
 from copy import copy
+from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,7 +16,7 @@ from mlx.nn.layers.distributed import shard_linear
 from ..ops import gated, packed_columns, rms_norm_quantize, ternary_matmul
 from ..ops.activations import Activation
 from .arguments import check_features
-from .fusing import Sharded
+from .fusing import Form, Sharded
 from .linear import PackedBitLinear, PackedLinear
 from .mixer import Group, part_of
 
@@ -68,7 +69,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         Input `(..., input_dims / size)`, result `(..., output_dims)`, the same on all processes.
     """
 
-    form = Sharded
+    form: ClassVar[type[Form]] = Sharded
 
     def __init__(self, linear: PackedBitLinear, group: Group):
         width = linear.input_dims // group.size()

@@ -129,7 +129,7 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
     def has_fused(self, context: Context) -> bool:
         return context.valid is None and context.starts is None
 
-    def fused(  # type: ignore[override]
+    def fused(
         self, parts: Parts, state: delta_rule.DeltaRuleState, context: Context
     ) -> tuple[mx.array, delta_rule.DeltaRuleState]:
         sizes, norm = self._sizes, self["output_norm"]

@@ -126,8 +126,8 @@ class Linformer(TokenMixer):
             k, *v = (memory.padding_moved(part) for part in (k, *v))
             counts = memory.with_padding_last().counts
         q = split_heads(q, self.num_heads)
-        k, v = self._along_length(k, *v, counts=counts)
-        return merge_heads(attention(q, k, v)), ()
+        keys, values = self._along_length(k, *v, counts=counts)
+        return merge_heads(attention(q, keys, values)), ()
 
     def checked_state(self, x: mx.array, state: tuple[()] | None) -> tuple[()]:
         check_sequences("Linformer", x, self._dims)

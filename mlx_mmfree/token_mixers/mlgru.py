@@ -179,7 +179,7 @@ class MLGRU(TokenMixer):
     def has_fused(self, context: Context) -> bool:
         return "gate_norm" in self and not isinstance(self["gate_norm"], ShardedRMSNorm)
 
-    def fused(  # type: ignore[override]
+    def fused(
         self,
         gates: Parts,
         state: MLGRUState,

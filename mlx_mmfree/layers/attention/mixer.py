@@ -14,7 +14,7 @@ from ..context import Context
 from ..fusing import beside
 from ..linear import merge_heads, split_heads
 from ..mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, StateKind
-from .key_values import KeyValueKind, extend
+from .key_values import KeyValueKind, KeyValueState, extend
 from .options import GROUP_SIZES, AttentionNorms, KeyValueCache, Quantization
 from .positions import PositionBias, RoPE
 from .seen import see
@@ -215,9 +215,9 @@ class SelfAttention(ServedAttention):
         q: mx.array,
         k: mx.array,
         v: mx.array,
-        state: SelfAttentionState,
+        state: KeyValueState | tuple[()],
         context: Context,
-    ) -> tuple[mx.array, SelfAttentionState]:
+    ) -> tuple[mx.array, KeyValueState | tuple[()]]:
         heads, kv_heads, dtype = self.num_heads, self.num_kv_heads, q.dtype
         q, k, v = split_heads(q, heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
         q, *g = mx.split(q, 2, axis=-1) if self._is_gated else (q,)
@@ -227,7 +227,7 @@ class SelfAttention(ServedAttention):
         if "rope" in self:
             q, unturned = self.rope.scaled(q), self.rope.scaled(q)
             q, k = self.rope(q, seen.offset), self.rope(k, seen.offset)
-        if seen.reading is not None:
+        if seen.reading is not None and isinstance(state, KeyValueState):
             window, sinks = self._cache.window, self._cache.sinks
             k, v, state = extend(state, k, v, seen.reading, window, sinks)
             if sinks and "rope" in self:

@@ -58,7 +58,7 @@ class ServedAttention(TokenMixer):
         """Weights the values; arguments and result as in `ops.attention`."""
         raise NotImplementedError
 
-    def fused(  # type: ignore[override]
+    def fused(
         self, parts: Parts, state: SelfAttentionState, context: Context
     ) -> tuple[mx.array, SelfAttentionState]:
         return self.attend(beside(parts), state, context)

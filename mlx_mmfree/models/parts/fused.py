@@ -6,7 +6,7 @@ is there in each call.
 
 | in a block | becomes |
 |---|---|
-| norm, then the projections of a mixer | `fusing.inputs` with the norm |
+| norm, then the projections of a mixer | `fusing.fused_inputs` with the norm |
 | gate or norm, linear of the result, sum with the residual stream | `fusing.finished` with all of them |
 | sum, norm, rotated projections of the channel mixer | `fusing.inputs_of_sum` |
 """
@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers.context import Context
-from ...layers.fusing import Parts, finished, fuses, inputs, inputs_of_sum
+from ...layers.fusing import finished, fused_inputs, fuses, inputs_of_sum
 from ...layers.mixer import Mixer, State
 from .stack import Block, ReversibleBlock
 
@@ -52,28 +52,16 @@ class Fused(Block):
         """As of a block, plus `residual`."""
         # each decoded token comes here twice for each block
         mixer: Mixer = self[f"{name}_mixer"]
-        context = self.seen_by(name, context)
+        context = self.seen_by(name, context) if "memory_mixer" in self else context
         before = mixer.checked_state(x, state)
         if not (fuses() and mixer.is_cut(x, before, context)):
             y, state = super().branch(name, x, state, context, **arguments)
             return y if residual is None else residual + y, state
         linears = [mixer[each] for each in mixer.projections]
         dtype = None if mixer.keeps_float32 else x.dtype
-        parts = inputs(x, linears, self.norm_at(name, "before"), dtype)
-        return self._mixed(mixer, parts, x.dtype, before, context, residual, **arguments)
-
-    def _mixed(
-        self,
-        mixer: Mixer,
-        parts: Parts,
-        dtype: mx.Dtype,
-        state: State,
-        context: Context,
-        residual: mx.array | None,
-        **arguments: Any,
-    ) -> tuple[mx.array, State]:
-        parts, state = mixer.between(parts, state, context, **arguments)
-        return finished(mixer, parts, dtype, residual), state
+        parts = fused_inputs(x, linears, self.norm_at(name, "before"), dtype)
+        parts, state = mixer.between(parts, before, context, **arguments)
+        return finished(mixer, parts, x.dtype, residual), state
 
 
 class FusedBlock(Fused):
@@ -82,24 +70,25 @@ class FusedBlock(Fused):
     def __call__(
         self, x: mx.array, state: State = None, context: Context | None = None, **arguments: Any
     ) -> tuple[mx.array, State]:
-        if not (fuses() and self._leaves_sum):
+        if not (self._is_plain and fuses()):
             return super().__call__(x, state, context, **arguments)
         context = Context() if context is None else context
         channel = self["channel_mixer"]
         linears = [channel[each] for each in channel.projections]
+        if not (linears and getattr(type(linears[0]), "is_rotated", False)):
+            x, state = self.branch("token", x, state, context, residual=x, **arguments)
+            return self.branch("channel", x, None, context, residual=x)[0], state
         # the sum is left to the rotation after it
         branch, state = self.branch("token", x, state, context, **arguments)
         parts, x = inputs_of_sum(x, branch, linears, self["channel_norm"])
         return finished(channel, channel.between(parts, None, None)[0], x.dtype, x), state
 
     @property
-    def _leaves_sum(self) -> bool:
-        """Whether the channel mixer's projections rotate what they read."""
-        if self._order != "pre" or self["_names"] != ("token", "channel") or self.is_dropping:
-            return False
-        channel = self["channel_mixer"]
-        first = next(iter(channel.projections), None)
-        return first is not None and getattr(type(channel[first]), "is_rotated", False)
+    def _is_plain(self) -> bool:
+        """Whether it is two branches after norms, of which the first alone has a state."""
+        names, carriers = self["_names"], self["carriers"]
+        is_two = names == ("token", "channel") and len(carriers) == 1
+        return is_two and self._order == "pre" and not self.is_dropping
 
 
 class FusedReversibleBlock(Fused, ReversibleBlock):

@@ -126,6 +126,21 @@ def test_results_of_tools_go_back(dictated: Dictated) -> None:
     assert second["usage"]["cache_read_input_tokens"] >= known - 2
 
 
+def test_the_last_effort_of_an_instruction_holds() -> None:
+    later = {"role": "system", "content": "Go on.", "output_config": {"effort": "high"}}
+    body = {
+        "max_tokens": 5,
+        "thinking": {"type": "adaptive", "display": "updates"},
+        "output_config": {"effort": "low"},
+        "messages": [*USER, later, later | {"output_config": {"effort": "medium"}}],
+    }
+    chat = MessagesRequest.model_validate(body).as_chat()
+    assert chat.chat_template_kwargs == {"reasoning_effort": "medium"}
+    body["messages"] = [USER[0] | {"output_config": {"effort": "high"}}]
+    with pytest.raises(ValueError, match="only where its role is 'system'"):
+        MessagesRequest.model_validate(body)
+
+
 def test_the_turns_that_a_template_gets() -> None:
     body = MessagesRequest.model_validate(
         {

@@ -55,14 +55,26 @@ _ALLOWED = {
 }
 
 
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class ChangedOutput(schemas.Body):
+    """The effort from an instruction on."""
+
+    effort: Effort | None = None
+
+
 class Message(schemas.Body):
     """A turn of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
+    output_config: ChangedOutput = ChangedOutput()
 
     @model_validator(mode="after")
     def _has_its_blocks(self) -> "Message":
+        if self.output_config.effort is not None and self.role != "system":
+            raise ValueError("must have an 'output_config' only where its role is 'system'")
         for block in self.content:
             if block.type not in _ALLOWED[self.role]:
                 raise ValueError(f"must have no {block.type!r} where its role is {self.role!r}")
@@ -147,7 +159,7 @@ class OutputFormat(schemas.Body):
 class OutputConfig(schemas.Body):
     """The effort and the form of an answer."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -209,8 +221,9 @@ class CountRequest(schemas.Body):
         variables: dict[str, Any] = {}
         if self.thinking is not None and self.thinking.type != "adaptive":
             variables["enable_thinking"] = self.thinking.type == "enabled"
-        if self.output_config.effort is not None:
-            variables["reasoning_effort"] = self.output_config.effort
+        changed = (message.output_config.effort for message in reversed(self.messages))
+        if (effort := next(filter(None, changed), self.output_config.effort)) is not None:
+            variables["reasoning_effort"] = effort
         values: dict[str, Any] = {
             "model": self.model,
             "chat_template_kwargs": variables,

@@ -77,29 +77,50 @@ def load_plugin(source: str | Path) -> ModuleType:
         >>> find_token_mixer("mine") is module.Mine
         True
     """
-    if _is_file(source):
-        file = Path(source).expanduser().resolve()
-        stem = file.stem
-        # two files of one name are two modules, and none replaces a module of Python
-        name = f"plugin_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{stem}"
-    else:
-        name = str(source)
-        stem = name.rpartition(".")[2]
+    name = _name(source)
+    stem = Path(source).stem if _is_file(source) else name.rpartition(".")[2]
     for plugin in LOADED:
         if plugin.module.__name__ == name:
             return plugin.module
     if _is_file(source):
-        module = _run_file(file, name, str(source))
+        module = _run_file(Path(source).expanduser().resolve(), name, str(source))
     else:
         module = _import(name, "'plugin'", "Name a file that ends in .py, or install its package.")
     LOADED.append(Plugin(stem, module, str(source), is_named=True))
     return module
 
 
-def load_listed(sources: Iterable[str], folder: Path) -> None:
-    """Loads the plug-ins that a file of the user lists; those that are files begin at its folder."""
+def load_listed(
+    sources: Iterable[str], folder: Path, agrees: Callable[[str], bool] = lambda source: True
+) -> None:
+    """Loads the plug-ins that a file lists; those that are files begin at its folder.
+
+    Args:
+        sources: Their files or modules.
+        folder: The folder of the file.
+        agrees: Whether one may be loaded that is not loaded yet.
+
+    Raises:
+        UsageError: One cannot be loaded, or may not.
+    """
     for source in sources:
-        load_plugin(folder / Path(source).expanduser() if _is_file(source) else source)
+        found = folder / Path(source).expanduser() if _is_file(source) else source
+        shown = str(found)
+        if _name(found) not in {plugin.module.__name__ for plugin in LOADED} and not agrees(shown):
+            raise UsageError(
+                f"[plugin] 'plugins' names {shown!r}, whose code would run. Give --plugin {shown} too, "
+                "if you trust it."
+            )
+        load_plugin(found)
+
+
+def _name(source: str | Path) -> str:
+    """The name of a plug-in's module."""
+    if not _is_file(source):
+        return str(source)
+    file = Path(source).expanduser().resolve()
+    # two files of one name are two modules, and none replaces a module of Python
+    return f"plugin_{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{file.stem}"
 
 
 def _is_file(source: str | Path) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
@@ -447,18 +448,30 @@ def seen_from_file(setting: Field[Any], value: str, file: Path) -> str:
     return str(path.absolute())
 
 
-def load_named(values: Mapping[str, Any], path: Path) -> None:
-    """Loads the plug-ins that a YAML file of the user names under `plugins`, relative to it.
+def load_named(named: Any, path: Path) -> None:
+    """Loads the plug-ins that a checked YAML file names under `plugins`, relative to it.
+
+    A file that came from somebody else must not run code by itself, so that the user names each of them
+    with `--plugin` too, or agrees at the terminal.
 
     Raises:
         TrainingError: They are no list of names.
-        UsageError: One cannot be loaded.
+        UsageError: One cannot be loaded, or the user has not agreed.
     """
     try:
-        sources = names_in("plugins", values.get("plugins", ()))
+        sources = names_in("plugins", named)
     except ValueError as error:
         raise TrainingError(f"[plugin] a value of '{path}' is wrong: {error}.") from error
-    load_listed(sources, path.parent)
+    load_listed(sources, path.parent, _agrees)
+
+
+def _agrees(source: str) -> bool:
+    """Whether the user at the terminal lets a plug-in run."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    question = f"The file names the plug-in {source!r}, whose code would run. Run it? [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def finite(value: Any, name: str = "a number") -> float:

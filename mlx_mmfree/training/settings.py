@@ -332,7 +332,7 @@ def read_settings(
         200
     """
     values = run_settings.read_mapping(path, "train")
-    run_settings.load_named(values, path)
+    named = values.get("plugins", ())
     values |= {name: value for name, value in (overrides or {}).items() if value is not None}
     if linear_class is not None:
         if values.get("init_from") is not None:
@@ -343,7 +343,9 @@ def read_settings(
         model = values.get("model", {})
         if isinstance(model, dict):
             values["model"] = {**model, "linear_class": linear_class}
-    return Settings.made(values, f"'{path}'", root=path.parent)
+    settings = Settings.made(values, f"'{path}'", root=path.parent)
+    run_settings.load_named(named, path)
+    return settings
 
 
 def own_vocabulary(

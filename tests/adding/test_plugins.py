@@ -25,6 +25,7 @@ from mlx_mmfree.models.parts.mixers import find_token_mixer, token_mixers
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
 
 HERE = Path(__file__).parent
+NAMED = ("--plugin", "code/my_mixer.py")
 MIXER = """
 from mlx_mmfree.token_mixers import HGRN
 
@@ -195,7 +196,7 @@ def test_a_module_is_a_plugin_too(
 def test_a_run_is_trained_resumed_and_used_with_what_its_user_names(
     run: Path, mixer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "--config", str(run)]) == 0, capsys.readouterr().err
+    assert main(["train", *NAMED, "--config", str(run)]) == 0, capsys.readouterr().err
     model = str(run.parent / "run/model")
     text = ["generate", "--model", model, "-p", "The dog", "-m", "2"]
     assert main([*text, "--plugin", "code/my_mixer.py"]) == 0
@@ -209,7 +210,26 @@ def test_a_run_is_trained_resumed_and_used_with_what_its_user_names(
         assert "'mine'" in shown and "A plug-in may have it: name its file with --plugin" in shown
         assert shown.count("\n") == 1
     given = ["--plugin", str(mixer)]
-    assert main(["train", "--config", str(run), *given]) == 0, capsys.readouterr().err
+    assert main(["train", *NAMED, "--config", str(run), *given]) == 0, capsys.readouterr().err
+
+
+def test_a_file_runs_no_code_that_the_user_has_not_named(
+    run: Path, mixer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = run.parent / "ran"
+    mixer.write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n{MIXER}")
+    for more in ((), ("--plugin", "code/other.py")):
+        (run.parent / "other.py").touch()
+        assert main(["train", *more, "--config", str(run)]) == 2
+        error = capsys.readouterr().err
+        assert "whose code would run. Give --plugin" in error and "my_mixer.py too" in error
+    # the whole file is checked before
+    text = run.read_text()
+    run.write_text(text + "\nstepz: 3\n")
+    assert main(["train", "--config", str(run)]) == 2
+    assert "stepz" in capsys.readouterr().err and not mark.exists()
+    run.write_text(text)
+    assert main(["train", *NAMED, "--config", str(run)]) == 0 and mark.exists()
 
 
 def test_a_student_has_a_mixer_of_a_plugin(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,14 +244,14 @@ def test_a_student_has_a_mixer_of_a_plugin(run: Path, capsys: pytest.CaptureFixt
     assert main(["distil", "--config", str(file)]) == 2
     assert "A plug-in may have it" in capsys.readouterr().err
     file.write_text("plugins: [my_mixer.py]\n" + settings)
-    assert main(["distil", "--config", str(file)]) == 0, capsys.readouterr().err
+    assert main(["distil", *NAMED, "--config", str(file)]) == 0, capsys.readouterr().err
     assert "mine" in Path("student/model/config.json").read_text()
 
 
 def test_a_checkpoint_names_no_code(
     run: Path, mixer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "--config", str(run)]) == 0, capsys.readouterr().err
+    assert main(["train", *NAMED, "--config", str(run)]) == 0, capsys.readouterr().err
     plugins.LOADED.clear()
     folder = run.parent / "run/model"
     mark = tmp_path / "ran"
@@ -331,7 +351,7 @@ def test_a_mixer_that_fails_later_is_one_sentence_with_the_line(
     mixer.write_text(
         MIXER + "    def mix(self, x, state, context):\n        return x + self.gone\n"
     )
-    assert main(["train", "--config", str(run)]) == 2
+    assert main(["train", *NAMED, "--config", str(run)]) == 2
     shown = capsys.readouterr().err
     assert re.search(r"line 8 of '\S*my_mixer.py' ends with AttributeError: ", shown)
     assert shown.count("\n") == 1

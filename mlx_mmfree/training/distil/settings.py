@@ -297,8 +297,11 @@ def read_settings(
         TrainingError: The file cannot be read, or a value is unknown, missing or wrong.
     """
     values = {} if path is None else read_mapping(path, kind.command)
+    named = values.get("plugins", ())
     if path is not None:
-        load_named(values, path)
         values = kind.beside(values, path)
     values |= {name: value for name, value in given.items() if value is not None}
-    return kind.made(values, "the settings" if path is None else f"'{path}'")
+    settings = kind.made(values, "the settings" if path is None else f"'{path}'")
+    if path is not None:
+        load_named(named, path)
+    return settings

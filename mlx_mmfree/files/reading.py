@@ -351,7 +351,7 @@ def read_json_object(file: Path, *, is_optional: bool = False) -> dict[str, Any]
     except OSError as error:
         raise CheckpointError(f"[JSON] '{file}' cannot be read: {error}. {UNREADABLE}") from error
     value = parse_json_object(text, f"'{file}'", unique=False, infinite_keys=INFINITE_KEYS)
-    return {key: _with_floats(each) for key, each in value.items()}
+    return {key: with_floats(each) for key, each in value.items()}
 
 
 _FLOAT_TAG = "__float__"
@@ -359,15 +359,15 @@ _FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 """The numbers that JSON lacks. transformers and mlx-lm read each as an object with this tag too."""
 
 
-def _with_floats(value: Any) -> Any:
+def with_floats(value: Any) -> Any:
     """A JSON value in which tagged floats are floats."""
     if isinstance(value, list):
-        return [_with_floats(each) for each in value]
+        return [with_floats(each) for each in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {_FLOAT_TAG} and value[_FLOAT_TAG] in (*_FLOATS,):
         return _FLOATS[value[_FLOAT_TAG]]
-    return {key: _with_floats(each) for key, each in value.items()}
+    return {key: with_floats(each) for key, each in value.items()}
 
 
 def _with_tags(value: Any) -> Any:

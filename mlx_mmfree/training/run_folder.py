@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import CheckpointError, TrainingError
-from ..files.reading import MAX_BYTES, open_file, parse_json, read_file, write_json
+from ..files.reading import MAX_BYTES, open_file, parse_json, read_file, with_floats, write_json
 from ..files.tensors import read_arrays
 from ..files.writing import UNKNOWN, clear_leftovers, new_folder, try_lock_file
 from ..hub.checkpoint.save import write_tensors
@@ -187,7 +187,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
     try:
         # the best loss is infinite before the first validation
         text = read_file(folder / _PROGRESS, MAX_BYTES, is_member=True)
-        progress: dict[str, Any] = _with_terms(parse_json(text, finite=False))
+        progress: dict[str, Any] = _with_terms(with_floats(parse_json(text, finite=False)))
         if not _is_like(progress, new_progress({})):
             raise ValueError(f"{_PROGRESS} must hold the numbers of a run but does not")
     except (OSError, ValueError) as error:

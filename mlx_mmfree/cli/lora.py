@@ -24,6 +24,7 @@ from .parts.process_group import add_process_flags, connected, quiet_unless_firs
 if TYPE_CHECKING:
     from ..hub import Tokenizer
     from ..hub.adapters.adapter import Adapter
+    from ..hub.checkpoint.load import OpenedModel
     from ..hub.publish.model_card import ModelCard
     from ..images import ImageProcessor
     from ..models import Decoder
@@ -150,18 +151,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             loaded = None
         del companion
         if args.train:
-            card = None
-            if settings.is_full and processes.is_first:
-                folder = opened.checkpoint.folder
-                given = list(sys.argv[1:] if argv is None else argv)
-                card = source_card.model_card(
-                    "lora", given, args.model or str(folder), args.revision, folder
-                )
+            card = _card(args, argv, opened) if settings.is_full and processes.is_first else None
             models = {"teacher" if settings.teacher is not None else "reference": loaded}
             _train(args, model, processor, data, settings, models, processes, card)
         if args.test and processes.is_first:
             _test(model, adapter, data, settings)
     return 0
+
+
+def _card(
+    args: argparse.Namespace, argv: Sequence[str] | None, opened: "OpenedModel"
+) -> "ModelCard":
+    """What the card of a fully tuned model says of its source and of the command."""
+    folder = opened.checkpoint.folder
+    given = list(sys.argv[1:] if argv is None else argv)
+    return source_card.model_card("lora", given, args.model or str(folder), args.revision, folder)
 
 
 def _settings(args: argparse.Namespace) -> FineTuneSettings:

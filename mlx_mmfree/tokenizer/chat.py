@@ -280,6 +280,8 @@ _QUOTED = re.compile(r"""['"]([A-Za-z_-]{1,20})['"]""")
 CPU_SECONDS = 2.0
 MEMORY_BYTES = 256 * 2**20
 MAX_CHARACTERS = 8 * 2**20
+_GROWTH, _MORE_CHARACTERS = 8, 1_000_000
+"""A template writes at most so many times what it is given, and so many characters more."""
 _PROBE = "words of a part"
 _LISTED = re.compile(f"""['"]{_PROBE}['"]""")
 
@@ -314,7 +316,9 @@ class ChatTemplate:
         """
         names = {"tools": None, "documents": None} | dict(variables)
         try:
-            answer = _renderer.ask((self.source, names, MAX_CHARACTERS), CPU_SECONDS)
+            given = [names.get(name) for name in ("messages", "tools", "documents")]
+            most = min(MAX_CHARACTERS, _MORE_CHARACTERS + _GROWTH * sum(map(len, texts_in(given))))
+            answer = _renderer.ask((self.source, names, most), CPU_SECONDS)
         except LimitError as error:
             raise self._fault(str(error)) from error
         if "refused" in answer:

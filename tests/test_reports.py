@@ -12,8 +12,8 @@ import yaml
 
 from mlx_mmfree import demo
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.command import command_names
 from mlx_mmfree.cli.parts.machine_report import _without_paths
+from mlx_mmfree.cli.parts.registry import command_names
 from mlx_mmfree.evaluation import benchmark
 from mlx_mmfree.evaluation.benchmark import MODEL, result_or_failure
 

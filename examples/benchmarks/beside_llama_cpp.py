@@ -30,8 +30,9 @@ from products import (
 )
 from random_models import write_tokenizer
 
-from mlx_mmfree.cli.parts.command import CommandParser, command
+from mlx_mmfree.cli.parts.command import command
 from mlx_mmfree.cli.parts.flags import positive
+from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.evaluation.benchmark import READ, Limits, Record, figures, in_turn

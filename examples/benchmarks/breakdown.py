@@ -17,8 +17,9 @@ import mlx.core as mx
 from random_models import add_config_flag, has_dense_head, random_model
 
 from mlx_mmfree import native
-from mlx_mmfree.cli.parts.command import CommandParser, command
+from mlx_mmfree.cli.parts.command import command
 from mlx_mmfree.cli.parts.flags import positive
+from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.evaluation.audit.skeleton import read_config
 from mlx_mmfree.evaluation.benchmark import (

@@ -19,8 +19,9 @@ from typing import Any
 import mlx.core as mx
 from random_models import add_config_flag, random_model
 
-from mlx_mmfree.cli.parts.command import CommandParser, command
+from mlx_mmfree.cli.parts.command import command
 from mlx_mmfree.cli.parts.flags import positive
+from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.evaluation.audit.skeleton import read_config
 from mlx_mmfree.evaluation.benchmark import check_ending, child_environment
 from mlx_mmfree.generation.decode import fixed_state

@@ -16,8 +16,9 @@ import mlx.core as mx
 import numpy as np
 from tqdm import tqdm
 
-from mlx_mmfree.cli.parts.command import CommandParser, command
+from mlx_mmfree.cli.parts.command import command
 from mlx_mmfree.cli.parts.flags import positive
+from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.cli.parts.terminal import aligned, markdown
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.benchmark import measure

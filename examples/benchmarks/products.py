@@ -13,9 +13,10 @@ from product_tasks import TERNARY
 from random_models import add_config_flag, has_dense_head, random_packed
 from roofline import plot_roofline
 
-from mlx_mmfree.cli.parts.command import CommandParser, check_writable, command
+from mlx_mmfree.cli.parts.command import check_writable, command
 from mlx_mmfree.cli.parts.flags import add_picture_flag, positive
 from mlx_mmfree.cli.parts.loading import DTYPES
+from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.cli.parts.show_attention import require_matplotlib
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import read_config

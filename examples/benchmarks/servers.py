@@ -26,8 +26,9 @@ from server_clients import (
 )
 from tqdm import tqdm
 
-from mlx_mmfree.cli.parts.command import CommandParser, command
+from mlx_mmfree.cli.parts.command import command
 from mlx_mmfree.cli.parts.flags import positive
+from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.cli.parts.terminal import aligned, markdown, size_text
 from mlx_mmfree.cli.serve import check_serve_packages
 from mlx_mmfree.errors import MeasurementError, UsageError

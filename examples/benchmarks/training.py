@@ -18,8 +18,9 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from tqdm import tqdm
 
-from mlx_mmfree.cli.parts.command import CommandParser, command
+from mlx_mmfree.cli.parts.command import command
 from mlx_mmfree.cli.parts.flags import positive
+from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.cli.parts.terminal import aligned
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.benchmark import measure

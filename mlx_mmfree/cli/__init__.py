@@ -1,3 +1,3 @@
 """The commands of `mmfree`. Each file parses the flags of one command and calls the library."""
 
-from .parts.command import main as main
+from .parts.commands import main as main

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .parts import flags, loading, show_attention, terminal
-from .parts.command import CommandParser, check_writable, command
+from .parts.command import check_writable, command
+from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
     from ..evaluation.audit import Certificate

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MeasurementError, UsageError
-from .parts.command import CommandParser, check_writable, command
+from .parts.command import check_writable, command
 from .parts.flags import add_json_flag, add_picture_flag, positive
 from .parts.loading import add_model_flags, model_source
+from .parts.parser import CommandParser
 from .parts.show_attention import require_matplotlib
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from time import perf_counter
 from ..errors import UsageError
 from ..platform.resident_memory import BYTES_PER_GB
 from .parts import flags, loading, prompts, terminal
-from .parts.command import CommandParser, argument_errors, check_writable, command
+from .parts.command import argument_errors, check_writable, command
+from .parts.parser import CommandParser
 
 HELP = "read a long prompt once and save the model's state"
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from ..errors import MMFreeError, UsageError, shown
 from ..files.reading import expanded
 from .parts import loading, prompts
-from .parts.command import INTERRUPTED, CommandParser, argument_errors, command, with_flags
+from .parts.command import INTERRUPTED, argument_errors, command, with_flags
 from .parts.conversation_file import read_conversation, write_conversation
 from .parts.flags import add_sampling_flags, processors_from, sampler_from, settle_sampling
+from .parts.parser import CommandParser
 from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, WordWrap
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.reading import read_text
 from .parts import loading
-from .parts.command import CommandParser, check_writable, command
+from .parts.command import check_writable, command
 from .parts.flags import add_json_flag, add_picture_flag, add_plugin_flag, positive
+from .parts.parser import CommandParser
 from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
 from .parts.show_attention import require_matplotlib
 from .parts.terminal import aligned, share_bar

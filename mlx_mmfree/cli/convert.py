@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts import flags, held_out_text, loading, source_card, terminal
-from .parts.command import CommandParser, command
+from .parts.command import command
+from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report

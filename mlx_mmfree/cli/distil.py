@@ -12,7 +12,8 @@ from ..platform.allocator import keep_freed_memory
 from ..training.distil.settings import MEASURED, DistilSettings, read_settings
 from ..training.precision import precision_note
 from .parts import flags, loading, source_card, terminal
-from .parts.command import CommandParser, command
+from .parts.command import command
+from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
     from ..training.distil.distil import Distillation

@@ -16,8 +16,9 @@ from typing import Any
 from ..errors import UsageError
 from ..platform.resident_memory import BYTES_PER_GB
 from ..version import REPOSITORY
-from .parts.command import CommandParser, check_writable, command
+from .parts.command import check_writable, command
 from .parts.flags import add_json_flag
+from .parts.parser import CommandParser
 
 Progress = Callable[[str, int, int], None]
 

@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import UsageError
 from ..files.reading import read_text
 from .parts import flags, loading, prompts, terminal
-from .parts.command import CommandParser, command
+from .parts.command import command
+from .parts.parser import CommandParser
 
 HELP = "turn texts into vectors, or tell how alike texts are"
 

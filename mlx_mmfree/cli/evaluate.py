@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.reading import json_text
 from ..files.writing import new_file
-from .parts.command import CommandParser, argument_errors, check_writable, command
+from .parts.command import argument_errors, check_writable, command
 from .parts.flags import add_json_flag, non_negative, positive, seed
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
+from .parts.parser import CommandParser
 from .parts.prompts import add_template_args_flag, template_variables
 
 if TYPE_CHECKING:

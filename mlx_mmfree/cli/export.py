@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_output_flag, add_overwrite_flag, positive
 from .parts.loading import add_memory_flags, add_model_flags, loaded
+from .parts.parser import CommandParser
 from .parts.terminal import size_text
 
 if TYPE_CHECKING:

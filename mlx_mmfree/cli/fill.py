@@ -5,9 +5,10 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
-from .parts.command import CommandParser, argument_errors, command
+from .parts.command import argument_errors, command
 from .parts.flags import add_json_flag, add_plugin_flag, positive
 from .parts.loading import add_memory_flags, add_source_flags, limited_memory
+from .parts.parser import CommandParser
 from .parts.prompts import given_prompt, opened_as
 from .parts.terminal import aligned
 

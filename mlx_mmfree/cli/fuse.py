@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..files.reading import expanded, real_path
 from .parts import flags, held_out_text, loading, source_card
-from .parts.command import CommandParser, command
+from .parts.command import command
+from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .parts import flags, loading, process_group
-from .parts.command import INTERRUPTED, CommandParser, argument_errors, command
+from .parts.command import INTERRUPTED, argument_errors, command
+from .parts.parser import CommandParser
 from .parts.prompts import (
     PromptWriter,
     add_end_flags,

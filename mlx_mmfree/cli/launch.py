@@ -19,9 +19,11 @@ from typing import NoReturn
 
 from ..errors import UsageError
 from ..platform.process_group import start_group
-from .parts.command import CommandParser, command, command_names
-from .parts.command import main as run_command
+from .parts.command import command
+from .parts.commands import main as run_command
 from .parts.flags import positive
+from .parts.parser import CommandParser
+from .parts.registry import command_names
 
 HELP = "run a command in several processes on this machine"
 

@@ -17,8 +17,9 @@ from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping
 from ..training.services import chosen_services, service_callbacks
 from .parts import loading, source_card
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_plugin_flag, add_report_flags, add_settings_flags
+from .parts.parser import CommandParser
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_json_flag, add_plugin_flag
+from .parts.parser import CommandParser
 from .parts.terminal import aligned
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_json_flag
+from .parts.parser import CommandParser
 from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:

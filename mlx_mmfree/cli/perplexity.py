@@ -8,10 +8,11 @@ from time import perf_counter
 from typing import Any
 
 from ..platform.resident_memory import BYTES_PER_GB
-from .parts.command import CommandParser, argument_errors, command
+from .parts.command import argument_errors, command
 from .parts.flags import add_json_flag, positive
 from .parts.held_out_text import read_text, text_tokens
 from .parts.loading import add_memory_flags, add_model_flags, loaded, model_name
+from .parts.parser import CommandParser
 
 HELP = "measure how well a model predicts a text"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_json_flag, add_picture_flag
+from .parts.parser import CommandParser
 from .parts.terminal import aligned, size_text
 
 if TYPE_CHECKING:

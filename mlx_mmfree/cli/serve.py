@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
 from .parts import flags, loading, prompts
-from .parts.command import CommandParser, argument_errors, command
+from .parts.command import argument_errors, command
+from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
     from ..generation.sessions import Sessions

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from ..errors import UsageError
 from .parts import loading, show_attention
-from .parts.command import CommandParser, check_writable, command
+from .parts.command import check_writable, command
 from .parts.flags import add_json_flag, add_picture_flag
+from .parts.parser import CommandParser
 from .parts.terminal import aligned, size_text
 
 HELP = "draw how a model mixes a text, draw its weights, or list its parts"

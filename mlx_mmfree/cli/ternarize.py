@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ..training.distil.settings import TernarizeSettings, read_settings
 from . import distil
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_plugin_flag, add_settings_flags
 from .parts.loading import add_dry_run_flag
+from .parts.parser import CommandParser
 
 HELP = "make a dense model ternary, by training with itself as the teacher"
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..platform.threads import thread_count
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import positive
 from .parts.loading import check_revision, model_source
+from .parts.parser import CommandParser
 
 HELP = "turn texts into token files for training"
 

@@ -11,8 +11,9 @@ from ..training.run_settings import seen_from_file
 from ..training.services import chosen_services, service_callbacks
 from ..training.settings import Settings, read_settings
 from .parts import loading
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_plugin_flag, add_report_flags, add_settings_flags
+from .parts.parser import CommandParser
 from .parts.process_group import add_process_flags, connected, quiet_unless_first
 
 HELP = "train a model on texts or images"

@@ -5,9 +5,10 @@ import json
 from collections.abc import Sequence
 from typing import cast
 
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_json_flag, add_plugin_flag, positive
 from .parts.loading import add_memory_flags, add_source_flags, limited_memory
+from .parts.parser import CommandParser
 from .parts.prompts import add_texts, given_texts, opened_as, texts_bar
 
 HELP = "translate texts with an encoder-decoder"

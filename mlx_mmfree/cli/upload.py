@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .parts.command import CommandParser, command
+from .parts.command import command
 from .parts.flags import add_plugin_flag
+from .parts.parser import CommandParser
 from .parts.source_card import certificate_section
 
 if TYPE_CHECKING:

@@ -16,8 +16,12 @@ from mlx.utils import tree_map
 
 from ..errors import MMFreeError
 from ..models import Decoder
-from . import session_store, states
+from . import states
 from .prompt_cache import load_prompt_cache
+from .storage.keys import BYTES_PER_TOKEN, TextKey, key_of, token_bytes
+from .storage.session_file import content_of, identity_of
+from .storage.session_folder import SessionFolder
+from .storage.session_store import SessionStore, StoredSessions
 
 _INFINITY = {mx.float32: 0x7F800000, mx.bfloat16: 0x7F80, mx.float16: 0x7C00}
 """The bits of infinity, by float types."""
@@ -160,7 +164,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class SessionStats(session_store.StoredSessions):
+class SessionStats(StoredSessions):
     """The memory that sessions take and the work that they save.
 
     Attributes:
@@ -232,8 +236,8 @@ class Sessions:
         for name, size in (("memory_bytes", memory_bytes), ("disk_bytes", disk_bytes)):
             if size < 0:
                 raise ValueError(f"[Sessions] '{name}' must not be negative but got {size}.")
-        files = None if folder is None else session_store.SessionFolder(folder)
-        self._store = session_store.SessionStore(memory_bytes, files, disk_bytes)
+        files = None if folder is None else SessionFolder(folder)
+        self._store = SessionStore(memory_bytes, files, disk_bytes)
         self._counts = _Counts()
         if model is not None:
             self._take(model)
@@ -246,7 +250,7 @@ class Sessions:
 
     def _take(self, model: Decoder) -> None:
         self._model = model
-        self._identity = session_store.identity_of(model)
+        self._identity = identity_of(model)
         self._can_rewind = states.can_rewind(model, 1, 1)
         self.serves_all = not self._store.has_folder and states.can_rewind(model, 1, _ANY_LENGTH)
 
@@ -270,11 +274,11 @@ class Sessions:
         Raises:
             ValueError: A token is outside the vocabulary.
         """
-        text = session_store.token_bytes(tokens, self._model.vocab_size)
+        text = token_bytes(tokens, self._model.vocab_size)
         for key in reversed(self._store.beginnings(self._identity, text, below=len(tokens))):
             found = self._store.recall(key)
             if found is None and self._store.is_on_disk(key):
-                found = self._read(key, text[: key.length * session_store.BYTES_PER_TOKEN])
+                found = self._read(key, text[: key.length * BYTES_PER_TOKEN])
             if found is None:
                 continue
             if self._store.has_folder:
@@ -304,8 +308,8 @@ class Sessions:
         """
         if not len(tokens):
             raise ValueError("[Sessions] 'tokens' must hold at least one id but are empty.")
-        text = session_store.token_bytes(tokens, self._model.vocab_size)
-        key = session_store.key_of(self._identity, text)
+        text = token_bytes(tokens, self._model.vocab_size)
+        key = key_of(self._identity, text)
         found = self._store.recall(key)
         if found is None:
             packed = pack(self._model, state, key.length)
@@ -316,22 +320,22 @@ class Sessions:
             key, packed = found
         if self.serves_all:
             # nothing is known of an empty text
-            sizes = (length * session_store.BYTES_PER_TOKEN for length in beginnings if length)
+            sizes = (length * BYTES_PER_TOKEN for length in beginnings if length)
             parts = (text[:size] for size in sizes)
-            self._store.serve(key, [session_store.key_of(self._identity, part) for part in parts])
+            self._store.serve(key, [key_of(self._identity, part) for part in parts])
         if not self._store.has_folder or key.length > len(tokens):
             return
         if self._store.is_on_disk(key):
             self._store.touch(key)
         else:
-            content = session_store.content_of(self._model, self._identity, text)
+            content = content_of(self._model, self._identity, text)
             self._store.write(key, content, [piece.data for piece in _pieces(packed)])
 
     def _remember(
         self,
-        key: session_store.TextKey,
+        key: TextKey,
         packed: Any,
-        beginnings: Sequence[session_store.TextKey] = (),
+        beginnings: Sequence[TextKey] = (),
     ) -> None:
         nbytes = sum(len(piece.data) + _PIECE_BYTES for piece in _pieces(packed))
         self._store.remember(key, packed, nbytes, beginnings)
@@ -345,9 +349,7 @@ class Sessions:
         """
         cache = load_prompt_cache(path, self._model)
         self.keep(cache.tokens, cache.state)
-        key = session_store.key_of(
-            self._identity, session_store.token_bytes(cache.tokens, self._model.vocab_size)
-        )
+        key = key_of(self._identity, token_bytes(cache.tokens, self._model.vocab_size))
         if not self._store.has_folder and self._store.recall(key) is None:
             raise MMFreeError(
                 f"[Sessions] 'memory_bytes' must be more than {cache.nbytes:,}, which '{path}' takes. "
@@ -357,8 +359,8 @@ class Sessions:
 
     def is_on_disk(self, tokens: Sequence[int]) -> bool:
         """Whether the state after a text is written: it is found again even if the process is killed."""
-        text = session_store.token_bytes(tokens, self._model.vocab_size)
-        return self._store.is_on_disk(session_store.key_of(self._identity, text))
+        text = token_bytes(tokens, self._model.vocab_size)
+        return self._store.is_on_disk(key_of(self._identity, text))
 
     def flush(self) -> None:
         """Waits until all that was kept is on the disk, save what `stats` counts as lost."""
@@ -372,9 +374,7 @@ class Sessions:
         """The figures now; any thread may ask."""
         return SessionStats(**vars(self._store.stored()), **vars(self._counts))
 
-    def _served_beginnings(
-        self, key: session_store.TextKey, text: bytes
-    ) -> list[session_store.TextKey]:
+    def _served_beginnings(self, key: TextKey, text: bytes) -> list[TextKey]:
         """The beginnings in memory whose states can be had from the whole text's."""
         if not self._can_rewind:
             return []
@@ -385,13 +385,9 @@ class Sessions:
             if states.can_rewind(self._model, each.length, key.length - each.length)
         ]
 
-    def _read(
-        self, key: session_store.TextKey, text: bytes
-    ) -> tuple[session_store.TextKey, Any] | None:
+    def _read(self, key: TextKey, text: bytes) -> tuple[TextKey, Any] | None:
         try:
-            data = self._store.read(
-                key, session_store.content_of(self._model, self._identity, text)
-            )
+            data = self._store.read(key, content_of(self._model, self._identity, text))
             packed = _packed_of(self._model, data, key.length)
             if not can_be_packed(self._model, packed, key.length):
                 raise ValueError("holds numbers that no state has")

@@ -29,8 +29,9 @@ from ..platform.resident_memory import resident_memory
 from . import run_folder
 from .curve import plot_run
 from .data_parallel import DataParallel
+from .distillation_loss import distillation_loss
 from .first_model import FirstModel, task_of
-from .loss import Loss, distillation_loss, next_token_loss
+from .loss import Loss, next_token_loss
 from .memory import MemoryPlan, plan_memory, plan_rows
 from .optimizer import build_optimizer, build_schedule
 from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult, checkpoint_blocks

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.command import whole_parser
+from mlx_mmfree.cli.parts.completion import whole_parser
 from tests.hub.checkpoints import GOLDENS
 
 FOLDER = str(GOLDENS / "tokenizer_bpe")

@@ -4,7 +4,8 @@ import argparse
 import importlib
 from collections.abc import Iterator
 
-from mlx_mmfree.cli.parts.command import CommandParser, command_names
+from mlx_mmfree.cli.parts.parser import CommandParser
+from mlx_mmfree.cli.parts.registry import command_names
 
 
 def parsers() -> Iterator[CommandParser]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.cli.parts.command import command_names, whole_parser
+from mlx_mmfree.cli.parts.completion import whole_parser
+from mlx_mmfree.cli.parts.registry import command_names
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,8 @@ import pytest
 
 from mlx_mmfree import __version__
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.command import argument_errors, command, command_names
+from mlx_mmfree.cli.parts.command import argument_errors, command
+from mlx_mmfree.cli.parts.registry import command_names
 from mlx_mmfree.errors import CheckpointError, UsageError
 
 ROOT = Path(__file__).parents[2]

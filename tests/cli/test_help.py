@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts.command import MLX_LM, CommandParser
+from mlx_mmfree.cli.parts.parser import MLX_LM, CommandParser
 from tests.cli.flags_of_commands import counts, first_name, flags, parsers
 from tests.cli.test_mlx_lm_flags import OURS, their_flags
 

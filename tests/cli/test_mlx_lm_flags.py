@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.cli.parts.command import command_names
+from mlx_mmfree.cli.parts.registry import command_names
 
 TABLE = Path(__file__).with_name("mlx_lm_flags.md")
 COMMANDS = [

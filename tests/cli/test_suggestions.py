@@ -5,8 +5,8 @@ import argparse
 import pytest
 
 from mlx_mmfree.cli import main
-from mlx_mmfree.cli.parts import command
-from mlx_mmfree.cli.parts.command import command_names
+from mlx_mmfree.cli.parts import suggestions
+from mlx_mmfree.cli.parts.registry import command_names
 from tests.cli.flags_of_commands import parsers
 
 
@@ -70,8 +70,8 @@ def test_nothing_is_guessed(words: list[str], capsys: pytest.CaptureFixture[str]
 def test_what_is_suggested_exists() -> None:
     known: dict[str, argparse.ArgumentParser] = {each.prog: each for each in parsers()}
     flags = {name for each in known.values() for name in each._option_string_actions}
-    assert {f"--{name}" for name in command._FLAGS.values()} <= flags
-    for name, meant in command._COMMANDS.items():
+    assert {f"--{name}" for name in suggestions._FLAGS.values()} <= flags
+    for name, meant in suggestions._COMMANDS.items():
         words = f"mmfree {meant}".split()
         assert name not in command_names()
         assert meant == "--version" or known[" ".join(words[:2])]

@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.generation import batch_generate, generate_tokens, make_processors, stream_generate
 from mlx_mmfree.generation.scheduling import Request, Scheduler
-from mlx_mmfree.generation.scheduling.scheduler import left_padded
+from mlx_mmfree.generation.scheduling.prompt_reading import left_padded
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 

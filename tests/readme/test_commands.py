@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.cli.parts.command import command_names
+from mlx_mmfree.cli.parts.registry import command_names
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import TOKEN, HubServer
 from tests.readme.documents import BENCHMARKS, FOLDERS, MAIN, ROOT, Section, sections

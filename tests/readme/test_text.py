@@ -15,7 +15,7 @@ import pytest
 import yaml
 from mlx.utils import tree_reduce
 
-from mlx_mmfree.cli.parts.command import command_names
+from mlx_mmfree.cli.parts.registry import command_names
 from mlx_mmfree.evaluation.audit import certify
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.evaluation.bound import chip as chip_of

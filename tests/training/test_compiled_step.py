@@ -21,8 +21,9 @@ from mlx_mmfree.training import loss as loss_module
 from mlx_mmfree.training import optimizer_step
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
+from mlx_mmfree.training.distillation_loss import distillation_loss
 from mlx_mmfree.training.fine_tuning.preferences import PairBatch, preference_loss
-from mlx_mmfree.training.loss import Loss, distillation_loss, next_token_loss
+from mlx_mmfree.training.loss import Loss, next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS, named_optimizer
 from mlx_mmfree.training.optimizer_step import Batches, OptimizerStep, StepResult, checkpoint_blocks
 from mlx_mmfree.training.run_settings import LoopSettings

@@ -9,9 +9,8 @@ from ...models import Decoder
 from ..decode import DraftStats, prefill
 from ..sampling import Draw, greedy
 from ..speculative import NgramDecoding, RepeatedText, Speculation, SpeculativeDecoding
-from .writing import Row, drawn
-
-State = Any
+from .choices import drawn
+from .rows import Row, State
 
 
 class Drafting(ABC):

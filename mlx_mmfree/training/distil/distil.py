@@ -36,8 +36,9 @@ from .. import loss as losses
 from .. import results
 from ..batches import Batch
 from ..data_parallel import DataParallel
+from ..distillation_loss import KnownBatch
 from ..loop import Trainer, Validation
-from ..loss import KnownBatch, Loss, batch_logits
+from ..loss import Loss, batch_logits
 from ..memory import MemoryPlan, plan_memory, plan_rows
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches, checkpoint_blocks

@@ -25,8 +25,10 @@ from ...models import Decoder, ImageClassifier, check_causal
 from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
 from ..batches import Batch, evaluation_batches
 from ..data_parallel import DataParallel
+from ..distillation_loss import distillation_loss
+from ..grpo_loss import grpo_loss
 from ..loop import Trainer
-from ..loss import Loss, distillation_loss, grpo_loss, next_token_loss
+from ..loss import Loss, next_token_loss
 from ..memory import MemoryPlan, plan_memory
 from ..optimizer import named_optimizer, named_schedule
 from ..optimizer_step import Batches, checkpoint_blocks

@@ -3,7 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from mlx_mmfree.cli.parts.command import CommandParser, command
+from mlx_mmfree.cli.parts.command import command
+from mlx_mmfree.cli.parts.parser import CommandParser
 
 HELP = "count the tokens of a text"
 

@@ -9,8 +9,8 @@ from threading import Event
 from time import sleep
 from typing import Any
 
-from mlx_mmfree.generation import session_store
 from mlx_mmfree.generation.sessions import Sessions
+from mlx_mmfree.generation.storage import session_store
 from tests.generation.models import VOCABULARY, recurrent
 from tests.generation.sessions.texts import keep
 

@@ -2,7 +2,8 @@
 
 import random
 
-from mlx_mmfree.generation.session_store import RecentTexts, TextKey
+from mlx_mmfree.generation.storage.keys import TextKey
+from mlx_mmfree.generation.storage.recent_texts import RecentTexts
 
 LIMIT = 40
 

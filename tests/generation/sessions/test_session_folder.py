@@ -13,9 +13,10 @@ import pytest
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.files.tensors import read_arrays
 from mlx_mmfree.files.writing import try_lock
-from mlx_mmfree.generation import session_store
-from mlx_mmfree.generation.session_store import SessionFolder, identity_of
 from mlx_mmfree.generation.sessions import Sessions
+from mlx_mmfree.generation.storage import session_file
+from mlx_mmfree.generation.storage.session_file import identity_of
+from mlx_mmfree.generation.storage.session_folder import SessionFolder
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS, attention, recurrent
 from tests.generation.sessions.texts import TEXT, keep, read, same_bits
@@ -221,7 +222,7 @@ def test_other_versions_and_settings_are_not_found(
     identities = {identity_of(other) for other in (model, *others, attention(2), recurrent(2))}
     assert len(identities) == len(others) + 3
     assert opened(MODELS["quantised"](1), tmp_path).find([*TEXT, 1]).count == 0
-    monkeypatch.setattr(session_store, "__version__", "9")
+    monkeypatch.setattr(session_file, "__version__", "9")
     assert opened(model, tmp_path).find([*TEXT, 1]).count == 0
     assert opened(model, tmp_path).stats().sessions == 1
 

@@ -4,7 +4,8 @@ from threading import Event
 
 import pytest
 
-from mlx_mmfree.generation.session_store import TextKey, WriteBehind
+from mlx_mmfree.generation.storage.keys import TextKey
+from mlx_mmfree.generation.storage.write_behind import WriteBehind
 
 
 def key(number: int) -> TextKey:

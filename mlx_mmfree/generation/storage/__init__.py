@@ -1,0 +1,1 @@
+"""The storage of sessions: keys of texts, recent ones in memory, files and folders."""

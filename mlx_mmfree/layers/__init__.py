@@ -3,6 +3,7 @@
 from .attention.positions import DynamicRoPE as DynamicRoPE
 from .attention.positions import RoPE as RoPE
 from .embedding import apply_head as apply_head
+from .fusing import plain_definitions as plain_definitions
 from .linear import BitLinear as BitLinear
 from .linear import PackedBitLinear as PackedBitLinear
 from .linear import PackedLinear as PackedLinear

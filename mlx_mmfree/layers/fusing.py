@@ -52,9 +52,11 @@ def plain_definitions() -> Iterator[None]:
     comparing with it, and slower.
 
     Example:
+        >>> from mlx_mmfree.token_mixers import MLGRU
         >>> with plain_definitions():
-        ...     fuses()
-        False
+        ...     y, state = MLGRU(32)(mx.ones((1, 5, 32)))
+        >>> y.shape
+        (1, 5, 32)
     """
     token = _fuses.set(False)
     try:

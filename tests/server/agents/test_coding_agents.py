@@ -47,7 +47,8 @@ def _check_prompt(server: Server, model: str) -> None:
     assert name == model
     found = [prompt.rfind(text) for text in (WORDS["fox"], SAID, ANIMALS)]
     assert -1 < found[0] < found[1] < found[2]
-    assert "A picture was left out" in prompt[found[0] : found[1]]
+    # before or after the other result, as they were ready
+    assert prompt.count("A picture was left out") == 1
 
 
 @pytest.mark.parametrize("model", MODELS)

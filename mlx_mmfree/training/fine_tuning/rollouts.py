@@ -19,7 +19,7 @@ from ...hub import Tokenizer
 from ...hub.checkpoint.save import write_tensors
 from ...models import Decoder
 from ...ops.backend.choice import untimed
-from .. import loss
+from .. import grpo_loss
 from ..batches import SampleBatches, evaluation_batches
 from ..optimizer_step import mixed_seed
 from ..results import Callback
@@ -264,10 +264,10 @@ class Rollouts(Callback):
             make=cast(Any, list),
         )
         self._first = self._kept = -1
-        self._batches: list[loss.GroupBatch] = []
+        self._batches: list[grpo_loss.GroupBatch] = []
         self._rewards = np.zeros((0, 0), np.float32)
 
-    def __call__(self, step: int) -> list[loss.GroupBatch]:
+    def __call__(self, step: int) -> list[grpo_loss.GroupBatch]:
         first = step - step % self._settings.num_iterations
         if self._first < 0:
             self._kept = first
@@ -288,7 +288,7 @@ class Rollouts(Callback):
         rewards, missing = np.nan_to_num(self._rewards), np.isnan(self._rewards)
         return {
             "reward": float(rewards.mean()),
-            "reward_std": float(loss.sample_deviations(rewards).mean()),
+            "reward_std": float(grpo_loss.sample_deviations(rewards).mean()),
             "completion_tokens": tokens,
             **({"without_reward": float(missing.mean())} if missing.any() else {}),
         }
@@ -323,7 +323,7 @@ class Rollouts(Callback):
         for name, array in arrays.items():
             number, _, field_name = name.partition(".")
             parts[int(number)][field_name] = array
-        self._batches = [loss.GroupBatch(**cast(Any, part)) for part in parts]
+        self._batches = [grpo_loss.GroupBatch(**cast(Any, part)) for part in parts]
         return True
 
     @property
@@ -344,23 +344,25 @@ class Rollouts(Callback):
         self._rewards = rewards.astype(np.float32)
         is_scaled = settings.scale_rewards == "group"
         counted = np.nan_to_num(rewards)
-        advantages = loss.group_advantages(counted, scaled=is_scaled).reshape(-1)
+        advantages = grpo_loss.group_advantages(counted, scaled=is_scaled).reshape(-1)
         samples = [_answered(problem, *each) for problem, each in zip(asked, answers, strict=True)]
         rows = len(asked) // len(parts)
         self._batches = []
         for start in range(0, len(asked), rows):
             part = slice(start, start + rows)
-            batch = loss.group_batch(samples[part], advantages[part], **settings.group_options)
+            batch = grpo_loss.group_batch(samples[part], advantages[part], **settings.group_options)
             self._batches.append(self._known(batch))
 
-    def _known(self, batch: loss.GroupBatch) -> loss.GroupBatch:
+    def _known(self, batch: grpo_loss.GroupBatch) -> grpo_loss.GroupBatch:
         """The batch with the log-probabilities that its loss compares with."""
         settings = self._settings
         was_training = self._model.training
         self._model.eval()
         old = self._model if settings.num_iterations > 1 else None
         with untimed():
-            known = loss.with_log_probabilities(batch, old, self._reference, settings.temperature)
+            known = grpo_loss.with_log_probabilities(
+                batch, old, self._reference, settings.temperature
+            )
         self._model.train(was_training)
         return known
 
@@ -372,15 +374,15 @@ def _answered(problem: Problem, tokens: list[int], text: str) -> Sample:
 
 def largest_group_batch(
     problems: Problems, settings: FineTuneSettings, share: tuple[int, int]
-) -> loss.GroupBatch:
+) -> grpo_loss.GroupBatch:
     """A batch of this process that is as large as the largest of the run, for a plan."""
     longest = max(problems.samples, key=lambda problem: problem.length)
     room = min(settings.max_completion_length, settings.max_seq_length - longest.length)
     rows = settings.batch_size // share[1] * settings.num_generations
     answers = [_answered(longest, [0] * room, "")] * rows
-    batch = loss.group_batch(answers, np.zeros(rows), **settings.group_options)
+    batch = grpo_loss.group_batch(answers, np.zeros(rows), **settings.group_options)
     zeros = np.zeros(batch.weights.shape, np.float32)
-    return loss.GroupBatch(
+    return grpo_loss.GroupBatch(
         **{
             **vars(batch),
             "old": zeros if settings.num_iterations > 1 else None,

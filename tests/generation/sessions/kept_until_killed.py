@@ -10,14 +10,14 @@ from time import sleep
 from typing import Any
 
 from mlx_mmfree.generation.sessions import Sessions
-from mlx_mmfree.generation.storage import session_store
+from mlx_mmfree.generation.storage import session_folder
 from tests.generation.models import VOCABULARY, recurrent
 from tests.generation.sessions.texts import keep
 
 AHEAD = 8
 """Sessions that wait for the disk at most, so that writing never pauses."""
 
-_write = session_store.write_content
+_write = session_folder.write_content
 
 
 class DeadlyDisk:
@@ -55,7 +55,7 @@ def text(writer: int, number: int) -> list[int]:
 def main(path: str, writer: int, files: int) -> None:
     disk = DeadlyDisk(files)
     if files:
-        session_store.write_content = disk.write
+        session_folder.write_content = disk.write
     model = recurrent(1)
     sessions = Sessions(model, memory_bytes=2**20, folder=path)
     told = number = 0

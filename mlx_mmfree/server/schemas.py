@@ -417,7 +417,7 @@ def _texts(value: Any) -> list[str]:
 def _text_of(part: Any) -> str:
     names = {"text": "text", "refusal": "refusal"}
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in names:
+    if not isinstance(kind, str) or kind not in names:
         raise ValueError(
             "must be a text or a list of parts of type 'text', the only one read here (models here read "
             f"no pictures and no files: {WAY_OUT}),"

@@ -45,17 +45,22 @@ class Turns:
     """Collects the messages of a chat from the blocks or items of another interface.
 
     Attributes:
-        messages: Those so far, as `ChatRequest` has them.
-        origins: The name of each in the request.
+        origins: The name of each message in the request.
     """
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        # their texts are joined once, at the end, since a message may have thousands of them
+        self._messages: list[dict[str, Any]] = []
         self.origins: list[str] = []
         self._origin = ""
         # which part of the request each message and the next one come from
         self._parts: list[int] = []
         self._part = 0
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages so far, as `ChatRequest` has them."""
+        return [_with_texts_joined(message) for message in self._messages]
 
     def at(self, origin: str) -> "Turns":
         """The same, for what a part of the request holds."""
@@ -73,20 +78,21 @@ class Turns:
 
     def result(self, call: str, text: str) -> None:
         """Takes what a tool has answered to a call."""
-        self._begin({"role": "tool", "tool_call_id": call, "content": text})
+        self._begin({"role": "tool", "tool_call_id": call, "content": [text]})
 
     def say(self, text: str) -> None:
         """Takes words of an earlier answer."""
         last = self._last
         answer = self._answer(is_new="tool_calls" not in last and bool(last["content"]))
-        answer["content"] += text
+        if text:
+            answer["content"].append(text)
 
     def think(self, text: str) -> None:
         """Takes reasoning of an earlier answer."""
         if text:
             last = self._last
             answer = self._answer(is_new="tool_calls" in last or bool(last["content"]))
-            answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+            answer.setdefault("reasoning_content", []).append(text)
 
     def call(self, call: str, name: str, arguments: Any) -> None:
         """Takes a call that an earlier answer asked for."""
@@ -96,21 +102,27 @@ class Turns:
 
     @property
     def _last(self) -> dict[str, Any]:
-        return self.messages[-1] if self.messages else {"role": "", "content": ""}
+        return self._messages[-1] if self._messages else {"role": "", "content": []}
 
     def _answer(self, is_new: bool = False) -> dict[str, Any]:
         """The answer that goes on, or another one; parts of one message stay together."""
         if self._last["role"] != "assistant" or (is_new and self._parts[-1] != self._part):
-            self._begin({"role": "assistant", "content": ""})
-        return self.messages[-1]
+            self._begin({"role": "assistant", "content": []})
+        return self._messages[-1]
 
     def _add(self, role: str, text: str) -> None:
         if self._last["role"] == role and self._parts[-1] == self._part:
-            self.messages[-1]["content"] = joined([self.messages[-1]["content"], text])
+            self._messages[-1]["content"].append(text)
         else:
-            self._begin({"role": role, "content": text})
+            self._begin({"role": role, "content": [text]})
 
     def _begin(self, message: dict[str, Any]) -> None:
-        self.messages.append(message)
+        self._messages.append(message)
         self.origins.append(self._origin)
         self._parts.append(self._part)
+
+
+def _with_texts_joined(message: dict[str, Any]) -> dict[str, Any]:
+    join = "".join if message["role"] == "assistant" else joined
+    names = message.keys() & {"content", "reasoning_content"}
+    return message | {name: join(message[name]) for name in names}

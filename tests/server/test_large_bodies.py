@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree.server.bodies import tools
 from mlx_mmfree.server.bodies.messages import MessagesRequest
 from mlx_mmfree.server.bodies.reading import BodyReader
 from mlx_mmfree.server.bodies.responses import ResponsesRequest
@@ -90,3 +91,15 @@ def test_a_body_of_too_many_values_is_refused(reader: BodyReader) -> None:
 def test_hints_are_left_behind(reader: BodyReader) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "metadata": {"a": _ITEMS}}
     assert reader.read(ChatRequest, json.dumps(body).encode()).messages[0].content == "a"
+
+
+def test_tools_that_are_left_out_are_named_in_the_log(
+    reader: BodyReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    offered = [{"type": "web_search"}, {"type": "custom", "name": "f"}]
+    body = {"input": "a" * 70_000, "tools": offered}
+    tools.left_out.cache_clear()
+    with caplog.at_level("INFO", logger="mlx_mmfree.server"):
+        read = reader.read(ResponsesRequest, json.dumps(body).encode())
+    assert [tool.name for tool in read.tools] == ["f"]
+    assert "tools of type 'web_search'" in caplog.text

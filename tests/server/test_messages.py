@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree.server import turns
 from mlx_mmfree.server.bodies.messages import MessagesRequest
 from mlx_mmfree.server.messages import VERSIONS
-from mlx_mmfree.server.schemas import HINTS
+from mlx_mmfree.server.schemas import HINTS, joined
 from tests.server.conftest import LOOK, Dictated, as_templates_read, with_template
 
 pytestmark = pytest.mark.serve
@@ -269,6 +270,30 @@ def test_conversations_on_the_server_are_refused_as_clients_know_it(dictated: Di
     error = dictated.post(PATH, **body).json()["error"]
     assert error["details"] == {"error_code": "thread_unsupported_request"}
     assert "does not support 'thread'" in error["message"]
+
+
+def test_thousands_of_blocks_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Text(str):
+        def __radd__(self, other: str) -> str:
+            raise AssertionError("all texts before this one are copied")
+
+    joins: list[int] = []
+
+    def counted(texts: list[str]) -> str:
+        joins.append(len(texts))
+        return joined(texts)
+
+    monkeypatch.setattr(turns, "joined", counted)
+    found = turns.Turns().at("messages[0]")
+    for add in (found.instruct, found.ask, found.think, found.say):
+        for text in ("", "a", "b\n", "c"):
+            add(Text(text))
+    assert found.messages == [
+        {"role": "system", "content": "a\nb\nc"},
+        {"role": "user", "content": "a\nb\nc"},
+        {"role": "assistant", "content": "ab\nc", "reasoning_content": "ab\nc"},
+    ]
+    assert joins == [4, 4]
 
 
 def test_hints_of_agents_are_taken(dictated: Dictated) -> None:

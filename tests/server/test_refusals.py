@@ -106,6 +106,7 @@ def test_a_wrong_parameter_is_named(client: Any, changes: dict[str, Any], param:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
             "messages[0].content",
         ),
+        ({"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content"),
         ({"messages": [{**MESSAGES[0], "tool_calls": []}, 5]}, "messages[1]"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"description": "a" * 10**6}]}, "tools"),

@@ -483,6 +483,7 @@ def test_thoughts_go_and_come_back(include: list[str]) -> None:
         ({"metadata": {"a": 5}}, "metadata.a"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "unheard_of"}]}, "tools[0].type"),
+        ({"tools": [{"type": ["web_search"]}]}, "tools[0].type"),
         ({"tool_choice": {"type": "function", "name": "x"}, "tools": TOOLS}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),

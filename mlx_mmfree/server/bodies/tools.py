@@ -286,7 +286,7 @@ _HOSTED = frozenset(
 
 
 @cache
-def _left_out(kind: str) -> None:
+def left_out(kind: str) -> None:
     """Says in the log that models are not told of tools of a kind, the first time that one comes."""
     _log.info("Requests offer tools of type '%s', of which models here are not told.", kind)
 
@@ -299,8 +299,9 @@ def client_tools(value: Any) -> Any:
     kept = []
     for tool in value:
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind in _HOSTED or (kind == "shell" and _runs_at_openai(tool)):
-            _left_out(kind)
+        is_hosted = isinstance(kind, str) and kind in _HOSTED
+        if is_hosted or (kind == "shell" and _runs_at_openai(tool)):
+            left_out(kind)
         else:
             kept.append(tool)
     if value and not kept:

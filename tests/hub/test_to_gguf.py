@@ -24,15 +24,14 @@ from mlx_mmfree.hub import (
     open_checkpoint,
     save_model,
 )
-from mlx_mmfree.hub.checkpoint.checkpoint import record
 from mlx_mmfree.hub.checkpoint.weight_form import WRITER_KEY
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
-from mlx_mmfree.ops.ternary import ROUNDING_VERSION
 from mlx_mmfree.tokenizer.documents import train_vocabulary
 from mlx_mmfree.training.corpus.documents import read_documents
+from mlx_mmfree.version import __version__
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -169,7 +168,7 @@ def test_i2_s_comes_back_without_loss(
     folder = source(tmp_path / "s", model_type, **options)
     report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type="i2_s")
     assert report.total.difference == 0 and report.logits_difference == 0
-    assert open_checkpoint(tmp_path / "m").config[WRITER_KEY] == record(ROUNDING_VERSION)
+    assert open_checkpoint(tmp_path / "m").config[WRITER_KEY] == {"version": __version__}
     want, got = (parameters(load_model(place)) for place in (folder, tmp_path / "m"))
     assert set(want) == set(got)
     for name, array in want.items():

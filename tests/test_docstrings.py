@@ -193,7 +193,9 @@ def cut_sentences(documentation: str) -> list[str]:
     """The paragraphs and the entries of sections that end without the end of a sentence."""
     found, block = [], ""
     in_section = in_other = False
+    # the rows of a table are no sentences
     lines = inspect.cleandoc(documentation).splitlines()
+    lines = ["" if line.lstrip().startswith("|") else line for line in lines]
     for number, line in enumerate([*lines, ""]):
         words, is_inner, is_code = line.strip(), line.startswith(" "), block.startswith(">>>")
         begins_other = words.startswith(_OTHER)

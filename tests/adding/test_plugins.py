@@ -237,7 +237,7 @@ def test_a_student_has_a_mixer_of_a_plugin(run: Path, capsys: pytest.CaptureFixt
     save_model(run.parent / "teacher", teacher, GOLDENS / "tokenizer_bpe")
     file = run.parent / "distil.yaml"
     settings = (
-        "model: code/teacher\npath: student\nto: mine\ndata: code/text.txt\nsequence_length: 16\n"
+        "model: teacher\noutput: ../student\nto: mine\ndata: text.txt\nsequence_length: 16\n"
     )
     settings += "mixers_steps: 1\nhidden_steps: 0\nlogits_steps: 1\nbatch_size: 2\n"
     file.write_text(settings)
@@ -348,9 +348,7 @@ def test_a_file_that_fails_is_one_sentence_with_the_line(
 def test_a_mixer_that_fails_later_is_one_sentence_with_the_line(
     run: Path, mixer: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mixer.write_text(
-        MIXER + "    def mix(self, x, state, context):\n        return x + self.gone\n"
-    )
+    mixer.write_text(MIXER + "    def mix(self, *parts):\n        return parts[0] + self.gone\n")
     assert main(["train", *NAMED, "--config", str(run)]) == 2
     shown = capsys.readouterr().err
     assert re.search(r"line 8 of '\S*my_mixer.py' ends with AttributeError: ", shown)

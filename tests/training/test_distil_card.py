@@ -90,7 +90,7 @@ def test_the_command_writes_it(published_teacher: Path) -> None:
         metadata, body = card_in(folder / "run" / "model")
         assert "base_model" not in metadata and metadata["license"] == "apache-2.0"
         assert metadata["tags"] == ["mlx_mmfree", "distillation"]
-        assert "mmfree distil --model teacher --path run --to same mlgru" in body
+        assert "mmfree distil --model teacher --output run --to same mlgru" in body
         assert "its layers: `attention`, `mlgru`.\n" in body
         assert "Held out" not in body and "| teacher |" not in body
         assert "| each mixer by itself | 1 | 0.01 |" in body

@@ -32,6 +32,7 @@ from ...models.parts.mixers import MixerChoice
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import long_sum
 from ...platform.progress import Progress
+from .. import distillation_loss as distillation
 from .. import loss as losses
 from .. import results
 from ..batches import Batch
@@ -409,7 +410,7 @@ class Distillation:
         check_results(Path(settings.output), folder)
         self.teacher: Decoder = self._opened.model
         base = base_config(self.teacher, settings.command)
-        losses.check_top_k(settings.teacher_top_k, base.vocab_size)
+        distillation.check_top_k(settings.teacher_top_k, base.vocab_size)
         choices = [MixerChoice.read("to", choice) for choice in settings.to]
         self.mixers = mixers_of(base, choices, settings.keep_layers, settings.command)
         self._check_groups()
@@ -643,8 +644,8 @@ class Distillation:
         settings = self.settings
         weight, temperature = settings.teacher_weight, settings.teacher_temperature
         if self._is_cached(name):
-            return losses.known_loss(weight=weight, temperature=temperature)
-        return losses.distillation_loss(
+            return distillation.known_loss(weight=weight, temperature=temperature)
+        return distillation.distillation_loss(
             teacher,
             student,
             weight=weight,

@@ -236,9 +236,7 @@ def test_a_student_has_a_mixer_of_a_plugin(run: Path, capsys: pytest.CaptureFixt
     teacher = tiny_transformer("llama", vocab_size=518, linears=None)
     save_model(run.parent / "teacher", teacher, GOLDENS / "tokenizer_bpe")
     file = run.parent / "distil.yaml"
-    settings = (
-        "model: teacher\noutput: ../student\nto: mine\ndata: text.txt\nsequence_length: 16\n"
-    )
+    settings = "model: teacher\noutput: ../student\nto: mine\ndata: text.txt\nsequence_length: 16\n"
     settings += "mixers_steps: 1\nhidden_steps: 0\nlogits_steps: 1\nbatch_size: 2\n"
     file.write_text(settings)
     assert main(["distil", "--config", str(file)]) == 2

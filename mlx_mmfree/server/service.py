@@ -216,20 +216,30 @@ def _written(answer: Answer, events: list[Sent]) -> bytes:
     return "".join(lines).encode()
 
 
-async def while_connected(request: Request, work: Awaitable[T]) -> T:
+async def while_connected(
+    request: Request, work: Awaitable[T], ending: "asyncio.Future[RequestError] | None" = None
+) -> T:
     """The result of some work, which is given up where the client goes away.
+
+    Args:
+        request: The request.
+        work: The work.
+        ending: Gives the work up with the error that it gets.
 
     Raises:
         ClientDisconnect: The client has gone away.
-        RequestError: The work has failed.
+        RequestError: The work has failed, or was given up.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
+    ends: set[asyncio.Future[Any]] = {working, gone} | ({ending} if ending is not None else set())
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return await working
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return await working
+        if ending is not None and ending.done():
+            raise ending.result()
+        raise ClientDisconnect
     except ClientDisconnect:
         raise
     except Exception as error:
@@ -280,6 +290,8 @@ class Service:
         self.kept = KeptResponses(settings)
         self.is_ending = False
         self._preparing = 0
+        # each gets the error when the server begins to end
+        self._endings: set[asyncio.Future[RequestError]] = set()
         self._bodies = Bodies(settings.max_body_bytes)
         self._reader = BodyReader(settings.max_body_bytes)
         self._large = ThreadPoolExecutor(1, "large-request")
@@ -312,7 +324,7 @@ class Service:
         try:
             async with asyncio.timeout(seconds):
                 compiled = self._grammars[id(served.tokenizer)].compiled(source)
-                return await while_connected(request, compiled)
+                return await self._while_running(request, compiled)
         except TimeoutError as error:
             raise timeout_error(seconds) from error
         finally:
@@ -335,19 +347,29 @@ class Service:
                 request.state.user = getattr(body, "user", "")
                 return prepare(body)
 
+            # large ones one after another, so that they leave threads to the others
+            threads = self._large if len(text) > LARGE_BODY_BYTES else None
             try:
-                if len(text) <= LARGE_BODY_BYTES:
-                    return await asyncio.to_thread(work)
-                # one after another, so that they leave threads to the others
-                working = asyncio.get_running_loop().run_in_executor(self._large, work)
-                return await while_connected(request, working)
+                working = asyncio.get_running_loop().run_in_executor(threads, work)
+                return await self._while_running(request, working)
             finally:
                 self._preparing -= 1
 
+    async def _while_running(self, request: Request, work: Awaitable[T]) -> T:
+        """As `while_connected`, but given up as soon as the server begins to end."""
+        ending: asyncio.Future[RequestError] = asyncio.get_running_loop().create_future()
+        self._endings.add(ending)
+        try:
+            return await while_connected(request, work, ending)
+        finally:
+            self._endings.discard(ending)
+
     def begin_to_end(self) -> None:
-        """Takes no further requests, also none whose body has not come yet."""
+        """Takes no further requests, also none whose body has not come or that is still prepared."""
         self.is_ending = True
         self._bodies.end_all(ending_error())
+        for ending in self._endings:
+            ending.set_result(ending_error())
 
     def check_room(self, texts: int = 0) -> None:
         """Refuses texts for which there is no place, and whatever else is asked of a server that ends.

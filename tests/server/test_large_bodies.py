@@ -2,16 +2,21 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
 
+from mlx_mmfree.hub import Tokenizer
+from mlx_mmfree.models import Decoder
 from mlx_mmfree.server.bodies import tools
 from mlx_mmfree.server.bodies.messages import MessagesRequest
 from mlx_mmfree.server.bodies.reading import BodyReader
 from mlx_mmfree.server.bodies.responses import ResponsesRequest
 from mlx_mmfree.server.errors import RequestError
 from mlx_mmfree.server.schemas import Body, ChatRequest, EmbeddingRequest, checked_body
+from mlx_mmfree.server.settings import ServedModel, Settings
 
 pytestmark = pytest.mark.serve
 
@@ -103,3 +108,33 @@ def test_tools_that_are_left_out_are_named_in_the_log(
         read = reader.read(ResponsesRequest, json.dumps(body).encode())
     assert [tool.name for tool in read.tools] == ["f"]
     assert "tools of type 'web_search'" in caplog.text
+
+
+@pytest.mark.parametrize("length", [1, 70_000], ids=["small", "large"])
+def test_what_is_prepared_when_the_server_ends_is_told_so(
+    demo_model: tuple[Decoder, Tokenizer], monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    from starlette.testclient import TestClient
+
+    from mlx_mmfree.server.app import make_app
+    from mlx_mmfree.server.run import make_service
+
+    begun, goes_on = Event(), Event()
+
+    def read(reader: BodyReader, kind: type[Body], text: bytes) -> Body:
+        begun.set()
+        assert goes_on.wait(60)
+        return checked_body(kind, text, len(text))
+
+    monkeypatch.setattr(BodyReader, "read", read)
+    service = make_service([ServedModel("demo", *demo_model)], Settings())
+    app = make_app(service)
+    with TestClient(app, base_url="http://127.0.0.1") as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "/v1/embeddings", json={"input": "a" * length})
+        try:
+            assert begun.wait(60) and client.portal is not None
+            client.portal.call(service.begin_to_end)
+            answer = asked.result(20)
+        finally:
+            goes_on.set()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_ending")

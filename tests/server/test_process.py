@@ -225,7 +225,8 @@ def test_the_key_may_come_from_the_environment() -> None:
 def test_a_port_that_is_taken(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     port = str(urlsplit(server.url).port)
     assert main(["serve", "--port", port]) == 2
-    assert "error: " in (error := capsys.readouterr().err) and "in use" in error
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and f"listens at 127.0.0.1:{port};" in error
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) ->
     options["quantization_warmup"] = int(steps * warmup)
     settings = TernarizeSettings(
         model=str((folder / students.TEACHER / "model").resolve()),
-        path=str(output.resolve()),
+        output=str(output.resolve()),
         data=(str((folder / TRAIN).resolve()),),
         valid=(str((folder / VALID).resolve()),),
         batch_size=plan.teacher.rows,

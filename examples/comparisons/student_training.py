@@ -168,7 +168,7 @@ def _student(run: Run, plan: Plan, folder: Path, output: Path) -> Figures:
     given[last] = mixers + hidden + logits - given["mixers_steps"] - given["hidden_steps"]
     settings = DistilSettings(
         model=str((folder / TEACHER / "model").resolve()),
-        path=str(output.resolve()),
+        output=str(output.resolve()),
         to=kind.to,
         keep_layers=kind.keep_layers,
         ternary=kind.ternary,

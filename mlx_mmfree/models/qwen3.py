@@ -26,7 +26,7 @@ class Config(transformer.TransformerConfig):
 
     model_type: ClassVar[str] = "qwen3"
     hub_class: ClassVar[str] = "Qwen3ForCausalLM"
-    embedder_class: ClassVar[str] = "Qwen3Model"
+    embedder_class: ClassVar[str | None] = "Qwen3Model"
     fixed: ClassVar[Mapping[str, Any]] = {
         **transformer.TransformerConfig.fixed,
         "use_sliding_window": False,

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from ...platform.threads import ComputingThread
 from . import choice, dispatch, kept_results, launch
@@ -188,16 +189,11 @@ def _difference(
 
 def _first_difference(result: mx.array, expected: mx.array, largest: float) -> str:
     """The first index beyond the tolerance, with both values."""
-    got, wanted = (each.astype(mx.float32).reshape(-1).tolist() for each in (result, expected))
+    got, wanted = (np.array(each.astype(mx.float32)) for each in (result, expected))
     most = TOLERANCE[result.dtype] * largest
-    pairs = enumerate(zip(got, wanted, strict=True))
-    number = next(n for n, (one, other) in pairs if not abs(one - other) <= most)
-    index: list[int] = []
-    rest = number
-    for size in reversed(result.shape):
-        rest, at = divmod(rest, size)
-        index.insert(0, at)
-    return f"at {index}: {got[number]:.6g} instead of {wanted[number]:.6g}"
+    # written so that NaN is a difference too
+    index = tuple(np.argwhere(~(np.abs(got - wanted) <= most))[0].tolist())
+    return f"at {[*index]}: {got[index]:.6g} instead of {wanted[index]:.6g}"
 
 
 def _as_list(results: Any) -> list[mx.array]:

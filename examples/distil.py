@@ -180,7 +180,7 @@ class Comparison:
         steps, output = self.plan.student_steps, self.folder / f"command-{seed}"
         settings = DistilSettings(
             model=str(self.float_model),
-            path=str(output),
+            output=str(output),
             to=("same",),
             ternary=True,
             data=(str(self.plan.train),),

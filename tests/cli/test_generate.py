@@ -144,22 +144,15 @@ def test_an_unknown_backend_in_the_environment_is_one_line(
     assert "'MLX_MMFREE_BACKEND' must be one of metal" in refusal(capsys)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("five_trits", "'five_trits', which is gone: five trits a byte are unpacked to 2 bits"),
-        ("two_bits", "'two_bits', which is gone"),
-        ("fastest", "'fastest'. Name one of them, or unset it."),
-    ],
-)
 def test_an_unknown_product_in_the_environment_is_one_line_on_a_cpu_too(
-    name: str, said: str, folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLX_MMFREE_PRODUCT", name)
+    monkeypatch.setenv("MLX_MMFREE_PRODUCT", "fastest")
     with mx.stream(mx.cpu):
         assert run(folder) == 2
     shown = refusal(capsys)
-    assert "'MLX_MMFREE_PRODUCT' must be one of default, groups" in shown and said in shown
+    assert "'MLX_MMFREE_PRODUCT' must be one of default, groups" in shown
+    assert "'fastest'. Name one of them, or unset it." in shown
     monkeypatch.setenv("MLX_MMFREE_PRODUCT", "groups")
     assert run(folder) == 0
 

@@ -195,8 +195,13 @@ def adapter_options(file: str | os.PathLike[str]) -> dict[str, Any]:
         `num_layers` and `keys`.
 
     Raises:
-        CheckpointError: There is no such configuration, or it is not one of this library or mlx-lm.
+        CheckpointError: There is no such file or configuration, or it is not one of this library or mlx-lm.
     """
+    if not real_path(file).is_file():
+        raise CheckpointError(
+            f"[adapter] '{file}' must be a file with the tensors of an adapter but there is none. "
+            "Correct its name."
+        )
     path = real_path(file).parent / ADAPTER_CONFIG_FILE
     if not path.is_file():
         raise CheckpointError(

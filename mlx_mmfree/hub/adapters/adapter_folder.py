@@ -195,7 +195,7 @@ def adapter_options(file: str | os.PathLike[str]) -> dict[str, Any]:
         `num_layers` and `keys`.
 
     Raises:
-        CheckpointError: There is no such file or configuration, or it is not one of this library or mlx-lm.
+        CheckpointError: The file or its configuration is missing, or not of this library or mlx-lm.
     """
     if not real_path(file).is_file():
         raise CheckpointError(

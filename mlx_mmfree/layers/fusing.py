@@ -3,13 +3,15 @@
 Definitions of mixers are equations between linears. What a model does faster is said here once, for each
 form of linears, which their class names as `form`; `models.parts.fused` asks for it in blocks.
 
-| form | before the linears | the linears | after them |
-|---|---|---|---|
-| packed ternary | norm, gate, gate and norm | all in one operation | the residual, in the same one |
-| part of a ternary one (tensor parallel) | gate, norms of whole tokens | | the residual |
-| rotated codes | norm or gate with the rotation; the sum before a norm too | joined ones as one | |
-| floats, codes | | joined ones as one; many rows as one product | the residual, on a GPU |
-| any other module | | | |
+- Packed ternary linears are one operation, with a norm or a gate before them and the residual after
+  them.
+- Parts of ternary linears (tensor parallel) take the gate and the norms of whole tokens before
+  them, and add the residual.
+- Rotated codes take the rotation together with the norm, the gate, or the sum before a norm. Joined
+  ones are one product.
+- Floats and codes are one product where they are joined, or have many rows. On a GPU the residual
+  is added in it.
+- Any other module is called by itself.
 """
 
 from collections.abc import Iterator, Sequence

@@ -328,7 +328,6 @@ def with_token_selection(
     selection = TokenSelection(keep, hidden_dims)
     new = build(replace(model.config, token_selection=selection))
     new.update(model.parameters(), strict=False)
-    new.rounding = model.rounding
     return new
 
 

@@ -83,7 +83,7 @@ def test_flags_win_over_quick(capsys: Captured) -> None:
     [
         (["--revision", "main"], "--revision must come with --model"),
         (["--rounds", "0"], "must be a whole number from 1"),
-        (["--model", "no/such/folder"], "no/such/folder"),
+        (["--model", "no/such/folder"], "no/such"),
         (["--config", "no-shape"], "--config must be one of "),
         (["--bound", "M2"], "--quick must come without --bound"),
     ],

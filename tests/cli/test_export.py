@@ -12,7 +12,21 @@ Captured = pytest.CaptureFixture[str]
 
 def test_what_is_written_and_said(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     target = tmp_path / "out"
-    assert main([str(folder), str(target), "--weights", "beside", "--context", "9"]) == 0
+    assert (
+        main(
+            [
+                "--model",
+                str(folder),
+                "--output",
+                str(target),
+                "--weights",
+                "beside",
+                "--context",
+                "9",
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr()
     described = json.loads((target / "step.json").read_text())
     assert {file.name for file in target.iterdir()} >= {
@@ -25,19 +39,31 @@ def test_what_is_written_and_said(folder: Path, tmp_path: Path, capsys: Captured
     assert "Room: any number of tokens" in said.out
     assert " ".join(map(str, described["example"]["tokens"])) in said.out
     assert "have no effect: --context" in said.err
-    assert main([str(folder), str(target), "--overwrite"]) == 0
+    assert main(["--model", str(folder), "--output", str(target), "--overwrite"]) == 0
     assert "weights.safetensors" not in capsys.readouterr().out
 
 
 def test_attention_says_how_far_it_reaches(
     attention_folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert main([str(attention_folder), str(tmp_path / "out"), "--context", "300"]) == 0
+    assert (
+        main(
+            [
+                "--model",
+                str(attention_folder),
+                "--output",
+                str(tmp_path / "out"),
+                "--context",
+                "300",
+            ]
+        )
+        == 0
+    )
     assert "Room: 512 tokens" in capsys.readouterr().out
 
 
 def test_the_packaged_model_is_the_default(tmp_path: Path, capsys: Captured) -> None:
-    assert main([str(tmp_path / "out")]) == 0
+    assert main(["--output", str(tmp_path / "out")]) == 0
     assert "step.mlxfn (5." in capsys.readouterr().out
 
 
@@ -45,11 +71,23 @@ def test_mistakes(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("")
     for arguments, message in (
-        ([str(folder), str(tmp_path / "full")], "must be a new or empty folder"),
-        ([str(folder), str(tmp_path / "full"), "--overwrite"], "must be a checkpoint folder"),
-        ([str(folder), str(folder / "out")], "must lie outside of what is read"),
-        ([str(tmp_path / "none"), str(tmp_path / "out")], "none"),
-        (["--revision", "main", str(tmp_path / "out")], "--revision must come with --model"),
+        (
+            ["--model", str(folder), "--output", str(tmp_path / "full")],
+            "must be a new or empty folder",
+        ),
+        (
+            ["--model", str(folder), "--output", str(tmp_path / "full"), "--overwrite"],
+            "must be a checkpoint folder",
+        ),
+        (
+            ["--model", str(folder), "--output", str(folder / "out")],
+            "must lie outside of what is read",
+        ),
+        (["--model", str(tmp_path / "none"), "--output", str(tmp_path / "out")], "none"),
+        (
+            ["--revision", "main", "--output", str(tmp_path / "out")],
+            "--revision must come with --model",
+        ),
     ):
         assert main(arguments) == 2
         found = capsys.readouterr().err

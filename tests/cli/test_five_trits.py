@@ -53,10 +53,10 @@ def data(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "command",
     [
-        ["generate", "--prompt", "A dog", "--max-tokens", "8", "--verbose", "F"],
+        ["generate", "--prompt", "A dog", "--temp", "0", "--max-tokens", "8", "--verbose", "F"],
         [
             *("generate", "--draft-model", "MODEL", "--prompt", "A dog", "--max-tokens", "8"),
-            *("--verbose", "F"),
+            *("--verbose", "F", "--temp", "0"),
         ],
         ["perplexity", "--data", "text.txt", "--json"],
     ],

@@ -78,7 +78,7 @@ def test_a_model_that_reads_both_ways_is_refused(tmp_path: Path, capsys: Capture
         (["--config", "no-such"], "must be one of bitnet-2b-4t"),
         (["--model", "folder", "--config", "mmfreelm-370m"], "must come without a model"),
         (["--revision", "main"], "must come with --model"),
-        (["no/such/folder"], "no/such/folder"),
+        (["--model", "no-such-folder"], "no-such-folder"),
         (["--positions", "-1"], "position"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_mistake_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
     pipe(monkeypatch, "Hello")
     assert main(["run", str(folder), "--temp", "-1"]) == 2
     assert main(["run", str(folder), "--system-prompt"]) == 2
-    assert main(["run", "no/model/here", "Hello"]) == 2
+    assert main(["run", "no/model//here", "Hello"]) == 2
     assert "--model must be an existing folder" in capsys.readouterr().err
 
 

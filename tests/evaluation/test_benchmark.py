@@ -125,7 +125,7 @@ def test_a_fresh_process_measures() -> None:
     ("arguments", "line"),
     [
         ({"decoded_tokens": "x"}, rf"[bench] the measurement of {MODEL} failed: TypeError in "),
-        ({"source": "no/such/folder"}, "[load] 'path_or_repo' must "),
+        ({"source": "no-such-folder"}, "[load] 'path_or_repo' must "),
     ],
 )
 def test_a_task_that_fails_says_why_in_one_line(arguments: dict[str, Any], line: str) -> None:

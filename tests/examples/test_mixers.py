@@ -166,8 +166,8 @@ def test_other_files_are_not_taken_for_results(
         (["--work", "sleeping"], "choose from"),
         (["--lengths", "0"], "--lengths"),
         pytest.param(
-            ["--plot", "no/such/folder/file.png"],
-            "--plot must be a file that can be written",
+            ["--picture", "no/such/folder/file.png"],
+            "--picture must be a file that can be written",
             marks=pytest.mark.plot,
         ),
         (["--json", "--markdown"], "not allowed with"),
@@ -182,7 +182,7 @@ def test_matplotlib_must_be_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mixers, "find_spec", lambda name: None)
-    assert bench(*QUICK, "--plot", "file.png") == 2
+    assert bench(*QUICK, "--picture", "file.png") == 2
     assert "needs the package matplotlib" in capsys.readouterr().err
 
 

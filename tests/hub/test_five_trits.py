@@ -149,10 +149,9 @@ class TestUnpacked:
     """In memory, weights have 2 bits."""
 
     @pytest.mark.parametrize("make", [tiny_model, tiny_transformer])
-    @pytest.mark.parametrize("options", [{}, {"direct": True}])
-    def test_the_same_bits(self, tmp_path: Path, make: Any, options: dict[str, bool]) -> None:
+    def test_the_same_bits(self, tmp_path: Path, make: Any) -> None:
         folder = five(tmp_path, make())
-        two, unpacked = load_model(tmp_path / "two"), load_model(folder, **options)
+        two, unpacked = load_model(tmp_path / "two"), load_model(folder)
         found = tree_flatten(unpacked.parameters())
         assert all(array.dtype != mx.uint8 for _, array in found)
         assert OpenedModel(folder).nbytes == sum(array.nbytes for _, array in found)

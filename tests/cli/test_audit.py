@@ -105,5 +105,5 @@ def test_a_card_says_what_the_model_is(is_ternary: bool, tmp_path: Path, capsys:
 @needs_graphs
 def test_picture(tmp_path: Path) -> None:
     file = tmp_path / "token.png"
-    assert main(["--output", str(file)]) == 0
+    assert main(["--picture", str(file)]) == 0
     assert file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 10_000

@@ -401,8 +401,8 @@ FAULTS = {
     ),
     "window: a piece forgets which tokens of it are padding": Fault(
         "layers/context.py",
-        "mx.clip(counts - start, 0, stop - start)",
-        "mx.clip(counts, 0, stop - start)",
+        "mx.clip(self.counts - start, 0, stop - start)",
+        "mx.clip(self.counts, 0, stop - start)",
         ("layers/test_windows.py",),
     ),
     "Longformer: a global token in the window counts twice": Fault(

@@ -397,7 +397,7 @@ def test_settings_come_from_a_file_and_flags(
     folder = teacher_folder.parent
     file = folder / "distil.yaml"
     file.write_text(
-        f"model: {teacher_folder}\npath: {folder / 'run'}\ndata: {folder / 'train.txt'}\n"
+        f"model: {teacher_folder}\noutput: {folder / 'run'}\ndata: {folder / 'train.txt'}\n"
         "to: [{name: gla, gate_rank: 4}, same]\nlogits_rate: 1e-4\nbatch_size: 2\n"
     )
     settings = read_settings(file, {"batch_size": 3, "valid": None})
@@ -408,10 +408,10 @@ def test_settings_come_from_a_file_and_flags(
     capsys.readouterr()
     for text, message in (
         ("to: mlgru\n", "--model must be given, as a flag or in the file"),
-        ("model: a\npath: b\nto: mlgru\ndata: c\nspeed: 1\n", "unknown keys speed"),
-        ("model: a\npath: b\nto: 3\ndata: c\n", "--to must hold texts or mappings but holds 3"),
-        ("model: a\npath: b\nto: mlgru\ndata: c\nseed: x\n", "--seed must be a whole number"),
-        ("model: 5\npath: b\nto: mlgru\ndata: c\n", "--model must be text"),
+        ("model: a\noutput: b\nto: mlgru\ndata: c\nspeed: 1\n", "unknown keys speed"),
+        ("model: a\noutput: b\nto: 3\ndata: c\n", "--to must hold texts or mappings but holds 3"),
+        ("model: a\noutput: b\nto: mlgru\ndata: c\nseed: x\n", "--seed must be a whole number"),
+        ("model: 5\noutput: b\nto: mlgru\ndata: c\n", "--model must be text"),
     ):
         file.write_text(text)
         assert main(["distil", "-c", str(file)]) == 2

@@ -161,4 +161,5 @@ ARCHITECTURE = Architecture(
         "moe_intermediate_size": 16,
         **_FIXED,
     },
+    why_no_base="its feed-forward is a mixture of experts, which a hybrid has no names for",
 )

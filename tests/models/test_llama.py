@@ -300,7 +300,7 @@ def test_left_padded_row_equals_the_row_alone(model: Decoder) -> None:
         ({"rope_scaling": {"type": "dynamic"}}, "'factor' must be given"),
         (
             {"head_dim": 2, "rope_scaling": {"type": "dynamic", "factor": 2}},
-            "'head_dim' must be at least 4",
+            "'rope_type' must not be dynamic unless at least 4 dims",
         ),
         (
             {"max_position_embeddings": 2**31, "rope_scaling": {"type": "dynamic", "factor": 2}},

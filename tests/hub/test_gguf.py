@@ -509,7 +509,7 @@ class TestRefused:
                 "general.architecture",
                 "gemma3",
                 "must be one of bitnet, bitnet-25, bitnet-b1.58, llama, maple, minicpm, qwen3, "
-                "qwen35 but",
+                "qwen35, qwen3moe but",
             ),
             ("split.count", 3, "must be named as one of the 3 parts of its model"),
             (f"{prefix}attention.sliding_window", 512, "sliding_window' must be absent"),

@@ -29,7 +29,8 @@ from mlx_mmfree.evaluation.benchmark import (
     read_weights,
     ternary_macs,
 )
-from mlx_mmfree.generation.decode import Decoding, prefill
+from mlx_mmfree.generation.decode import Decoding
+from mlx_mmfree.generation.reader import prefill
 from mlx_mmfree.ops.backend.dispatch import on_cpu
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.platform.memory_reader import memory_reader

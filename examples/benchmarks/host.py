@@ -24,7 +24,7 @@ from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.evaluation.audit.skeleton import read_config
 from mlx_mmfree.evaluation.benchmark import check_ending, child_environment
-from mlx_mmfree.generation.decode import fixed_state
+from mlx_mmfree.generation.reader import fixed_state
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import use_backend
 from mlx_mmfree.ops.backend.compilation import can_compile, compiled

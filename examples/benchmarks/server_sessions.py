@@ -9,7 +9,7 @@ import mlx.core as mx
 from random_models import random_model
 from server_clients import prompt
 
-from mlx_mmfree.generation.decode import prefill
+from mlx_mmfree.generation.reader import prefill
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
 from mlx_mmfree.generation.states import arrays_by_place

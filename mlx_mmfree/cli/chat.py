@@ -94,7 +94,7 @@ def talk(args: argparse.Namespace, prompt: str | None = None) -> int:
     import mlx.core as mx
 
     from ..generation import Chat
-    from ..generation.decode import end_tokens
+    from ..generation.completion import end_tokens
 
     with argument_errors():
         # bad values are refused before the model is loaded

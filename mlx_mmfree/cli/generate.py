@@ -215,7 +215,7 @@ def _prompt_ids(
     prompts: list[str],
 ) -> list[list[int]]:
     """The token ids of each prompt."""
-    from ..generation.decode import prompt_tokens
+    from ..generation.prompts import prompt_tokens
 
     written = [
         write(text) if args.prompt_cache_file is None else write.continuation(text)
@@ -229,7 +229,7 @@ def _model_options(
 ) -> dict[str, Any]:
     """The arguments of `stream_generate` that need the model or its tokenizer."""
     from ..generation import load_prompt_cache
-    from ..generation.decode import end_tokens
+    from ..generation.completion import end_tokens
 
     end = end_tokens(tokenizer, args.extra_eos_token)
     line_break = tokenizer.encode("\n", add_special_tokens=False)

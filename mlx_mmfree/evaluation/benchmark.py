@@ -23,7 +23,8 @@ from mlx.utils import tree_flatten
 
 from ..errors import MeasurementError, MMFreeError
 from ..files.plugins import LOADED, load_listed
-from ..generation.decode import Decoding, prefill
+from ..generation.decode import Decoding
+from ..generation.reader import prefill
 from ..hub import load_model, open_checkpoint
 from ..layers.attention.key_values import KeyValueState
 from ..layers.matrix import matrices

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, install_extra
 from ..generation import Sampler, batch_generate, make_processors, make_sampler
-from ..generation.decode import PREFILL_STEP_SIZE, prompt_tokens
+from ..generation.prompts import prompt_tokens
+from ..generation.reader import PREFILL_STEP_SIZE
 from ..models import Decoder
 from ..platform.progress import Progress
 from .perplexity import score_continuations

@@ -9,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..files.stored_array import StoredArray
-from ..generation.decode import PREFILL_STEP_SIZE, are_finite, check_finite
+from ..generation.finite_logits import are_finite, check_finite
+from ..generation.reader import PREFILL_STEP_SIZE
 from ..models import Decoder
 from ..models.parts.stack import check_tokens
 from ..ops import cross_entropy

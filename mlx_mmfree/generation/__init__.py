@@ -3,9 +3,7 @@
 from .chat import Chat as Chat
 from .decode import DraftStats as DraftStats
 from .decode import GenerationResponse as GenerationResponse
-from .decode import StopStrings as StopStrings
 from .decode import generate_tokens as generate_tokens
-from .decode import prefill as prefill
 from .embeddings import embed as embed
 from .embeddings import embed_tokens as embed_tokens
 from .memory import MemoryNeed as MemoryNeed
@@ -16,6 +14,7 @@ from .prompt_cache import PromptCache as PromptCache
 from .prompt_cache import cache_prompt as cache_prompt
 from .prompt_cache import load_prompt_cache as load_prompt_cache
 from .prompt_cache import save_prompt_cache as save_prompt_cache
+from .reader import prefill as prefill
 from .sampling import CountPenalty as CountPenalty
 from .sampling import LogitBias as LogitBias
 from .sampling import LogitsProcessor as LogitsProcessor
@@ -28,6 +27,7 @@ from .sampling import make_sampler as make_sampler
 from .sampling import temperature as temperature
 from .states import keeps_key_values as keeps_key_values
 from .states import with_key_values as with_key_values
+from .stop_strings import StopStrings as StopStrings
 from .text import BatchResponse as BatchResponse
 from .text import BatchStats as BatchStats
 from .text import batch_generate as batch_generate

@@ -12,6 +12,8 @@ from ..models import Decoder
 from ..models.parts.stack import token_array
 from . import decode
 from .answer_parts import PartReader, TextReader
+from .completion import Completion, end_tokens
+from .reader import PREFILL_STEP_SIZE, Progress, State
 from .sampling import LogitsProcessor, Sampler, greedy
 from .speculative import NUM_DRAFT_TOKENS, NgramDecoding, RepeatedText
 from .thoughts import ThoughtBudget, ThoughtReader, ThoughtTags, thought_tags
@@ -29,7 +31,7 @@ class _Mark:
     """
 
     text: str
-    state: decode.State
+    state: State
     unread: tuple[int, ...]
     size: int
 
@@ -90,9 +92,9 @@ class Chat:
         processors: Sequence[LogitsProcessor] = (),
         extra_eos_tokens: Collection[int | str] = (),
         variables: Mapping[str, Any] | None = None,
-        state: decode.State = None,
-        prefill_step_size: int = decode.PREFILL_STEP_SIZE,
-        prompt_progress_callback: decode.Progress | None = None,
+        state: State = None,
+        prefill_step_size: int = PREFILL_STEP_SIZE,
+        prompt_progress_callback: Progress | None = None,
         ngram_drafts: bool = False,
         num_draft_tokens: int = NUM_DRAFT_TOKENS,
         reasoning_budget: int | None = None,
@@ -105,7 +107,7 @@ class Chat:
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.processors = processors
-        self._end = decode.end_tokens(tokenizer, extra_eos_tokens)
+        self._end = end_tokens(tokenizer, extra_eos_tokens)
         self._variables = dict(variables or {})
         self._start = _Mark("", model.init_state(1) if state is None else state, (), 0)
         self._prefill_step_size = prefill_step_size
@@ -211,7 +213,7 @@ class Chat:
         size = mark.size - len(mark.unread) + len(ids)
         asked = _Mark(whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size)
         del mark
-        completion = decode.Completion(self._tokenizer, (), self._end, max_tokens)
+        completion = Completion(self._tokenizer, (), self._end, max_tokens)
         # its state is not known while a step runs
         idle: decode.Decoding | NgramDecoding | None = None
         try:
@@ -244,7 +246,7 @@ class Chat:
         return [ThoughtBudget(self._tokenizer, self._thoughts, is_open, self._reasoning_budget)]
 
     def _decoding(
-        self, ids: Sequence[int], state: decode.State, processors: Sequence[LogitsProcessor]
+        self, ids: Sequence[int], state: State, processors: Sequence[LogitsProcessor]
     ) -> decode.Decoding | NgramDecoding:
         """The iterator that answers a question of these ids."""
         options: dict[str, Any] = {
@@ -291,7 +293,7 @@ class Chat:
         asked: _Mark,
         last_read: int,
         tokens: Sequence[int],
-        state: decode.State,
+        state: State,
         max_tokens: int,
     ) -> list[_Mark]:
         """The places that the next turn may start from, after an answer of these tokens."""

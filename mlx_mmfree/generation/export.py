@@ -23,7 +23,8 @@ from ..ops.backend.gradient import without_gradients
 from ..ops.backend.kept_results import mlx_version
 from ..tokenizer.tokenizer import Tokenizer
 from ..version import __version__
-from .decode import Reader, are_finite, check_finite, fixed_state
+from .finite_logits import are_finite, check_finite
+from .reader import Reader, fixed_state
 
 TOKEN_DTYPE = mx.uint32
 """The dtype of `mx.argmax`, so that a token can be read as it was chosen."""

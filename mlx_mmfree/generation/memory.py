@@ -18,7 +18,7 @@ from ..ops.backend.dispatch import backend_report, forced_backend
 from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
 from ..platform.resident_memory import BYTES_PER_GB
-from .decode import PREFILL_STEP_SIZE
+from .reader import PREFILL_STEP_SIZE
 from .states import blank_state
 
 Setter = Callable[[int], int]

@@ -21,7 +21,7 @@ from ..files.writing import new_file, writing
 from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from ..models.parts.stack import check_tokens, token_array
-from .decode import PREFILL_STEP_SIZE, Progress, prefill
+from .reader import PREFILL_STEP_SIZE, Progress, prefill
 from .states import arrays_by_place, blank_state, fingerprint, trimmed_state
 
 FORMAT_VERSION = "1"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import cache
 
 from .answer_parts import Part
-from .decode import overlap
+from .stop_strings import overlap
 
 Steps = Generator[None, None, None]
 LONGEST_HEAD = 512

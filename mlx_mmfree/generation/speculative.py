@@ -20,6 +20,8 @@ from ..models import Decoder
 from ..ops import log_softmax
 from ..ops.backend.compilation import random_key, set_random_key
 from . import decode
+from .finite_logits import check_finite
+from .reader import PREFILL_STEP_SIZE, Progress, Reader, prefill
 from .sampling import Draw, LogitsProcessor, Sampler, greedy
 
 
@@ -104,7 +106,7 @@ def accept_drawn(
     return kept, mx.random.categorical(mx.log(left)).astype(mx.int32)
 
 
-class RewindingReader(decode.Reader):
+class RewindingReader(Reader):
     """Reads tokens of one text, several at a time, and takes back those that turn out wrong.
 
     Attention forgets the keys and values of such tokens. A state that is not shortened, such as a
@@ -269,7 +271,7 @@ class Speculation(ABC):
         rows = tree_map(lambda *arrays: mx.concatenate(list(arrays)), *seen)
         kept, new = self._accept(self._process(logits, rows), drafts)
         numbers = cast(list[int], mx.concatenate([kept, new, *drafts]).tolist())
-        decode.check_finite(finite)
+        check_finite(finite)
         accepted, self._last, proposed = numbers[0], numbers[1], numbers[2:]
         ends = (n for n, token in enumerate(proposed[:accepted]) if token in self._end)
         if (end := next(ends, None)) is not None:
@@ -352,8 +354,8 @@ class SpeculativeDecoding(Speculation):
         sampler: Sampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
         known: int | None = None,
-        prefill_step_size: int = decode.PREFILL_STEP_SIZE,
-        progress: decode.Progress | None = None,
+        prefill_step_size: int = PREFILL_STEP_SIZE,
+        progress: Progress | None = None,
         max_tokens: float = inf,
         end: Collection[int] = (),
     ):
@@ -363,7 +365,7 @@ class SpeculativeDecoding(Speculation):
         target, self._draft = (
             RewindingReader(
                 reader,
-                decode.prefill(reader, tokens[:, :-1], before, **options),
+                prefill(reader, tokens[:, :-1], before, **options),
                 num_draft_tokens,
                 known,
             )
@@ -548,13 +550,13 @@ class NgramDecoding(Speculation):
         sampler: Sampler | KeyedSampler = greedy,
         processors: Sequence[LogitsProcessor] = (),
         known: int | None = None,
-        prefill_step_size: int = decode.PREFILL_STEP_SIZE,
-        progress: decode.Progress | None = None,
+        prefill_step_size: int = PREFILL_STEP_SIZE,
+        progress: Progress | None = None,
         max_tokens: float = inf,
         end: Collection[int] = (),
     ):
         check_num_draft_tokens(num_draft_tokens)
-        state = decode.prefill(
+        state = prefill(
             model, tokens[:, :-1], state, step_size=prefill_step_size, progress=progress
         )
         super().__init__(

@@ -10,7 +10,9 @@ import mlx.core as mx
 from ..models import Decoder
 from ..platform.resident_memory import BYTES_PER_GB
 from . import decode, speculative
-from .decode import prompt_tokens
+from .completion import Completion, FinishReason, end_tokens
+from .prompts import Prompt, prompt_tokens
+from .reader import PREFILL_STEP_SIZE, Progress
 from .sampling import LogitsProcessor, Sampler, greedy
 from .scheduling import Event, Request, Scheduler
 from .speculative import NgramDecoding, RepeatedText
@@ -19,7 +21,7 @@ from .speculative import NgramDecoding, RepeatedText
 def stream_generate(
     model: Decoder,
     tokenizer: Any,
-    prompt: decode.Prompt,
+    prompt: Prompt,
     *,
     max_tokens: int = 100,
     sampler: Sampler = greedy,
@@ -27,10 +29,10 @@ def stream_generate(
     stop: Sequence[str] = (),
     extra_eos_tokens: Collection[int | str] = (),
     state: Any = None,
-    prefill_step_size: int = decode.PREFILL_STEP_SIZE,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
     draft_model: Decoder | None = None,
     num_draft_tokens: int = speculative.NUM_DRAFT_TOKENS,
-    prompt_progress_callback: decode.Progress | None = None,
+    prompt_progress_callback: Progress | None = None,
     is_answer: bool = False,
     ngram_drafts: bool = False,
 ) -> Iterator[decode.GenerationResponse]:
@@ -73,8 +75,8 @@ def stream_generate(
     decode.check_max_tokens(max_tokens)
     ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
     after = () if is_answer else ids
-    end = decode.end_tokens(tokenizer, extra_eos_tokens)
-    completion = decode.Completion(tokenizer, stop, end, max_tokens, after)
+    end = end_tokens(tokenizer, extra_eos_tokens)
+    completion = Completion(tokenizer, stop, end, max_tokens, after)
     start = perf_counter()
     tokens = mx.array([ids], mx.int32)
     options: dict[str, Any] = {
@@ -104,7 +106,7 @@ def stream_generate(
 def generate(
     model: Decoder,
     tokenizer: Any,
-    prompt: decode.Prompt,
+    prompt: Prompt,
     *,
     max_tokens: int = 100,
     sampler: Sampler = greedy,
@@ -112,10 +114,10 @@ def generate(
     stop: Sequence[str] = (),
     extra_eos_tokens: Collection[int | str] = (),
     state: Any = None,
-    prefill_step_size: int = decode.PREFILL_STEP_SIZE,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
     draft_model: Decoder | None = None,
     num_draft_tokens: int = speculative.NUM_DRAFT_TOKENS,
-    prompt_progress_callback: decode.Progress | None = None,
+    prompt_progress_callback: Progress | None = None,
     is_answer: bool = False,
     ngram_drafts: bool = False,
     verbose: bool = False,
@@ -240,14 +242,14 @@ class BatchResponse:
     texts: list[str]
     tokens: list[list[int]]
     prompt_tokens: list[int]
-    finish_reasons: list[decode.FinishReason | None]
+    finish_reasons: list[FinishReason | None]
     stats: BatchStats
 
 
 def batch_generate(
     model: Decoder,
     tokenizer: Any,
-    prompts: Sequence[decode.Prompt],
+    prompts: Sequence[Prompt],
     *,
     max_tokens: int = 100,
     sampler: Sampler = greedy,
@@ -255,7 +257,7 @@ def batch_generate(
     stop: Sequence[str] = (),
     extra_eos_tokens: Collection[int | str] = (),
     batch_size: int = 32,
-    prefill_step_size: int = decode.PREFILL_STEP_SIZE,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
     progress: BatchProgress | None = None,
     is_answer: bool = False,
 ) -> BatchResponse:
@@ -300,7 +302,7 @@ def batch_generate(
             "Write [text] for one prompt, or call generate."
         )
     rows = [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in prompts]
-    end = decode.end_tokens(tokenizer, extra_eos_tokens)
+    end = end_tokens(tokenizer, extra_eos_tokens)
     scheduler = Scheduler(
         model, tokenizer, max_rows=batch_size, prefill_step_size=prefill_step_size
     )
@@ -352,7 +354,7 @@ class _Text:
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.tokens: list[int] = []
-        self.finish_reason: decode.FinishReason | None = None
+        self.finish_reason: FinishReason | None = None
 
     def add(self, event: Event) -> None:
         if event.error is not None:

@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from ..tokenizer.chat import REASONING_KEYS, reasoning_of
 from .answer_parts import Part, PartReader, ThinkingDelta, ToolCallEnd
-from .decode import StopStrings, overlap
 from .scanning import Scanner, Steps
+from .stop_strings import StopStrings, overlap
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from starlette.responses import Response
 
 from ..generation import scheduling
 from ..generation.answer_parts import PartReader, TextReader
-from ..generation.decode import TextEnd, end_tokens
+from ..generation.completion import end_tokens
+from ..generation.stop_strings import TextEnd
 from ..generation.thoughts import AnswerEnd, CallTrial, ThoughtReader
 from .answers import Answer, ChatAnswer, ShownTokens
 from .errors import RequestError

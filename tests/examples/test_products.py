@@ -29,7 +29,7 @@ from mlx_mmfree.evaluation.benchmark import (
     read_weights,
     ternary_macs,
 )
-from mlx_mmfree.generation.decode import prefill
+from mlx_mmfree.generation.reader import prefill
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.matrix import matrices

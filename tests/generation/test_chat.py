@@ -12,7 +12,8 @@ import pytest
 
 from mlx_mmfree.errors import UsageError
 from mlx_mmfree.generation import Chat, generate
-from mlx_mmfree.generation.decode import Decoding, prompt_tokens
+from mlx_mmfree.generation.decode import Decoding
+from mlx_mmfree.generation.prompts import prompt_tokens
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit, llama

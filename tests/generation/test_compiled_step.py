@@ -17,7 +17,7 @@ from mlx_mmfree.generation import (
     load_prompt_cache,
     save_prompt_cache,
 )
-from mlx_mmfree.generation.decode import Reader
+from mlx_mmfree.generation.reader import Reader
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.hub import Tokenizer

@@ -8,7 +8,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.generation import decode
-from mlx_mmfree.generation.decode import Decoding, generate_tokens, prefill
+from mlx_mmfree.generation.decode import Decoding, generate_tokens
+from mlx_mmfree.generation.reader import prefill
 from mlx_mmfree.layers.attention import key_values as key_value_state
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS

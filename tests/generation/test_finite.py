@@ -10,7 +10,8 @@ import pytest
 from mlx_mmfree import embed_tokens
 from mlx_mmfree.errors import NumericalError
 from mlx_mmfree.evaluation.perplexity import measure_perplexity, score_continuations
-from mlx_mmfree.generation.decode import Decoding, are_finite, generate_tokens
+from mlx_mmfree.generation.decode import Decoding, generate_tokens
+from mlx_mmfree.generation.finite_logits import are_finite
 from mlx_mmfree.generation.speculative import SpeculativeDecoding
 from mlx_mmfree.models import Decoder
 from tests.generation.models import MODELS

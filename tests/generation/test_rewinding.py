@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.generation import decode, prefill
+from mlx_mmfree.generation.reader import Reader
 from mlx_mmfree.generation.speculative import RewindingReader
 from mlx_mmfree.generation.states import counted
 from mlx_mmfree.layers.attention import key_values as key_value_state
@@ -31,7 +32,7 @@ def test_what_is_taken_back_leaves_no_trace(
         monkeypatch.setattr(decode, "can_compile", lambda: False)
     model, text = ALL[name](1), [3, 1, 4, 1, 5]
     rewinding = RewindingReader(model, prefill(model, mx.array([text])), ahead=4)
-    one_by_one = decode.Reader(model, prefill(model, mx.array([text])))
+    one_by_one = Reader(model, prefill(model, mx.array([text])))
     for number, (lengths, taken_back) in enumerate(ROUNDS):
         added = [(7 * number + n * n) % 23 for n in range(sum(lengths))]
         parts = []

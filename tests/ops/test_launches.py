@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.generation.decode import fixed_state
+from mlx_mmfree.generation.reader import fixed_state
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import use_backend

@@ -13,7 +13,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_unflatten
 
-from mlx_mmfree.generation.decode import fixed_state
+from mlx_mmfree.generation.reader import fixed_state
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.joined import join_projections
 from mlx_mmfree.layers.rotated import RotatedLinear

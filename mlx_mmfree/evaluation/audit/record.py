@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...generation.decode import fixed_state
+from ...generation.reader import fixed_state
 from ...generation.states import blank_state
 from ...models import Decoder, check_causal
 from ...ops.backend import choice, dispatch, launch

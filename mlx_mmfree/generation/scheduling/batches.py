@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from ...models import Decoder
-from ..decode import Reader
+from ..reader import Reader
 from ..sampling import Draw, LogitsProcessor, Sampler
 from ..states import exact_lengths, joined_states, selected_rows
 from .choices import drawn

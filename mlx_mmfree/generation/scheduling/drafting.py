@@ -6,7 +6,8 @@ from typing import Any, cast
 import mlx.core as mx
 
 from ...models import Decoder
-from ..decode import DraftStats, prefill
+from ..decode import DraftStats
+from ..reader import prefill
 from ..sampling import Draw, greedy
 from ..speculative import NgramDecoding, RepeatedText, Speculation, SpeculativeDecoding
 from .choices import drawn

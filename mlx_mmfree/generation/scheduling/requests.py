@@ -3,8 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ..decode import FinishReason, TextEnd
+from ..completion import FinishReason
 from ..sampling import LogitsProcessor, Sampler, greedy
+from ..stop_strings import TextEnd
 
 
 @dataclass(frozen=True)

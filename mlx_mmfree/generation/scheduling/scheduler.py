@@ -11,7 +11,8 @@ import mlx.core as mx
 from ...errors import MMFreeError
 from ...models import Decoder, check_causal
 from ...models.parts.stack import check_tokens
-from ..decode import DraftStats, check_max_tokens, not_finite
+from ..decode import DraftStats, check_max_tokens
+from ..finite_logits import not_finite
 from ..sessions import Sessions
 from ..speculative import NUM_DRAFT_TOKENS, check_draft, check_one_kind_of_draft
 from ..states import state_before

@@ -1,0 +1,35 @@
+"""The ids of a prompt."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..models.parts.stack import check_tokens
+
+Prompt = str | Sequence[int]
+
+
+def prompt_tokens(
+    tokenizer: Any, prompt: Prompt, vocab_size: int, parse_special: bool | None = None
+) -> list[int]:
+    """The ids of a prompt. The first token of a text comes once, though a chat template may spell it.
+
+    Args:
+        tokenizer: Encodes a text, with the special tokens that the model expects.
+        prompt: A text or ids.
+        vocab_size: Every id is below it.
+        parse_special: As for `Tokenizer.encode`.
+
+    Raises:
+        ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
+    """
+    ids: Sequence[Any] = prompt
+    if isinstance(prompt, str) and prompt:
+        ids = tokenizer.encode(prompt, parse_special=parse_special)
+        if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
+            ids = ids[1:]
+    if len(ids) == 0:
+        raise ValueError("[generate] 'prompt' must not be empty. Give at least one word or token.")
+    # the tokenizer's own are whole numbers, of which the largest tells
+    if not isinstance(prompt, str) or max(ids) >= vocab_size:
+        check_tokens(ids, vocab_size)
+    return [int(token) for token in ids]

@@ -64,7 +64,8 @@ def _value(value: Any) -> bytes:
         return struct.pack("<If", 6, value)
     if isinstance(value, str):
         return struct.pack("<I", 8) + _text(value)
-    kind = struct.unpack("<I", _value(value[0])[:4])[0] if value else 8
+    # a negative number makes the type of all numbers a signed one
+    kind = struct.unpack("<I", _value(min(value))[:4])[0] if value else 8
     content = b"".join(_value(entry)[4:] for entry in value)
     return struct.pack("<IIQ", 9, kind, len(value)) + content
 

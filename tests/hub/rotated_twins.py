@@ -1,6 +1,7 @@
 """Writes Qwen3.5 with rotated weights as Bonsai 2 has them, and the same model without a rotation.
 
-Nothing here uses the library: MLX itself has the transform.
+MLX itself has the transform, and NumPy packs the trits. The library only reads the header of a GGUF file
+whose types are to change.
 """
 
 import json
@@ -10,6 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+
+from mlx_mmfree.files.gguf_file import read_gguf
+from tests.hub.gguf_files import write_gguf
 
 GROUP = 128
 PACKING = "hadamard_packing.json"
@@ -228,3 +232,52 @@ def write_prism(folder: Path, shape: Shape) -> Path:
         "tie_word_embeddings": shape.is_tied,
     }
     return save(folder, config, tensors)
+
+
+def _ptq1_0(trits: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """Blocks of 128: five trits a byte in 16 and in 8 bytes, four in 2, then the scale."""
+    parts, start = [], 0
+    for count, digits in ((16, 5), (8, 5), (2, 4)):
+        part = trits[:, start : start + count * digits].reshape(-1, digits, count) + 1
+        # a byte is a fraction of 243 whose highest digit is the first trit
+        number = sum(part[:, n].astype(np.int64) * 3 ** (4 - n) for n in range(digits))
+        parts.append(-(-256 * number // 243))
+        start += count * digits
+    return np.concatenate([*parts, scales.view(np.uint8)], axis=1).astype(np.uint8)
+
+
+def _q2_0(trits: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The scale, then four codes a byte, the first in the lowest bits."""
+    codes = (trits + 1).astype(np.uint8).reshape(len(trits), -1, 4)
+    data = np.bitwise_or.reduce(codes << np.arange(0, 8, 2, dtype=np.uint8), axis=2)
+    return np.concatenate([scales.view(np.uint8), data], axis=1)
+
+
+def _packed(kind: str, trits: np.ndarray, scales: np.ndarray) -> tuple[int, np.ndarray]:
+    """The number of a type, and groups of 128 trits with their scales `(groups, 1)` in it."""
+    if kind == "F16":
+        return 1, (trits * scales).view(np.uint8)
+    if kind == "PTQ1_0":
+        return 143, _ptq1_0(trits, scales)
+    if kind == "Q2_0 in groups of 64":
+        return 42, _q2_0(trits.reshape(-1, 64), np.repeat(scales, 2, axis=0))
+    return {"Q2_0 in groups of 128": 42, "PQ2_0": 142}[kind], _q2_0(trits, scales)
+
+
+def write_gguf_in(kind: str, file: Path, source: Path) -> Path:
+    """A GGUF file with its PQ2_0 matrices in another type, with the same values."""
+    metadata, found = read_gguf(source)
+    whole = source.read_bytes()
+    numbers = {"F32": 0, "F16": 1, "BF16": 30}
+    tensors = {}
+    for name, tensor in found.items():
+        content = whole[tensor.start : tensor.stop]
+        if tensor.kind.name != "PQ2_0":
+            tensors[name] = numbers[tensor.kind.name], tensor.shape, content
+            continue
+        blocks = np.frombuffer(content, np.uint8).reshape(-1, 34)
+        codes = (blocks[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
+        trits = codes.reshape(len(blocks), GROUP).astype(np.int8) - 1
+        number, packed = _packed(kind, trits, blocks[:, :2].copy().view(np.float16))
+        tensors[name] = number, tensor.shape, packed.tobytes()
+    return write_gguf(file, metadata, tensors)

@@ -1,6 +1,9 @@
 """Bonsai 2 in its widths: a rotated twin computes what the weights without a rotation do."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from tests.hub.rotated_twins import (
     packing,
     rotated_back,
     write_folded,
+    write_gguf_in,
     write_plain,
     write_prism,
 )
@@ -47,20 +51,32 @@ def logits(source: Path) -> mx.array:
     return load_model(source, dtype=mx.float32)(TOKENS)[0]
 
 
-def in_gguf(folder: Path, target: Path, kind: str) -> Path:
+GGUF_TYPES = ["F16", "PTQ1_0", "Q2_0 in groups of 64", "Q2_0 in groups of 128"]
+"""The types of the published files, beside PQ2_0, which the library writes."""
+
+
+def in_gguf(folder: Path, target: Path) -> Path:
     write_tokenizer(folder)
-    convert(open_checkpoint(str(folder)), target, to="gguf", gguf_type=kind, check=False)
+    convert(open_checkpoint(str(folder)), target, to="gguf", gguf_type="PQ2_0", check=False)
     [file] = target.glob("*.gguf")
     return file
+
+
+def in_every_type(folder: Path, target: Path) -> Iterator[Path]:
+    """A file in each of the published types, one at a time, since wide ones fill the disk."""
+    source = in_gguf(folder, target)
+    yield source
+    for kind in GGUF_TYPES:
+        yield (file := write_gguf_in(kind, target / f"{kind}.gguf", source))
+        file.unlink()
 
 
 @pytest.mark.parametrize("shape", TWINS, ids=str)
 def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Shape) -> None:
     want = logits(write_plain(tmp_path / "plain", shape))
     folded = write_folded(tmp_path / "folded", shape)
-    forms = [folded, write_prism(tmp_path / "prism", shape)]
-    forms += [in_gguf(folded, tmp_path / "PQ2_0", "PQ2_0")]
-    for form in forms:
+    folders = [folded, write_prism(tmp_path / "prism", shape)]
+    for form in chain(folders, in_every_type(folded, tmp_path / "gguf")):
         assert relative_error(logits(form), want) <= 2e-5, form
         kinds = [type(each) for each in matrices(load_model(form)).values()]
         held = sum(issubclass(kind, RotatedLinear) for kind in kinds)
@@ -71,7 +87,7 @@ def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Sh
 def test_gguf_names_the_order_and_the_head_only_where_there_is_one(
     tmp_path: Path, shape: Shape
 ) -> None:
-    file = in_gguf(write_folded(tmp_path / "m", shape), tmp_path / "g", "PQ2_0")
+    file = in_gguf(write_folded(tmp_path / "m", shape), tmp_path / "g")
     metadata, stored = read_gguf(file)
     grouped = metadata.get("prism.hadamard.gdn_v_grouped")
     assert grouped is (True if shape.values > shape.keys else None)
@@ -91,13 +107,15 @@ def test_twins_of_each_width_compute_what_transformers_does(tmp_path: Path, shap
         want = mx.array(model(torch.tensor(TOKENS.tolist()), use_cache=False).logits.numpy())
     del model
     folded = write_folded(tmp_path / "folded", shape)
-    prism = write_prism(tmp_path / "prism", shape)
-    for form in (folded, prism, in_gguf(folded, tmp_path / "gguf", "PQ2_0")):
+    folders = [folded, write_prism(tmp_path / "prism", shape)]
+    for form in chain(folders, in_every_type(folded, tmp_path / "gguf")):
         assert relative_error(logits(form), want) <= 2e-5, form
 
 
 @pytest.mark.usefixtures("unfused")  # mlx-lm lets MLX fuse its operations
-@pytest.mark.parametrize("shape", [Shape(512, 1024, 512), Shape(1024, 2048, 1024)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [Shape(512, 1024, 512), *(replace(each, layers=2) for each in WIDTHS)], ids=str
+)
 def test_mlx_lm_computes_the_same_but_for_its_rounding(tmp_path: Path, shape: Shape) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
@@ -107,14 +125,22 @@ def test_mlx_lm_computes_the_same_but_for_its_rounding(tmp_path: Path, shape: Sh
     assert relative_error(logits(folder), theirs(TOKENS)) <= TOLERANCE[mx.float16]
 
 
-def test_other_floats_are_rotated_back(tmp_path: Path) -> None:
-    folder = write_folded(tmp_path / "m", SMALL)
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_other_floats_are_rotated_back(tmp_path: Path, is_gguf: bool) -> None:
+    source = write_folded(tmp_path / "m", SMALL)
     rotated, _ = draw(SMALL)
     rng = np.random.default_rng(3)
     name = "model.layers.0.mlp.up_proj"
     other = rng.normal(0, 0.05, rotated[name].shape).astype(np.float16)
-    edit_tensors(folder / "model.safetensors", **{f"{name}.weight": mx.array(other)})
-    layer = matrices(load_model(folder))["blocks.0.channel_mixer.up_proj"].layer
+    if is_gguf:
+        source = write_gguf_in("F16", tmp_path / "F16.gguf", in_gguf(source, tmp_path / "g"))
+        _, stored = read_gguf(source)
+        with source.open("r+b") as file:
+            file.seek(stored["blk.0.ffn_up.weight"].start)
+            file.write(other.tobytes())
+    else:
+        edit_tensors(source / "model.safetensors", **{f"{name}.weight": mx.array(other)})
+    layer = matrices(load_model(source))["blocks.0.channel_mixer.up_proj"].layer
     want = mx.array(rotated_back(other, SMALL.block))
     assert relative_error(layer.weight, want) <= TOLERANCE[mx.float32]
 

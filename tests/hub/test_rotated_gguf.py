@@ -55,6 +55,9 @@ SIGNS = METADATA[f"{MARK}sign_values"]
         {"gdn_v_grouped": 1},
         {"block_size": None},
         {"block_size": 128.0},
+        {"block_size": 96},
+        {"block_size": 1},
+        {"block_size": 2**20},
         {"weight_names": None},
         {"weight_names": []},
         {"weight_names": METADATA[f"{MARK}weight_names"] * 2},
@@ -119,6 +122,7 @@ def test_the_order_of_values_may_be_left_out_where_they_are_not_rotated() -> Non
         ({"weight_names": ["blk.9.ffn_up.weight"]}, "must hold the rotated matrix"),
         ({"weight_names": ["output_norm.weight"]}, "must hold the rotated matrix"),
         ({"version": 2, "tied_output": True}, "must hold no 'output.weight' and rotate"),
+        ({"block_size": 1024}, "'prism.hadamard.block_size' must divide the 128 inputs"),
         ({"sign_widths": [384]}, "must have signs of the rotation for the 128 inputs"),
     ],
 )

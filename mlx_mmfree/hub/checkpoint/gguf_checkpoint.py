@@ -36,6 +36,7 @@ from ...tokenizer.sampling_defaults import sampling_of_gguf
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
 from . import gguf_config
 from .embedding_files import files_of_pooling, with_embedding
+from .rotated_floats import without_rotated_floats
 from .weight_form import WRITER_KEY, GGUFMatrix, WeightForm, rotated_form, weight_forms
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
@@ -98,6 +99,8 @@ def read_gguf_checkpoint(
     tensors, quantization = _hub_tensors(file, read, architecture, config, as_on_hub)
     tensors |= others
     tensors |= {entry.name: entry for entry in signs}
+    for section, modules in rotated.items():
+        rotated[section], tensors = without_rotated_floats(modules, tensors)
     config |= {**quantization, **rotated}
     config |= _add_biases(file, tensors)
     prefix = metadata["general.architecture"]
@@ -259,6 +262,8 @@ def _in_floats(matrix: GGUFMatrix) -> TensorEntry:
     kind, shape = matrix.tensor.kind, matrix.tensor.shape
     if kind.name in FLOAT_TYPES:
         dtype = FLOAT_TYPES[kind.name]
+        if matrix.order is None:
+            return matrix.entry(matrix.name, dtype, shape)
         return matrix.entry_of_rows(matrix.name, dtype, shape, partial(_plain, dtype.size, shape))
     dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32
     return matrix.entry_of_rows(matrix.name, dtype, shape, partial(dequantized, kind, shape=shape))
@@ -286,8 +291,8 @@ class _Columns:
         self._entry, self._order = entry, order
 
     def __call__(self, data: np.ndarray) -> np.ndarray:
-        assert self._entry.decode is not None
-        array = self._entry.decode(data)
+        entry = self._entry
+        array = entry.decode(data) if entry.decode else _plain(entry.dtype.size, entry.shape, data)
         runs = array.reshape(len(array), len(self._order), -1)[:, self._order]
         return np.ascontiguousarray(runs).reshape(array.shape)
 

@@ -129,7 +129,11 @@ class GGUFMatrix(NamedTuple):
     is_ternary: bool = False
 
     def entry(
-        self, name: str, dtype: mx.Dtype, shape: tuple[int, ...], decode: Callable[..., np.ndarray]
+        self,
+        name: str,
+        dtype: mx.Dtype,
+        shape: tuple[int, ...],
+        decode: Callable[..., np.ndarray] | None = None,
     ) -> TensorEntry:
         """A tensor of the Hub that is made of this one's bytes, the keyword `data` of `decode`."""
         place = (self.tensor.start, self.tensor.stop)

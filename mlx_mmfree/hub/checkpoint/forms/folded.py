@@ -3,34 +3,26 @@
 PrismML's converter takes such a folder and writes a rotated GGUF file. The file names each rotated
 tensor and its role: `fold-before-matmul` of a matrix whose input is rotated, `inverse-after-lookup` of
 an embedding whose rows are rotated back. Signs are given for each number of inputs. In schema 3, the
-head is the rotated embedding.
-
-Rotated matrices that are ternary in groups of 128 inputs become codes of 2 bits, without loss, and stay
-rotated. Others are rotated back in float32.
+head is the rotated embedding. The floats are held as `hub.checkpoint.rotated_floats` says.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from ....errors import CheckpointError, UnsupportedModelError
 from ....files.checkpoint_files import PACKING_FILE
 from ....files.reading import read_json_object
-from ....files.tensors import TensorEntry, read_tensor
+from ....files.tensors import TensorEntry
 from ....models import find_described
-from ....ops import hadamard, pack_ternary
 from ....ops.backend.dispatch import FLOATS
 from ....ops.hadamard import MAX_BLOCK
 from .. import weight_form
-from .hadamard import SECTION, SIGNS, constant_entry
-
-GROUP = 128
-"""The inputs that share a scale in PrismML's formats."""
+from ..rotated_floats import SIGNS, without_rotated_floats
+from .hadamard import SECTION, constant_entry
 
 _NONSENSE = "Without the right rotation the model would write nonsense. Fetch the checkpoint again."
 _LINEAR, _EMBEDDING = "fold-before-matmul", "inverse-after-lookup"
@@ -43,7 +35,6 @@ _TRANSFORM = {
     "name": ("normalized-signed-sylvester-walsh-hadamard",),
     "sign_mode": ("explicit", "identity"),
 }
-_PROBED_ROWS = 4
 _HEAD = "lm_head.weight"
 
 
@@ -88,7 +79,7 @@ def read_folded(
     canonical = {newer(name, tensors) if newer else name: name for name in tensors}
     roles = {newer(name, tensors) if newer else name: role for name, role in roles.items()}
     _check_head(described, config, canonical, roles)
-    found, modules = dict(tensors), []
+    found, modules = dict(tensors), list[Mapping[str, Any]]()
     for name, role in roles.items():
         entry = tensors.get(canonical.get(name, ""))
         if entry is None or len(entry.shape) != 2 or entry.dtype not in FLOATS:
@@ -105,14 +96,11 @@ def read_folded(
             )
         own = np.ones(width, np.float32) if signs is None else signs[width]
         module = name.removesuffix(".weight")
-        del found[entry.name]
-        if not _is_ternary(entry):
-            turned = partial(_unfold, entry, block, own)
-            found[name] = replace(entry, name=name, dtype=mx.float32, decode=turned)
-            continue
         modules.append({"path": module, "embedding": role == _EMBEDDING, "block": block})
-        entries = [*_codes(entry, module), constant_entry(f"{module}.{SIGNS}", entry.file, own)]
+        del found[entry.name]
+        entries = [replace(entry, name=name), constant_entry(f"{module}.{SIGNS}", entry.file, own)]
         found |= {each.name: each for each in entries}
+    modules, found = without_rotated_floats(modules, found)
     return {**config, SECTION: modules} if modules else config, found
 
 
@@ -199,74 +187,6 @@ def _check_head(
             f"[{PACKING_FILE}] 'schema_version' must be 3, with 'tied_output', where the rotated "
             f"embedding is the head too, but got {described['schema_version']}. {_NONSENSE}"
         )
-
-
-def _is_ternary(entry: TensorEntry) -> bool:
-    """Whether the first rows of a matrix are ternary in groups."""
-    rows, dims = entry.shape
-    if dims % GROUP:
-        return False
-    if entry.decode is None:
-        rows = min(rows, _PROBED_ROWS)
-        stop = entry.start + rows * dims * entry.dtype.size
-        entry = replace(entry, shape=(rows, dims), stop=stop, checksum=None)
-    trits, _ = _trits(read_tensor(entry))
-    return trits is not None
-
-
-def _trits(matrix: mx.array) -> tuple[mx.array | None, mx.array]:
-    """The trits of a matrix `(N, D)`, `None` if there are none, and scales `(N, D / GROUP)`."""
-    groups = matrix.reshape(len(matrix), -1, GROUP)
-    sizes = mx.abs(groups)
-    scales = sizes.max(axis=-1, keepdims=True)
-    is_ternary = mx.all(mx.logical_or(sizes == scales, groups == 0)).item()
-    return (mx.sign(matrix) if is_ternary else None), scales[..., 0]
-
-
-def _codes(entry: TensorEntry, module: str) -> list[TensorEntry]:
-    """The tensors of MLX's affine form that a ternary matrix becomes."""
-    rows, dims = entry.shape
-    parts = {
-        "weight": (mx.uint32, dims // 16),
-        "scales": (entry.dtype, dims // GROUP),
-        "biases": (entry.dtype, dims // GROUP),
-    }
-    return [
-        replace(
-            entry,
-            name=f"{module}.{key}",
-            dtype=dtype,
-            shape=(rows, columns),
-            decode=partial(_decode, entry, key),
-        )
-        for key, (dtype, columns) in parts.items()
-    ]
-
-
-def _matrix(entry: TensorEntry, data: np.ndarray) -> mx.array:
-    numbers = data if entry.decode is None else entry.decode(data)
-    bits = np.ascontiguousarray(numbers).reshape(-1).view(f"<u{entry.dtype.size}")
-    return mx.array(bits).view(entry.dtype).reshape(entry.shape)
-
-
-def _decode(entry: TensorEntry, key: str, data: np.ndarray) -> np.ndarray:
-    trits, scales = _trits(_matrix(entry, data))
-    if trits is None:
-        raise CheckpointError(
-            f"[load] the rotated {entry.name!r:.100} in '{entry.file}' must be ternary in groups of "
-            f"{GROUP} inputs, as its first rows are, but is not. {_NONSENSE}"
-        )
-    if key == "weight":
-        return np.asarray(pack_ternary(trits))
-    return np.asarray((scales if key == "scales" else -scales).view(_BITS[entry.dtype.size]))
-
-
-_BITS = {2: mx.uint16, 4: mx.uint32}
-
-
-def _unfold(entry: TensorEntry, block: int, signs: np.ndarray, data: np.ndarray) -> np.ndarray:
-    rows = _matrix(entry, data).astype(mx.float32)
-    return np.asarray(hadamard(rows, block, mx.array(signs), inverse=True).view(mx.uint32))
 
 
 def _none(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:

@@ -30,10 +30,10 @@ from ....ops.dense_matmul import GROUP_SIZES
 from ....ops.hadamard import MAX_BLOCK
 from .. import weight_form
 from ..gguf_config import hub_name
+from ..rotated_floats import SIGNS
 from .affine import BITS, form
 
 SECTION = "modules"
-SIGNS = "signs"
 _NONSENSE = "Without the rotation the model would write nonsense. Fetch the checkpoint again."
 
 
@@ -288,10 +288,10 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
             f"but got {given.get(_TIED)!r:.40}. {_NO_GGUF}"
         )
     block = given.get("block_size")
-    if type(block) is not int:
+    if type(block) is not int or not 2 <= block <= MAX_BLOCK or block & (block - 1):
         raise CheckpointError(
-            f"[GGUF] '{MARK}block_size' of rotated weights must be a whole number but got "
-            f"{block!r:.40}. {_NO_GGUF}"
+            f"[GGUF] '{MARK}block_size' of rotated weights must be a power of two from 2 to {MAX_BLOCK} "
+            f"but got {block!r:.40}. {_NO_GGUF}"
         )
     for key in _NAMES:
         names = given.get(key, [])
@@ -373,7 +373,7 @@ def rotation_of(
             f"[GGUF] '{file}' must hold no {_HEAD!r} and rotate {_EMBEDDING!r}, since '{MARK}{_TIED}' "
             f"says that its head is the rotated embedding, but does not. {_NO_GGUF}"
         )
-    signs = _signs_by_width(metadata)
+    signs, block = _signs_by_width(metadata), metadata[f"{MARK}block_size"]
     embeddings = frozenset(metadata.get(MARK + _NAMES[1], ()))
     modules, entries = [], []
     for name in names:
@@ -387,15 +387,14 @@ def rotation_of(
                 f"[GGUF] '{MARK}sign_widths' must have signs of the rotation for the {width} inputs of "
                 f"{name!r:.100} but has {sorted(signs)}. {_NO_GGUF}"
             )
+        if width % block:
+            raise CheckpointError(
+                f"[GGUF] '{MARK}block_size' must divide the {width} inputs of the rotated {name!r:.100} "
+                f"but is {block}. {_NO_GGUF}"
+            )
         own = np.ones(width, np.float32) if signs is None else signs[width]
         module = hub_name(name, form).removesuffix(".weight")
-        modules.append(
-            {
-                "path": module,
-                "embedding": name in embeddings,
-                "block": metadata[f"{MARK}block_size"],
-            }
-        )
+        modules.append({"path": module, "embedding": name in embeddings, "block": block})
         entries.append(constant_entry(f"{module}.{SIGNS}", file, own))
     return {SECTION: modules}, entries
 

@@ -19,7 +19,7 @@ from .parts.terminal import QUOTES, Interruption, MessageReader, ReadingBar, Wor
 
 if TYPE_CHECKING:
     from ..generation import Chat, GenerationResponse
-    from ..generation.answer_parts import Part
+    from ..generation.answers.answer_parts import Part
 
 HELP = "talk with a model in the terminal"
 
@@ -94,7 +94,7 @@ def talk(args: argparse.Namespace, prompt: str | None = None) -> int:
     import mlx.core as mx
 
     from ..generation import Chat
-    from ..generation.completion import end_tokens
+    from ..generation.answers.completion import end_tokens
 
     with argument_errors():
         # bad values are refused before the model is loaded
@@ -340,7 +340,7 @@ class Terminal:
 
     def _print_part(self, part: "Part", wrap: WordWrap | None) -> None:
         """Prints a piece of an answer, dimmed where it is a thought."""
-        from ..generation.answer_parts import TextDelta, ThinkingDelta
+        from ..generation.answers.answer_parts import TextDelta, ThinkingDelta
 
         if not isinstance(part, TextDelta | ThinkingDelta):
             return

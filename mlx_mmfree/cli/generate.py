@@ -229,7 +229,7 @@ def _model_options(
 ) -> dict[str, Any]:
     """The arguments of `stream_generate` that need the model or its tokenizer."""
     from ..generation import load_prompt_cache
-    from ..generation.completion import end_tokens
+    from ..generation.answers.completion import end_tokens
 
     end = end_tokens(tokenizer, args.extra_eos_token)
     line_break = tokenizer.encode("\n", add_special_tokens=False)

@@ -331,7 +331,7 @@ def _refuse(wrong: Collection[str], known: Collection[str]) -> None:
 @contextmanager
 def _one(args: argparse.Namespace) -> Iterator[Offer]:
     """One model, which is loaded now."""
-    from ..generation.completion import end_tokens
+    from ..generation.answers.completion import end_tokens
     from ..generation.prompt_cache import read_settings
     from ..server.engine import Weights
 
@@ -390,7 +390,7 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
         UsageError: A flag has a value that does not fit.
         MMFreeError: The files of the model do not allow to load it.
     """
-    from ..generation.completion import end_tokens
+    from ..generation.answers.completion import end_tokens
     from ..hub.adapters.adapter_folder import read_adapter
     from ..hub.checkpoint.embedding_files import read_embedding_use
     from ..hub.checkpoint.load import OpenedModel

@@ -1,5 +1,6 @@
 """Decoding: token loop, samplers, penalties, stop rules, text, conversations and memory."""
 
+from .answers.stop_strings import StopStrings as StopStrings
 from .chat import Chat as Chat
 from .decode import DraftStats as DraftStats
 from .decode import GenerationResponse as GenerationResponse
@@ -27,7 +28,6 @@ from .sampling import make_sampler as make_sampler
 from .sampling import temperature as temperature
 from .states import keeps_key_values as keeps_key_values
 from .states import with_key_values as with_key_values
-from .stop_strings import StopStrings as StopStrings
 from .text import BatchResponse as BatchResponse
 from .text import BatchStats as BatchStats
 from .text import batch_generate as batch_generate

@@ -11,12 +11,12 @@ from ..errors import UsageError
 from ..models import Decoder
 from ..models.parts.stack import token_array
 from . import decode
-from .answer_parts import PartReader, TextReader
-from .completion import Completion, end_tokens
+from .answers.answer_parts import PartReader, TextReader
+from .answers.completion import Completion, end_tokens
+from .answers.reasoning import ThoughtBudget, ThoughtReader, ThoughtTags, thought_tags
 from .reader import PREFILL_STEP_SIZE, Progress, State
 from .sampling import LogitsProcessor, Sampler, greedy
 from .speculative import NUM_DRAFT_TOKENS, NgramDecoding, RepeatedText
-from .thoughts import ThoughtBudget, ThoughtReader, ThoughtTags, thought_tags
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..models import Decoder
 from ..models.parts.stack import token_array
 from ..platform.resident_memory import BYTES_PER_GB
-from .completion import Completion, FinishReason
+from .answers.completion import Completion, FinishReason
 from .finite_logits import not_finite
 from .reader import PREFILL_STEP_SIZE, Progress, Reader, State, prefill
 from .sampling import LogitsProcessor, Sampler, greedy

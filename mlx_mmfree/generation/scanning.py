@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from functools import cache
 
-from .answer_parts import Part
-from .stop_strings import overlap
+from .answers.answer_parts import Part
+from .answers.stop_strings import overlap
 
 Steps = Generator[None, None, None]
 LONGEST_HEAD = 512

@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..models import Decoder
 from ..platform.resident_memory import BYTES_PER_GB
 from . import decode, speculative
-from .completion import Completion, FinishReason, end_tokens
+from .answers.completion import Completion, FinishReason, end_tokens
 from .prompts import Prompt, prompt_tokens
 from .reader import PREFILL_STEP_SIZE, Progress
 from .sampling import LogitsProcessor, Sampler, greedy

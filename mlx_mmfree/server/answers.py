@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
-from ..generation import answer_parts
+from ..generation.answers import answer_parts
+from ..generation.answers.reasoning import ThoughtReader
 from ..generation.scheduling import Event, Request, TokenLogprobs
-from ..generation.thoughts import ThoughtReader
 from ..version import __version__
 from .errors import RequestError
 from .schemas import StreamOptions

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..generation.completion import end_tokens
+from ..generation.answers.completion import end_tokens
 from ..generation.embeddings import embedding_steps, longest_text
 from ..models.parts.embedder import embedding_use
 from .answers import CompletionAnswer, ShownTokens

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..generation import scheduling
-from ..generation.answer_parts import PartReader, TextReader
-from ..generation.completion import end_tokens
-from ..generation.stop_strings import TextEnd
-from ..generation.thoughts import AnswerEnd, CallTrial, ThoughtReader
+from ..generation.answers.answer_parts import PartReader, TextReader
+from ..generation.answers.completion import end_tokens
+from ..generation.answers.reasoning import AnswerEnd, CallTrial, ThoughtReader
+from ..generation.answers.stop_strings import TextEnd
 from .answers import Answer, ChatAnswer, ShownTokens
 from .errors import RequestError
 from .schemas import Body, ChatRequest, Function

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..generation.answer_parts import Block, Change
+from ..generation.answers.answer_parts import Block, Change
 from ..generation.scheduling import Event
 from . import schemas
 from .answers import Answer, Sent, TextParts, Usage

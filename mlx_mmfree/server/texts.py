@@ -9,11 +9,11 @@ from typing import Any
 
 from ..errors import EffortError, MMFreeError, UsageError, shown_path
 from ..generation import LogitBias, LogitsProcessor, Sampler, make_processors, make_sampler
-from ..generation.completion import end_tokens
+from ..generation.answers.completion import end_tokens
+from ..generation.answers.reasoning import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
+from ..generation.answers.stop_strings import TextEnd
 from ..generation.prompts import prompt_tokens
 from ..generation.scheduling import Request
-from ..generation.stop_strings import TextEnd
-from ..generation.thoughts import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
 from ..tokenizer.chat import EFFORT
 from .conversation import CallRules, arrangements, call_rules, turns_of
 from .errors import RequestError

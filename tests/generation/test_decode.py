@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.generation import decode
+from mlx_mmfree.generation import decode, reader
 from mlx_mmfree.generation.decode import Decoding, generate_tokens
 from mlx_mmfree.generation.reader import prefill
 from mlx_mmfree.layers.attention import key_values as key_value_state
@@ -60,7 +60,7 @@ def test_a_state_of_fixed_shapes_changes_nothing(
     results = []
     for can_compile in (True, False):
         if not can_compile:
-            monkeypatch.setattr(decode, "can_compile", lambda: False)
+            monkeypatch.setattr(reader, "can_compile", lambda: False)
         decoding = Decoding(model, mx.array([PROMPT, PROMPT[::-1]]))
         early = decoding.state
         tokens = [decoding.step() for _ in range(count)]

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.generation import decode, prefill
+from mlx_mmfree.generation import prefill, reader
 from mlx_mmfree.generation.reader import Reader
 from mlx_mmfree.generation.speculative import RewindingReader
 from mlx_mmfree.generation.states import counted
@@ -29,7 +29,7 @@ def test_what_is_taken_back_leaves_no_trace(
 ) -> None:
     monkeypatch.setattr(key_value_state, "GROWTH_STEP", 16)
     if not is_compiled:
-        monkeypatch.setattr(decode, "can_compile", lambda: False)
+        monkeypatch.setattr(reader, "can_compile", lambda: False)
     model, text = ALL[name](1), [3, 1, 4, 1, 5]
     rewinding = RewindingReader(model, prefill(model, mx.array([text])), ahead=4)
     one_by_one = Reader(model, prefill(model, mx.array([text])))

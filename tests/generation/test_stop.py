@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.generation.completion import end_tokens
-from mlx_mmfree.generation.stop_strings import StopStrings
+from mlx_mmfree.generation.answers.completion import end_tokens
+from mlx_mmfree.generation.answers.stop_strings import StopStrings
 from mlx_mmfree.hub import Tokenizer
 
 SPM = Path(__file__).parents[1] / "data" / "goldens" / "tokenizer_spm"

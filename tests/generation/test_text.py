@@ -15,7 +15,7 @@ from mlx_mmfree.generation import (
     prefill,
     stream_generate,
 )
-from mlx_mmfree.generation.completion import Completion
+from mlx_mmfree.generation.answers.completion import Completion
 from mlx_mmfree.hub import Tokenizer, load_tokenizer
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, hgrn_bit

@@ -8,8 +8,14 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.generation import Chat, generate_tokens
-from mlx_mmfree.generation.answer_parts import Blocks, Finish, TextDelta, TextReader, ThinkingDelta
-from mlx_mmfree.generation.thoughts import (
+from mlx_mmfree.generation.answers.answer_parts import (
+    Blocks,
+    Finish,
+    TextDelta,
+    TextReader,
+    ThinkingDelta,
+)
+from mlx_mmfree.generation.answers.reasoning import (
     ThoughtBudget,
     ThoughtReader,
     ThoughtTags,

@@ -321,7 +321,7 @@ FAULTS = {
         ("generation/test_penalties.py",),
     ),
     "stop strings: one is shown up to its last character": Fault(
-        "generation/stop_strings.py",
+        "generation/answers/stop_strings.py",
         "longest = min(len(text), len(string) - 1)",
         "longest = min(len(text), len(string) - 2)",
         ("generation/test_stop.py",),

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree.generation import decode
+from mlx_mmfree.generation import generate_tokens, reader
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint import load as opened_model
 from mlx_mmfree.layers import pack_linears
@@ -81,9 +81,9 @@ def test_a_chat_checks_what_it_uses(
     # of the dtype that the model has when it is loaded
     assert not any("x=float32" in name for name in early)
     # the emulator computes at once, which MLX does not allow while it traces
-    monkeypatch.setattr(decode, "compiled", lambda function: function)
+    monkeypatch.setattr(reader, "compiled", lambda function: function)
     # the last token of the prompt is read alone, and 31 of it in groups of 4
-    assert len(list(decode.generate_tokens(model, range(1, 33), max_tokens=3))) == 3
+    assert len(list(generate_tokens(model, range(1, 33), max_tokens=3))) == 3
     assert set(self_check.checked_kernels()) == early
     assert {record.kernel for record in device.records} == texts
 

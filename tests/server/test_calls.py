@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree.generation.answers.reasoning import AnswerEnd, ThoughtTags
 from mlx_mmfree.generation.scheduling import Event
-from mlx_mmfree.generation.thoughts import AnswerEnd, ThoughtTags
 from mlx_mmfree.server.answers import Answer, ChatAnswer
 from mlx_mmfree.server.bodies.messages import MessagesRequest
 from mlx_mmfree.server.bodies.responses import ResponsesRequest

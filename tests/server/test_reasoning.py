@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.generation.thoughts import with_thoughts
+from mlx_mmfree.generation.answers.reasoning import with_thoughts
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.tokenizer.chat import REASONING_KEYS, chat_data
 from tests.server.conftest import GOLDENS, events, with_template
@@ -210,9 +210,9 @@ def test_an_answer_that_has_begun_goes_on(
 
 
 def test_what_only_begins_like_a_thought_is_none() -> None:
-    from mlx_mmfree.generation.answer_parts import TextReader
+    from mlx_mmfree.generation.answers.answer_parts import TextReader
+    from mlx_mmfree.generation.answers.reasoning import ThoughtReader, ThoughtTags
     from mlx_mmfree.generation.scheduling import Event
-    from mlx_mmfree.generation.thoughts import ThoughtReader, ThoughtTags
     from mlx_mmfree.server.answers import TextParts
 
     parts = TextParts(

@@ -417,7 +417,7 @@ def test_the_turns_that_a_template_gets() -> None:
 
 @pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])
 def test_thoughts_go_and_come_back(include: list[str]) -> None:
-    from mlx_mmfree.generation.answer_parts import Part, TextDelta, ThinkingDelta
+    from mlx_mmfree.generation.answers.answer_parts import Part, TextDelta, ThinkingDelta
     from mlx_mmfree.generation.scheduling import Event
     from mlx_mmfree.server.chat import Conversation
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.generation.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
-from mlx_mmfree.generation.thoughts import ThoughtReader, ThoughtTags
+from mlx_mmfree.generation.answers.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
+from mlx_mmfree.generation.answers.reasoning import ThoughtReader, ThoughtTags
 from mlx_mmfree.server.tool_calls.call_forms import CallForm, call_form
 from mlx_mmfree.server.tool_calls.readers import (
     BareCalls,

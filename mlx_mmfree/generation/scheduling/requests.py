@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from ..completion import FinishReason
+from ..answers.completion import FinishReason
+from ..answers.stop_strings import TextEnd
 from ..sampling import LogitsProcessor, Sampler, greedy
-from ..stop_strings import TextEnd
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..completion import Completion
+from ..answers.completion import Completion
 from .requests import Request
 
 State = Any

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from ...generation.answer_parts import (
+from ...generation.answers.answer_parts import (
     Part,
     TextDelta,
     ToolCallDelta,

@@ -9,7 +9,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from ...generation.thoughts import ThoughtTags
+from ...generation.answers.reasoning import ThoughtTags
 from .call_forms import CallForm
 from .readers import BareCalls, Functions
 from .values import Value

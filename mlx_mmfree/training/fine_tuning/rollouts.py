@@ -12,7 +12,7 @@ import numpy as np
 from ...errors import TrainingError
 from ...files.tensors import read_arrays
 from ...files.writing import new_file
-from ...generation.completion import end_tokens
+from ...generation.answers.completion import end_tokens
 from ...generation.sampling import make_sampler
 from ...generation.scheduling import Request, Scheduler
 from ...hub import Tokenizer

@@ -7,9 +7,9 @@ from typing import Any, Protocol, cast
 
 import mlx.core as mx
 
-from ..tokenizer.chat import REASONING_KEYS, reasoning_of
+from ...tokenizer.chat import REASONING_KEYS, reasoning_of
+from ..scanning import Scanner, Steps
 from .answer_parts import Part, PartReader, ThinkingDelta, ToolCallEnd
-from .scanning import Scanner, Steps
 from .stop_strings import StopStrings, overlap
 
 
@@ -129,7 +129,7 @@ class ThoughtReader(Scanner):
         is_thinking: Whether the thought has begun.
 
     Example:
-        >>> from mlx_mmfree.generation.answer_parts import TextReader
+        >>> from mlx_mmfree.generation.answers.answer_parts import TextReader
         >>> reader = ThoughtReader(TextReader(), ThoughtTags("<think>", "</think>"), is_open=True)
         >>> [*reader.add("Two and t"), *reader.add("wo. </thi"), *reader.add("nk>4")]
         [ThinkingDelta(text='Two and t'), ThinkingDelta(text='wo.'), TextDelta(text='4')]
@@ -247,7 +247,7 @@ class AnswerEnd:
         one_call: Whether the first call of a tool ends the answer.
 
     Example:
-        >>> from mlx_mmfree.generation.answer_parts import TextReader
+        >>> from mlx_mmfree.generation.answers.answer_parts import TextReader
         >>> reader = ThoughtReader(TextReader(), ThoughtTags("<think>", "</think>"), is_open=True)
         >>> end = AnswerEnd(["END"], reader)
         >>> end.add("The END comes last.</think>"), end.add("\\n\\nTwo END"), end.met

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Literal
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers import ChannelMixer
 from ..layers.arguments import check_optional_sizes, check_sizes
+from ..layers.dense import Linear
 from ..layers.mixer import Linears, Partition
 from ..ops import activate
 from ..ops.activations import gelu_tanh, relu
@@ -58,7 +58,7 @@ class FeedForward(ChannelMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu",
         bias: bool = True,
     ):

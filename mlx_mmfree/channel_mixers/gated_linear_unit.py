@@ -3,11 +3,12 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers import ChannelMixer
 from ..layers.arguments import check_sizes
+from ..layers.dense import Linear
 from ..layers.mixer import Linears, Partition
+from ..layers.norms import RMSNorm
 from ..ops.activations import ACTIVATIONS, Activation
 
 
@@ -60,7 +61,7 @@ class GatedLinearUnit(ChannelMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         is_stacked: bool = False,
         bias: bool = False,
         norm_eps: float | None = None,
@@ -75,7 +76,7 @@ class GatedLinearUnit(ChannelMixer):
             inner = {"gate_up_proj": [hidden_dims, hidden_dims]}
         self.make_projections(dims, inner, linear, bias=bias)
         if norm_eps is not None:
-            self.hidden_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
+            self.hidden_norm = RMSNorm(hidden_dims, eps=norm_eps)
         self.make_output(hidden_dims, dims, linear, bias=bias, name="down_proj")
 
     def mix(self, g: mx.array, u: mx.array) -> mx.array:

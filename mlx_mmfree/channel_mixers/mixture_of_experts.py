@@ -1,10 +1,10 @@
 """A sparsely gated mixture of feed-forwards (Shazeer et al., arXiv 1701.06538)."""
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers import ChannelMixer
 from ..layers.arguments import check_features, check_sizes
+from ..layers.dense import Linear
 from ..layers.linear import Float32Linear, gathered_product
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import Linears, factory_of
@@ -62,7 +62,7 @@ class MixtureOfExperts(ChannelMixer):
         num_experts: int = 8,
         num_chosen: int = 2,
         limit: float | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
     ):
         super().__init__()
         sizes = {"dims": dims, "hidden_dims": hidden_dims}

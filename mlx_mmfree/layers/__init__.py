@@ -2,6 +2,8 @@
 
 from .attention.positions import DynamicRoPE as DynamicRoPE
 from .attention.positions import RoPE as RoPE
+from .dense import Linear as Linear
+from .dense import QuantizedLinear as QuantizedLinear
 from .embedding import apply_head as apply_head
 from .fusing import plain_definitions as plain_definitions
 from .linear import BitLinear as BitLinear
@@ -12,5 +14,5 @@ from .linear import pack_linears as pack_linears
 from .linear import packable as packable
 from .linear import set_quantization_strength as set_quantization_strength
 from .mixer import ChannelMixer as ChannelMixer
-from .norms import apply_norm as apply_norm
+from .norms import RMSNorm as RMSNorm
 from .short_convolution import ShortConvolution as ShortConvolution

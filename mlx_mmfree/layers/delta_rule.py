@@ -13,6 +13,7 @@ from .arguments import check_sequences, check_sizes
 from .context import Context
 from .linear import split_heads
 from .mixer import Linears, TokenMixer
+from .norms import RMSNorm
 from .short_convolution import ShortConvolution, convolve
 
 
@@ -114,7 +115,7 @@ class DeltaRuleMixer(TokenMixer):
             self.make_projections(dims, {f"{name}_proj": own}, linear, bias=bias)
             self[f"{name}_conv"] = ShortConvolution(width, conv_size)
         self.make_projections(dims, {"beta_proj": [num_value_heads]}, linear, bias=bias)
-        self.output_norm = nn.RMSNorm(value_dim, eps=norm_eps)
+        self.output_norm = RMSNorm(value_dim, eps=norm_eps)
         output = "out_proj" if is_stacked else "output_proj"
         self.make_output(values, dims, linear, bias=bias, name=output)
 

@@ -32,7 +32,8 @@ def embed_tokens(embed: nn.Module, tokens: mx.array, scale: float = 1.0) -> mx.a
         # MLX writes out no row of codes
         row = embed_tokens(embed, mx.zeros((1,), tokens.dtype))
         return mx.zeros((*tokens.shape, row.shape[-1]), row.dtype)
-    is_short = type(embed) is nn.Embedding and embed.weight.dtype != mx.float32
+    matrix = matrix_of(embed)
+    is_short = matrix is not None and matrix.is_plain and matrix.dtype != mx.float32
     rows: Any = _rows(embed.weight, tokens) if is_short else embed(tokens)
     result: mx.array = rows if scale == 1.0 else rows * scale
     return result
@@ -93,7 +94,8 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
     if is_matrix and head.weight.dtype == mx.float32 and "bias" not in head:
         return linear_product(x, head.weight)
     is_plain = is_matrix and head.weight.dtype != mx.float32
-    form = affine_form(head)
+    is_coded = matrix is not None and matrix.holds_codes and matrix.alike() is not None
+    form = affine_form(head) if is_coded else None
     if not is_plain and form is None:
         y: mx.array = head.as_linear(x) if hasattr(head, "as_linear") else head(x)
         return y

@@ -31,8 +31,7 @@ from ..ops.dense_matmul import add_bias
 from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
 from .arguments import check_features
 from .joined import joined_parts
-from .matrix import apply_linear, holds_plain_floats
-from .norms import apply_norm, is_rms_norm
+from .norms import is_rms_norm
 
 Parts = tuple[mx.array, ...]
 """Results of several linears of one input, in their order; those computed together are one array."""
@@ -92,22 +91,47 @@ class Form:
 
     @staticmethod
     def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
-        x = x if norm is None else apply_norm(norm, x)
-        found = [linear for linear, _ in joined_parts(linears)]
-        if len(found) > 1 and _are_one_product(linears, x):
-            weights = [linear["weight"] for linear in linears]
-            return (ops.linear_product(x, mx.concatenate(weights)),)
-        return tuple(apply_linear(linear, x) for linear in found)
+        x = x if norm is None else norm(x)
+        return tuple(linear(x) for linear, _ in joined_parts(linears))
 
     @classmethod
     def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
         dtype, gate, norm, residual = around
         x = parts[0] if gate is None else _gated(parts, gate)
-        x = x if norm is None else apply_norm(norm, x)
-        if residual is not None and _adds(linear, x, residual):
-            y = mx.addmm(residual, x, linear["weight"].T)
+        x = x if norm is None else norm(x)
+        return cls.product(x, linear, residual).astype(dtype)
+
+    @staticmethod
+    def product(x: mx.array, linear: nn.Module, residual: mx.array | None) -> mx.array:
+        y: mx.array = linear(x)
+        return y if residual is None else residual + y
+
+
+class Floats(Form):
+    """Matrices of floats, with a bias or without."""
+
+    @staticmethod
+    def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
+        return all(form_of(linear) is Floats for linear in linears)
+
+    @staticmethod
+    def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
+        x = x if norm is None else norm(x)
+        found = [linear for linear, _ in joined_parts(linears)]
+        if len(found) > 1 and _are_one_product(linears, x):
+            weights = [linear["weight"] for linear in linears]
+            return (ops.linear_product(x, mx.concatenate(weights)),)
+        return tuple(linear(x) for linear in found)
+
+    @staticmethod
+    def product(x: mx.array, linear: nn.Module, residual: mx.array | None) -> mx.array:
+        weight = linear["weight"]
+        is_gpu = dispatch.metal_unavailable() is None
+        if residual is not None and is_gpu and x.dtype == residual.dtype == weight.dtype:
+            # in the same launch
+            y = mx.addmm(residual, x, weight.T)
             return add_bias(y, linear["bias"]) if "bias" in linear else y
-        return _added(apply_linear(linear, x), residual, dtype)
+        return Form.product(x, linear, residual)
 
 
 class Rotated(Form):
@@ -126,17 +150,15 @@ class Rotated(Form):
         (one,) = rotating
         weight, signs = norm["weight"], one["signs"]
         rotated, x = hadamard_of_norm(x, weight, one.block, signs, eps=norm.eps)
-        return tuple(
-            linear.of_rotated(rotated) if linear is one else apply_linear(linear, x)
-            for linear in found
-        )
+        return tuple(linear.of_rotated(rotated) if linear is one else linear(x) for linear in found)
 
     @classmethod
     def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
         if around.gate != "silu" or around.norm is not None or len(parts) > 1:
             return super().output(parts, linear, around)
         rotated = hadamard_of_gate(parts[0], linear.block, linear["signs"])
-        return _added(linear.of_rotated(rotated), around.residual, around.dtype)
+        y = linear.of_rotated(rotated)
+        return (y if around.residual is None else around.residual + y).astype(around.dtype)
 
 
 class Sharded(Form):
@@ -167,7 +189,7 @@ class Ternary(Form):
         if norm is not None and not is_rms_norm(norm):
             return False
         for linear in linears:
-            if getattr(type(linear), "form", Form) is not Ternary or "bias" in linear:
+            if form_of(linear) is not Ternary or "bias" in linear:
                 return False
             if linear.activations != linears[0].activations:
                 return False
@@ -209,8 +231,27 @@ class Ternary(Form):
         return y.astype(around.dtype)
 
 
+class Fusable:
+    """A linear whose class says how it is computed with what lies around it.
+
+    A subclass with a call of its own is called by itself, unless it says the same of itself.
+
+    Attributes:
+        form: Computes linears of the class with what lies around them.
+        is_ordinary: A call is the product with a matrix and a sum with the bias, and nothing else.
+    """
+
+    form: ClassVar[type[Form]] = Form
+    is_ordinary: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if "__call__" in vars(cls):
+            cls.form = vars(cls).get("form", Form)
+            cls.is_ordinary = vars(cls).get("is_ordinary", False)
+
+
 def form_of(linear: nn.Module) -> type[Form]:
-    """How linears of its class are computed with what lies around them; a class names its own."""
+    """How it is computed with what lies around it; a module of any other class, by itself."""
     return getattr(type(linear), "form", Form)
 
 
@@ -269,38 +310,24 @@ def inputs_of_sum(
     return (one.of_rotated(rotated).astype(x.dtype),), x
 
 
-def output(
-    parts: Parts,
-    linear: nn.Module,
-    *,
-    dtype: mx.Dtype | None = None,
-    gate: Activation | None = None,
-    norm: nn.Module | None = None,
-    residual: mx.array | None = None,
-) -> mx.array:
+def output(parts: Parts, linear: nn.Module, around: Around) -> mx.array:
     r"""The last linear of a branch, `residual + linear(norm(gate(u) * v))`.
 
     Args:
         parts: What it reads; with a gate, `u` and `v`, in one array or two.
         linear: Takes `(..., D)`.
-        dtype: That of the result. Default: of the parts.
-        gate: An activation.
-        norm: Applied before the linear.
-        residual: Added to the result.
+        around: What lies around it.
 
     Returns:
         `(..., N)`.
 
     Example:
         >>> x = mx.ones((1, 3, 8))
-        >>> output((x,), nn.Linear(4, 8), gate="silu", residual=x).shape
+        >>> output((x,), nn.Linear(4, 8), Around(x.dtype, gate="silu", residual=x)).shape
         (1, 3, 8)
     """
-    around = Around(parts[0].dtype if dtype is None else dtype, gate, norm, residual)
-    if fuses():
-        return _form((linear,), norm).output(parts, linear, around)
-    x = parts[0] if gate is None else _gated(parts, gate)
-    return _added(linear(x if norm is None else norm(x)), residual, around.dtype)
+    form = _form((linear,), around.norm) if fuses() else Form
+    return form.output(parts, linear, around)
 
 
 def finished(
@@ -320,12 +347,10 @@ def finished(
     if mixer.casts and parts[0].dtype != dtype:
         if norm is not None and dtype == mx.float16:
             # before the norm, numbers may go beyond its range
-            parts, norm = (apply_norm(norm, parts[0]),), None
+            parts, norm = (norm(parts[0]),), None
         parts = (parts[0].astype(dtype),)
-    if fuses():
-        around = Around(dtype, mixer.gate, norm, residual)
-        return _form((linear,), norm).output(parts, linear, around)
-    return output(parts, linear, dtype=dtype, norm=norm, residual=residual)
+    gate = mixer.gate if fuses() else None
+    return output(parts, linear, Around(dtype, gate, norm, residual))
 
 
 def beside(parts: Parts) -> mx.array:
@@ -362,7 +387,7 @@ def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array
 def _form(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Form]:
     """The form in which linears are computed together; any that only one of them has must take all."""
     for linear in linears:
-        form = getattr(type(linear), "form", Form)
+        form = form_of(linear)
         if form is not Form and form.takes(linears, norm):
             return form
     return Form
@@ -375,22 +400,11 @@ def _gated(parts: Parts, gate: Activation) -> mx.array:
     return ops.gated_activation(values, ups, gate)
 
 
-def _added(y: mx.array, residual: mx.array | None, dtype: mx.Dtype) -> mx.array:
-    return (y if residual is None else residual + y).astype(dtype)
-
-
-def _adds(linear: nn.Module, x: mx.array, residual: mx.array) -> bool:
-    """Whether a GPU adds to the product in the same launch."""
-    dtypes = {x.dtype, residual.dtype, linear["weight"].dtype} if holds_plain_floats(linear) else ()
-    return len(dtypes) == 1 and dispatch.metal_unavailable() is None
-
-
 def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
     """Whether plain matrices are joined: with more rows than columns, they are less to copy than the
     results, and the input is arranged for one product only.
     """
     if x.size <= x.shape[-1] ** 2:
         return False
-    if not all(holds_plain_floats(linear) and "bias" not in linear for linear in linears):
-        return False
-    return len({linear["weight"].dtype for linear in linears}) == 1
+    has_bias = any("bias" in linear for linear in linears)
+    return not has_bias and len({linear["weight"].dtype for linear in linears}) == 1

@@ -16,8 +16,10 @@ from .. import ops
 from ..ops.dense_matmul import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
-from .fusing import Form, Ternary
+from .dense import Linear
+from .fusing import Form, Fusable, Ternary
 from .matrix import Matrix, are_same, matrices, matrix_of
+from .norms import RMSNorm
 
 LinearFactory = Callable[..., nn.Module]
 """Makes a projection: called as `linear(input_dims, output_dims, bias=...)`."""
@@ -89,7 +91,7 @@ class _TernaryLinear(Matrix, nn.Module):
         self._rounding: Rounding = rounding
         self._quantize_activations = quantize_activations
         if norm_eps is not None:
-            self.norm = nn.RMSNorm(input_dims, eps=norm_eps)
+            self.norm = RMSNorm(input_dims, eps=norm_eps)
         if bias:
             self.bias = mx.zeros((output_dims,))
         if self.holds_floats:
@@ -255,7 +257,7 @@ class TiedBitLinear(_FromMaster):
         return weight
 
 
-class PackedBitLinear(_TernaryLinear, PackedLayer):
+class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
     r"""The inference form of `BitLinear`: packed trits and one float32 scale.
 
     .. math::
@@ -278,6 +280,7 @@ class PackedBitLinear(_TernaryLinear, PackedLayer):
     """
 
     holds_trits = True
+    is_divisible = True
     form: ClassVar[type[Form]] = Ternary
     kept = ("weight", "scale")
 
@@ -412,6 +415,7 @@ class PackedLinear(PackedLayer):
     """
 
     holds_trits = True
+    is_divisible = True
     input_dims: int = 0
     output_dims: int = 0
 
@@ -480,7 +484,7 @@ class PackedLinear(PackedLayer):
         return y.astype(x.dtype)
 
 
-class Float32Linear(Float32Scales, nn.Linear):
+class Float32Linear(Float32Scales, Linear):
     """A plain linear layer whose weight and arithmetic are float32, whatever the model's dtype.
 
     The rounding of 16 bits may change what a router chooses.

@@ -9,8 +9,9 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .arguments import check_sizes
+from .dense import Linear
 from .embedding import apply_head
-from .matrix import Matrix, apply_linear, matrix_of
+from .matrix import Matrix, matrix_of
 
 AdapterKind = Literal["lora", "dora"]
 
@@ -85,7 +86,7 @@ class LoRALinear(AdaptedLayer):
 
     def to_dense(self, dtype: mx.Dtype) -> nn.Module:
         has_bias = "bias" in self.base
-        dense = nn.Linear(self.matrix.input_dims, self.matrix.output_dims, has_bias)
+        dense = Linear(self.matrix.input_dims, self.matrix.output_dims, has_bias)
         dense.weight = self.merged().astype(dtype)
         if has_bias:
             dense.bias = self.base.bias
@@ -99,7 +100,7 @@ class LoRALinear(AdaptedLayer):
         return self._scale * ((self.dropout(inner) @ self.lora_a) @ self.lora_b)
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = apply_linear(self.base, x)
+        y: mx.array = self.base(x)
         return y + self._low_rank(x).astype(y.dtype)
 
     def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
@@ -149,7 +150,7 @@ class DoRALinear(LoRALinear):
         return factors[indices] * super().gathered(x, indices, count)
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = apply_linear(self.base, x)
+        y: mx.array = self.base(x)
         bias = self.base.bias if "bias" in self.base else None
         total = (y if bias is None else y - bias) + self._low_rank(x)
         total = self.m / self._row_lengths() * total

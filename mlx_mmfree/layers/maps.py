@@ -9,7 +9,8 @@ import mlx.nn as nn
 from ..ops import depthwise_convolution
 from ..ops.backend.gradient import with_reference_gradient
 from .arguments import check_counts, check_features, check_sizes
-from .matrix import StoredLayout, apply_linear
+from .dense import Linear
+from .matrix import StoredLayout
 from .mixer import LinearFactory
 from .norms import BatchNorm
 
@@ -108,7 +109,7 @@ class Convolution(nn.Module):
         padding: int | None = None,
         bias: bool = True,
         norm: BatchNorm | None = None,
-        linear: LinearFactory = nn.Linear,
+        linear: LinearFactory = Linear,
     ):
         super().__init__()
         check_sizes(
@@ -147,7 +148,8 @@ class Convolution(nn.Module):
         windows = gather_windows(x, side, self._stride)
         if "norm" in self:
             return self.norm.of_linear(self.linear, windows)
-        return apply_linear(self.linear, windows).astype(x.dtype)
+        y: mx.array = self.linear(windows).astype(x.dtype)
+        return y
 
 
 def gather_windows(x: mx.array, side: int, stride: int) -> mx.array:

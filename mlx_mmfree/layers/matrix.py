@@ -8,9 +8,9 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError
-from ..ops import AffineForm, dense_matmul, linear_product
+from ..ops import AffineForm, dense_matmul
 from ..ops.backend.dispatch import FLOATS, metal_unavailable, on_cpu
-from ..ops.dense_matmul import BITS, GROUP_SIZES, add_bias
+from ..ops.dense_matmul import BITS, GROUP_SIZES
 from ..ops.host_blocks import all_finite
 
 FEW_BITS = (1, 2)
@@ -78,6 +78,11 @@ class Matrix:
         return False
 
     @property
+    def is_divisible(self) -> bool:
+        """Whether processes can hold equal parts of it, as `sharded_linear` makes them."""
+        return False
+
+    @property
     def group_size(self) -> int:
         """Neighbouring inputs that cannot be parted, since they share a scale."""
         return 1
@@ -135,12 +140,6 @@ class _OfMLX(Matrix):
     def __init__(self, layer: nn.Module):
         self._layer = layer
 
-    @staticmethod
-    def apply(layer: nn.Module, x: mx.array) -> mx.array:
-        """The result of the layer, whose class is one of MLX's."""
-        y: mx.array = layer(x)
-        return y
-
     @property
     def layer(self) -> nn.Module:
         return self._layer
@@ -148,6 +147,16 @@ class _OfMLX(Matrix):
     @property
     def output_dims(self) -> int:
         return int(self._layer.weight.shape[0])
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether a call of the layer does what MLX's does, and nothing else."""
+        kind = type(self._layer)
+        return getattr(kind, "is_ordinary", kind.__call__ in _CALLS)
+
+    @property
+    def is_divisible(self) -> bool:
+        return self.is_ordinary and not self.is_embedding
 
 
 class _Floats(_OfMLX):
@@ -159,7 +168,7 @@ class _Floats(_OfMLX):
 
     @property
     def is_plain(self) -> bool:
-        return type(self._layer) in _KINDS
+        return self.is_ordinary
 
     @property
     def input_dims(self) -> int:
@@ -170,14 +179,11 @@ class _Floats(_OfMLX):
         own = "bias" in layer, layer["bias"].dtype if "bias" in layer else dtype
         return ("floats", dtype, *own) if self.is_plain else None
 
-    @staticmethod
-    def apply(layer: nn.Module, x: mx.array) -> mx.array:
-        # the gradient of the weight is laid out as the weight is
-        return linear_product(x, layer["weight"], layer.get("bias"))
-
     def in_codes(self, group_size: int, bits: int) -> nn.Module:
         has_bias = "bias" in self._layer
-        return nn.QuantizedLinear(self.input_dims, self.output_dims, has_bias, group_size, bits)
+        kind: Any = getattr(self._layer, "coded", nn.QuantizedLinear)
+        layer: nn.Module = kind(self.input_dims, self.output_dims, has_bias, group_size, bits)
+        return layer
 
     def multiply(self, x: mx.array) -> mx.array:
         y: mx.array = x.astype(mx.float32) @ self._layer.weight.astype(mx.float32).T
@@ -210,16 +216,7 @@ class _Codes(_OfMLX):
         layer, dtype = self._layer, self.dtype
         own = "bias" in layer, layer["bias"].dtype if "bias" in layer else dtype
         same = dtype, *own, layer.group_size, layer.bits, layer.mode
-        return ("codes", *same) if type(layer) in _KINDS else None
-
-    @staticmethod
-    def apply(layer: nn.Module, x: mx.array) -> mx.array:
-        form = affine_form(layer)
-        if form is None:
-            y: mx.array = layer(x)
-            return y
-        y = affine_product(x, layer["weight"], form)
-        return add_bias(y, layer["bias"]) if "bias" in layer else y
+        return ("codes", *same) if self.is_ordinary else None
 
     def multiply(self, x: mx.array) -> mx.array:
         layer: Any = self._layer
@@ -269,7 +266,9 @@ _KINDS: dict[type[nn.Module], type[_OfMLX]] = {
     nn.QuantizedLinear: _Codes,
     nn.QuantizedEmbedding: _EmbeddingCodes,
 }
-"""The layers of MLX, and what answers for each."""
+"""The layers of MLX, and what answers for each and for its subclasses."""
+
+_CALLS = {kind.__call__ for kind in _KINDS}
 
 
 def matrix_of(module: nn.Module) -> Matrix | None:
@@ -278,19 +277,6 @@ def matrix_of(module: nn.Module) -> Matrix | None:
         return module
     adapter = next((_KINDS[kind] for kind in type(module).__mro__ if kind in _KINDS), None)
     return None if adapter is None else adapter(module)
-
-
-def holds_plain_floats(layer: nn.Module) -> bool:
-    """Whether a layer is `nn.Linear`: a matrix of floats and perhaps a bias, nothing else."""
-    kind = _KINDS.get(type(layer))
-    return kind is not None and kind.holds_floats and not kind.is_embedding
-
-
-def apply_linear(layer: nn.Module, x: mx.array) -> mx.array:
-    """`layer(x)`, of MLX's own layers by the operations of this library."""
-    kind = _KINDS.get(type(layer))
-    y: mx.array = layer(x) if kind is None else kind.apply(layer, x)
-    return y
 
 
 def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
@@ -308,12 +294,9 @@ def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
 
 
 def affine_form(layer: nn.Module) -> AffineForm | None:
-    """The form of the codes of a layer of MLX; `None` unless `dense_matmul` takes it."""
-    kind = _KINDS.get(type(layer))
-    if kind is None or not kind.holds_codes or layer.mode != "affine":
-        return None
+    """The form of a layer of codes as MLX holds them; `None` unless `dense_matmul` takes it."""
     size, bits = layer.group_size, layer.bits
-    if bits not in BITS or size not in GROUP_SIZES:
+    if layer.mode != "affine" or bits not in BITS or size not in GROUP_SIZES:
         return None
     return AffineForm(layer["scales"], layer["biases"], size, bits)
 

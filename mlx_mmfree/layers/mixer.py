@@ -163,6 +163,16 @@ class Mixer(nn.Module):
         linears = [self[name] for name in self.projections]
         return inputs(x, linears, dtype=None if self.keeps_float32 else x.dtype)
 
+    def results(self, x: mx.array, projections: Mapping[str, Widths]) -> list[mx.array]:
+        """What linears of it give, named as `projections` are; for those that read something else."""
+        linears = [self[name] for name in projections]
+        parts = inputs(x, linears, dtype=None if self.keeps_float32 else x.dtype)
+        return widths_of(parts, [width for own in projections.values() for width in own])
+
+    def finish(self, y: mx.array, dtype: mx.Dtype) -> mx.array:
+        """What the output makes of the result of `mix`, in the dtype of the input."""
+        return finished(self, (y,), dtype)
+
     def apart(self, parts: Parts) -> list[mx.array]:
         """The arguments of `mix`, in their order."""
         if not self.projections:
@@ -182,7 +192,7 @@ class TokenMixer(Mixer):
     position is no padding, a new sample begins in the row: nothing before it is seen from there on,
     and the result, the gradient and the state returned are as for that sample alone.
 
-    A mixer is made as `Mixer(dims, *, ..., linear=nn.Linear)`, with `is_causal` and `max_length` only
+    A mixer is made as `Mixer(dims, *, ..., linear=Linear)`, with `is_causal` and `max_length` only
     where they mean something. What its kind can do is declared:
 
     Attributes:
@@ -473,7 +483,7 @@ class ChannelMixer(Mixer):
 class SpatialMixer(Mixer):
     """A module that mixes the places of a map: maps `(B, H, W, D)` to the same shape.
 
-    It is made as `Mixer(dims, *, ..., linear=nn.Linear)` and takes maps of any height and width. A
+    It is made as `Mixer(dims, *, ..., linear=Linear)` and takes maps of any height and width. A
     subclass sets `_dims` and writes `mix`.
 
     Attributes:
@@ -493,7 +503,7 @@ class SpatialMixer(Mixer):
 
     def run(self, x: mx.array, **arguments: Any) -> mx.array:
         """As `__call__`, of a checked input."""
-        return finished(self, (self.mix(*self.apart(self.project(x)), **arguments),), x.dtype)
+        return self.finish(self.mix(*self.apart(self.project(x)), **arguments), x.dtype)
 
 
 def check_map(place: str, x: mx.array, dims: int) -> None:

@@ -1,6 +1,6 @@
 """Norms, by the operations of this library where they are the same."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -9,7 +9,7 @@ from ..errors import TrainingError
 from ..ops import layer_norm, linear_product, long_sum
 from ..ops.norms import rms_operation
 from .arguments import check_features, check_sizes
-from .matrix import StoredLayout, holds_plain_floats
+from .matrix import StoredLayout, matrix_of
 
 
 class LayerNorm(nn.LayerNorm):
@@ -33,38 +33,51 @@ class LayerNorm(nn.LayerNorm):
         return layer_norm(x, self.get("weight"), self.get("bias"), eps=self.eps)
 
 
-def is_rms_norm(norm: nn.Module | None) -> bool:
-    """Whether it is MLX's RMSNorm: a gain and an epsilon, and nothing else."""
-    return type(norm) in _RMS_NORMS
+class RMSNorm(nn.RMSNorm):
+    r"""`nn.RMSNorm`, in a quarter of the time on a CPU.
 
+    .. math::
+        y = \frac{x}{\sqrt{\mathrm{mean}(x^2) + \epsilon}} \odot w
 
-_RMS_NORMS = (nn.RMSNorm,)
+    The gain may be float32 beside activations of 16 bits.
 
-
-def apply_norm(norm: nn.Module, x: mx.array) -> mx.array:
-    """Applies a norm, an RMSNorm by `ops.rms_norm` and any other as it is.
-
-    On a CPU, the operations that MLX makes an RMSNorm of take four times as long. The gain of an RMSNorm
-    may be float32 beside activations of 16 bits.
+    Source: Zhang and Sennrich, arXiv 1910.07467.
 
     Args:
-        norm: Any norm.
-        x: `(..., D)`.
+        dims: Size of the last axis.
+        eps: :math:`\epsilon`.
 
-    Returns:
-        `(..., D)`, of an RMSNorm in the dtype of `x`.
+    Attributes:
+        is_rms: A call is this formula and nothing else, so that it may be computed with the linears
+            after it. A subclass with a call of its own has to say so of itself.
+
+    Shape:
+        `x` and `y`: `(..., D)`, of one dtype.
 
     Example:
-        >>> [round(n, 4) for n in apply_norm(nn.RMSNorm(2), mx.array([3.0, 4.0])).tolist()]
+        >>> [round(n, 4) for n in RMSNorm(2)(mx.array([3.0, 4.0])).tolist()]
         [0.8485, 1.1314]
     """
-    y: mx.array
-    if is_rms_norm(norm) and x.size and norm["weight"].dtype in (x.dtype, mx.float32):
-        # the operation itself, because each token comes here often
-        y = rms_operation(x, norm["weight"], eps=norm.eps)
-    else:
-        y = norm(x)
-    return y
+
+    is_rms: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        if "__call__" in vars(cls):
+            cls.is_rms = vars(cls).get("is_rms", False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array
+        if x.size and self["weight"].dtype in (x.dtype, mx.float32):
+            # the operation itself, because each token comes here often
+            y = rms_operation(x, self["weight"], eps=self.eps)
+        else:
+            y = super().__call__(x)
+        return y
+
+
+def is_rms_norm(norm: nn.Module | None) -> bool:
+    """Whether it is an RMSNorm of this library: a gain and an epsilon, and nothing else."""
+    return getattr(norm, "is_rms", False)
 
 
 class PlacedRMSNorm(nn.Module):
@@ -214,7 +227,9 @@ class BatchNorm(nn.Module):
 
     def of_linear(self, linear: nn.Module, x: mx.array) -> mx.array:
         """`norm(linear(x))`; in evaluation, the matrix is multiplied if it is the smaller one."""
-        if self.counts or not holds_plain_floats(linear) or x.size <= x.shape[-1] ** 2:
+        matrix = matrix_of(linear)
+        is_plain = matrix is not None and matrix.is_plain
+        if self.counts or not is_plain or x.size <= x.shape[-1] ** 2:
             y = self(linear(x))
         else:
             scale, shift = self.scale_and_shift()

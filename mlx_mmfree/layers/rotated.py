@@ -7,11 +7,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import AffineForm, hadamard
-from .fusing import Rotated
+from .fusing import Fusable, Rotated
 from .matrix import Matrix, affine_product
 
 
-class RotatedLinear(Matrix, nn.Module):
+class RotatedLinear(Fusable, Matrix, nn.Module):
     r"""A linear layer in MLX's affine form whose weight was rotated before it was rounded.
 
     .. math::

@@ -18,10 +18,12 @@ from ..ops.activations import Activation
 from .arguments import check_features
 from .fusing import Form, Sharded
 from .linear import PackedBitLinear, PackedLinear
+from .matrix import matrix_of
 from .mixer import Group, part_of
+from .norms import RMSNorm
 
 
-class ShardedRMSNorm(nn.RMSNorm):
+class ShardedRMSNorm(RMSNorm):
     r"""RMSNorm of vectors whose parts lie on the processes of a group.
 
     .. math::
@@ -37,7 +39,7 @@ class ShardedRMSNorm(nn.RMSNorm):
         `x` and `y`: `(..., D / size)`.
     """
 
-    def __init__(self, norm: nn.RMSNorm, group: Group):
+    def __init__(self, norm: RMSNorm, group: Group):
         super().__init__(norm.weight.shape[0] // group.size(), eps=norm.eps)
         self._dims = norm.weight.shape[0]
         self._group = group
@@ -70,6 +72,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
     """
 
     form: ClassVar[type[Form]] = Sharded
+    is_divisible = False
 
     def __init__(self, linear: PackedBitLinear, group: Group):
         width = linear.input_dims // group.size()
@@ -171,6 +174,8 @@ class ShardedToAllPackedLinear(PackedLinear):
         Input `(..., input_dims / size)`, result `(..., output_dims)`, the same on all processes.
     """
 
+    is_divisible = False
+
     def __init__(self, linear: PackedLinear, group: Group):
         width = linear.input_dims // group.size()
         super().__init__(width, linear.output_dims)
@@ -193,12 +198,10 @@ class ShardedToAllPackedLinear(PackedLinear):
         return (y + self.bias if "bias" in self else y).astype(x.dtype)
 
 
-_SHARDABLE = (PackedBitLinear, PackedLinear, nn.Linear, nn.QuantizedLinear)
-
-
 def can_shard(linear: nn.Module) -> bool:
     """Whether a linear layer can be split, once it is packed if it can be."""
-    return hasattr(linear, "to_packed") or type(linear) in _SHARDABLE
+    matrix = matrix_of(linear)
+    return hasattr(linear, "to_packed") or (matrix is not None and matrix.is_divisible)
 
 
 def all_to_sharded(linear: nn.Module, group: Group, sections: int = 1) -> nn.Module:
@@ -226,6 +229,6 @@ def sharded_to_all(linear: nn.Module, group: Group) -> nn.Module:
     return dense
 
 
-def sharded_norm(norm: nn.RMSNorm, linear: nn.Module, group: Group) -> nn.RMSNorm:
+def sharded_norm(norm: RMSNorm, linear: nn.Module, group: Group) -> RMSNorm:
     """The norm before a layer of `sharded_to_all`, whole where the layer takes it of whole tokens."""
     return norm if isinstance(linear, ShardedToAllBitLinear) else ShardedRMSNorm(norm, group)

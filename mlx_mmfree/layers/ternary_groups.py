@@ -10,7 +10,8 @@ from mlx.utils import tree_unflatten
 from ..ops import hadamard, pack_ternary
 from ..ops.long_sums import long_mean
 from ..ops.ternary import straight_through
-from .matrix import Matrix, holds_plain_floats
+from .dense import QuantizedLinear
+from .matrix import Matrix, matrices
 from .rotated import RotatedLinear
 
 Scales = Literal["group", "row", "tensor"]
@@ -154,7 +155,7 @@ class TernaryGroupLinear(Matrix, nn.Module):
         sizes, group_size = (self.input_dims, self.output_dims), self._scheme.group_size
         packed: nn.Module
         if self._signs is None:
-            packed = nn.QuantizedLinear(*sizes, "bias" in self, group_size, 2)
+            packed = QuantizedLinear(*sizes, "bias" in self, group_size, 2)
         else:
             packed = RotatedLinear(*sizes, group_size=group_size, bits=2, block=self._scheme.block)
             packed.signs = self._signs
@@ -190,7 +191,10 @@ def make_ternary(blocks: nn.Module, scheme: TernaryScheme) -> nn.Module:
         >>> [type(layer).__name__ for layer in model.layers]
         ['TernaryGroupLinear', 'ReLU']
     """
-    linears = [(path, each) for path, each in blocks.named_modules() if holds_plain_floats(each)]
-    ternary = [(path, TernaryGroupLinear(each, scheme)) for path, each in linears]
+    ternary = [
+        (path, TernaryGroupLinear(matrix.layer, scheme))
+        for path, matrix in matrices(blocks).items()
+        if matrix.is_plain and not matrix.is_embedding
+    ]
     blocks.update_modules(tree_unflatten(ternary))
     return blocks

@@ -10,6 +10,7 @@ import mlx.nn as nn
 from ..ops import pack_ternary, packed_width
 from ..ops.dense_matmul import GROUP_SIZES
 from ..ops.host_blocks import has_valid_codes
+from .dense import QuantizedLinear
 from .linear import PackedLinear
 from .matrix import Matrix
 
@@ -58,9 +59,7 @@ def _in_groups(linear: nn.Module, sizes: mx.array) -> nn.Module | None:
         groups = mx.unflatten(sizes, 1, (-1, group_size))
         if not _is_ternary(groups[:_PROBED_ROWS], 2) or not _is_ternary(groups, 2):
             continue
-        layer = nn.QuantizedLinear(
-            input_dims, output_dims, "bias" in linear, group_size, TERNARY_BITS
-        )
+        layer = QuantizedLinear(input_dims, output_dims, "bias" in linear, group_size, TERNARY_BITS)
         scales = mx.max(groups, axis=2)
         # a group of zeros may have any scale
         layer.scales = mx.where(scales == 0, mx.max(scales), scales).astype(weight.dtype)

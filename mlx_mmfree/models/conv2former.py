@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
+from ..layers.dense import Linear
 from ..layers.maps import Convolution, DepthwiseConvolution, pointwise
 from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm, LayerNorm
@@ -95,7 +96,7 @@ class ConvolutionalFeedForward(nn.Module):
         `x` and `y`: `(B, H, W, D)`.
     """
 
-    def __init__(self, dims: int, *, hidden_dims: int, linear: LinearFactory = nn.Linear):
+    def __init__(self, dims: int, *, hidden_dims: int, linear: LinearFactory = Linear):
         super().__init__()
         self.up_proj = linear(dims, hidden_dims, bias=True)
         self.convolution = DepthwiseConvolution(hidden_dims, 3)
@@ -113,7 +114,7 @@ def conv2former_block(
     kernel_size: int,
     mlp_ratio: int,
     drop_path: float = 0.0,
-    linear: LinearFactory = nn.Linear,
+    linear: LinearFactory = Linear,
 ) -> ImageBlock:
     """One block, whose projections are stored as convolutions."""
     make = pointwise(linear)

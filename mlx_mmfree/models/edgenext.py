@@ -14,6 +14,7 @@ import numpy as np
 from ..channel_mixers import FeedForward
 from ..errors import CheckpointError
 from ..layers.arguments import check_counts, check_sizes
+from ..layers.dense import Linear
 from ..layers.maps import Convolution, DepthwiseBlock, DepthwiseConvolution, DropPath, LayerScale
 from ..layers.matrix import StoredLayout
 from ..layers.norms import LayerNorm
@@ -57,7 +58,7 @@ class FourierPositions(nn.Module):
             )
         self._features = num_features
         self._dims = dims
-        self.token_proj = nn.Linear(2 * num_features, dims)
+        self.token_proj = Linear(2 * num_features, dims)
 
     @property
     def stored_layouts(self) -> dict[str, StoredLayout]:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
+from ..layers.dense import Linear
 from ..layers.maps import Convolution, DepthwiseConvolution, DropPath
 from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm, LayerNorm
@@ -70,7 +71,7 @@ class InvertedBottleneck(nn.Module):
         has_inner_norms: bool = True,
         is_residual: bool = False,
         drop_path: float = 0.0,
-        linear: LinearFactory = nn.Linear,
+        linear: LinearFactory = Linear,
     ):
         super().__init__()
         if is_residual and (dims != output_dims or stride != 1):
@@ -201,7 +202,7 @@ class EfficientViTBlock(nn.Module):
         head_dim: int,
         hidden_dims: int,
         drop_path: float = 0.0,
-        linear: LinearFactory = nn.Linear,
+        linear: LinearFactory = Linear,
     ):
         super().__init__()
         self.mixer = MultiScaleAttention(dims, head_dim=head_dim, linear=linear)
@@ -239,7 +240,7 @@ def build(config: Config) -> ImageClassifier:
     rates = drop_rates(config.drop_path_rate, counts)
     stages = [Stage(_blocks(config, n, rates[n])) for n in range(4)]
     head = nn.Sequential(
-        nn.Linear(inner, outer, bias=False),
+        Linear(inner, outer, bias=False),
         LayerNorm(outer, eps=1e-5),
         hardswish,
         config.class_head(outer),

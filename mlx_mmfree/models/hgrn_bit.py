@@ -17,6 +17,8 @@ from ..channel_mixers.gated_linear_unit import default_hidden_dims
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
 from ..layers import BitLinear, TiedBitLinear
+from ..layers.dense import Linear
+from ..layers.norms import RMSNorm
 from ..token_mixers import MLGRU
 from .parts.architecture import Architecture, draw_weights
 from .parts.fields import HubConfig, activation, boolean, integer, key, number, weight_std, word
@@ -128,7 +130,7 @@ def build(config: Config) -> HGRNBit:
     linear: Any = (
         partial(BitLinear, norm_eps=_LINEAR_NORM_EPS, rounding="half_away")
         if is_ternary
-        else nn.Linear
+        else Linear
     )
     blocks = [
         Block(
@@ -154,7 +156,7 @@ def build(config: Config) -> HGRNBit:
         head = TiedBitLinear(embed, norm_eps=_LINEAR_NORM_EPS, rounding="half_away")
     else:
         head = None
-    model = HGRNBit(embed, blocks, nn.RMSNorm(dims, eps=eps), head, config)
+    model = HGRNBit(embed, blocks, RMSNorm(dims, eps=eps), head, config)
     if config.use_lower_bound:
         model.add_bounds(config.hidden_size)
     return draw_weights(model, config.initializer_range)

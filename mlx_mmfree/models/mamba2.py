@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import mlx.nn as nn
 
 from ..errors import CheckpointError
+from ..layers.dense import Linear
+from ..layers.norms import RMSNorm
 from ..token_mixers import Mamba2
 from .parts.architecture import Architecture, draw_weights
 from .parts.fields import (
@@ -112,8 +114,8 @@ def build(config: Config) -> Decoder:
             norm_eps=eps,
         )
         blocks.append(Block(dims, mixer, None, norm_eps=eps))
-    head = None if config.tie_word_embeddings else nn.Linear(dims, config.vocab_size, bias=False)
-    model = Decoder(embed, blocks, nn.RMSNorm(dims, eps=eps), head, config)
+    head = None if config.tie_word_embeddings else Linear(dims, config.vocab_size, bias=False)
+    model = Decoder(embed, blocks, RMSNorm(dims, eps=eps), head, config)
     return draw_weights(model, config.initializer_range)
 
 

@@ -14,6 +14,8 @@ from ..channel_mixers import MixtureOfExperts
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
 from ..layers.attention.options import AttentionNorms, KeyValueCache
+from ..layers.dense import Linear
+from ..layers.norms import RMSNorm
 from ..token_mixers import GQA
 from .parts.architecture import Architecture, GGUFForm, Stacked, draw_weights
 from .parts.fields import integer, key, number
@@ -125,8 +127,8 @@ def build(config: Config) -> Decoder:
         for kind in config.layer_types
     ]
     is_tied, vocabulary = config.tie_word_embeddings, config.vocab_size
-    head = None if is_tied else nn.Linear(dims, vocabulary, bias=False)
-    model = Decoder(nn.Embedding(vocabulary, dims), blocks, nn.RMSNorm(dims, eps), head, config)
+    head = None if is_tied else Linear(dims, vocabulary, bias=False)
+    model = Decoder(nn.Embedding(vocabulary, dims), blocks, RMSNorm(dims, eps), head, config)
     return draw_weights(model, config.initializer_range)
 
 

@@ -15,8 +15,9 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
 from ..layers import BitLinear
 from ..layers.attention.positions import AddedPositions, LearnedPositions, SinusoidalPositions
+from ..layers.dense import Linear
 from ..layers.mixer import LinearFactory
-from ..layers.norms import LayerNorm
+from ..layers.norms import LayerNorm, RMSNorm
 from .parts.architecture import Architecture, Pipeline, draw_weights
 from .parts.encoders import EncoderDecoder, MaskedLM, Pooling, SequenceClassifier
 from .parts.fields import (
@@ -164,7 +165,7 @@ class Config(HubConfig):
         return own | self.write_keys()
 
 
-_NORMS = {"rms_norm": nn.RMSNorm, "layer_norm": LayerNorm}
+_NORMS = {"rms_norm": RMSNorm, "layer_norm": LayerNorm}
 _PIPELINES: dict[str, Pipeline] = {
     "causal_lm": "text-generation",
     "masked_lm": "fill-mask",
@@ -172,7 +173,7 @@ _PIPELINES: dict[str, Pipeline] = {
     "encoder_decoder": "translation",
 }
 _LINEARS: dict[str, LinearFactory] = {
-    "dense": nn.Linear,
+    "dense": Linear,
     "ternary": partial(BitLinear, norm_eps=1e-6),
 }
 
@@ -194,9 +195,9 @@ def build(config: Config) -> TokenModel:
     embed = nn.Embedding(config.vocab_size, dims)
     head = None
     if config.task == "classifier":
-        head = nn.Linear(dims, config.num_labels)
+        head = Linear(dims, config.num_labels)
     elif not config.tie_word_embeddings:
-        head = nn.Linear(dims, config.vocab_size, bias=False)
+        head = Linear(dims, config.vocab_size, bias=False)
     arguments: tuple[Any, ...] = (blocks, norm(), head, config, _positions(config))
     model: TokenModel
     if config.task == "classifier":

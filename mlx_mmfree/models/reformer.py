@@ -18,6 +18,7 @@ import mlx.nn as nn
 from ..channel_mixers import FeedForward
 from ..errors import CheckpointError, UnsupportedModelError
 from ..layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
+from ..layers.dense import Linear
 from ..layers.mixer import TokenMixer
 from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
@@ -249,7 +250,7 @@ def build(config: ReformerConfig) -> Reformer:
         nn.Embedding(config.vocab_size, dims),
         blocks,
         nn.LayerNorm(2 * dims, eps=eps),
-        nn.Linear(2 * dims, config.vocab_size),
+        Linear(2 * dims, config.vocab_size),
         config,
         AddedPositions(dims, code),
     )

@@ -8,8 +8,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
-from ..layers import apply_norm
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.mixer import State
 from ..token_mixers import RWKV7, RWKV7Channel
 from .parts.architecture import Architecture, draw_weights
@@ -106,7 +106,7 @@ class RWKV7Decoder(Decoder):
         context: Context,
         block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        return super().run(apply_norm(self.input_norm, x), state, context, block_arguments)
+        return super().run(self.input_norm(x), state, context, block_arguments)
 
 
 def build(config: Config) -> RWKV7Decoder:
@@ -127,7 +127,7 @@ def build(config: Config) -> RWKV7Decoder:
         )
         channel_mixer = RWKV7Channel(dims, hidden_dims=config.intermediate_size)
         blocks.append(Block(dims, token_mixer, channel_mixer, norm=nn.LayerNorm, norm_eps=eps))
-    head = None if config.tie_word_embeddings else nn.Linear(dims, config.vocab_size, bias=False)
+    head = None if config.tie_word_embeddings else Linear(dims, config.vocab_size, bias=False)
     first, last = (nn.LayerNorm(dims, eps=eps) for _ in range(2))
     model = RWKV7Decoder(embed, blocks, last, head, config, input_norm=first)
     return draw_weights(model, config.initializer_range)

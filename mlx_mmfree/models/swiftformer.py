@@ -15,6 +15,7 @@ import mlx.nn as nn
 
 from ..channel_mixers import FeedForward
 from ..layers import maps
+from ..layers.dense import Linear
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm
@@ -87,7 +88,7 @@ class SwiftFormerBlock(nn.Module):
         *,
         hidden_dims: int,
         drop_path: float = 0.0,
-        linear: LinearFactory = nn.Linear,
+        linear: LinearFactory = Linear,
     ):
         super().__init__()
         self.local = convolutional_block(dims, hidden_dims=dims, linear=linear)
@@ -148,7 +149,7 @@ def convolutional_block(
     *,
     hidden_dims: int,
     drop_path: float = 0.0,
-    linear: LinearFactory = nn.Linear,
+    linear: LinearFactory = Linear,
 ) -> maps.DepthwiseBlock:
     """The convolutional branch of a `SwiftFormerBlock`; with more hidden dims, a block of its own."""
     return maps.DepthwiseBlock(

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from ..channel_mixers.feed_forward import FeedForward
 from ..errors import CheckpointError
 from ..layers.arguments import check_sizes
+from ..layers.dense import Linear
 from ..layers.maps import Convolution
 from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
@@ -53,7 +54,7 @@ class PatchMerging(nn.Module):
         *,
         output_dims: int | None = None,
         norm_eps: float = 1e-5,
-        linear: LinearFactory = nn.Linear,
+        linear: LinearFactory = Linear,
     ):
         super().__init__()
         output_dims = 2 * dims if output_dims is None else output_dims

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, UnsupportedModelError
 from ..files.declared import declare
 from ..layers.arguments import check_sizes
 from ..layers.attention.mixer import SelfAttention
-from ..layers.fusing import finished
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.norms import LayerNorm
 from ..ops.activations import relu
@@ -54,8 +54,8 @@ class TokenSelector(nn.Module):
     def __init__(self, num_heads: int, *, hidden_dims: int):
         super().__init__()
         check_sizes("TokenSelector", num_heads=num_heads, hidden_dims=hidden_dims)
-        self.up_proj = nn.Linear(num_heads, hidden_dims)
-        self.down_proj = nn.Linear(hidden_dims, num_heads)
+        self.up_proj = Linear(num_heads, hidden_dims)
+        self.down_proj = Linear(hidden_dims, num_heads)
 
     def __call__(self, scores: mx.array) -> mx.array:
         by_pair = mx.moveaxis(scores, 1, -1).astype(self.up_proj.weight.dtype)
@@ -191,7 +191,7 @@ def with_scores(block: ImageBlock, x: mx.array) -> tuple[mx.array, mx.array]:
     scores = q.astype(mx.float32) @ k.astype(mx.float32).swapaxes(-1, -2)
     weights = mx.exp(log_softmax(scores * mixer.head_dim**-0.5))
     y = merge_heads(weights @ v.astype(mx.float32)).astype(x.dtype)
-    return block.completed(x, finished(mixer, (y,), x.dtype)), scores
+    return block.completed(x, mixer.finish(y, x.dtype)), scores
 
 
 _TINY = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3}

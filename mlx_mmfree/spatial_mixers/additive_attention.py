@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sizes
+from ..layers.dense import Linear
 from ..layers.mixer import Linears, SpatialMixer, factory_of
 from ..ops import long_sum
 
@@ -51,7 +51,7 @@ class AdditiveAttention(SpatialMixer):
     paper: ClassVar[str] = "arXiv 2303.15446"
 
     def __init__(
-        self, dims: int, *, num_heads: int = 1, weights: str = "norm", linear: Linears = nn.Linear
+        self, dims: int, *, num_heads: int = 1, weights: str = "norm", linear: Linears = Linear
     ):
         super().__init__()
         check_sizes("AdditiveAttention", dims=dims, num_heads=num_heads)

@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
+from ..layers.dense import Linear
 from ..layers.maps import DepthwiseConvolution
 from ..layers.mixer import Linears, SpatialMixer
 from ..ops import activate
@@ -40,7 +40,7 @@ class ConvolutionalModulation(SpatialMixer):
     complexity: ClassVar[str] = "T k^2 D"
     paper: ClassVar[str] = "arXiv 2211.11943"
 
-    def __init__(self, dims: int, *, kernel_size: int = 11, linear: Linears = nn.Linear):
+    def __init__(self, dims: int, *, kernel_size: int = 11, linear: Linears = Linear):
         super().__init__()
         self.convolution = DepthwiseConvolution(dims, kernel_size)
         self._dims = dims

@@ -3,9 +3,9 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import dims_of_a_head
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import Linears, SpatialMixer
@@ -57,7 +57,7 @@ class CrossCovarianceAttention(SpatialMixer):
         dims: int,
         *,
         num_heads: int = 8,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         is_stacked: bool = False,
         bias: bool = True,
     ):

@@ -7,6 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..layers.arguments import check_sizes, dims_of_a_head
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads
 from ..layers.maps import DepthwiseConvolution
 from ..layers.matrix import StoredLayout
@@ -90,7 +91,7 @@ class MultiScaleAttention(SpatialMixer):
         scales: Sequence[int] = (5,),
         eps: float = 1e-5,
         norm_eps: float = 1e-5,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
     ):
         super().__init__()
         check_sizes("MultiScaleAttention", dims=dims, head_dim=head_dim)

@@ -3,10 +3,10 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..layers.arguments import check_sizes
+from ..layers.dense import Linear
 from ..layers.mixer import Linears, SpatialMixer
 
 
@@ -41,7 +41,7 @@ class SpatialPooling(SpatialMixer):
     complexity: ClassVar[str] = "T D"
     paper: ClassVar[str] = "arXiv 2111.11418"
 
-    def __init__(self, dims: int, *, window: int = 3, linear: Linears = nn.Linear):
+    def __init__(self, dims: int, *, window: int = 3, linear: Linears = Linear):
         super().__init__()
         check_sizes("SpatialPooling", dims=dims, window=window)
         if window % 2 == 0:

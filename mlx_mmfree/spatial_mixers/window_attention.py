@@ -3,10 +3,10 @@
 from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..layers.arguments import check_counts, check_sizes, dims_of_a_head
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import Linears, SpatialMixer, check_map
 from ..ops import attention
@@ -158,7 +158,7 @@ class WindowAttention(SpatialMixer):
         shift: int = 0,
         pads_first: bool = True,
         num_heads: int = 8,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         is_stacked: bool = False,
         bias: bool = True,
     ):

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, get_args
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import (
     QUERIES_KEYS_VALUES,
@@ -91,7 +91,7 @@ class BigBird(TokenMixer):
         seed: int = 0,
         num_heads: int = 8,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
     ):
         super().__init__()

@@ -4,10 +4,10 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context, count_on
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.recurrence import attend_to_all, check_no_starts, weights_of_kernel, with_ones
@@ -94,7 +94,7 @@ class CosFormer(TokenMixer):
         num_heads: int = 8,
         max_length: int = 2048,
         eps: float = 1e-6,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         is_causal: bool = True,
     ):

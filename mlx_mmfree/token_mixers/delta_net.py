@@ -3,10 +3,10 @@
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
 from ..layers.delta_rule import DeltaRuleMixer, DeltaRuleState, gated_output
+from ..layers.dense import Linear
 from ..layers.mixer import Linears
 from ..ops import rms_norm
 
@@ -72,7 +72,7 @@ class DeltaNet(DeltaRuleMixer):
         conv_size: int = 4,
         use_gate: bool = False,
         allow_negative: bool = False,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
     ):

@@ -4,10 +4,10 @@ import math
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.mixer import Linears, TokenMixer
 
 
@@ -49,7 +49,7 @@ class FNet(TokenMixer):
     paper: ClassVar[str] = "arXiv 2105.03824"
     bidirectional: ClassVar[bool] = True
 
-    def __init__(self, dims: int, *, linear: Linears = nn.Linear):
+    def __init__(self, dims: int, *, linear: Linears = Linear):
         super().__init__()
         check_sizes("FNet", dims=dims)
         self._dims = dims

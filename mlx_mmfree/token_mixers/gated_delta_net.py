@@ -3,11 +3,11 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers import delta_rule
 from ..layers.arguments import check_optional_sizes, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.fusing import Parts, columns
 from ..layers.mixer import Linears
 from ..ops.gated_delta_net import delta_rule_inputs, delta_rule_output, head_gates
@@ -75,7 +75,7 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
         value_head_dim: int | None = None,
         conv_size: int = 4,
         allow_negative: bool = False,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
         is_stacked: bool = False,

@@ -3,12 +3,13 @@
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
+from ..layers.norms import RMSNorm
 from ..layers.recurrence import weights_of_recurrence
 from ..ops import gated_linear_attention, gated_rms_norm
 from ..ops.activations import log_sigmoid
@@ -91,7 +92,7 @@ class GLA(TokenMixer):
         value_dims: int | None = None,
         gate_rank: int = 16,
         gate_root: float = 16.0,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
     ):
@@ -115,7 +116,7 @@ class GLA(TokenMixer):
         self.make_projections(dims, {"forget_down_proj": [gate_rank]}, linear)
         self.forget_proj = factory_of(linear, "forget_proj")(gate_rank, key_dims, bias=True)
         self.make_output(value_dims, dims, linear, bias=bias)
-        self.output_norm = nn.RMSNorm(self._value_dim, eps=norm_eps)
+        self.output_norm = RMSNorm(self._value_dim, eps=norm_eps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> GLAState:
         return GLAState(mx.zeros((batch_size, self.num_heads, self._key_dim, self._value_dim)))

@@ -3,9 +3,9 @@
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sizes
+from ..layers.dense import Linear
 from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, factory_of
 from ..layers.norms import LayerNorm
@@ -71,7 +71,7 @@ class GMLP(KeyValueMixer):
         num_heads: int = 1,
         attention_dims: int | None = None,
         norm_eps: float = 1e-5,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         is_causal: bool = True,
     ):
         super().__init__()

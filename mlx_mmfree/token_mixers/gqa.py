@@ -3,12 +3,12 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_counts, check_optional_sizes, check_sizes
 from ..layers.attention.mixer import SelfAttention
 from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
+from ..layers.dense import Linear
 from ..layers.mixer import Linears
 from ..ops import attention
 from ..ops.attention import Mask
@@ -125,7 +125,7 @@ class SlidingWindowAttention(GQA):
         num_heads: int = 8,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         rope: RoPE | None = None,
         position_bias: PositionBias | None = None,
@@ -211,7 +211,7 @@ class LocalAttention(GQA):
         num_heads: int = 8,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         rope: RoPE | None = None,
         position_bias: PositionBias | None = None,
@@ -297,7 +297,7 @@ class AttentionSink(GQA):
         num_heads: int = 8,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         rope: RoPE | None = None,
         position_bias: PositionBias | None = None,

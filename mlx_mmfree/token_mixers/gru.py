@@ -1,13 +1,13 @@
 """GRU, the gated recurrent unit (Cho et al., arXiv 1406.1078)."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.fusing import inputs, widths_of
+from ..layers.dense import Linear
 from ..layers.mixer import Linears, TokenMixer, factory_of
 from ..layers.recurrence import weights_of_gates
 from ..ops.splitting import positions
@@ -84,7 +84,7 @@ class GRU(TokenMixer):
         *,
         hidden_dims: int | None = None,
         resets_before: bool = False,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = True,
     ):
         super().__init__()
@@ -140,21 +140,18 @@ class GRU(TokenMixer):
         """
         dtype = gates[0].dtype
         of_reset, of_update, of_candidate = (part.astype(mx.float32) for part in gates)
-        linears = [self[f"hidden_{name}"] for name in _GATES]
-        before = linears[:2] if self._resets_before else linears
+        before = _GATES[:2] if self._resets_before else _GATES
         parts = self._of_state(before, hidden.astype(dtype))
         reset = mx.sigmoid(of_reset + parts[0])
         update = mx.sigmoid(of_update + parts[1])
         if self._resets_before:
-            (inner,) = self._of_state(linears[2:], (reset * hidden).astype(dtype))
+            (inner,) = self._of_state(_GATES[2:], (reset * hidden).astype(dtype))
         else:
             inner = reset * parts[2]
         candidate = mx.tanh(of_candidate + inner)
         return update * hidden + (1.0 - update) * candidate, update
 
-    def _of_state(self, linears: list[nn.Module], hidden: mx.array) -> list[mx.array]:
-        """What projections of the state before give, float32 `(B, E)` each."""
-        parts = widths_of(
-            inputs(hidden, linears, dtype=hidden.dtype), [self._hidden_dims] * len(linears)
-        )
-        return [part.astype(mx.float32) for part in parts]
+    def _of_state(self, gates: Sequence[str], hidden: mx.array) -> list[mx.array]:
+        """What the projections of the state before add to gates, float32 `(B, E)` each."""
+        named = {f"hidden_{name}": [self._hidden_dims] for name in gates}
+        return [part.astype(mx.float32) for part in self.results(hidden, named)]

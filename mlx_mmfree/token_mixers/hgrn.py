@@ -3,11 +3,12 @@
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.mixer import Group, Linears, Partition, TokenMixer
+from ..layers.norms import RMSNorm, is_rms_norm
 from ..layers.recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.sharded_linear import ShardedRMSNorm
 from ..ops import gated_rms_norm
@@ -87,7 +88,7 @@ class HGRN(TokenMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
     ):
@@ -100,7 +101,7 @@ class HGRN(TokenMixer):
         gates = {name: [hidden_dims] for name in ("input_proj", "forget_proj", "gate_proj")}
         self.make_projections(dims, gates, linear, bias=bias)
         self.make_output(hidden_dims, dims, linear, bias=bias)
-        self.output_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
+        self.output_norm = RMSNorm(hidden_dims, eps=norm_eps)
 
     def take_part(self, group: Group) -> None:
         self.output_norm = ShardedRMSNorm(self.output_norm, group)
@@ -120,9 +121,9 @@ class HGRN(TokenMixer):
     ) -> tuple[mx.array, HGRNState]:
         h, last = gated_recurrence(i, f, state.hidden, context, lower_bound)
         norm = self["output_norm"]
-        if isinstance(norm, ShardedRMSNorm):
-            return norm(h) * silu(g.astype(mx.float32)), HGRNState(last)
-        return gated_rms_norm(h, g, norm["weight"], eps=norm.eps), HGRNState(last)
+        if is_rms_norm(norm):
+            return gated_rms_norm(h, g, norm["weight"], eps=norm.eps), HGRNState(last)
+        return norm(h) * silu(g.astype(mx.float32)), HGRNState(last)
 
     def mixing_weights(
         self, x: mx.array, *, lower_bound: mx.array | None = None, **arguments: Any

@@ -3,12 +3,13 @@
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import Linears, Partition, TokenMixer
+from ..layers.norms import RMSNorm
 from ..layers.recurrence import bounded_gate, weights_of_recurrence
 from ..ops import gated_linear_attention
 from ..ops.activations import silu
@@ -86,7 +87,7 @@ class HGRN2(TokenMixer):
         *,
         num_heads: int = 8,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
         scale: float | None = None,
@@ -102,7 +103,7 @@ class HGRN2(TokenMixer):
         inner = {"query_proj": [keys], "forget_proj": [keys], "input_proj": [dims]}
         self.make_projections(dims, inner, linear, bias=bias)
         self.make_output(dims, dims, linear, bias=bias)
-        self.output_norm = nn.RMSNorm(dims, eps=norm_eps)
+        self.output_norm = RMSNorm(dims, eps=norm_eps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> HGRN2State:
         shape = (batch_size, self.num_heads, self._head_dim, self._value_dim)

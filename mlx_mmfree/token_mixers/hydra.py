@@ -3,10 +3,10 @@
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, TokenMixer
 from ..layers.recurrence import check_no_starts, weights_of_kernel
 from ..ops import linear_scan, long_sum
@@ -78,7 +78,7 @@ class Hydra(TokenMixer):
         self,
         dims: int,
         *,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         eps: float = 1e-6,
         is_causal: bool = True,

@@ -3,11 +3,11 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, dims_of_a_head
 from ..layers.context import Context
 from ..layers.delta_rule import DeltaRuleMixer, DeltaRuleState, fresh_decay_log, fresh_step_bias
+from ..layers.dense import Linear
 from ..layers.linear import split_heads
 from ..layers.mixer import Linears, factory_of
 from ..ops import rms_norm
@@ -80,7 +80,7 @@ class KDA(DeltaRuleMixer):
         conv_size: int = 4,
         lower_bound: float | None = None,
         allow_negative: bool = False,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         gate_bias: bool = True,
         norm_eps: float = 1e-5,

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.recurrence import attend_to_all, check_no_starts, weights_of_kernel, with_ones
@@ -107,7 +107,7 @@ class LinearAttention(TokenMixer):
         normalize: bool = True,
         eps: float = 1e-6,
         scale: float = 1.0,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         is_causal: bool = True,
     ):

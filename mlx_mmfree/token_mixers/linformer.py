@@ -3,10 +3,10 @@
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
 from ..ops import attention
@@ -77,7 +77,7 @@ class Linformer(TokenMixer):
         shares_lengths: bool = False,
         shares_values: bool = False,
         has_one_kv_head: bool = False,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         output_bias: bool | None = None,
     ):

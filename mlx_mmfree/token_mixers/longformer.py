@@ -3,11 +3,11 @@
 from typing import Any, ClassVar, cast
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_counts, check_sequences, check_sizes, dims_of_a_head
 from ..layers.attention.key_values import SequenceBlocks, near_mask
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer, factory_of
 from ..ops import attention
@@ -78,7 +78,7 @@ class Longformer(TokenMixer):
         num_global: int = 1,
         num_heads: int = 8,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
     ):
         super().__init__()

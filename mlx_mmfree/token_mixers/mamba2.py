@@ -4,13 +4,14 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
 from ..layers.delta_rule import fresh_decay_log, fresh_step_bias
+from ..layers.dense import Linear
 from ..layers.linear import split_heads
 from ..layers.mixer import Linears, TokenMixer
+from ..layers.norms import RMSNorm
 from ..layers.recurrence import weights_of_recurrence
 from ..layers.short_convolution import ShortConvolution
 from ..ops import gated_linear_attention, rms_norm
@@ -104,7 +105,7 @@ class Mamba2(TokenMixer):
         conv_bias: bool = True,
         min_step: float = 0.0,
         max_step: float = math.inf,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
     ):
@@ -135,7 +136,7 @@ class Mamba2(TokenMixer):
         self.decay_log = fresh_decay_log(num_heads)
         self.step_bias = fresh_step_bias(num_heads)
         self.skip = mx.ones((num_heads,))
-        self.output_norm = nn.RMSNorm(self._hidden_dims, eps=norm_eps)
+        self.output_norm = RMSNorm(self._hidden_dims, eps=norm_eps)
         self.make_output(self._hidden_dims, dims, linear, bias=bias)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> Mamba2State:

@@ -3,13 +3,14 @@
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers import ShortConvolution
 from ..layers.arguments import check_counts, check_sequences, check_sizes
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.fusing import Parts, beside
 from ..layers.mixer import Group, Linears, Partition, TokenMixer, part_of
+from ..layers.norms import RMSNorm, is_rms_norm
 from ..layers.recurrence import bounded_gate, gated_recurrence, weights_of_gates
 from ..layers.sharded_linear import ShardedRMSNorm
 from ..ops import mlgru_step
@@ -105,7 +106,7 @@ class MLGRU(TokenMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         stacking: Stacking = "none",
         norm_eps: float = 1e-6,
@@ -132,7 +133,7 @@ class MLGRU(TokenMixer):
         self.make_projections(dims, gates, linear, bias=bias)
         self.make_output(hidden_dims, dims, linear, bias=bias)
         if output_gate == "norm":
-            self.gate_norm = nn.RMSNorm(hidden_dims, eps=norm_eps)
+            self.gate_norm = RMSNorm(hidden_dims, eps=norm_eps)
         self.prepares = bool(conv_size and share_conv)
         if self.prepares:
             self.shared_conv = ShortConvolution(dims, conv_size)
@@ -177,7 +178,7 @@ class MLGRU(TokenMixer):
         return y, MLGRUState(last, convolutions)
 
     def has_fused(self, context: Context) -> bool:
-        return "gate_norm" in self and not isinstance(self["gate_norm"], ShardedRMSNorm)
+        return is_rms_norm(self.get("gate_norm"))
 
     def fused(
         self,

@@ -3,11 +3,10 @@
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context
-from ..layers.fusing import finished
+from ..layers.dense import Linear
 from ..layers.matrix import matrix_of
 from ..layers.mixer import Linears, TokenMixer
 from ..ops import activate
@@ -64,7 +63,7 @@ class MLPMixer(TokenMixer):
         *,
         max_length: int,
         num_hidden: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = True,
     ):
         super().__init__()
@@ -94,7 +93,7 @@ class MLPMixer(TokenMixer):
         length = x.shape[1]
         rows = mx.pad(context.padding_moved(x), [(0, 0), (0, self._max_length - length), (0, 0)])
         h = self.mix(*self.apart(self.project(rows.swapaxes(1, 2))))
-        y = finished(self, (h,), x.dtype).swapaxes(1, 2)[:, :length]
+        y = self.finish(h, x.dtype).swapaxes(1, 2)[:, :length]
         return context.padding_moved_back(y), ()
 
     def _check(self, x: mx.array) -> None:

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, check_sizes
 from ..layers.attention.mixer import SelfAttention
 from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.context import Context
-from ..layers.fusing import finished
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import Linears, State, StateKind, factory_of
 from ..ops import attention
@@ -99,7 +98,7 @@ class MultiHeadAttention(SelfAttention):
         num_heads: int = 8,
         head_dim: int | None = None,
         memory_dims: int | tuple[int, int] | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         is_stacked: bool = False,
         rope: RoPE | None = None,
@@ -158,7 +157,7 @@ class MultiHeadAttention(SelfAttention):
             queries, state.keys, state.values, mx.logical_or(seen, mx.logical_not(has_any))
         )
         y = mx.where(has_any, y, mx.zeros((), y.dtype))
-        y = finished(self, (merge_heads(y),), x.dtype)
+        y = self.finish(merge_heads(y), x.dtype)
         return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), state
 
     def mixing_weights(

@@ -4,12 +4,12 @@ import math
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..layers import recurrence
 from ..layers.arguments import check_optional_sizes, check_sequences, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..ops import gated_linear_attention
@@ -187,7 +187,7 @@ class Performer(TokenMixer):
         kernel: Literal["softmax", "relu"] = "softmax",
         eps: float | None = None,
         key_maximum: Literal["seen", "call"] = "seen",
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         is_causal: bool = True,
     ):

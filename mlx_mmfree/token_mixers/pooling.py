@@ -3,10 +3,10 @@
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes
 from ..layers.context import Context, count_on
+from ..layers.dense import Linear
 from ..layers.mixer import Linears, TokenMixer
 from ..ops import linear_scan
 
@@ -76,7 +76,7 @@ class Pooling(TokenMixer):
         dims: int,
         *,
         window: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         is_causal: bool = True,
     ):
         super().__init__()

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.attention.key_values import KeyValueState, extend, read
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.held_tokens import HeldTokens, KeyValueMixer
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import Group, Linears, Partition, own_share
@@ -368,7 +368,7 @@ class Reformer(KeyValueMixer):
         num_heads: int = 8,
         head_dim: int | None = None,
         seed: int = 0,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         is_causal: bool = True,
     ):
         super().__init__()

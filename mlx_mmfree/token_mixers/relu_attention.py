@@ -10,6 +10,7 @@ from ..layers.attention.mixer import SelfAttention, SelfAttentionState
 from ..layers.attention.options import KeyValueCache
 from ..layers.attention.positions import PositionBias, RoPE
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.mixer import Linears
 from ..ops import long_sum
 from ..ops.attention import Mask
@@ -108,7 +109,7 @@ class ReLUAttention(SelfAttention):
         num_heads: int = 8,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         output_bias: bool | None = None,
         rope: RoPE | None = None,

@@ -3,14 +3,15 @@
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from ..layers import RoPE
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context, count_on
+from ..layers.dense import Linear
 from ..layers.linear import split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
+from ..layers.norms import RMSNorm
 from ..layers.recurrence import weights_of_recurrence
 from ..ops import gated_linear_attention, gated_rms_norm
 
@@ -90,7 +91,7 @@ class RetNet(TokenMixer):
         key_dims: int | None = None,
         value_dims: int | None = None,
         rope: RoPE | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
     ):
@@ -114,7 +115,7 @@ class RetNet(TokenMixer):
         }
         self.make_projections(dims, inner, linear, bias=bias)
         self.make_output(value_dims, dims, linear, bias=bias)
-        self.output_norm = nn.RMSNorm(self._value_dim, eps=norm_eps)
+        self.output_norm = RMSNorm(self._value_dim, eps=norm_eps)
 
     def init_state(self, batch_size: int, dtype: mx.Dtype) -> RetNetState:
         shape = (batch_size, self.num_heads, self._key_dim, self._value_dim)

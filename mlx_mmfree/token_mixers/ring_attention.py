@@ -3,12 +3,11 @@
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.attention.mixer import SelfAttention, SelfAttentionState
 from ..layers.attention.positions import RoPE
 from ..layers.context import Context
-from ..layers.fusing import beside, finished
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import Linears, StatesByPosition
 from ..ops.ring_attention import ring_attention
@@ -73,7 +72,7 @@ class RingAttention(SelfAttention):
         num_heads: int = 8,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         rope: RoPE | None = None,
         is_causal: bool = True,
@@ -128,15 +127,14 @@ class RingAttention(SelfAttention):
         valid = context.valid
         if valid is not None:
             x = mx.where(valid[..., None], x, mx.zeros((), x.dtype))
-        heads = split_heads(beside(self.project(x)), self.num_heads + 2 * self.num_kv_heads)
-        both, values = mx.split(heads, [self.num_heads + self.num_kv_heads], axis=1)
+        q, k, v = self.apart(self.project(x))
+        q, k = split_heads(q, self.num_heads), split_heads(k, self.num_kv_heads)
+        v = split_heads(v, self.num_kv_heads)
         if "rope" in self:
-            offset = self._offset(x.shape[1], valid, group)
-            both = self.rope.rotate(both, self.rope.rotation(offset, x.shape[1]))
-        queries, keys = mx.split(both, [self.num_heads], axis=1)
-        queries = self.rope.scaled(queries) if "rope" in self else queries
-        y = ring_attention(queries, keys, values, group, is_causal=self.is_causal, valid=valid)
-        y = finished(self, (merge_heads(y),), x.dtype)
+            rotation = self.rope.rotation(self._offset(x.shape[1], valid, group), x.shape[1])
+            q, k = self.rope.scaled(self.rope.rotate(q, rotation)), self.rope.rotate(k, rotation)
+        y = ring_attention(q, k, v, group, is_causal=self.is_causal, valid=valid)
+        y = self.finish(merge_heads(y), x.dtype)
         return y if valid is None else mx.where(valid[..., None], y, mx.zeros((), y.dtype)), before
 
     def _offset(

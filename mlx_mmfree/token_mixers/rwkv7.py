@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sequences, check_sizes, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import split_heads
 from ..layers.mixer import Linears, TokenMixer, factory_of
 from ..layers.short_convolution import shift_state, shifted
@@ -106,7 +107,7 @@ class RWKV7(TokenMixer):
         removal_rank: int | None = None,
         value_rank: int | None = None,
         gate_rank: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         norm_eps: float = 1e-5,
     ):
@@ -263,7 +264,7 @@ class RWKV7Channel(TokenMixer):
         dims: int,
         *,
         hidden_dims: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
     ):
         super().__init__()

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sequences, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, TokenMixer
 from ..layers.recurrence import weights_of_kernel
@@ -69,7 +69,7 @@ class SimA(TokenMixer):
         num_heads: int = 8,
         class_only: bool = False,
         eps: float | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
     ):
         super().__init__()

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.attention.key_values import KeyValueKind, KeyValueState, extend, read
 from ..layers.attention.options import KeyValueCache
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.held_tokens import HeldTokens, KeyValueMixer
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, own_share
@@ -311,7 +311,7 @@ class Sinkhorn(KeyValueMixer):
         has_noise: bool = False,
         num_heads: int = 8,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         is_causal: bool = True,
     ):
         super().__init__()

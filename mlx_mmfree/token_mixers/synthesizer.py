@@ -4,10 +4,10 @@ import math
 from typing import Any, ClassVar, Literal, get_args
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
 from ..layers.context import Context
+from ..layers.dense import Linear
 from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, factory_of
@@ -96,7 +96,7 @@ class Synthesizer(KeyValueMixer):
         num_heads: int = 8,
         head_dim: int | None = None,
         value_head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         output_bias: bool | None = None,
         is_causal: bool = True,

@@ -224,7 +224,7 @@ def test_gradients_of_fresh_adapters(gradient_case: Case, packed: bool) -> None:
         want = (gradient * rows).sum(axis=1) / mx.linalg.norm(rows, axis=1)
         assert relative_error(gradients[f"{name}.m"], want) <= GRADIENT_TOLERANCE, name
         assert not gradients[f"{name}.lora_a"].any().item()
-        if is_embedding or type(base) is nn.Linear:
+        if is_embedding or isinstance(base, nn.Linear):
             want = adapter.lora_a.T @ (gradient if is_embedding else gradient.T)
             assert relative_error(gradients[f"{name}.lora_b"], want) <= GRADIENT_TOLERANCE, name
 

@@ -21,6 +21,7 @@ from mlx_mmfree.ops import pack_ternary, ternarize, unpack_ternary
 from tests.tolerances import TOLERANCE, relative_error
 
 PACKAGE = Path(mlx_mmfree.__path__[0])
+NORMS = {"RMSNorm", "LayerNorm", "PlacedRMSNorm", "ShardedRMSNorm", "BatchNorm"}
 OF_MLX = {"Linear", "Embedding", "QuantizedLinear", "QuantizedEmbedding"}
 
 
@@ -115,6 +116,40 @@ def test_only_layers_tell_kinds_of_linears_apart() -> None:
         for line in _lines_that_tell_apart(file.read_text(encoding="utf-8"), kinds)
     ]
     assert not found, "A layer answers for itself: ask `layers.matrix.matrix_of` for its matrix."
+
+
+def _exact_classes(source: str, names: set[str]) -> Iterator[int]:
+    """Lines that ask for the very class of a value: `type(m) is Linear`, or a look-up by `type(m)`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Compare) and any(_is_call(p, "type") for p in ast.walk(node.left)):
+            is_lookup = any(isinstance(each, ast.In | ast.NotIn) for each in node.ops)
+            if is_lookup or any(_mentions(other, names) for other in node.comparators):
+                yield node.lineno
+        elif isinstance(node, ast.Subscript) and _is_call(node.slice, "type"):
+            yield node.lineno
+        elif isinstance(node, ast.Call) and any(_is_call(each, "type") for each in node.args[:1]):
+            yield from [node.lineno] if ast.unparse(node.func).endswith(".get") else []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["type(m) is nn.RMSNorm", "type(m) in KINDS", "KINDS.get(type(m))", "KINDS[type(m)](m)"],
+)
+def test_questions_for_exact_classes_are_found(line: str) -> None:
+    assert list(_exact_classes(line, NORMS))
+    assert not list(_exact_classes("type(n) is int", NORMS))
+    assert not list(_exact_classes("getattr(type(m), 'form', Form)", NORMS))
+
+
+def test_layers_ask_for_no_exact_class() -> None:
+    files = list((PACKAGE / "layers").rglob("*.py"))
+    assert len(files) > 20
+    found = [
+        f"{file.relative_to(PACKAGE)}:{line}"
+        for file in files
+        for line in _exact_classes(file.read_text(encoding="utf-8"), _kinds() | NORMS)
+    ]
+    assert not found, "The class of a linear or a norm says by an attribute what is done with it."
 
 
 def _packed_linear() -> PackedLinear:

@@ -5,7 +5,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.layers import BitLinear
-from mlx_mmfree.layers.fusing import beside, inputs, output
+from mlx_mmfree.layers.fusing import Around, beside, inputs, output
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 
@@ -57,6 +57,7 @@ def test_results_lie_one_behind_the_other(linears: list[nn.Module], rows: int) -
 
 def test_a_gate_apart_is_a_gate_in_one_piece(linears: list[nn.Module]) -> None:
     x, down = mx.random.normal((2, 5, 12)), nn.Linear(8, 12)
-    got = output(inputs(x, linears, dtype=x.dtype), down, gate="silu", residual=x)
-    want = output((beside(inputs(x, linears, dtype=x.dtype)),), down, gate="silu", residual=x)
+    around = Around(x.dtype, gate="silu", residual=x)
+    got = output(inputs(x, linears, dtype=x.dtype), down, around)
+    want = output((beside(inputs(x, linears, dtype=x.dtype)),), down, around)
     assert relative_error(got, want) <= TOLERANCE[mx.float32]

@@ -83,7 +83,7 @@ def _model(name: str, layers: int) -> Decoder:
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     pack_linears(model)
     if form == CODES:
-        nn.quantize(model, 32, 2, class_predicate=lambda _, module: type(module) is nn.Linear)
+        nn.quantize(model, 32, 2, class_predicate=lambda _, module: isinstance(module, nn.Linear))
     if form == ROTATED:
         _rotate(model)
     if form == BIASES:
@@ -98,7 +98,7 @@ def _model(name: str, layers: int) -> Decoder:
 def _rotate(model: Decoder) -> None:
     """Gives all linears of blocks the form that those of Bonsai 2 have, but for the gates of heads."""
     for path, module in model.named_modules():
-        if type(module) is nn.Linear and not path.endswith(("beta_proj", "decay_proj", "head")):
+        if isinstance(module, nn.Linear) and not path.endswith(("beta_proj", "decay_proj", "head")):
             outputs, inputs = module.weight.shape
             rotated = RotatedLinear(inputs, outputs, group_size=64, bits=2, block=64)
             model.update_modules(tree_unflatten([(path, rotated)]))

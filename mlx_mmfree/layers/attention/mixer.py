@@ -4,16 +4,17 @@ from copy import copy
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from ...ops.attention import Mask
 from ...ops.attention import operation as attention_operation
 from ...ops.attention_step import without_gates
 from ..arguments import check_sequences, check_sizes
 from ..context import Context
+from ..dense import Linear
 from ..fusing import beside
 from ..linear import merge_heads, split_heads
 from ..mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, StateKind
+from ..norms import RMSNorm
 from .key_values import KeyValueKind, KeyValueState, extend
 from .options import GROUP_SIZES, AttentionNorms, KeyValueCache, Quantization
 from .positions import PositionBias, RoPE
@@ -75,7 +76,7 @@ class SelfAttention(ServedAttention):
         num_heads: int = 8,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
-        linear: Linears = nn.Linear,
+        linear: Linears = Linear,
         bias: bool = False,
         output_bias: bool | None = None,
         is_stacked: bool = False,
@@ -120,10 +121,10 @@ class SelfAttention(ServedAttention):
             position_bias.check_fits(self._name, num_heads)
             self.position_bias = position_bias
         if norms.qk_eps is not None:
-            self.query_norm = nn.RMSNorm(head_dim, eps=norms.qk_eps)
-            self.key_norm = nn.RMSNorm(head_dim, eps=norms.qk_eps)
+            self.query_norm = RMSNorm(head_dim, eps=norms.qk_eps)
+            self.key_norm = RMSNorm(head_dim, eps=norms.qk_eps)
         if norms.output_eps is not None:
-            self.output_norm = nn.RMSNorm(num_heads * head_dim, eps=norms.output_eps)
+            self.output_norm = RMSNorm(num_heads * head_dim, eps=norms.output_eps)
 
     def _check_groups(self, quantization: Quantization) -> None:
         """Refuses groups that do not divide the dims of a head, with `ValueError`."""

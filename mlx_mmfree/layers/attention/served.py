@@ -19,7 +19,6 @@ from ...ops.splitting import split_many
 from ..context import Context
 from ..fusing import Parts, beside, fuses
 from ..mixer import TokenMixer
-from ..norms import apply_norm
 from . import key_values
 from .options import KeyValueCache, Quantization
 from .seen import relative_positions
@@ -292,8 +291,8 @@ class ServedAttention(TokenMixer):
             return (both,), values
         queries, keys = self._apart((both,))
         if "query_norm" in self:
-            queries = apply_norm(self["query_norm"], queries)
-            keys = apply_norm(self["key_norm"], keys)
+            queries = self["query_norm"](queries)
+            keys = self["key_norm"](keys)
         return (queries if rope is None else rope.scaled(queries), keys), values
 
     def _apart(self, arrays: tuple[mx.array, ...]) -> tuple[mx.array, mx.array]:

@@ -13,6 +13,7 @@ from ...errors import CheckpointError
 from ...layers import apply_head
 from ...layers.attention.positions import LearnedPositions
 from ...layers.context import Context, count_on
+from ...layers.dense import Linear
 from ...layers.embedding import known_rows
 from ...layers.mixer import TokenMixer
 from .architecture import Copy, draw_weights
@@ -96,7 +97,7 @@ class Front(nn.Module):
         self.segments = nn.Embedding(config.type_vocab_size, dims)
         self.norm = nn.LayerNorm(dims, eps=config.layer_norm_eps)
         if has_projection:
-            self.projection = nn.Linear(dims, dims)
+            self.projection = Linear(dims, dims)
 
     def __call__(self, x: mx.array, context: Context) -> mx.array:
         places, _ = count_on(mx.zeros((x.shape[0],), mx.int32), x.shape[1], context)
@@ -136,7 +137,7 @@ class Bert(MaskedLM):
         embed = nn.Embedding(config.vocab_size, dims)
         super().__init__(embed, blocks, nn.Identity(), None, config)
         self.front = front
-        self.head_proj = nn.Linear(dims, dims)
+        self.head_proj = Linear(dims, dims)
         self.head_norm = nn.LayerNorm(dims, eps=eps)
         self.logits_bias = mx.zeros((config.vocab_size,))
         draw_weights(self, config.initializer_range)

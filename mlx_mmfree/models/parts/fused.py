@@ -17,8 +17,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...layers.context import Context
+from ...layers.dense import Linear, QuantizedLinear
 from ...layers.fusing import finished, fused_inputs, fuses, inputs_of_sum
 from ...layers.mixer import Mixer, State
+from ...layers.norms import RMSNorm
 from .stack import Block, ReversibleBlock
 
 
@@ -97,20 +99,25 @@ class FusedReversibleBlock(Fused, ReversibleBlock):
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_FUSED: dict[type[nn.Module], type[Fused]] = {
+_FAST: dict[type[nn.Module], type[nn.Module]] = {
     Block: FusedBlock,
     ReversibleBlock: FusedReversibleBlock,
+    nn.Linear: Linear,
+    nn.QuantizedLinear: QuantizedLinear,
+    nn.RMSNorm: RMSNorm,
 }
 
 
 def fuse_operations(model: Model) -> Model:
     """Lets each block of a model compute in few operations, in place; returns the model.
 
+    Linears and norms of MLX become those of `layers`, which have the same parameters.
+
     Results are those of the definitions but for rounding: between a norm and the linears after it, a
     fused block may keep more bits.
     """
     for module in model.modules():
-        kind = _FUSED.get(type(module))
+        kind = _FAST.get(type(module))
         if kind is not None:
             module.__class__ = kind
     return model

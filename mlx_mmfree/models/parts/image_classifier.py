@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files.declared import declare
+from ...layers.dense import Linear
 from ...layers.maps import DropPath, LayerScale
 from ...layers.mixer import LinearFactory, SpatialMixer, TokenMixer
 from ...ops.long_sums import long_sum
@@ -163,7 +164,7 @@ class ImageConfig(HubConfig):
 
     def class_head(self, dims: int) -> nn.Module:
         """Makes the linear of the logits; without classes it leaves vectors of `dims` as they are."""
-        return nn.Linear(dims, self.num_classes) if self.num_classes else nn.Identity()
+        return Linear(dims, self.num_classes) if self.num_classes else nn.Identity()
 
     @property
     def labels(self) -> tuple[str, ...]:

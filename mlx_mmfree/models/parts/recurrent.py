@@ -14,7 +14,9 @@ from ...files.declared import declare
 from ...layers import RoPE
 from ...layers.attention.mixer import SelfAttention
 from ...layers.attention.options import KeyValueCache
+from ...layers.dense import Linear
 from ...layers.mixer import TokenMixer
+from ...layers.norms import RMSNorm
 from ...token_mixers import GQA
 from .architecture import draw_weights
 from .fields import HubConfig, activation, boolean, integer, key, number, refuse_unless, weight_std
@@ -318,8 +320,8 @@ def build_recurrent(
         token_mixer = mixer() if attention is None else _attention_mixer(dims, attention)
         channel_mixer = SwiGLU(dims, hidden_dims=config.intermediate_size)
         blocks.append(Block(dims, token_mixer, channel_mixer, norm_eps=eps))
-    head = None if config.tie_word_embeddings else nn.Linear(dims, config.vocab_size, bias=False)
-    model = kind(embed, blocks, nn.RMSNorm(dims, eps=eps), head, config)
+    head = None if config.tie_word_embeddings else Linear(dims, config.vocab_size, bias=False)
+    model = kind(embed, blocks, RMSNorm(dims, eps=eps), head, config)
     return draw_weights(model, config.initializer_range)
 
 
@@ -328,7 +330,7 @@ def _attention_mixer(dims: int, attention: AttentionBlocks) -> GQA:
         dims,
         num_heads=attention.num_heads,
         num_kv_heads=attention.num_kv_heads,
-        linear={**dict.fromkeys(_ATTENTION.values(), nn.Linear), "output_proj": _without_bias},
+        linear={**dict.fromkeys(_ATTENTION.values(), Linear), "output_proj": _without_bias},
         bias=attention.qkv_bias,
         rope=RoPE(dims // attention.num_heads, base=attention.rope_theta),
         cache=KeyValueCache(attention.window_size),
@@ -336,4 +338,4 @@ def _attention_mixer(dims: int, attention: AttentionBlocks) -> GQA:
 
 
 def _without_bias(input_dims: int, output_dims: int, **_: Any) -> nn.Module:
-    return nn.Linear(input_dims, output_dims, bias=False)
+    return Linear(input_dims, output_dims, bias=False)

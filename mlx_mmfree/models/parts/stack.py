@@ -12,12 +12,13 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
 from ...errors import UnsupportedModelError
-from ...layers import ChannelMixer, apply_norm
+from ...layers import ChannelMixer
 from ...layers.arguments import check_features, check_sizes
 from ...layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
 from ...layers.context import Context
 from ...layers.embedding import TokenLayers, embed_tokens, known_rows
 from ...layers.mixer import State, TokenMixer
+from ...layers.norms import RMSNorm
 
 NormOrder = Literal["pre", "post", "branch", "sandwich", "parallel", "none"]
 Branch = Callable[[mx.array], mx.array]
@@ -86,7 +87,7 @@ class Block(nn.Module):
         channel_mixer: ChannelMixer | TokenMixer | None,
         *,
         memory_mixer: TokenMixer | None = None,
-        norm: Callable[..., nn.Module] = nn.RMSNorm,
+        norm: Callable[..., nn.Module] = RMSNorm,
         norm_eps: float = 1e-6,
         norm_order: NormOrder = "pre",
     ):
@@ -174,7 +175,7 @@ class Block(nn.Module):
 
     def normed(self, name: str, place: str, x: mx.array) -> mx.array:
         norm = self.norm_at(name, place)
-        return x if norm is None else apply_norm(norm, x)
+        return x if norm is None else cast(mx.array, norm(x))
 
     @property
     def is_dropping(self) -> bool:
@@ -608,7 +609,7 @@ class Stack(nn.Module):
                 x, new = run(block, x, old, context, **arguments)
             new_state += (new,) if is_flat or len(block.carriers) == 1 else new
         x = self.joined(x) if is_reversible else x
-        return apply_norm(self.norm, x), (*new_state, *added)
+        return self.norm(x), (*new_state, *added)
 
     def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
         """The normed residual stream after all blocks, of sequences that begin and end with the call.
@@ -622,7 +623,7 @@ class Stack(nn.Module):
         x, _, _ = self._placed(x, None, context)
         blocks = cast("list[ReversibleBlock]", self.blocks)
         x = self.joined(ReversibleSequence(blocks)(two_streams(x), context))
-        return apply_norm(self.norm, x)
+        return self.norm(x)
 
     def joined(self, x: mx.array) -> mx.array:
         """The input of the norm from both streams after reversible blocks, `(B, L, 2 D)`."""

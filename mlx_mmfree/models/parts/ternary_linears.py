@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import mlx.nn as nn
-
 from ...errors import CheckpointError
 from ...layers import BitLinear
+from ...layers.dense import Linear
 from ...layers.mixer import LinearFactory
 from .fields import boolean, number, refuse_unless, section
 
@@ -89,7 +88,7 @@ class TernaryLinears:
 def linear_of(linears: TernaryLinears | None, name: str) -> LinearFactory:
     """Makes the linear with this Hub name."""
     if linears is None:
-        return nn.Linear
+        return Linear
     excluded = ("lm_head",) if linears.excluded is None else linears.excluded
     is_dense = any(f".{key}." in f".{name}." for key in excluded)
-    return nn.Linear if is_dense else partial(BitLinear, norm_eps=linears.norm_eps)
+    return Linear if is_dense else partial(BitLinear, norm_eps=linears.norm_eps)

@@ -12,6 +12,7 @@ from ...channel_mixers import SwiGLU
 from ...channel_mixers.gated_linear_unit import GatedLinearUnit
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files.declared import declare
+from ...layers.norms import RMSNorm
 from ...token_mixers import GQA, AttentionNorms
 from .architecture import architectures, bases, draw_weights, find
 from .embedder import TextEmbedder
@@ -262,7 +263,7 @@ def build_transformer(
     head = None
     if not config.tie_word_embeddings and not config.is_embedder:
         head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)
-    norm = nn.RMSNorm(dims, eps=eps)
+    norm = RMSNorm(dims, eps=eps)
     kind = TextEmbedder if config.is_embedder else Decoder
     return draw_weights(kind(embed, blocks, norm, head, config), config.initializer_range)
 

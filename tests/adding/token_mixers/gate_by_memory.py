@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
+from mlx_mmfree.layers import Linear
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import Linears, TokenMixer, factory_of
 
@@ -27,7 +27,7 @@ class GateByMemory(TokenMixer):
     cross: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
 
-    def __init__(self, dims: int, *, linear: Linears = nn.Linear):
+    def __init__(self, dims: int, *, linear: Linears = Linear):
         super().__init__()
         self.make_projections(dims, {"input_proj": [dims]}, linear)
         self.memory_proj = factory_of(linear, "memory_proj")(dims, dims, bias=False)

@@ -3,8 +3,8 @@
 from typing import ClassVar, NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 
+from mlx_mmfree.layers import Linear
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import Linears, TokenMixer
 from mlx_mmfree.ops import linear_scan
@@ -29,7 +29,7 @@ class LeakyAverage(TokenMixer):
     causal: ClassVar[bool] = True
     recurrent: ClassVar[bool] = True
 
-    def __init__(self, dims: int, *, linear: Linears = nn.Linear):
+    def __init__(self, dims: int, *, linear: Linears = Linear):
         super().__init__()
         self._dims = dims
         self.make_projections(dims, {"input_proj": [dims]}, linear)

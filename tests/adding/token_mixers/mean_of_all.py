@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 import mlx.core as mx
-import mlx.nn as nn
 
+from mlx_mmfree.layers import Linear
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import Linears, TokenMixer
 
@@ -22,7 +22,7 @@ class MeanOfAll(TokenMixer):
     paper: ClassVar[str] = "none"
     bidirectional: ClassVar[bool] = True
 
-    def __init__(self, dims: int, *, linear: Linears = nn.Linear):
+    def __init__(self, dims: int, *, linear: Linears = Linear):
         super().__init__()
         self.make_projections(dims, {"input_proj": [dims]}, linear)
         self.make_output(dims, dims, linear)

@@ -15,7 +15,7 @@ from mlx_mmfree.generation import generate
 from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.publish.runtimes import opening
 from mlx_mmfree.layers.lora import add_adapters
-from tests.hub.checkpoints import GOLDENS, edit_json
+from tests.hub.checkpoints import GOLDENS, edit_json, edit_tensors
 from tests.hub.gguf_files import Stored, byte_level_metadata, stored, write_gguf
 from tests.hub.test_gguf_q2_0 import q2_0
 from tests.tolerances import TOLERANCE, relative_error
@@ -117,24 +117,65 @@ def test_mlx_lm_computes_the_same(folder: Path, tmp_path: Path) -> None:
         assert relative_error(logits(source), want) <= FLOAT32
 
 
-def _is_coded(path: str, module: Any) -> bool:
-    # a router in codes is not read
-    return hasattr(module, "to_quantized") and not path.endswith("mlp.gate")
+@pytest.fixture(scope="module", params=[2, 4])
+def quantised(request: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as mlx-lm quantises it, with routers of 8 bits."""
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+    from mlx_lm.utils import quantize_model
+
+    target = tmp_path_factory.mktemp("quantised")
+    theirs, config = load_with_mlx_lm(folder)
+    theirs, config = quantize_model(theirs, config, 64, request.param)
+    own = config["quantization"]["model.layers.0.mlp.gate"]
+    assert (own["bits"], own["group_size"]) == (8, 64)
+    arrays = dict(tree_flatten(theirs.parameters()))
+    mx.save_safetensors(str(target / "model.safetensors"), arrays)
+    (target / "config.json").write_text(json.dumps(config))
+    return target
 
 
 @pytest.mark.usefixtures("unfused")
-@pytest.mark.parametrize("bits", [2, 4])
-def test_what_mlx_lm_quantised_loads(folder: Path, tmp_path: Path, bits: int) -> None:
+def test_what_mlx_lm_quantised_loads(quantised: Path) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
-    theirs, _ = load_with_mlx_lm(folder)
-    nn.quantize(theirs, 64, bits, class_predicate=_is_coded)
-    mx.save_safetensors(
-        str(tmp_path / "model.safetensors"), dict(tree_flatten(theirs.parameters()))
-    )
-    form = {"group_size": 64, "bits": bits, "mode": "affine"}
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization": form}))
-    assert relative_error(logits(tmp_path), theirs(TOKENS)) <= 2e-5
+    theirs, _ = load_with_mlx_lm(quantised)
+    assert relative_error(logits(quantised), theirs(TOKENS)) <= 2e-5
+    routers = [m.channel_mixer.router.weight for m in load_model(quantised).blocks]
+    assert [(each.shape, each.dtype) for each in routers] == 2 * [((6, 128), mx.float32)]
+
+
+@pytest.mark.usefixtures("unfused")
+def test_what_mlx_lm_quantised_is_converted(quantised: Path, tmp_path: Path) -> None:
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+
+    report = convert(open_checkpoint(str(quantised)), tmp_path / "m")
+    assert report.logits_difference <= FLOAT32
+    assert relative_error(logits(tmp_path / "m"), logits(quantised)) <= FLOAT32
+    theirs, _ = load_with_mlx_lm(tmp_path / "m")
+    assert relative_error(theirs(TOKENS), logits(quantised)) <= 2e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scales": mx.zeros((6, 1))}, r"gate\.scales' must be there with shape \(6, 2\)"),
+        ({"biases": None}, r"gate\.biases' must be there with shape \(6, 2\).* is missing"),
+        (
+            {"weight": mx.zeros((6, 16), mx.uint32)},
+            r"gate\.weight' must be there with shape \(6, 32\)",
+        ),
+    ],
+    ids=["scales", "biases", "weight"],
+)
+def test_damaged_codes_of_a_router_are_refused(
+    quantised: Path, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    for file in quantised.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    named = {f"model.layers.1.mlp.gate.{key}": value for key, value in changes.items()}
+    edit_tensors(tmp_path / "model.safetensors", **named)
+    with pytest.raises(CheckpointError, match=words):
+        load_model(tmp_path)
 
 
 @pytest.mark.interop

@@ -71,11 +71,14 @@ class StoredMatrix:
             scales for the matrix, for its rows or for groups, or after it has rotated its input.
         tensors: How its parameters are stored where that differs from how it holds them, by their names.
         copies: Names of further tensors, which repeat what the others say.
+        entries: By the names of parameters, what takes the place of all tensors of the module, where one
+            parameter is made of several of them.
     """
 
     layer: nn.Module
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     copies: tuple[str, ...] = ()
+    entries: Mapping[str, TensorEntry] = field(default_factory=dict)
 
 
 class WrittenMatrix(NamedTuple):

@@ -114,6 +114,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         parts.setdefault(module, {})[key] = entry
     replaced: dict[str, nn.Module] = {}
     copies: set[str] = set()
+    made: dict[str, Mapping[str, TensorEntry]] = {}
     for form, said in (*rotated, *(each for each in described if each not in rotated)):
         places = {
             path: Place(held[path], name, parts[name], said)
@@ -124,6 +125,13 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
             replaced[path] = found.layer
             forms |= {f"{path}.{key}": tensor for key, tensor in found.tensors.items()}
             copies |= {f"{on_disk[path]}.{key}" for key in found.copies}
+            if found.entries:
+                made[on_disk[path]] = found.entries
+    if made:
+        rest = {name: each for name, each in tensors.items() if name.rpartition(".")[0] not in made}
+        own = {f"{name}.{key}": each for name, keys in made.items() for key, each in keys.items()}
+        tensors = rest | own
+        checkpoint = replace(checkpoint, tensors=tensors)
     model.update_modules(tree_unflatten(list(replaced.items())))
     arrays = parameters(model)
     layouts = stored_layouts(model)
@@ -143,8 +151,8 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     masters = _pack_masters(model, entries) if packed and floats else {}
     training = {path: layer for path, layer in ternary.items() if path in replaced}
     used = {id(entry) for entry in entries.values()}
-    rest = [name for name, entry in tensors.items() if id(entry) not in used]
-    left_out = tuple(sorted({words for name in rest if (words := names.left_out(name))}))
+    unused = [name for name, entry in tensors.items() if id(entry) not in used]
+    left_out = tuple(sorted({words for name in unused if (words := names.left_out(name))}))
     is_simplified = packed and not ternary
     return Skeleton(
         model, names, entries, forms, training, masters, packed, is_simplified, left_out, layouts

@@ -17,9 +17,10 @@ import numpy as np
 
 from ....errors import CheckpointError, UnsupportedModelError
 from ....files.gguf_blocks import code_scales, code_words
-from ....files.tensors import TensorEntry, TensorSpec
+from ....files.tensors import TensorEntry, TensorSpec, read_tensor
 from ....layers.matrix import FEW_BITS, Matrix
 from ....layers.ternary_values import TERNARY_BITS
+from ....ops.backend.dispatch import FLOATS
 from ....ops.dense_matmul import GROUP_SIZES
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from .. import weight_form
@@ -94,7 +95,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
     found = {}
     for path, (matrix, name, tensors, said) in places.items():
-        if not matrix.is_plain or "scales" not in tensors:
+        if not matrix.holds_floats or matrix.is_ternary or "scales" not in tensors:
             continue
         group_size, bits = _sizes_of(name, said)
         if matrix.input_dims % group_size:
@@ -110,9 +111,53 @@ def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.Stor
                 f"is, but is {got}. Check that config.json and the weights belong together and are "
                 "complete."
             )
-        layer = matrix.in_codes(group_size, bits)
-        found[path] = weight_form.StoredMatrix(layer, _of_experts(tensors, matrix.output_dims))
+        if matrix.is_plain:
+            layer = matrix.in_codes(group_size, bits)
+            found[path] = weight_form.StoredMatrix(layer, _of_experts(tensors, matrix.output_dims))
+        else:
+            entries = _in_float32(matrix, name, tensors, group_size, bits)
+            found[path] = weight_form.StoredMatrix(matrix.layer, entries=entries)
     return found
+
+
+def _in_float32(
+    matrix: Matrix, name: str, tensors: Mapping[str, TensorEntry], group_size: int, bits: int
+) -> dict[str, TensorEntry]:
+    """The tensors of a layer that multiplies floats alone, such as a router.
+
+    Raises:
+        CheckpointError: A tensor of the codes is missing, or has another shape or dtype.
+    """
+    rows, dims = matrix.output_dims, matrix.input_dims
+    parts = []
+    for spec in specs(name, rows, dims, group_size, bits, tensors["scales"].dtype):
+        entry = tensors.get(spec.name.rpartition(".")[2])
+        form = None if entry is None else (entry.dtype, entry.shape)
+        if (
+            entry is None
+            or form != (spec.dtype, spec.shape)
+            or tensors["scales"].dtype not in FLOATS
+        ):
+            raise CheckpointError(
+                f"[load] tensor {spec.name!r:.100} must be there with shape {spec.shape}, as codes of "
+                f"{bits} bits in groups of {group_size} with scales and biases in floats have, but "
+                f"{'is missing' if form is None else f'has {form[1]} of {form[0]}'}. Check that "
+                "config.json and the weights belong together and are complete."
+            )
+        parts.append(entry)
+    decode = partial(_dequantized, parts, group_size, bits)
+    weight = TensorEntry(
+        parts[0].name, parts[0].file, mx.float32, (rows, dims), 0, 0, decode=decode
+    )
+    return {"weight": weight, **({"bias": tensors["bias"]} if "bias" in tensors else {})}
+
+
+def _dequantized(
+    parts: Sequence[TensorEntry], group_size: int, bits: int, data: np.ndarray
+) -> np.ndarray:
+    codes, *floats = map(read_tensor, parts)
+    scales, biases = (each.astype(mx.float32) for each in floats)
+    return np.asarray(mx.dequantize(codes, scales, biases, group_size, bits).view(mx.uint32))
 
 
 def _of_experts(

@@ -69,6 +69,7 @@ def build_parser(prog: str = "mmfree chat", description: str | None = __doc__) -
     loading.add_model_flags(parser)
     talk = parser.add_argument_group("conversation")
     prompts.add_template_flags(talk, can_ignore=False)
+    prompts.add_chat_template_flag(talk)
     prompts.add_end_flags(talk, max_tokens=256)
     prompts.add_reasoning_budget_flag(talk)
     prompts.add_prefill_flag(talk)

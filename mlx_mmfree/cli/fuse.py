@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..files.reading import expanded, real_path
+from ..training.corpus.rows import KINDS, kind_of_file
 from .parts import flags, held_out_text, loading, source_card
 from .parts.command import command
 from .parts.parser import CommandParser
@@ -58,13 +59,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--data-path",
         type=Path,
         metavar="FILE",
-        help="UTF-8 text on which the loss is measured before and after, or a folder with the "
-        "test.jsonl or valid.jsonl of 'mmfree lora'",
+        help="UTF-8 text on which the loss is measured before and after, or data as for 'mmfree "
+        "lora': a folder, whose test or else validation samples count, or a file of samples",
     )
     group.add_argument(
         "--mask-prompt",
         action="store_true",
-        help="with a folder as --data: measure the loss on completions or last messages alone",
+        help="with samples as --data: measure the loss on completions or last messages alone",
     )
     group.add_argument(
         "--sequence-length",
@@ -100,7 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with loading.loaded(args, **sizes, takes_images=True) as (model, processor):
         if args.form == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
-            save_peft_adapter(args.output, model, base=base, overwrite=args.overwrite)
+            template = processor.given_template if isinstance(processor, Tokenizer) else None
+            save_peft_adapter(
+                args.output, model, base=base, chat_template=template, overwrite=args.overwrite
+            )
             print(f"Wrote the adapter alone to {args.output}, for PEFT and for --adapter-path.")
             return 0
         if args.form != "keep":
@@ -145,7 +149,7 @@ def _measure(
     from ..images import ImageProcessor
 
     is_of_images = isinstance(processor, ImageProcessor)
-    if args.data.is_dir() or is_of_images:
+    if expanded(args.data).is_dir() or is_of_images or kind_of_file(args.data) in KINDS:
         loss_of = _loss_on_samples(args, processor, model)
     else:
         loss_of = _loss_on_text(args, processor, model.vocab_size)
@@ -183,12 +187,14 @@ def _loss_on_samples(
 
     settings = FineTuneSettings(data=str(args.data), mask_prompt=args.mask_prompt, test_batches=-1)
     splits = read_data(settings, processor, model)
-    samples = splits.get("test", splits.get("valid"))
+    names = ("train",) if expanded(args.data).is_file() else ("test", "valid")
+    samples = next((splits[name] for name in names if name in splits), None)
     if samples is None:
         raise UsageError(
-            "[fuse] 'data' must hold a test.jsonl or a valid.jsonl, or labelled images of one of these "
-            f"names, but the folder '{args.data}' has neither."
+            "[fuse] 'data' must hold samples for a test or for validation, such as test.jsonl or "
+            f"valid.csv, or labelled images of one of these names, but '{args.data}' has neither."
         )
+    samples.check_some()
     return lambda model: held_out_loss(model, samples, settings)
 
 

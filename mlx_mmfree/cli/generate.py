@@ -14,6 +14,7 @@ from .parts.command import INTERRUPTED, argument_errors, command
 from .parts.parser import CommandParser
 from .parts.prompts import (
     PromptWriter,
+    add_chat_template_flag,
     add_end_flags,
     add_prefill_flag,
     add_template_flags,
@@ -90,6 +91,7 @@ def _add_prompt_flags(group: Any) -> None:
     )
     group.add_argument("--prefill-response", default="", help="text that the answer begins with")
     add_template_flags(group)
+    add_chat_template_flag(group)
     add_prefill_flag(group)
     group.add_argument(
         "--prompt-cache-file",

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             own = own_run_folder(Path(settings.adapter_path), is_first=processes.is_first)
             stack.enter_context(own)
         stack.enter_context(loading.limited_memory(args, model_bytes))
-        processor: Any = opened.processor()
+        processor: Any = _processor(opened, settings)
         model = opened.load()
         data = read_data(settings, processor, model)
         for name, samples in data.items():
@@ -158,6 +158,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.test and processes.is_first:
             _test(model, adapter, data, settings)
     return 0
+
+
+def _processor(opened: "OpenedModel", settings: FineTuneSettings) -> Any:
+    """The tokenizer, with the template that is given or that of an adapter that goes on."""
+    from ..hub.adapters.adapter_folder import adapter_template
+
+    file, begun = settings.chat_template, settings.resume_adapter_file
+    template = None if file is None else loading.template_of(file)
+    for folder in (settings.adapter_path, begun and Path(begun).parent):
+        if template is None and folder and not settings.is_full:
+            template = adapter_template(folder)
+    return loading.with_template(opened.processor(), template, given=file is not None)
 
 
 def _card(

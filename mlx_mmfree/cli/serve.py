@@ -68,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="write at most this many tokens in an answer (%(default)s)",
     )
     flags.add_sampling_flags(answers, temp=1.0)
+    prompts.add_chat_template_flag(answers)
     prompts.add_template_args_flag(answers)
     prompts.add_reasoning_budget_flag(answers)
     prompts.add_end_token_flag(answers)
@@ -399,7 +400,7 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
     from ..server.settings import ServedModel
 
     opened, need = loading.planned(args, takes_embedders=True, **_sizes(args))
-    tokenizer: Any = opened.processor()
+    tokenizer = loading.processor_of(args, opened)
     with argument_errors():
         end_tokens(tokenizer, args.extra_eos_token)
     for _, folder in args.adapter:
@@ -420,7 +421,8 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
     if isinstance(shape, TextEmbedder):
         shape.embedding = read_embedding_use(opened.checkpoint.folder)
     models = [
-        ServedModel(name, shape, tokenizer, aliases=(*others,)) for name, *others in _names(args)
+        ServedModel(name, shape, own, aliases=(*others,))
+        for (name, *others), own in zip(_names(args), _tokenizers(args, tokenizer), strict=True)
     ]
     return Weights(models, load, need)
 
@@ -517,12 +519,25 @@ def served_models(
 
     (base, *others), *names = _names(args)
     models = [ServedModel(base, model, tokenizer, sessions, draft, (*others,))]
-    for (name, *others), (_, folder) in zip(names, args.adapter, strict=True):
+    tokenizers = _tokenizers(args, tokenizer)[1:]
+    for (name, *others), (_, folder), of_adapter in zip(
+        names, args.adapter, tokenizers, strict=True
+    ):
         adapted = with_adapter(model, read_adapter(folder))
         adapted.eval()
         own = None if sessions is None else sessions.for_model(adapted)
-        models.append(ServedModel(name, adapted, tokenizer, own, draft, (*others,)))
+        models.append(ServedModel(name, adapted, of_adapter, own, draft, (*others,)))
     return models
+
+
+def _tokenizers(args: argparse.Namespace, tokenizer: Any) -> list[Any]:
+    """The tokenizer of the model and that of each adapter, whose chat template may be its own."""
+    from ..hub.adapters.adapter_folder import adapter_template
+
+    if args.chat_template is not None:
+        return [tokenizer] * (1 + len(args.adapter))
+    templates = (adapter_template(folder) for _, folder in args.adapter)
+    return [tokenizer, *(loading.with_template(tokenizer, each) for each in templates)]
 
 
 def _names(args: argparse.Namespace) -> list[list[str]]:

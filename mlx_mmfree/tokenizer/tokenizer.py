@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ class Tokenizer:
         eos_token_ids: The tokens that end a text. Any of them ends generation.
         mask_token_id: The token that stands for a missing one; `None` if there is none.
         special_tokens: The ids of the special tokens by their text.
+        given_template: The chat template of `with_chat_template`; `None`: the files' own count.
 
     Example:
         >>> from mlx_mmfree import demo
@@ -147,6 +149,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, settings: TokenizerSettings) -> None:
         self._vocabulary = vocabulary
         self._settings = settings
+        self.given_template: str | None = None
         # bytes that tokens add, by their ids
         self._known: dict[int, bytes] = {}
         self.vocab_size = vocabulary.vocab_size
@@ -231,6 +234,26 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether the files hold a chat template."""
         return bool(self._settings.chat_templates)
+
+    def with_chat_template(self, source: str) -> "Tokenizer":
+        """A tokenizer of the same tokens that writes conversations with another chat template.
+
+        Models and adapters that are saved with it get the template too.
+
+        Args:
+            source: The template in Jinja.
+
+        Example:
+            >>> from mlx_mmfree import demo
+            >>> template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
+            >>> tokenizer = Tokenizer.from_folder(demo.path()).with_chat_template(template)
+            >>> tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+            'user: Hi\\n'
+        """
+        settings = replace(self._settings, chat_templates={"default": source})
+        changed = type(self)(self._vocabulary, settings)
+        changed.given_template = source
+        return changed
 
     def encode(
         self, text: str, add_special_tokens: bool = True, parse_special: bool | None = None
@@ -460,7 +483,8 @@ class Tokenizer:
         if not templates:
             raise CheckpointError(
                 f"[chat template] '{self._settings.folder}' must hold a chat template but has none. Use "
-                "a model tuned for chat, add a 'chat_template.jinja', or encode a plain prompt."
+                "a model tuned for chat, give a template as --chat-template FILE "
+                "(Tokenizer.with_chat_template), or encode a plain prompt."
             )
         names = ["tool_use", "default"] if tools else ["default"]
         names += list(templates) if len(templates) == 1 else []

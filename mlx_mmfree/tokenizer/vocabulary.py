@@ -500,7 +500,7 @@ def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
             f"templates but holds {len(folder)}. Remove those that are not used."
         )
     files = {path.stem: path for path in folder} | ({"default": own} if own.is_file() else {})
-    texts = {name: _template_text(path) for name, path in files.items()}
+    texts = {name: read_template(path) for name, path in files.items()}
     value, written = config.get("chat_template"), {}
     named = value if isinstance(value, Mapping) else {"default": value}
     entries = [{"name": name, "template": template} for name, template in named.items()]
@@ -520,7 +520,12 @@ def _chat_templates(config: Mapping[str, Any], file: Path) -> dict[str, str]:
     return texts if "default" in texts else written | texts
 
 
-def _template_text(file: Path) -> str:
+def read_template(file: Path) -> str:
+    """The text of a chat template in the folder of a checkpoint or an adapter.
+
+    Raises:
+        CheckpointError: The file cannot be read, is too large, or is not UTF-8.
+    """
     try:
         return decode_text(read_limited(file, MAX_TEMPLATE_BYTES))
     except ValueError as error:

@@ -169,27 +169,37 @@ class AdapterFiles(Callback):
         model: A model with adapters.
         record: The settings that the adapter was made with, to be written beside it.
         has_validation: Whether validation picks the best adapter. Without it, the latest is the best.
+        chat_template: The template that it is trained with, if it is not the model's.
     """
 
     def __init__(
-        self, folder: Path, model: Decoder, record: Mapping[str, Any], has_validation: bool
+        self,
+        folder: Path,
+        model: Decoder,
+        record: Mapping[str, Any],
+        has_validation: bool,
+        chat_template: str | None = None,
     ):
         self._folder = folder
         self._model = model
         self._record = record
         self._has_validation = has_validation
+        self._chat_template = chat_template
 
     def on_best(self, step: int) -> None:
-        write_adapter(self._folder, self._model, {**self._record, "step": step})
+        self._write(self._folder, step)
 
     def on_save(self, step: int) -> None:
         if not self._has_validation:
             self.on_best(step)
         last = self._folder / "last"
-        write_adapter(last, self._model, {**self._record, "step": step})
+        self._write(last, step)
         file = self._folder / f"{step:07d}_{ADAPTER_FILE}"
         with writing(self._folder), new_file(file) as new:
             shutil.copyfile(last / ADAPTER_FILE, new)
+
+    def _write(self, folder: Path, step: int) -> None:
+        write_adapter(folder, self._model, {**self._record, "step": step}, self._chat_template)
 
     def finish(self) -> None:
         """Gives the model its best adapter."""

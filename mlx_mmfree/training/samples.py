@@ -1,8 +1,7 @@
-"""Reads fine-tuning samples from JSON lines: texts, prompts with completions, or conversations."""
+"""Fine-tuning samples from rows of data: texts, prompts with completions, or conversations."""
 
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -10,128 +9,10 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
-from ..errors import MMFreeError, TrainingError
-from ..files.reading import decode_text, open_file, parse_json
-from ..hub.remote.download import SPLITS
+from ..errors import TrainingError
 from ..models.parts.stack import check_tokens
 from ..tokenizer.chat import check_messages, reasoning_of
-from .corpus.documents import PARQUET, parquet_documents
-
-MAX_LINE_BYTES = 4_000_000
-
-Result = TypeVar("Result")
-
-
-def read_lines(
-    path: Path,
-    encode: Callable[[dict[str, Any]], Result],
-    columns: Sequence[str] = (),
-    on_bytes: Callable[[int], object] = lambda _: None,
-) -> Iterator[Result]:
-    """The result of `encode` for each JSON object of a file.
-
-    Args:
-        path: The file: JSON lines, parquet, whose rows are objects, or a table (`.tsv`) if there are
-            columns.
-        encode: Is given an object by its keys. It may raise `LineError`.
-        columns: Names of the first columns of a table, which are separated by tabs.
-        on_bytes: Is told of the bytes that have been read.
-
-    Raises:
-        TrainingError: A line cannot be used. The message names the file and the line.
-    """
-    is_table = bool(columns) and path.suffix == ".tsv"
-    for number, line in _lines(path):
-        on_bytes(len(line))
-        try:
-            row = _row(line, columns) if is_table else _parsed(line)
-            # a parquet column gives an object the keys of all others
-            yield encode(_within(row) if path.suffix == PARQUET else row)
-        except (MMFreeError, ValueError, LineError) as error:
-            raise TrainingError(f"[data] '{path}' line {number}: {error}") from error
-
-
-class LineError(Exception):
-    """The error of a line."""
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    if path.suffix == PARQUET:
-        for number, row in enumerate(parquet_documents(path, None, MAX_LINE_BYTES), 1):
-            yield number, row.encode("utf-8", "surrogatepass")
-        return
-    try:
-        with open_file(path) as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    raise TrainingError(
-                        f"[data] '{path}' line {number}: it must have at most {MAX_LINE_BYTES:,} "
-                        "bytes but has more. Split it into several samples."
-                    )
-                if line.strip():
-                    yield number, line
-    except OSError as error:
-        raise TrainingError(f"[data] '{path}' cannot be read: {error}.") from error
-
-
-def without_nulls(value: Any) -> Any:
-    """A copy of nested values whose objects lack the keys that hold null. Lists keep all."""
-    if isinstance(value, Mapping):
-        return {key: without_nulls(each) for key, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
-
-
-def _within(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row without the nulls within its columns."""
-    return {name: without_nulls(value) for name, value in row.items()}
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        # columns that are not read may hold NaN
-        value = parse_json(line, max_bytes=MAX_LINE_BYTES, finite=False)
-    except ValueError as error:
-        raise LineError(f"it {error}.") from error
-    if not isinstance(value, dict):
-        raise LineError(f"it must be a JSON object but is {kind_of(value)}.")
-    return value
-
-
-def _row(line: bytes, columns: Sequence[str]) -> dict[str, Any]:
-    try:
-        values = decode_text(line).rstrip("\r\n").split("\t")
-    except ValueError as error:
-        raise LineError(f"it {error}.") from error
-    if len(values) < len(columns):
-        raise LineError(
-            f"it must hold {' and '.join(map(repr, columns))}, separated by a tab, but has "
-            f"{len(values)} of them."
-        )
-    return dict(zip(columns, values, strict=False))
-
-
-def text_of(line: Mapping[str, Any], key: str) -> str:
-    """The text under a key of a line."""
-    if key not in line:
-        raise LineError(f"it must have '{key}' but has {names_in(line)}.")
-    value = line[key]
-    if not isinstance(value, str):
-        raise LineError(f"'{key}' must be text but is {kind_of(value)}.")
-    return value
-
-
-def names_in(line: Mapping[str, Any]) -> str:
-    """The keys of a line in words."""
-    names = [f"{key!r} (null)" if value is None else repr(key) for key, value in line.items()]
-    return ", ".join(names)[:200] or "no keys"
-
-
-def kind_of(value: Any) -> str:
-    """The kind of a value in words."""
-    return "null" if value is None else type(value).__name__
-
+from .corpus.rows import RowError, kind_of, names_in, read_rows, text_of, without_nulls
 
 TOOLS, TEMPLATE_VARIABLES = OF_TEMPLATE = ("tools", "chat_template_kwargs")
 """The keys of a line that a chat template reads beside the messages."""
@@ -143,6 +24,11 @@ _WRITTEN_THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 CONVERSATIONS = "conversations"
 """The key of ShareGPT's turns, each with who it is `from` and its `value`."""
+
+INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
+"""The keys of Alpaca."""
+SYSTEM = "system"
+"""The key of a text that is told to the model before a prompt."""
 
 _ASSISTANT = "assistant"
 _ROLES = {
@@ -165,7 +51,7 @@ def as_messages(line: Mapping[str, Any], key: str, *others: str) -> tuple[dict[s
         The line, and whether it was changed.
 
     Raises:
-        LineError: A turn is of somebody unknown.
+        RowError: A turn is of somebody unknown.
     """
     changed = dict(line)
     if line.get(CONVERSATIONS) is not None and line.get(key) is None:
@@ -186,7 +72,7 @@ def _message_of(turn: Any) -> Any:
         return turn
     role = _ROLES.get(str(turn["from"]).lower())
     if role is None:
-        raise LineError(
+        raise RowError(
             f"a turn must be from {', '.join(_ROLES)} but is from {turn['from']!r:.60}. Write it as a "
             "message with a role."
         )
@@ -271,7 +157,8 @@ class Features:
     rejected: str = "rejected"
 
 
-_COUNTS = ("truncated", "dropped", "unanswered", "shortened", "without_thoughts", "converted")
+COUNTS = ("truncated", "dropped", "unanswered", "shortened", "without_thoughts", "converted")
+"""The attributes of samples that count."""
 
 
 @dataclass
@@ -304,7 +191,7 @@ class Samples(Generic[Item]):
         """Takes in the samples of a further file."""
         self.samples += other.samples
         self.unread |= other.unread
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def cut(self, line: Sequence["Encoded"], max_length: int) -> list[Sample] | None:
@@ -376,32 +263,6 @@ class Samples(Generic[Item]):
         return words
 
 
-def find_splits(folder: Path) -> dict[str, Path]:
-    """The files of a folder by their splits `train`, `valid` and `test`, JSON lines or else parquet."""
-    if not folder.is_dir():
-        raise TrainingError(
-            f"[data] 'data' must be a folder with train.jsonl, valid.jsonl or test.jsonl, or a dataset "
-            f"of the Hub, but '{folder}' is neither."
-        )
-    found = {split: find_split(folder, split, (".jsonl", PARQUET)) for split in SPLITS}
-    return {split: file for split, file in found.items() if file is not None}
-
-
-def find_split(folder: Path, split: str, kinds: Sequence[str]) -> Path | None:
-    """The first that a folder has of the files of a split; a note names the others that it has.
-
-    Args:
-        folder: The folder.
-        split: One of `SPLITS`.
-        kinds: The suffixes to look for, the most preferred first. An empty one means a folder.
-    """
-    paths = [(folder / f"{name}{kind}", kind) for name in SPLITS[split] for kind in kinds]
-    found = [path for path, kind in paths if (path.is_file() if kind else path.is_dir())]
-    for other in found[1:]:
-        print(f"note: '{other}' is not read, since '{found[0]}' is.", file=sys.stderr)
-    return found[0] if found else None
-
-
 def read_samples(
     path: Path,
     tokenizer: SampleTokenizer,
@@ -411,11 +272,12 @@ def read_samples(
     features: Features | None = None,
     vocab_size: int | None = None,
 ) -> Samples[Sample]:
-    """Reads and encodes a file with one JSON object on each line.
+    """Reads and encodes the rows of a file, see `read_rows`.
 
-    A line holds `prompt` and `completion`, or `messages`, or `text`; the first of these that it has is
-    used. A prompt and its completion are texts or lists of messages. They are put into the chat
-    template, which also reads `tools` and `chat_template_kwargs`; texts are joined if there is none.
+    A row holds `prompt` and `completion`, or `messages`, or `text`, or Alpaca's `instruction`, `input`
+    and `output`; the first of these that it has is used. A prompt and its completion are texts or lists
+    of messages. They are put into the chat template, which also reads `tools` and
+    `chat_template_kwargs`; texts are joined if there is none.
 
     Args:
         path: The file.
@@ -427,21 +289,35 @@ def read_samples(
         vocab_size: The tokens that the model has rows for; the tokenizer may have more.
 
     Raises:
-        TrainingError: A line cannot be used. The message names the file and the line.
+        TrainingError: A row cannot be used. The message names the file and the row.
     """
     features = features or Features()
     encode = SampleEncoder(tokenizer, mask_prompt, features)
     found: Samples[Sample] = Samples()
 
     def both(line: Mapping[str, Any]) -> tuple[Encoded, set[str]]:
-        line, is_changed = as_messages(line, features.chat)
+        line, is_changed = as_messages(_with_prompt(line, features), features.chat)
         found.converted += is_changed
         return with_rows(encode(line), vocab_size), encode.unread(line)
 
-    for encoded, read in read_lines(path, both):
+    for encoded, read in read_rows(path, both, text_key=features.text):
         found.unread |= read
         found.samples += found.cut([encoded], max_length) or []
     return found
+
+
+def _with_prompt(line: Mapping[str, Any], keys: Features) -> Mapping[str, Any]:
+    """A line of Alpaca as a prompt with its completion; any other stays as it is."""
+    others = ((keys.prompt, keys.completion), (keys.chat,), (CONVERSATIONS,), (keys.text,))
+    has_other = any(all(line.get(name) is not None for name in form) for form in others)
+    if has_other or line.get(INSTRUCTION) is None or line.get(OUTPUT) is None:
+        return line
+    asked = [text_of(line, key) for key in (INSTRUCTION, INPUT) if line.get(key)]
+    rest = {name: value for name, value in line.items() if name not in (INSTRUCTION, INPUT, OUTPUT)}
+    prompt: Any = "\n".join(asked)
+    if rest.pop(SYSTEM, None):
+        prompt = [_message(SYSTEM, text_of(line, SYSTEM)), _message("user", prompt)]
+    return {**rest, keys.prompt: prompt, keys.completion: text_of(line, OUTPUT)}
 
 
 class Encoded(NamedTuple):
@@ -488,23 +364,21 @@ class SampleEncoder:
         form = self._form(line)
         if form == (keys.text,):
             if self._mask_prompt:
-                raise LineError(
+                raise RowError(
                     "it must have a prompt for 'mask_prompt' but holds a text. Leave 'mask_prompt' out."
                 )
             return self.ended([text_of(line, keys.text)], 0)
         if form == (keys.chat,):
             messages = line[keys.chat]
             if not isinstance(messages, list) or not messages:
-                raise LineError(
-                    f"'{keys.chat}' must be a list of messages but is {messages!r:.80}."
-                )
+                raise RowError(f"'{keys.chat}' must be a list of messages but is {messages!r:.80}.")
             return self.chat(messages, line)
         prompt, completion = line[keys.prompt], line[keys.completion]
         if isinstance(prompt, str) and isinstance(completion, str):
             return self.completion(prompt, completion, line)
         answer = messages_of(completion, keys.completion, _ASSISTANT)
         if not answer:
-            raise LineError(f"'{keys.completion}' must hold a message but is empty.")
+            raise RowError(f"'{keys.completion}' must hold a message but is empty.")
         begun = messages_of(prompt, keys.prompt, "user")
         return self.chat([*begun, *answer], line, len(begun))
 
@@ -521,9 +395,11 @@ class SampleEncoder:
         for form in ((keys.prompt, keys.completion), (keys.chat,), (keys.text,)):
             if all(line.get(name) is not None for name in form):
                 return form
-        raise LineError(
+        raise RowError(
             f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
-            f"'{keys.text}' but has {names_in(line)}."
+            f"'{keys.text}', or '{INSTRUCTION}' and '{OUTPUT}' but has {names_in(line)}. Name the "
+            "keys that it has instead by 'prompt_feature' and 'completion_feature', 'chat_feature' or "
+            "'text_feature'."
         )
 
     def completion(self, prompt: str, completion: str, line: Mapping[str, Any]) -> Encoded:
@@ -585,7 +461,7 @@ def messages_of(value: Any, key: str, role: str) -> list[Any]:
     if isinstance(value, str):
         return [_message(role, value)]
     if not isinstance(value, list):
-        raise LineError(f"'{key}' must be text or a list of messages but is {kind_of(value)}.")
+        raise RowError(f"'{key}' must be text or a list of messages but is {kind_of(value)}.")
     return value
 
 
@@ -602,7 +478,7 @@ def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a line that the chat template reads beside the messages."""
     given = line.get(TEMPLATE_VARIABLES) or {}
     if not isinstance(given, Mapping) or not given.keys().isdisjoint(_RESERVED):
-        raise LineError(
+        raise RowError(
             f"'{TEMPLATE_VARIABLES}' must be an object without the keys {', '.join(_RESERVED)} but is "
             f"{given!r:.80}."
         )

@@ -21,11 +21,11 @@ from . import run_settings
 from .corpus import tokenize
 from .corpus.documents import FORMATS, TEXT_COLUMN, file_format, read_documents
 from .corpus.mixture import ORDERS, Stage
+from .corpus.rows import read_rows
 from .corpus.tokenize import TOKENIZER_FOLDER, Header, TokenFile, write_token_file
 from .precision import compute_dtype
 from .run_folder import text_digest, writing
 from .run_settings import CorpusSettings, LongSettings, LoopSettings, Rule, setting
-from .samples import read_lines
 
 _ORIGIN = "trained_on.json"
 COSINE, INVERSE_SQRT = SCHEDULES = ("cosine", "inverse_sqrt")
@@ -414,7 +414,7 @@ def check_vocab_size(count: int, vocab_size: int) -> None:
 
 
 def _texts_of_columns(path: Path, columns: Sequence[str]) -> Iterator[str]:
-    for line in read_lines(path, lambda line: line, columns):
+    for line in read_rows(path, lambda line: line, columns):
         yield from (line[name] for name in columns if isinstance(line.get(name), str))
 
 

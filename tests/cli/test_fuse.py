@@ -269,7 +269,7 @@ def test_loss_on_the_samples_of_a_folder(
     data.mkdir()
     flags = ("--form", "ternary", "--data", data)
     assert fuse(attention_folder, adapter_path, tmp_path / "fused", *flags) == 2
-    assert "must hold a test.jsonl or a valid.jsonl" in capsys.readouterr().err
+    assert "must hold samples for a test or for validation" in capsys.readouterr().err
     (data / "valid.jsonl").write_text(json.dumps(line))
     shown = []
     for mask in ((), ("--mask-prompt",)):

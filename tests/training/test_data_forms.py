@@ -1,13 +1,15 @@
-"""Data as people have it: a file alone, parquet, splits of datasets of the Hub, turns of ShareGPT."""
+"""Data as people have it: files, tables, lists and texts, splits of the Hub, Alpaca and ShareGPT."""
 
 import datetime
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mlx_mmfree import demo
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.training.corpus.tokenize import open_token_file
@@ -114,6 +116,133 @@ def test_turns_of_nobody_known_are_refused(tmp_path: Path, tokenizer: Tokenizer)
     line = {"conversations": [{"from": "narrator", "value": "Once"}]}
     with pytest.raises(TrainingError, match=r"line 1: a turn must be from human, .*'narrator'"):
         _read(_write(tmp_path / "a.jsonl", [line]), tokenizer)
+
+
+def _csv(*lines: str) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+ALPACA = [
+    {"instruction": "Add.", "input": "1 + 1", "output": "2"},
+    {"instruction": "Who?", "input": "", "output": "The cat."},
+]
+AS_PROMPTS = [
+    {"prompt": "Add.\n1 + 1", "completion": "2"},
+    {"prompt": "Who?", "completion": "The cat."},
+]
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".json"])
+def test_alpaca_in_lines_and_in_a_list(tmp_path: Path, tokenizer: Tokenizer, kind: str) -> None:
+    want = _read(_write(tmp_path / "want.jsonl", AS_PROMPTS), tokenizer)["train"]
+    file = tmp_path / f"train{kind}"
+    file.write_text(
+        json.dumps(ALPACA, indent=1) if kind == ".json" else "\n".join(map(json.dumps, ALPACA))
+    )
+    for data in (file, tmp_path):
+        got = _read(str(data), tokenizer)["train"]
+        assert _tokens(got) == _tokens(want) and not got.unread
+    masked = _read(str(file), tokenizer, mask_prompt=True)["train"]
+    assert all(prompt > 0 for _, prompt in _tokens(masked))
+
+
+def test_alpaca_with_a_system_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    line = {**ALPACA[1], "system": "Be brief."}
+    got = _read(_write(tmp_path / "got.jsonl", [line]), tokenizer)["train"]
+    want = _read(_write(tmp_path / "want.jsonl", [{"messages": MESSAGES}]), tokenizer)["train"]
+    assert _tokens(got) == _tokens(want)
+
+
+def test_turns_in_a_list_become_messages(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "chats.json").write_text(json.dumps([{"id": "1", "conversations": TURNS}] * 2))
+    got = _read(str(tmp_path / "chats.json"), tokenizer)["train"]
+    assert len(got.samples) == got.converted == 2 and got.unread == {"id"}
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv", "train.csv.xz"])
+def test_a_table_in_a_folder_with_names_of_its_own(
+    tmp_path: Path, tokenizer: Tokenizer, name: str
+) -> None:
+    want = _read(_write(tmp_path / "want.jsonl", LINES), tokenizer)["train"]
+    separator = "\t" if ".tsv" in name else ","
+    rows = [separator.join((f'"{line["prompt"]}"', line["completion"])) for line in LINES]
+    text = _csv(separator.join(("question", "reply")), *rows).encode()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_bytes(lzma.compress(text) if ".xz" in name else text)
+    names = {"prompt_feature": "question", "completion_feature": "reply"}
+    assert _tokens(_read(str(tmp_path / "data"), tokenizer, **names)["train"]) == _tokens(want)
+    with pytest.raises(
+        TrainingError, match=r"line 2: .* but has 'question', 'reply'\. Name the keys"
+    ):
+        _read(str(tmp_path / "data"), tokenizer)
+
+
+def test_tables_of_pairs_and_of_problems(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text(_csv("prompt,chosen,rejected", "Who?,The cat.,A dog."))
+    [pair] = _read(str(file), tokenizer, train_mode="dpo")["train"].samples
+    assert len(pair.texts) == 2
+    file.write_text(_csv("prompt,answer", "Who?,The cat."))
+    [problem] = _read(str(file), tokenizer, train_mode="grpo")["train"].samples
+    assert problem.prompt == "Who?" and problem.columns["answer"] == "The cat."
+
+
+def test_a_folder_of_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    for name in ("b.md", "a.txt", "valid.txt", "valid-2.md", "test.txt", ".hidden.txt"):
+        (tmp_path / name).write_text(f"A story of {name}.")
+    want = _read(
+        _write(
+            tmp_path / "x/want.jsonl", [{"text": f"A story of {n}."} for n in ("a.txt", "b.md")]
+        ),
+        tokenizer,
+    )["train"]
+    found = _read(str(tmp_path), tokenizer)
+    assert _tokens(found["train"]) == _tokens(want)
+    assert {name: len(samples.samples) for name, samples in found.items()} == {
+        "train": 2,
+        "valid": 2,
+        "test": 1,
+    }
+
+
+def test_a_share_to_validate_on(
+    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _write(tmp_path / "a.jsonl", LINES * 2)
+    whole = _read(data, tokenizer)["train"]
+    found = _read(data, tokenizer, valid_share=0.2)
+    train, valid = (_tokens(found[name]) for name in ("train", "valid"))
+    assert (len(train), len(valid)) == (8, 2)
+    assert sorted(train + valid) == sorted(_tokens(whole))
+    _write(tmp_path / "data/train.jsonl", LINES)
+    _write(tmp_path / "data/valid.jsonl", LINES[:1])
+    assert len(_read(str(tmp_path / "data"), tokenizer, valid_share=0.2)["train"].samples) == 5
+    assert "'valid_share' has no effect" in capsys.readouterr().err
+    with pytest.raises(TrainingError, match=r"'valid_share' must leave samples .* 0\.5 of 1"):
+        _read(_write(tmp_path / "one.jsonl", LINES[:1]), tokenizer, valid_share=0.5)
+
+
+def test_two_files_for_a_split_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    _write(tmp_path / "train.jsonl", LINES)
+    (tmp_path / "train.csv").write_text("text\nOnce\n")
+    with pytest.raises(
+        TrainingError, match=r"must hold one file for 'train' but holds .*train\.csv"
+    ):
+        _read(str(tmp_path), tokenizer)
+    (tmp_path / "train.csv").rename(tmp_path / "val.csv")
+    _write(tmp_path / "dev.jsonl", LINES)
+    with pytest.raises(TrainingError, match=r"for 'valid' but holds 'val\.csv' and 'dev\.jsonl'"):
+        _read(str(tmp_path), tokenizer)
+
+
+def test_a_conversation_without_a_template_names_two_ways_on(tmp_path: Path) -> None:
+    base = Tokenizer.from_folder(demo.path())
+    data = _write(tmp_path / "a.jsonl", [{"messages": MESSAGES}])
+    with pytest.raises(TrainingError, match=r"a model tuned for chat, .* --chat-template FILE"):
+        _read(data, base)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    [sample] = _read(data, base.with_chat_template(template))["train"].samples
+    assert base.decode(sample.tokens.tolist()).startswith("system: Be brief.\nuser: Who?")
 
 
 @pytest.mark.parquet

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.training.corpus.rows import RowError
 from mlx_mmfree.training.fine_tuning.rewards import COMPARISONS, Rewards, check_schema
-from mlx_mmfree.training.samples import LineError
 
 FILE = """
 import numpy as np
@@ -205,13 +205,13 @@ def test_thoughts_are_no_part_of_an_answer() -> None:
     ],
 )
 def test_schemas_that_are_not_compared_are_refused(schema: Any) -> None:
-    with pytest.raises(LineError, match="schema"):
+    with pytest.raises(RowError, match="schema"):
         check_schema(schema)
-    with pytest.raises(LineError, match="schema"):
+    with pytest.raises(RowError, match="schema"):
         Rewards(names=["json_schema"]).check({"answer": json.dumps(schema)})
 
 
 def test_a_comparison_needs_an_answer() -> None:
-    with pytest.raises(LineError, match="must have 'answer' for the reward 'exact_match'"):
+    with pytest.raises(RowError, match="must have 'answer' for the reward 'exact_match'"):
         Rewards().check({"prompt": "What?"})
     Rewards(answer="solution").check({"solution": 0})

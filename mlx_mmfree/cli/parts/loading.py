@@ -249,6 +249,62 @@ def add_adapter_flag(group: argparse._ActionsContainer) -> None:
     )
 
 
+def processor_of(args: argparse.Namespace, opened: "OpenedModel") -> Any:
+    """The tokenizer or image processor of a model.
+
+    A tokenizer has the chat template that `--chat-template` names, or else the adapter's.
+
+    Raises:
+        UsageError: The template cannot be read, or the model reads no conversations.
+        CheckpointError, UnsupportedModelError: The files of the model are missing or damaged.
+    """
+    from ...hub.adapters.adapter_folder import adapter_template
+
+    file, adapter = getattr(args, "chat_template", None), getattr(args, "adapter_path", None)
+    template = None if file is None else template_of(file)
+    if template is None and adapter is not None:
+        template = adapter_template(adapter)
+    return with_template(opened.processor(), template, given=file is not None)
+
+
+def template_of(file: str) -> str:
+    """The chat template in a file that the user named.
+
+    Raises:
+        UsageError: The file cannot be read, is too large or is not UTF-8.
+    """
+    from ...files.reading import expanded, read_text
+    from ...tokenizer.vocabulary import MAX_TEMPLATE_BYTES
+
+    try:
+        return read_text(expanded(file), MAX_TEMPLATE_BYTES)
+    except OSError as error:
+        raise UsageError(
+            f"[chat template] 'chat_template' must be a file with a template in Jinja but '{file}' "
+            f"cannot be read: {error}."
+        ) from error
+
+
+def with_template(processor: Any, template: str | None, *, given: bool = False) -> Any:
+    """A tokenizer with another chat template, or the processor as it is.
+
+    Raises:
+        UsageError: The template was given to a model that reads no conversations.
+    """
+    from ...hub import Tokenizer
+
+    if template is None:
+        return processor
+    if isinstance(processor, Tokenizer):
+        return processor.with_chat_template(template)
+    if given:
+        raise UsageError(
+            "[chat template] 'chat_template' must come with a model that writes text but this one does "
+            "not. Leave it out."
+        )
+    return processor
+
+
 def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
     """Loads the weights, with the adapter that the flags name.
 
@@ -348,7 +404,7 @@ def loaded(
     with limited_memory(args, opened.nbytes):
         # before the weights come, so that they lie in large pages
         keep_freed_memory()
-        processor: Any = opened.processor()
+        processor = processor_of(args, opened)
         model = with_adapter(args, opened)
         if group is not None:
             with argument_errors():

@@ -11,8 +11,8 @@ from .suggestions import meant_flags
 
 _THEIRS = (
     "adapter-path allowed-origins apply-chat-template batch-size chat-template-args "
-    "chat-template-config clear-cache-threshold config confirm-run-unsafe-code data data-path "
-    "decode-concurrency draft-model dtype extra-eos-token fewshot-as-multiturn fine-tune-type "
+    "chat-template chat-template-config clear-cache-threshold config confirm-run-unsafe-code data "
+    "data-path decode-concurrency draft-model dtype extra-eos-token fewshot-as-multiturn fine-tune-type "
     "grad-accumulation-steps grad-checkpoint hf-path host ignore-chat-template iters kv-bits "
     "kv-group-size learning-rate limit mask-prompt max-kv-size max-seq-length max-tokens min-p "
     "min-tokens-to-keep mlx-path model num-draft-tokens num-layers num-samples num-shots optimizer "

@@ -132,6 +132,14 @@ def add_template_flags(group: Any, *, can_ignore: bool = True) -> None:
     add_template_args_flag(group)
 
 
+def add_chat_template_flag(group: Any) -> None:
+    group.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        help="file with a chat template in place of the adapter's or the model's",
+    )
+
+
 def add_template_args_flag(group: Any) -> None:
     """Adds the flags for variables of the chat template, which are in `chat_template_args` together."""
     group.add_argument(

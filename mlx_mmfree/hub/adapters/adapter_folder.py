@@ -11,7 +11,12 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE
+from ...files.checkpoint_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    PEFT_ADAPTER_FILE,
+    TEMPLATE_FILE,
+)
 from ...files.reading import expanded, json_text, read_json_object, real_path
 from ...files.tensors import read_arrays
 from ...files.writing import new_file, writing
@@ -19,11 +24,13 @@ from ...layers.lora import ADAPTER_PARAMETERS, AdapterKind, adapted_layers
 from ...layers.matrix import stored_layouts
 from ...models import Decoder
 from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
+from ...tokenizer.vocabulary import read_template
 from ..remote.download import local_folder, place_in_hub
 from . import peft_format
 from .adapter import Adapter, adapter_of, by_hub_names, with_tied_head
 
-_FILES = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE)
+_WEIGHT_FILES = (ADAPTER_FILE, PEFT_ADAPTER_FILE)
+_FILES = (ADAPTER_CONFIG_FILE, *_WEIGHT_FILES, TEMPLATE_FILE)
 _WAY_OUT = "Train the adapter again, or fetch it again."
 
 
@@ -38,9 +45,7 @@ def read_adapter(path_or_repo: str | os.PathLike[str]) -> Adapter:
             that is not a plain LoRA or DoRA.
         DownloadError: The Hub does not hand out the repository.
     """
-    path = expanded(path_or_repo)
-    if not path.exists() and place_in_hub(str(path_or_repo)) is not None:
-        path = local_folder(str(path_or_repo), patterns=_FILES)
+    path = _local(path_or_repo)
     if not (path / ADAPTER_CONFIG_FILE).exists():
         raise CheckpointError(
             f"[adapter] 'adapter_path' must be a folder with an {ADAPTER_CONFIG_FILE}, or a Hub "
@@ -61,16 +66,42 @@ def read_adapter(path_or_repo: str | os.PathLike[str]) -> Adapter:
     return adapter
 
 
+def adapter_template(path_or_repo: str | os.PathLike[str]) -> str | None:
+    """The chat template that an adapter was trained with; `None` if it keeps none of its own.
+
+    Args:
+        path_or_repo: As for `read_adapter`.
+
+    Raises:
+        CheckpointError: The template is damaged.
+        DownloadError: The Hub does not hand out the repository.
+    """
+    file = _local(path_or_repo) / TEMPLATE_FILE
+    return read_template(file) if file.is_file() else None
+
+
+def _local(path_or_repo: str | os.PathLike[str]) -> Path:
+    """The folder of an adapter, downloaded if it is a repository of the Hub."""
+    path = expanded(path_or_repo)
+    if not path.exists() and place_in_hub(str(path_or_repo)) is not None:
+        return local_folder(str(path_or_repo), patterns=_FILES)
+    return path
+
+
 def write_adapter(
-    folder: str | os.PathLike[str], model: Decoder, record: Mapping[str, Any]
+    folder: str | os.PathLike[str],
+    model: Decoder,
+    record: Mapping[str, Any],
+    chat_template: str | None = None,
 ) -> None:
     """Writes the adapter that is on a model, for this library and for mlx-lm.
 
     Args:
-        folder: The folder, which is made if it is missing. Each of its two files appears only when it is
+        folder: The folder, which is made if it is missing. Each of its files appears only when it is
             complete.
         model: A model with adapters.
         record: How the adapter was made. It is kept in the configuration.
+        chat_template: The template that it was trained with, if it is not the model's.
 
     Raises:
         CheckpointError: The model has no adapter, or the folder cannot be written.
@@ -99,11 +130,14 @@ def write_adapter(
         for name, parts in adapter.tensors.items()
         for part, array in parts.items()
     }
-    _write_files(Path(folder), config, ADAPTER_FILE, flat)
+    _write_files(Path(folder), config, ADAPTER_FILE, flat, chat_template)
 
 
 def write_peft_adapter(
-    folder: str | os.PathLike[str], model: Decoder, base: str | None = None
+    folder: str | os.PathLike[str],
+    model: Decoder,
+    base: str | None = None,
+    chat_template: str | None = None,
 ) -> None:
     """Writes the adapter that is on a model in PEFT's format.
 
@@ -111,6 +145,7 @@ def write_peft_adapter(
         folder: The folder, which is made if it is missing.
         model: A model with adapters.
         base: The repository of the base model. It is kept in the configuration.
+        chat_template: The template that it was trained with, if it is not the model's.
 
     Raises:
         CheckpointError: The model has no adapter, or one that PEFT would read differently.
@@ -148,7 +183,7 @@ def write_peft_adapter(
         names.module_to_disk(name) for name, layer in layers.items() if layer.matrix.is_embedding
     }
     flat = peft_format.flatten(tensors, embeddings)
-    _write_files(Path(folder), config, PEFT_ADAPTER_FILE, flat)
+    _write_files(Path(folder), config, PEFT_ADAPTER_FILE, flat, chat_template)
 
 
 def _experts(model: Decoder) -> set[str]:
@@ -183,7 +218,7 @@ def holds_adapter(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds the files of an adapter."""
     path = Path(folder)
     return (path / ADAPTER_CONFIG_FILE).is_file() and any(
-        (path / name).is_file() for name in _FILES[1:]
+        (path / name).is_file() for name in _WEIGHT_FILES
     )
 
 
@@ -255,15 +290,22 @@ def load_adapter_weights(model: Decoder, file: str | os.PathLike[str]) -> None:
 
 
 def _write_files(
-    folder: Path, config: Mapping[str, Any], weights_file: str, tensors: dict[str, mx.array]
+    folder: Path,
+    config: Mapping[str, Any],
+    weights_file: str,
+    tensors: dict[str, mx.array],
+    chat_template: str | None,
 ) -> None:
-    """Writes the configuration and the tensors. Each file appears only when it is complete."""
+    """Writes all that is given. Each file appears only when it is complete."""
     needed = sum(array.nbytes for array in tensors.values())
     with writing("adapter", folder):
         with new_file(folder / weights_file, needed) as file:
             mx.save_safetensors(str(file), tensors, {"format": "mlx"})
         with new_file(folder / ADAPTER_CONFIG_FILE) as file:
             file.write_text(json_text(config, indent=4, sort_keys=True) + "\n", encoding="utf-8")
+        if chat_template is not None:
+            with new_file(folder / TEMPLATE_FILE) as file:
+                file.write_text(chat_template, encoding="utf-8")
 
 
 def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:

@@ -192,6 +192,7 @@ def save_model(
         True
     """
     target = real_path(path)
+    template = tokenizer.given_template if isinstance(tokenizer, Tokenizer) else None
     if isinstance(tokenizer, Tokenizer | TranslationTokenizer):
         tokenizer = tokenizer.folder
     source = None if tokenizer is None else Path(tokenizer)
@@ -208,6 +209,9 @@ def save_model(
         has_layouts = architecture_of(model.config).layouts is not None
         write_shards(folder, plan, metadata=HUB_METADATA if has_layouts else METADATA)
         copy_files(copied, folder)
+        if template is not None:
+            shutil.rmtree(folder / checkpoint_files.TEMPLATES_FOLDER, ignore_errors=True)
+            (folder / checkpoint_files.TEMPLATE_FILE).write_text(template, encoding="utf-8")
         if checkpoint_files.GENERATION_FILE not in copied and (searched := _searched(model)):
             write_json(folder / checkpoint_files.GENERATION_FILE, searched)
 

@@ -115,7 +115,8 @@ def save_with_adapter(
     with writing("fuse", target), new_folder(target, replaces=overwrite) as folder:
         has_adapter = bool(adapted_layers(model))
         if has_adapter:
-            write_adapter(folder, model, {})
+            template = None if tokenizer is None else tokenizer.given_template
+            write_adapter(folder, model, {}, template)
             remove_adapters(model)
         save_model(folder / "base", model, tokenizer)
         for file in (folder / "base").iterdir():
@@ -136,6 +137,7 @@ def save_peft_adapter(
     model: Decoder,
     *,
     base: str | None = None,
+    chat_template: str | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes the adapter that is on a model as a folder in PEFT's format.
@@ -144,6 +146,7 @@ def save_peft_adapter(
         path: The folder to make. It appears under its name only when it is complete.
         model: The model.
         base: The repository of the base model, which the configuration names.
+        chat_template: The template that it was trained with, if it is not the model's.
         overwrite: Replace an existing folder.
 
     Raises:
@@ -152,7 +155,7 @@ def save_peft_adapter(
     target = real_path(path)
     check_target(target, overwrite, "fuse")
     with writing("fuse", target), new_folder(target, replaces=overwrite) as folder:
-        write_peft_adapter(folder, model, base)
+        write_peft_adapter(folder, model, base, chat_template)
 
 
 def _first_dtype(model: Decoder) -> mx.Dtype:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import UploadError
-from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, CONFIG_FILE, GGUF_SUFFIX
+from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, CONFIG_FILE, GGUF_SUFFIX, TEMPLATE_FILE
 from ...files.gguf_file import MAGIC
 from ...files.reading import open_file, read_file, read_json_object, real_path, tokenizer_files
 from ..adapters.adapter_folder import holds_adapter
@@ -167,7 +167,9 @@ def plan_upload(
             ADAPTER_CONFIG_FILE: len(found.config.encode()),
             CARD_FILE: len(found.card.encode()),
         }
-        sent[found.weights] = _file_bytes(folder / found.weights)
+        for name in (found.weights, TEMPLATE_FILE):
+            if name == found.weights or (folder / name).exists():
+                sent[name] = _file_bytes(folder / name)
         others = (e for e in sorted(folder.iterdir()) if e.name not in sent)
         return UploadPlan(
             folder,

@@ -161,8 +161,8 @@ MAX_CHARACTERS = 16_000_000
 """Longer texts are cut, since a tokenizer needs over a hundred bytes of memory for some of them."""
 
 MAX_LINE_BYTES = 4 * MAX_CHARACTERS
-_JSON_LINES, PARQUET = ".jsonl", ".parquet"
-FORMATS = (".txt", _JSON_LINES, PARQUET)
+JSON_LINES, PARQUET = ".jsonl", ".parquet"
+FORMATS = (".txt", JSON_LINES, PARQUET)
 
 
 def file_format(name: str) -> str:
@@ -193,7 +193,7 @@ def read_documents(
     kind = file_format(path.name)
     if kind == PARQUET:
         documents = parquet_documents(path, column, MAX_LINE_BYTES, on_bytes)
-    elif kind == _JSON_LINES:
+    elif kind == JSON_LINES:
         documents = _documents_of_lines(path, column, on_bytes)
     else:
         documents = _documents_of_text(path, on_bytes)
@@ -225,18 +225,42 @@ def _documents_of_text(path: Path, on_bytes: OnBytes | None) -> Iterator[str]:
 
 
 def _documents_of_lines(path: Path, column: str, on_bytes: OnBytes | None) -> Iterator[str]:
+    for number, line in read_lines(path, MAX_LINE_BYTES, on_bytes):
+        yield _text_of_line(line, column, f"'{path}' line {number}")
+
+
+def read_lines(
+    path: Path, most_bytes: int, on_bytes: OnBytes | None = None, *, keeps_empty: bool = False
+) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, which may be compressed, and their numbers from 1.
+
+    Args:
+        path: The file.
+        most_bytes: The most that a line may have.
+        on_bytes: Is told of the bytes that have been read.
+        keeps_empty: Whether lines without text come too.
+
+    Raises:
+        TrainingError: The file cannot be read, or a line is too long.
+    """
     rest, number = b"", 0
     for piece in chain(read_pieces(path, on_bytes), (b"\n",)):
         *lines, rest = (rest + piece).split(b"\n")
-        if len(rest) > MAX_LINE_BYTES:
-            raise TrainingError(
-                f"[data] '{path}' line {number + len(lines) + 1}: it must have at most "
-                f"{MAX_LINE_BYTES:,} bytes but has more. Split it into several documents."
-            )
         for line in lines:
             number += 1
-            if line.strip():
-                yield _text_of_line(line, column, f"'{path}' line {number}")
+            if len(line) > most_bytes:
+                raise _long_line(path, number, most_bytes)
+            if keeps_empty or line.strip():
+                yield number, line
+        if len(rest) > most_bytes:
+            raise _long_line(path, number + 1, most_bytes)
+
+
+def _long_line(path: Path, number: int, most_bytes: int) -> TrainingError:
+    return TrainingError(
+        f"[data] '{path}' line {number}: it must have at most {most_bytes:,} bytes but has more. Split "
+        "it into several."
+    )
 
 
 def _text_of_line(line: bytes, column: str, place: str) -> str:

@@ -12,8 +12,9 @@ from ...hub.remote.download import SPLITS, dataset_folder, names_split, split_fi
 from ...images import ImageProcessor
 from ...models import ImageClassifier
 from ..batches import Batch, SampleBatches, padded_batch
+from ..corpus.splits import find_split, find_splits
 from ..image_sets import LabelledImage, digest_of, read_images
-from ..samples import Samples, find_split, find_splits, read_samples
+from ..samples import COUNTS, Samples, read_samples
 from ..tasks.samples import ImageBatch, image_batch
 from .preferences import pair_batch, read_pairs
 from .rollouts import Problems, largest_group_batch, read_problems, rewards_of
@@ -25,6 +26,7 @@ _OF_TEXTS = (
     "mask_prompt",
     "pack",
     "grad_checkpoint",
+    "valid_share",
 )
 
 
@@ -123,7 +125,34 @@ def read_data(
             )
         else:
             found[name] = samples
+    if settings.valid_share and "train" in found:
+        found |= _shared(found, settings.valid_share)
     return found
+
+
+def _shared(found: dict[str, Samples[Any]], share: float) -> dict[str, Samples[Any]]:
+    """The training samples without a share of them, and that share to validate on."""
+    if "valid" in found:
+        print(
+            "note: 'valid_share' has no effect, since the data has samples to validate on.",
+            file=sys.stderr,
+        )
+        return {}
+    train = found["train"]
+    every = train.samples
+    count = max(1, round(share * len(every)))
+    taken = {n * len(every) // count for n in range(count)}
+    kept = [sample for n, sample in enumerate(every) if n not in taken]
+    if not kept:
+        raise TrainingError(
+            f"[data] 'valid_share' must leave samples to learn from but {share} of {len(every)} leaves "
+            "none. Give more samples or a smaller share."
+        )
+    # what was cut or left out is told of the training samples
+    held = replace(train, samples=[every[n] for n in sorted(taken)])
+    for name in COUNTS:
+        setattr(held, name, 0)
+    return {"train": replace(train, samples=kept), "valid": held}
 
 
 def _files(data: str) -> dict[str, list[Path]]:
@@ -133,7 +162,7 @@ def _files(data: str) -> dict[str, list[Path]]:
         return {"train": [path]}
     if names_split(data):
         return {"train": [file.fetch() for file in split_files(data)]}
-    return {name: [file] for name, file in find_splits(dataset_folder(data)).items()}
+    return find_splits(dataset_folder(data))
 
 
 def training_batches(

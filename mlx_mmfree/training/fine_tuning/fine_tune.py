@@ -376,7 +376,8 @@ def fine_tune(
         if settings.is_full:
             result = TrainedModel(folder, model, source, has_validation)
         else:
-            result = AdapterFiles(folder, model, settings.record(), has_validation)
+            template = None if source is None else source.given_template
+            result = AdapterFiles(folder, model, settings.record(), has_validation, template)
         record = {
             "weights": weights_digest(model),
             "samples": samples_digest(data),

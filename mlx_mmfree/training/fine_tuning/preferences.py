@@ -18,14 +18,13 @@ from ...ops import long_sum
 from ...platform.progress import Progress
 from .. import samples
 from ..batches import Batch, padded_batch
+from ..corpus.rows import RowError, names_in, read_rows, text_of
 from ..data_parallel import DataParallel
 from ..loss import Loss, token_losses
 from ..run_folder import make_run_folder, samples_digest, weights_digest, writing
 
-SYSTEM = "system"
-"""The key of the instruction before the prompt."""
-
-QUESTION, INSTRUCTION, INPUT = PROMPTS = ("question", "instruction", "input")
+QUESTION = "question"
+PROMPTS = (QUESTION, samples.INSTRUCTION, samples.INPUT)
 """Other keys of the prompt in published sets of preferences. An instruction may come with an input."""
 
 
@@ -85,9 +84,9 @@ def read_pairs(
     features: samples.Features | None = None,
     vocab_size: int | None = None,
 ) -> samples.Samples[Pair]:
-    """Reads and encodes a file of preferences with one JSON object on each line.
+    """Reads and encodes the rows of a file of preferences, see `read_rows`.
 
-    A line holds `chosen` and `rejected`, and usually the `prompt` that they answer: texts, or lists of
+    A row holds `chosen` and `rejected`, and usually the `prompt` that they answer: texts, or lists of
     messages. The prompt may also be called `question`, `instruction` (with an `input`) or `input`, and
     follow a text under `system`. Texts are put into the chat template, or joined with the prompt if the
     model has none. Without a prompt, what both answers begin with is the prompt. Only answers are
@@ -116,7 +115,7 @@ def read_pairs(
             line
         )
 
-    for both, read in samples.read_lines(path, encoded_of):
+    for both, read in read_rows(path, encoded_of, text_key=features.text):
         found.unread |= read
         if pair := found.cut(both, max_length):
             chosen, rejected = pair
@@ -142,8 +141,8 @@ class PromptReader:
             return (self._prompt,)
         # sets of instructions hold an empty input where there is none
         found = tuple(name for name in PROMPTS if line.get(name))
-        if len(found) > 1 and found != (INSTRUCTION, INPUT):
-            raise samples.LineError(
+        if len(found) > 1 and found != (samples.INSTRUCTION, samples.INPUT):
+            raise RowError(
                 f"it must have one prompt but has {' and '.join(map(repr, found))}. Name its key as "
                 "'prompt_feature'."
             )
@@ -153,7 +152,7 @@ class PromptReader:
         """The prompt, a text or a list of messages; `None` if there is none."""
         keys = self.keys(line)
         if len(keys) > 1:
-            return "\n".join(samples.text_of(line, key) for key in keys)
+            return "\n".join(text_of(line, key) for key in keys)
         prompt = line[keys[0]] if keys else None
         if prompt is not None:
             samples.messages_of(prompt, keys[0], "user")
@@ -163,28 +162,25 @@ class PromptReader:
         """The prompt, with the instruction before it; there must be one."""
         prompt = self.prompt(line)
         if prompt is None:
-            raise samples.LineError(
+            raise RowError(
                 f"it must have its prompt under '{self._prompt}' or {', '.join(map(repr, PROMPTS))} but "
-                f"has {samples.names_in(line)}. Name its key as 'prompt_feature'."
+                f"has {names_in(line)}. Name its key as 'prompt_feature'."
             )
-        if isinstance(prompt, str) and not line.get(SYSTEM):
+        if isinstance(prompt, str) and not line.get(samples.SYSTEM):
             return prompt
         return self.conversation(line, prompt)
 
     def read(self, line: Mapping[str, Any]) -> set[str]:
         """The keys that say what is before the answer."""
-        return {*self.keys(line), SYSTEM, *self._of_template}
+        return {*self.keys(line), samples.SYSTEM, *self._of_template}
 
     def conversation(
         self, line: Mapping[str, Any], prompt: str | list[Any] | None, shared: Sequence[Any] = ()
     ) -> list[Any]:
         """The messages before the answers. What both of these repeat is there once."""
         begun = [] if prompt is None else samples.messages_of(prompt, self._prompt, "user")
-        system = (
-            samples.messages_of(samples.text_of(line, SYSTEM), SYSTEM, SYSTEM)
-            if line.get(SYSTEM)
-            else []
-        )
+        key = samples.SYSTEM
+        system = samples.messages_of(text_of(line, key), key, key) if line.get(key) else []
         common = list(shared)
         if common[:1] == system:
             del common[:1]
@@ -201,9 +197,9 @@ class _PairEncoder(PromptReader):
 
     def __call__(self, line: Mapping[str, Any]) -> tuple[samples.Encoded, samples.Encoded]:
         if any(line.get(key) is None for key in self._answers):
-            raise samples.LineError(
+            raise RowError(
                 f"it must have '{self._answers[0]}' and '{self._answers[1]}' but has "
-                f"{samples.names_in(line)}."
+                f"{names_in(line)}."
             )
         prompt = self.prompt(line)
         answers = [_answer(line[key]) for key in self._answers]
@@ -212,7 +208,7 @@ class _PairEncoder(PromptReader):
         if prompt is None and not shared:
             self._check_unread(line)
         has_list = all(are_lists) if prompt is None else any(are_lists)
-        if isinstance(prompt, list) or has_list or line.get(SYSTEM):
+        if isinstance(prompt, list) or has_list or line.get(samples.SYSTEM):
             begun = self.conversation(line, prompt, shared)
             rests = [answer[len(shared) :] if shared else answer for answer in answers]
             chosen, rejected = (
@@ -224,11 +220,10 @@ class _PairEncoder(PromptReader):
             )
         elif prompt is not None:
             chosen, rejected = (
-                self._encode.completion(prompt, samples.text_of(line, key), line)
-                for key in self._answers
+                self._encode.completion(prompt, text_of(line, key), line) for key in self._answers
             )
         else:
-            ended = [self._encode.ended([samples.text_of(line, key)], 0) for key in self._answers]
+            ended = [self._encode.ended([text_of(line, key)], 0) for key in self._answers]
             length = samples.common_length(*(encoded.tokens for encoded in ended))
             chosen, rejected = (encoded._replace(prompt=length) for encoded in ended)
         return chosen, rejected
@@ -242,7 +237,7 @@ class _PairEncoder(PromptReader):
         """Refuses a line without a prompt that holds what may be one under another name."""
         unread = sorted(n for n in self.unread(line) if isinstance(line[n], (str, list, dict)))
         if unread:
-            raise samples.LineError(
+            raise RowError(
                 f"it must have its prompt under '{self._prompt}', {', '.join(map(repr, PROMPTS))}, or "
                 f"in both answers, but has {', '.join(map(repr, unread))[:200]}. Name the key of the "
                 "prompt as 'prompt_feature', or leave the others out."
@@ -250,7 +245,7 @@ class _PairEncoder(PromptReader):
 
     def _answered(self, begun: list[Any], answer: Any, line: Mapping[str, Any]) -> samples.Encoded:
         if not isinstance(answer, (str, list)) or not answer:
-            raise samples.LineError(
+            raise RowError(
                 f"'{self._answers[0]}' and '{self._answers[1]}' must be different texts or lists "
                 f"of messages but one is {answer!r:.80}."
             )

@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import TrainingError
 from ...files.reading import expanded, parse_json
 from ...platform.confinement.frames import receive, send
-from ..samples import LineError, kind_of
+from ..corpus.rows import RowError, kind_of
 from .reward_server import MOST_BYTES
 
 _MINUS = "\N{MINUS SIGN}"
@@ -128,23 +128,23 @@ def check_schema(schema: Any) -> None:
     """Refuses a schema with keywords that are not compared, and what is no schema.
 
     Raises:
-        LineError: It is refused.
+        RowError: It is refused.
     """
     if isinstance(schema, bool):
         return
     if not isinstance(schema, dict):
-        raise LineError(f"the schema must be an object but is {kind_of(schema)}.")
+        raise RowError(f"the schema must be an object but is {kind_of(schema)}.")
     for name, value in schema.items():
         if name in _WORDS:
             continue
         if name not in _KEYWORDS:
             known = ", ".join(_KEYWORDS)
-            raise LineError(f"the schema has {name!r:.60}. Known are {known}.")
+            raise RowError(f"the schema has {name!r:.60}. Known are {known}.")
         if not isinstance(value, _KEYWORDS[name]):
-            raise LineError(f"'{name}' of the schema must not be {kind_of(value)}.")
+            raise RowError(f"'{name}' of the schema must not be {kind_of(value)}.")
     for kind in _listed(schema.get("type", [])):
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise LineError(f"the schema has the type {kind!r:.60}. Known are {', '.join(_TYPES)}.")
+            raise RowError(f"the schema has the type {kind!r:.60}. Known are {', '.join(_TYPES)}.")
     parts = [*schema.get("properties", {}).values(), *schema.get("anyOf", [])]
     parts += [schema[name] for name in ("items", "additionalProperties") if name in schema]
     for part in parts:
@@ -325,11 +325,11 @@ class Rewards:
         """Refuses a problem without the answer that a comparison needs.
 
         Raises:
-            LineError: It has none, or a schema that is not one.
+            RowError: It has none, or a schema that is not one.
         """
         used = [name for name in self.names if self._is_comparison(name)]
         if used and columns.get(self._answer) is None:
-            raise LineError(
+            raise RowError(
                 f"it must have '{self._answer}' for the reward '{used[0]}'. Name its key as "
                 "'answer_feature', or give functions of your own as 'reward_functions_file'."
             )
@@ -337,7 +337,7 @@ class Rewards:
             try:
                 check_schema(_schema_of(columns[self._answer]))
             except ValueError as error:
-                raise LineError(f"the schema {error}.") from error
+                raise RowError(f"the schema {error}.") from error
 
     def _is_comparison(self, name: str) -> bool:
         return self._file is None or name not in self._file.names

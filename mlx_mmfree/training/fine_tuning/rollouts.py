@@ -21,10 +21,11 @@ from ...models import Decoder
 from ...ops.backend.choice import untimed
 from .. import grpo_loss
 from ..batches import SampleBatches, evaluation_batches
+from ..corpus.rows import read_rows
 from ..optimizer_step import mixed_seed
 from ..results import Callback
 from ..run_folder import writing
-from ..samples import Sample, SampleEncoder, Samples, as_messages, read_lines, with_rows
+from ..samples import Sample, SampleEncoder, Samples, as_messages, with_rows
 from .preferences import PromptReader
 from .rewards import Rewards
 from .settings import FineTuneSettings
@@ -102,7 +103,7 @@ def read_problems(
     *,
     vocab_size: int | None = None,
 ) -> Problems:
-    """Reads and encodes a file of prompts with one JSON object on each line.
+    """Reads and encodes the rows of a file of prompts, see `read_rows`.
 
     The prompt is found as `read_pairs` finds it. All else of a line is for the functions that give
     rewards.
@@ -130,7 +131,7 @@ def read_problems(
         encoded = with_rows(encoder.unanswered(prompt, line), vocab_size)
         return Problem(np.array(encoded.tokens, np.int32), prompt, line)
 
-    for problem in read_lines(path, problem_of):
+    for problem in read_rows(path, problem_of, text_key=settings.text_feature):
         if 0 < problem.length < settings.max_seq_length:
             found.samples.append(problem)
         else:

@@ -59,11 +59,17 @@ class FineTuneSettings(LongSettings):
     command: ClassVar[str] = "lora"
 
     data: str = setting(
-        "Folder with train, valid and test as .jsonl or .parquet, or a dataset of the Hub; or the "
-        "training samples alone: a file, or owner/name:split of the Hub. For an image model a folder "
-        "with train, valid and test, each a folder of classes or an .npz file.",
+        "Folder with train, valid and test as .jsonl, .json, .csv, .tsv or .parquet, a folder of .txt "
+        "and .md, or a dataset of the Hub; or the training samples alone: a file, or owner/name:split "
+        "of the Hub. For an image model a folder with train, valid and test, each a folder of classes "
+        "or an .npz file.",
         counts=False,
         holds="model",
+    )
+    valid_share: float = setting(
+        "Share of the training samples to validate on instead, where the data has none for it.",
+        0.0,
+        SHARE,
     )
     adapter_path: str = setting(
         "Folder of the run, for the adapter or model, the checkpoint, the log and the loss curve.",
@@ -246,6 +252,12 @@ class FineTuneSettings(LongSettings):
         "float32 master weights.",
         None,
         Rule.one_of(*ADAPTER_DTYPES),
+    )
+    chat_template: str | None = setting(
+        "File with a chat template in place of the model's, which is saved beside the result.",
+        None,
+        counts=False,
+        holds="path",
     )
     prompt_feature: str = setting("Key of the prompt in the data.", "prompt")
     completion_feature: str = setting("Key of the completion.", "completion")

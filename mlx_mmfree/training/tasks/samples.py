@@ -18,11 +18,11 @@ from ...models.parts.stack import check_tokens
 from ...tokenizer.translation_tokenizer import open_translation_tokenizer
 from ..batches import PADDED_TO, Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
+from ..corpus.rows import RowError, read_rows, text_of
 from ..corpus.tokenize import byte_bar
 from ..image_sets import LabelledImage, digest_of, read_images
 from ..loss import smoothed_cross_entropy
 from ..run_folder import file_digest
-from ..samples import LineError, read_lines, text_of
 from ..settings import Settings, check_vocab_size
 from .corpus import Task, padded
 
@@ -82,7 +82,7 @@ class SampleTask(Task):
         """The sample of a line.
 
         Raises:
-            LineError: The line holds none.
+            RowError: The line holds none.
         """
         raise NotImplementedError
 
@@ -147,7 +147,7 @@ class SampleTask(Task):
         found, longer = [], 0
         with bar:
             columns = self.columns(self._settings)
-            for sample in read_lines(path, self.encode, columns, on_bytes=bar.update):
+            for sample in read_rows(path, self.encode, columns, on_bytes=bar.update):
                 if sample.length > self._settings.sequence_length:
                     longer += 1
                 else:
@@ -242,13 +242,13 @@ class ClassifierTask(SampleTask):
         text, label = self._columns
         tokens = self._tokenizer.encode(text_of(line, text))
         if not tokens:
-            raise LineError(f"'{text}' must hold a token but is empty.")
+            raise RowError(f"'{text}' must hold a token but is empty.")
         check_tokens(tokens, self._vocab_size)
         given = line.get(label)
         number = self._numbers.get(given) if isinstance(given, str) else given
         is_number = isinstance(number, int) and not isinstance(number, bool)
         if number is None or not is_number or not 0 <= number < len(self._numbers):
-            raise LineError(
+            raise RowError(
                 f"'{label}' must be one of {', '.join(map(repr, self._numbers))} or the number of one, "
                 f"from 0, but got {given!r:.80}. The key 'labels' of 'model' names them."
             )

@@ -12,8 +12,9 @@ from typing import Any
 from mlx_mmfree.cli.parts.prompts import read_prompts
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.training.corpus.documents import read_documents
+from mlx_mmfree.training.corpus.splits import find_splits
 from mlx_mmfree.training.fine_tuning.preferences import read_pairs
-from mlx_mmfree.training.samples import Features, find_splits, read_samples
+from mlx_mmfree.training.samples import Features, read_samples
 from tests.fuzz.case import OUTSIDE, FuzzClass
 from tests.fuzz.hostile import ODD_VALUES, damage_bytes, odd_entry, odd_text, with_raw_json
 from tests.hub.checkpoints import GOLDENS
@@ -52,10 +53,17 @@ def make_sources(folder: Path) -> None:
 
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
-    """Writes a folder of JSON lines or a text, some of it damaged or no file."""
+    """Writes a folder of JSON, a table or a text, some of it damaged or no file."""
     target.mkdir()
     (target / "tokenizer").symlink_to(sources)
-    name = rng.choice(("train.jsonl", "train.jsonl", "train.jsonl", "prompts.txt", "text.xz"))
+    names = ("train.jsonl",) * 4 + (
+        "train.json",
+        "train.csv",
+        "train.tsv",
+        "prompts.txt",
+        "text.xz",
+    )
+    name = rng.choice(names)
     lines = [_line(rng) for _ in range(rng.choice((0, 1, 3, 10)))]
     if rng.random() < 0.05:
         # this is one line without an end
@@ -65,6 +73,11 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
         .join(lines)
         .encode(errors="surrogatepass")
     )
+    if name.endswith(".json") and rng.random() < 0.7:
+        data = b"[" + data.replace(b"\n", b",\n") + b"]"
+    elif name in ("train.csv", "train.tsv"):
+        cells = data.replace(b":", b"," if name.endswith(".csv") else b"\t")
+        data = b"prompt,completion\n".replace(b",", rng.choice((b",", b";", b"\t"))) + cells
     if name.endswith(".xz"):
         data = _compressed(data, rng)
     if rng.random() < 0.1:
@@ -111,7 +124,7 @@ def _compressed(data: bytes, rng: random.Random) -> bytes:
 def exercise(folder: Path, rng: random.Random) -> None:
     """Reads the file in the way that its name asks for."""
     tokenizer = _load((folder / "tokenizer").resolve())
-    for file in (find_splits(folder)).values():
+    for [file] in find_splits(folder).values():
         masks = rng.random() < 0.5
         features = rng.choice((None, None, Features(text="content", prompt="text")))
         if rng.random() < 0.3:

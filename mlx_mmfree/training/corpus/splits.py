@@ -1,0 +1,69 @@
+"""The files of a folder of data by the splits that they hold: training, validation and test."""
+
+import re
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from ...errors import TrainingError
+from ...files.reading import visible
+from ...hub.remote.download import SPLITS
+from .documents import COMPRESSED
+from .rows import KINDS, TEXTS
+
+_SUFFIXES = tuple(kind + packed for kind, packed in product((*KINDS, *TEXTS), ("", *COMPRESSED)))
+_FORMS = ", ".join(KINDS)
+
+
+def find_splits(folder: Path) -> dict[str, list[Path]]:
+    """The files of a folder by their splits `train`, `valid` and `test`.
+
+    A split has one file of rows, such as `train.csv`. In a folder of texts alone, each file is a text,
+    in the order of the names: `valid.txt`, `valid-1.md` and the like are for validation, those with
+    `test` for the test, and all others for training.
+
+    Raises:
+        TrainingError: There is no such folder, or a split has several files of rows.
+    """
+    if not folder.is_dir():
+        raise TrainingError(
+            f"[data] 'data' must be a folder with train, valid or test as {_FORMS}, or a dataset of the "
+            f"Hub, but '{folder}' is neither."
+        )
+    found = {split: find_split(folder, split, _SUFFIXES) for split in SPLITS}
+    texts = [file for suffix in TEXTS for file in visible(folder, f"*{suffix}")]
+    if all(file is None or file in texts for file in found.values()):
+        split_of = {file: _split_of(file) for file in sorted(texts)}
+        found_texts = {
+            split: [file for file in split_of if split_of[file] == split] for split in SPLITS
+        }
+        return {split: files for split, files in found_texts.items() if files}
+    return {split: [file] for split, file in found.items() if file is not None}
+
+
+def _split_of(text: Path) -> str:
+    for split, names in SPLITS.items():
+        if re.fullmatch(rf"({'|'.join(names)})([-_.]?\d+)?", text.stem.lower()):
+            return split
+    return "train"
+
+
+def find_split(folder: Path, split: str, kinds: Sequence[str]) -> Path | None:
+    """The one that a folder has of the files of a split.
+
+    Args:
+        folder: The folder.
+        split: One of `SPLITS`.
+        kinds: The suffixes to look for. An empty one means a folder.
+
+    Raises:
+        TrainingError: There are several.
+    """
+    paths = [(folder / f"{name}{kind}", kind) for name in SPLITS[split] for kind in kinds]
+    found = [path for path, kind in paths if (path.is_file() if kind else path.is_dir())]
+    if len(found) > 1:
+        raise TrainingError(
+            f"[data] '{folder}' must hold one file for '{split}' but holds "
+            f"{' and '.join(repr(path.name) for path in found)}. Move one of them elsewhere."
+        )
+    return found[0] if found else None

@@ -282,6 +282,15 @@ def test_datasets_that_are_refused(
     ("repository", "message"),
     [
         ("me/absent", "neither a local folder nor a repository of the Hub"),
+        (
+            "me/absent/small",
+            "'me/absent/small' is no local folder or file, and the repository 'me/absent'",
+        ),
+        (
+            "me/absent/s/m.gguf",
+            "'me/absent/s/m.gguf' is no local folder or file, and the repository",
+        ),
+        ("me/absent/parameters.pth", "'me/absent/parameters.pth' is no local folder or file, and"),
         ("me/hidden", "a private repository needs `hf auth login`"),
         ("me/gated", "is gated. Ask for access on https://huggingface.co/me/gated"),
         ("me/broken", "cannot be reached"),
@@ -326,8 +335,13 @@ def test_without_network(source: Path, tmp_path: Path, want: Any) -> None:
         for repository in ("me/sharded", "me/absent"):
             with pytest.raises(MMFreeError, match="the Hub cannot be reached"):
                 client.call("logits", repository)
+        for each in (client, offline):
+            with pytest.raises(
+                MMFreeError, match="'me/absent/x' is no local folder or file, and the"
+            ):
+                each.call("logits", "me/absent/x")
         assert offline.call("logits", "me/tiny") == want
-        with pytest.raises(MMFreeError, match="Unset HF_HUB_OFFLINE"):
+        with pytest.raises(MMFreeError, match="unset HF_HUB_OFFLINE"):
             offline.call("logits", "me/absent")
 
 

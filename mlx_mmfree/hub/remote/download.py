@@ -96,11 +96,12 @@ def local_folder(
     repository, inner = place
     if inner.suffix == checkpoint_files.GGUF_SUFFIX:
         names = tuple(part_names(inner.name))
-        return Path(ask_hub(repository, revision, names, folder=str(inner.parent))) / inner
+        held = ask_hub(repository, revision, names, folder=str(inner.parent), given=name)
+        return Path(held) / inner
     if inner.suffix in _OTHER_WEIGHTS:
         held = f"{repository}/{inner.parent}".removesuffix("/.")
-        raise _other_kind(name, held, _gguf_files(repository, revision, inner.parent))
-    return Path(ask_hub(repository, revision, patterns, folder=str(inner))) / inner
+        raise _other_kind(name, held, _gguf_files(repository, revision, inner.parent, name))
+    return Path(ask_hub(repository, revision, patterns, folder=str(inner), given=name)) / inner
 
 
 def _other_kind(file: str, folder: str, beside: Sequence[str]) -> CheckpointError:
@@ -114,10 +115,12 @@ def _other_kind(file: str, folder: str, beside: Sequence[str]) -> CheckpointErro
     )
 
 
-def _gguf_files(repository: str, revision: str | None, folder: PurePosixPath) -> list[str]:
+def _gguf_files(
+    repository: str, revision: str | None, folder: PurePosixPath, given: str
+) -> list[str]:
     """The names of the GGUF files in a folder of a repository."""
-    pattern = f"*{checkpoint_files.GGUF_SUFFIX}"
-    listed = ask_hub(repository, revision, (pattern,), dry_run=True, folder=str(folder))
+    patterns = (f"*{checkpoint_files.GGUF_SUFFIX}",)
+    listed = ask_hub(repository, revision, patterns, dry_run=True, folder=str(folder), given=given)
     names = (PurePosixPath(file.filename).name for file in listed)
     return [name for name in names if not name.startswith(".")]
 
@@ -143,7 +146,7 @@ def gguf_file(
     names = whole_models(file.name for file in visible(folder, f"*{checkpoint_files.GGUF_SUFFIX}"))
     place = None if Path(os.path.expanduser(name)).is_dir() else place_in_hub(name)
     if not names and place is not None:
-        names = whole_models(_gguf_files(place[0], revision, place[1]))
+        names = whole_models(_gguf_files(place[0], revision, place[1], name))
     if len(names) > 1:
         raise CheckpointError(
             f"[load] '{name}' must hold one {checkpoint_files.GGUF_SUFFIX} file but holds {len(names)}: "
@@ -154,7 +157,8 @@ def gguf_file(
     if place is not None:
         repository, inner = place
         parts = tuple(part_names(names[0]))
-        folder = Path(ask_hub(repository, revision, parts, folder=str(inner))) / inner
+        held = ask_hub(repository, revision, parts, folder=str(inner), given=name)
+        folder = Path(held) / inner
     return folder / names[0]
 
 
@@ -243,6 +247,7 @@ def ask_hub(
     repo_type: str | None = None,
     has_folders: bool = False,
     folder: str = ".",
+    given: str = "",
 ) -> Any:
     """Downloads the files of a repository that match a pattern, or only lists them.
 
@@ -254,6 +259,7 @@ def ask_hub(
         repo_type: `"dataset"`; `None` for a model.
         has_folders: Whether files in folders match too.
         folder: The folder in the repository whose files match.
+        given: What the user named, where that is a folder or a file in the repository.
 
     Returns:
         The folder of the files in the Hub's cache, or the list.
@@ -268,7 +274,14 @@ def ask_hub(
     place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     kind = "datasets/" if repo_type == "dataset" else ""
     check_login("load", DownloadError)
-    with _quiet_client(), _hub_errors(place, f"https://huggingface.co/{kind}{repository}"):
+    neither = f"{place} is neither a local folder nor"
+    if given not in ("", repository):
+        neither = (
+            f"'{given}' is no local folder or file, and the repository {place}, in which it may lie, is "
+            "not"
+        )
+    page = f"https://huggingface.co/{kind}{repository}"
+    with _quiet_client(), _hub_errors(place, neither, page):
         ignored, start = _ignored(patterns, has_folders), "" if folder == "." else f"{folder}/"
         snapshot = partial(
             huggingface_hub.snapshot_download,
@@ -326,11 +339,12 @@ def _quiet_client() -> Iterator[None]:
 
 
 @contextmanager
-def _hub_errors(place: str, page: str) -> Iterator[None]:
+def _hub_errors(place: str, neither: str, page: str) -> Iterator[None]:
     """Turns errors of downloads into one line.
 
     Args:
         place: The repository and revision, in words.
+        neither: The beginning of the error if it is not there, up to "nor" or "not".
         page: The address of the repository's page.
 
     Raises:
@@ -346,15 +360,15 @@ def _hub_errors(place: str, page: str) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(
-            f"[load] {place} is neither a local folder nor a repository of the Hub. Check the "
-            "spelling; a private repository needs `hf auth login`."
+            f"[load] {neither} a repository of the Hub. Check the spelling; a private repository needs "
+            "`hf auth login`."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadError(
             f"[load] {place} does not exist. Its branches, tags and commits are listed on {page}."
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise DownloadError(_offline_message(place)) from error
+        raise DownloadError(_offline_message(neither)) from error
     except errors.HFValidationError as error:
         raise DownloadError(
             f"[load] {place} is not a valid repository id: {one_line(error)}. Check the spelling."
@@ -390,17 +404,18 @@ def check_login(place: str, kind: type[MMFreeError]) -> None:
         )
 
 
-def _offline_message(place: str) -> str:
+def _offline_message(neither: str) -> str:
     from huggingface_hub import is_offline_mode
 
+    absent = f"[load] {neither} completely in the local cache, and"
     if is_offline_mode():
         return (
-            f"[load] {place} is not completely in the local cache and HF_HUB_OFFLINE forbids a "
-            "download. Unset HF_HUB_OFFLINE, or give a local folder."
+            f"{absent} HF_HUB_OFFLINE forbids a download. Check the spelling, unset HF_HUB_OFFLINE, or "
+            "give a local folder."
         )
     return (
-        f"[load] {place} is neither a local folder nor completely in the local cache, and the Hub "
-        "cannot be reached. Check the network, or give a local folder."
+        f"{absent} the Hub cannot be reached. Check the spelling and the network, or give a local "
+        "folder."
     )
 
 

@@ -80,9 +80,11 @@ class Form:
 
     Attributes:
         keeps_dtype: The results have the dtype of the input, whatever the dtypes of the linears.
+        takes_sum: What is before the linears can take the sum of the residual stream and a branch.
     """
 
     keeps_dtype: ClassVar[bool] = False
+    takes_sum: ClassVar[bool] = False
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
@@ -136,6 +138,8 @@ class Floats(Form):
 
 class Rotated(Form):
     """Rotated codes, whose norm or gate takes part in the rotation."""
+
+    takes_sum = True
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:

@@ -18,7 +18,7 @@ import mlx.nn as nn
 
 from ...layers.context import Context
 from ...layers.dense import Linear, QuantizedLinear
-from ...layers.fusing import finished, fused_inputs, fuses, inputs_of_sum
+from ...layers.fusing import finished, form_of, fused_inputs, fuses, inputs_of_sum
 from ...layers.mixer import Mixer, State
 from ...layers.norms import RMSNorm
 from .stack import Block, ReversibleBlock
@@ -77,10 +77,10 @@ class FusedBlock(Fused):
         context = Context() if context is None else context
         channel = self["channel_mixer"]
         linears = [channel[each] for each in channel.projections]
-        if not (linears and getattr(type(linears[0]), "is_rotated", False)):
+        if not (linears and form_of(linears[0]).takes_sum):
             x, state = self.branch("token", x, state, context, residual=x, **arguments)
             return self.branch("channel", x, None, context, residual=x)[0], state
-        # the sum is left to the rotation after it
+        # the sum is left to what is before the projections
         branch, state = self.branch("token", x, state, context, **arguments)
         parts, x = inputs_of_sum(x, branch, linears, self["channel_norm"])
         return finished(channel, channel.between(parts, None, None)[0], x.dtype, x), state

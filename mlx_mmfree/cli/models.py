@@ -30,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     chosen.add_argument(
         "--known",
         action="store_true",
-        help="list the repositories of the Hub that are known to load, with the form of their weights",
+        help="list the repositories of the Hub that are known to load, with the form of their weights "
+        "and what small models in this form were compared with",
     )
     chosen.add_argument(
         "--remove",
@@ -49,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.known:
         known = _known()
-        rows = [("repository", "family", "weights"), *(tuple(each.values()) for each in known)]
-        print(json.dumps({"known": known}) if args.json else "\n".join(aligned(rows, left=3)))
+        head = ("repository", "family", "weights", "compared with")
+        rows = [head, *(tuple(each.values()) for each in known)]
+        print(json.dumps({"known": known}) if args.json else "\n".join(aligned(rows, left=4)))
         return 0
     from ..hub.checkpoint.pack_cache import cached_models, remove_model
 
@@ -73,9 +75,9 @@ def _known() -> list[dict[str, str]]:
     from ..models import architectures
 
     return [
-        {"repository": name, "family": family, "weights": form}
+        {"repository": name, "family": family, **known._asdict()}
         for family, architecture in sorted(architectures().items())
-        for name, form in architecture.repositories.items()
+        for name, known in architecture.repositories.items()
     ]
 
 

@@ -11,7 +11,7 @@ from ..layers.mixer import TokenMixer
 from ..token_mixers.big_bird import BigBird
 from ..token_mixers.multi_head_attention import MultiHeadAttention
 from .parts import bert
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import boolean, integer, key, word
 
 
@@ -65,5 +65,5 @@ ARCHITECTURE = Architecture(
     weight_names={**bert.weight_names("bert", bert.ATTENTION_NAMES), **bert.HEAD_NAMES},
     does=lambda config: "fill-mask",
     tiny={**bert.TINY, "num_attention_heads": 4, "block_size": 2, "num_random_blocks": 1},
-    published={"google/bigbird-roberta-{base,large}": "float32"},
+    published={"google/bigbird-roberta-{base,large}": Published("float32", "transformers")},
 )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
-from .parts.architecture import Architecture, GGUFForm
+from .parts.architecture import Architecture, GGUFForm, Published
 from .parts.fields import activation, key
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
@@ -105,9 +105,15 @@ ARCHITECTURE = Architecture(
         "bitnet-b1.58-3b": _shape(3200, 8640, 26, (32, 32), 32002),
     },
     published={
-        "microsoft/bitnet-b1.58-2B-4T": "packed ternary",
-        "microsoft/bitnet-b1.58-2B-4T-bf16": "bf16 masters",
-        "microsoft/bitnet-b1.58-2B-4T-gguf": "GGUF I2_S",
-        "mlx-community/bitnet-b1.58-2B-4T": "packed ternary",
+        "microsoft/bitnet-b1.58-2B-4T": Published(
+            "packed ternary", "reference, transformers, definition"
+        ),
+        "microsoft/bitnet-b1.58-2B-4T-bf16": Published(
+            "bf16 masters", "reference, transformers, definition"
+        ),
+        "microsoft/bitnet-b1.58-2B-4T-gguf": Published("GGUF I2_S", "definition"),
+        "mlx-community/bitnet-b1.58-2B-4T": Published(
+            "packed ternary", "reference, transformers, definition"
+        ),
     },
 )

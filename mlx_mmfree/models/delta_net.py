@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..token_mixers import DeltaNet
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import boolean, integer, key
 from .parts.recurrent import DELTA_RULE_NAMES, TINY, ExpandedConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
@@ -51,5 +51,5 @@ ARCHITECTURE = Architecture(
     build=build,
     weight_names=weight_names({**DELTA_RULE_NAMES, "g_proj": "gate_proj"}),
     tiny={**TINY, "num_heads": 2},
-    published={"fla-hub/delta_net-*": "16-bit"},
+    published={"fla-hub/delta_net-*": Published("16-bit", "reference")},
 )

@@ -19,7 +19,7 @@ from ..layers.maps import Convolution, DepthwiseBlock, DepthwiseConvolution, Dro
 from ..layers.matrix import StoredLayout
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.cross_covariance_attention import CrossCovarianceAttention
-from .parts.architecture import Architecture, draw_weights
+from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import integers, key
 from .parts.image_classifier import ImageClassifier, ImageConfig, staged
 
@@ -330,5 +330,5 @@ ARCHITECTURE = Architecture(
             "heads": [2, 2, 2, 2],
         },
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

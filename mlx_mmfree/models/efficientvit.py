@@ -18,7 +18,7 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm, LayerNorm
 from ..ops.activations import hardswish
 from ..spatial_mixers.multi_scale_attention import MultiScaleAttention
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import integer, integers, key
 from .parts.image_classifier import ImageClassifier, ImageConfig, Stage, drop_rates
 
@@ -334,5 +334,5 @@ ARCHITECTURE = Architecture(
             "head_widths": [16, 20],
         },
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

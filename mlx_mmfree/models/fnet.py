@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..token_mixers.fnet import FNet
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.bert import HEAD_NAMES, TINY, Bert, BertConfig, Front, weight_names
 
 
@@ -39,5 +39,5 @@ ARCHITECTURE = Architecture(
     },
     does=lambda config: "fill-mask",
     tiny=TINY,
-    published={"google/fnet-{base,large}": "float32"},
+    published={"google/fnet-{base,large}": Published("float32", "transformers")},
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..token_mixers import GatedDeltaNet
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import integer, key, number
 from .parts.recurrent import DELTA_RULE_NAMES, TINY, DeltaRuleConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
@@ -48,5 +48,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2, "num_v_heads": 4, "head_dim": 8, "expand_v": 1.5},
-    published={"fla-hub/gated_deltanet-*": "16-bit"},
+    published={"fla-hub/gated_deltanet-*": Published("16-bit", "reference")},
 )

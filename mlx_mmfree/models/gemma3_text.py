@@ -18,7 +18,7 @@ from ..layers.attention.options import KeyValueCache
 from ..layers.norms import store_less_one
 from ..ops.activations import gelu_tanh
 from .parts import transformer
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.embedder import embedder_names
 from .parts.fields import activation, agreed, boolean, integer, key, number, section
 from .parts.rotation import Rotation
@@ -223,5 +223,5 @@ ARCHITECTURE = Architecture(
     mlx_lm=_needs_mlx_lm_file,
     transformers=lambda config: None,
     tiny={**transformer.TINY, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 4},
-    published={"microsoft/bitnet-embedding-270m": "16-bit masters"},
+    published={"microsoft/bitnet-embedding-270m": Published("16-bit masters", "reference")},
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..token_mixers import GLA
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.recurrent import TINY, ExpandedConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
 
@@ -46,5 +46,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2},
-    published={"fla-hub/gla-*": "16-bit"},
+    published={"fla-hub/gla-*": Published("16-bit", "reference")},
 )

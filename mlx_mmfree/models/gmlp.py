@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ..errors import CheckpointError
 from ..layers.matrix import StoredLayout
 from ..token_mixers.gmlp import GMLP
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import key, number
 from .parts.image_classifier import ImageBlock, ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
@@ -90,5 +90,5 @@ ARCHITECTURE = Architecture(
         "num_classes": 5,
         "model_args": {"img_size": [16, 24], "patch_size": 8, "embed_dim": 24, "num_blocks": 2},
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..token_mixers import HGRN
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import boolean, key, number
 from .parts.recurrent import TINY, BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
 
@@ -53,5 +53,5 @@ ARCHITECTURE = Architecture(
         "model.lower_bounds": "lower_bounds",
     },
     tiny=TINY,
-    published={"fla-hub/hgrn-*": "16-bit"},
+    published={"fla-hub/hgrn-*": Published("16-bit", "reference")},
 )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from ..errors import CheckpointError
 from ..token_mixers import HGRN2
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import boolean, integer, key
 from .parts.recurrent import TINY, BoundedDecoder, RecurrentConfig, build_recurrent, weight_names
 
@@ -69,5 +69,5 @@ ARCHITECTURE = Architecture(
         "model.lower_bounds": "lower_bounds",
     },
     tiny={**TINY, "expand_ratio": 8},
-    published={"fla-hub/hgrn2-*": "16-bit"},
+    published={"fla-hub/hgrn2-*": Published("16-bit", "reference")},
 )

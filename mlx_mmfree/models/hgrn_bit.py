@@ -20,7 +20,7 @@ from ..layers import BitLinear, TiedBitLinear
 from ..layers.dense import Linear
 from ..layers.norms import RMSNorm
 from ..token_mixers import MLGRU
-from .parts.architecture import Architecture, draw_weights
+from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import HubConfig, activation, boolean, integer, key, number, weight_std, word
 from .parts.recurrent import BoundedDecoder
 from .parts.stack import Block
@@ -176,5 +176,5 @@ ARCHITECTURE = Architecture(
         "mmfreelm-1.3b": _PUBLISHED | {"hidden_size": 2048, "num_hidden_layers": 24},
         "mmfreelm-2.7b": _PUBLISHED | {"hidden_size": 2560, "num_hidden_layers": 32},
     },
-    published={"ridger/MMfreeLM-{370M,1.3B,2.7B}": "16-bit masters"},
+    published={"ridger/MMfreeLM-{370M,1.3B,2.7B}": Published("16-bit masters", "reference")},
 )

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from ..errors import CheckpointError
 from ..token_mixers import KDA
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import key, number
 from .parts.recurrent import DELTA_RULE_NAMES, TINY, DeltaRuleConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
@@ -58,5 +58,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2, "head_dim": 16},
-    published={"fla-hub/kda-*": "16-bit"},
+    published={"fla-hub/kda-*": Published("16-bit", "reference")},
 )

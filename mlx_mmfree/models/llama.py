@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from .parts import transformer
-from .parts.architecture import Architecture, GGUFForm, find
+from .parts.architecture import Architecture, GGUFForm, Published, find
 from .parts.ternary_linears import PACKED_FORMS
 
 SUB_NORMS = ("self_attn.inner_attn_ln", "mlp.ffn_layernorm")
@@ -104,16 +104,28 @@ ARCHITECTURE = Architecture(
         "llama3-8b-1.58": _shape(4096, 14336, 32, (32, 8, 128), 128256),
     },
     published={
-        "openbmb/BitCPM-CANN-1B": "16-bit, ternary by group",
-        "1bitLLM/bitnet_b1_58-{large,xl,3B}": "float masters",
-        "HF1BitLLM/Llama3-8B-1.58-{100B,Linear-10B,Sigmoid-k100-10B}-tokens": "packed ternary",
-        "SpectraSuite/TriLM_{99M,190M,390M,560M,830M,1.1B,1.5B,2.4B,3.9B}_Unpacked": "fp16, ternary",
-        "mlx-community/Falcon-E-3B-Instruct-1.58bit": "packed ternary",
-        "tiiuae/Falcon-E-{1B,3B}-{Base,Instruct}": "packed ternary; bf16 masters at `prequantized`",
-        "tiiuae/Falcon-E-{1B,3B}-{Base,Instruct}-GGUF": "GGUF I2_S",
-        "tiiuae/Falcon3-{1B,3B,7B,10B}-Instruct-1.58bit": "packed ternary",
-        "tiiuae/Falcon3-{3B,7B,10B}-Base-1.58bit": "packed ternary",
-        "tiiuae/Falcon3-{1B,3B,7B,10B}-Instruct-1.58bit-GGUF": "GGUF I2_S",
-        "tiiuae/Falcon3-{3B,7B,10B}-Base-1.58bit-GGUF": "GGUF I2_S",
+        "openbmb/BitCPM-CANN-1B": Published("16-bit, ternary by group", "reference, definition"),
+        "1bitLLM/bitnet_b1_58-{large,xl,3B}": Published("float masters", "reference, definition"),
+        "HF1BitLLM/Llama3-8B-1.58-{100B,Linear-10B,Sigmoid-k100-10B}-tokens": Published(
+            "packed ternary", "reference, transformers, definition"
+        ),
+        "SpectraSuite/TriLM_{99M,190M,390M,560M,830M,1.1B,1.5B,2.4B,3.9B}_Unpacked": Published(
+            "fp16, ternary", "transformers, definition"
+        ),
+        "mlx-community/Falcon-E-3B-Instruct-1.58bit": Published(
+            "packed ternary", "reference, transformers, definition"
+        ),
+        "tiiuae/Falcon-E-{1B,3B}-{Base,Instruct}": Published(
+            "packed ternary; bf16 masters at `prequantized`", "reference, transformers, definition"
+        ),
+        "tiiuae/Falcon-E-{1B,3B}-{Base,Instruct}-GGUF": Published("GGUF I2_S", "definition"),
+        "tiiuae/Falcon3-{1B,3B,7B,10B}-Instruct-1.58bit": Published(
+            "packed ternary", "reference, transformers, definition"
+        ),
+        "tiiuae/Falcon3-{3B,7B,10B}-Base-1.58bit": Published(
+            "packed ternary", "reference, transformers, definition"
+        ),
+        "tiiuae/Falcon3-{1B,3B,7B,10B}-Instruct-1.58bit-GGUF": Published("GGUF I2_S", "definition"),
+        "tiiuae/Falcon3-{3B,7B,10B}-Base-1.58bit-GGUF": Published("GGUF I2_S", "definition"),
     },
 )

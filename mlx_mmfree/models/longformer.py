@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 from ..errors import CheckpointError
 from ..files.declared import declare
 from ..token_mixers.longformer import Longformer
-from .parts.architecture import Architecture, Copy
+from .parts.architecture import Architecture, Copy, Published
 from .parts.bert import ATTENTION_NAMES, TINY, AttentionConfig, Bert, Front, weight_names
 from .parts.fields import integer, key, token_id
 
@@ -91,5 +91,5 @@ ARCHITECTURE = Architecture(
     },
     does=lambda config: "fill-mask",
     tiny={**TINY, "num_attention_heads": 4, "attention_window": 4},
-    published={"allenai/longformer-{base,large}-4096": "float32"},
+    published={"allenai/longformer-{base,large}-4096": Published("float32", "transformers")},
 )

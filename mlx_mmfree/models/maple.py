@@ -17,7 +17,7 @@ from ..layers.attention.options import AttentionNorms, KeyValueCache
 from ..layers.dense import Linear
 from ..layers.norms import RMSNorm
 from ..token_mixers import GQA
-from .parts.architecture import Architecture, GGUFForm, Stacked, draw_weights
+from .parts.architecture import Architecture, GGUFForm, Published, Stacked, draw_weights
 from .parts.fields import integer, key, number
 from .parts.stack import Block, Decoder
 from .parts.transformer import TINY, TransformerConfig, weight_names
@@ -226,5 +226,5 @@ ARCHITECTURE = Architecture(
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
     },
-    published={"deepgrove/maple-20b-a1b": "16-bit, ternary by row"},
+    published={"deepgrove/maple-20b-a1b": Published("16-bit, ternary by row", "definition")},
 )

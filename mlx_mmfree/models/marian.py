@@ -15,7 +15,7 @@ from ..channel_mixers import FeedForward
 from ..errors import UnsupportedModelError
 from ..layers.attention.positions import AddedPositions, SinusoidalPositions
 from ..token_mixers import MultiHeadAttention
-from .parts.architecture import Architecture, Copy, draw_weights
+from .parts.architecture import Architecture, Copy, Published, draw_weights
 from .parts.encoders import EncoderDecoder
 from .parts.fields import (
     ACTIVATIONS,
@@ -217,5 +217,5 @@ ARCHITECTURE = Architecture(
         "pad_token_id": 59,
         "decoder_start_token_id": 59,
     },
-    published={"Helsinki-NLP/opus-mt-*": "floats"},
+    published={"Helsinki-NLP/opus-mt-*": Published("floats", "transformers")},
 )

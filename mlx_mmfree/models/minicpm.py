@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from .parts import transformer
-from .parts.architecture import Architecture, GGUFForm
+from .parts.architecture import Architecture, GGUFForm, Published
 from .parts.fields import integer, key, number
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
@@ -124,7 +124,9 @@ ARCHITECTURE = Architecture(
     gguf_name=lambda config: "minicpm",
     tiny={**transformer.TINY, "scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 16.0},
     published={
-        "openbmb/BitCPM-CANN-{0.5B,8B}": "16-bit, ternary by group",
-        "openbmb/MiniCPM4-8B": "16-bit floats",
+        "openbmb/BitCPM-CANN-{0.5B,8B}": Published(
+            "16-bit, ternary by group", "reference, definition"
+        ),
+        "openbmb/MiniCPM4-8B": Published("16-bit floats", "reference, definition"),
     },
 )

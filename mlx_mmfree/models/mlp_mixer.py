@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from ..channel_mixers.feed_forward import FeedForward
 from ..token_mixers.mlp_mixer import MLPMixer
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.fields import key, numbers
 from .parts.image_classifier import ImageBlock, ImageClassifier
 from .parts.patch_model import PATCH_NORM, PatchConfig, build_patch_model
@@ -80,5 +80,5 @@ ARCHITECTURE = Architecture(
         "num_classes": 5,
         "model_args": {"img_size": [16, 24], "patch_size": 8, "embed_dim": 24, "num_blocks": 2},
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

@@ -15,7 +15,7 @@ from ..layers.maps import Convolution, pointwise
 from ..layers.norms import LayerNorm
 from ..ops import long_sum
 from ..spatial_mixers.spatial_pooling import SpatialPooling
-from .parts.architecture import Architecture, draw_weights
+from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import integers, key
 from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, staged
 
@@ -144,5 +144,5 @@ ARCHITECTURE = Architecture(
         "pretrained_cfg": {"input_size": [3, 64, 64]},
         "model_args": {"dims": [8, 16, 24, 32], "depths": [1, 1, 2, 1]},
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from ..errors import CheckpointError, UnsupportedModelError
 from . import qwen3_5_text
+from .parts.architecture import Published
 
 _NAMESPACES = {1: "mlx-lm-text", 2: "mlx-vlm-qwen3_5"}
 _KNOWN = {
@@ -62,8 +63,12 @@ ARCHITECTURE = replace(
     },
     gguf={},
     published={
-        "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit": "MLX affine, 2 bits, rotated",
-        "prism-ml/Ternary-Bonsai-2-27B-gguf": "GGUF PTQ1_0 or PQ2_0, rotated",
-        "prism-ml/Ternary-Bonsai-2-27B-gguf-dev": "GGUF Q2_0, rotated",
+        "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit": Published(
+            "MLX affine, 2 bits, rotated", "reference, transformers, mlx-lm"
+        ),
+        "prism-ml/Ternary-Bonsai-2-27B-gguf": Published(
+            "GGUF PTQ1_0, PQ2_0 or F16, rotated", "reference, transformers"
+        ),
+        "prism-ml/Ternary-Bonsai-2-27B-gguf-dev": Published("GGUF Q2_0, rotated", "transformers"),
     },
 )

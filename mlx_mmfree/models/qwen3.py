@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .parts import transformer
-from .parts.architecture import Architecture, GGUFForm
+from .parts.architecture import Architecture, GGUFForm, Published
 from .parts.embedder import embedder_names
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS
@@ -100,12 +100,18 @@ ARCHITECTURE = Architecture(
     },
     few_bit_sampling=_few_bit_sampling,
     published={
-        "IntelLabsChina/CAT-Q": "GGUF Q2_0, a folder for each model",
-        "microsoft/bitnet-embedding-0.6b": "16-bit masters",
-        "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": "MLX affine, 1 bit",
-        "prism-ml/Bonsai-{1.7B,4B,8B}-gguf": "GGUF Q1_0",
-        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-mlx-2bit": "MLX affine, 2 bits",
-        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-unpacked": "16-bit, ternary by group",
-        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-gguf": "GGUF Q2_0",
+        "IntelLabsChina/CAT-Q": Published("GGUF Q2_0, a folder for each model", "definition"),
+        "microsoft/bitnet-embedding-0.6b": Published("16-bit masters", "reference"),
+        "prism-ml/Bonsai-{1.7B,4B,8B}-mlx-1bit": Published(
+            "MLX affine, 1 bit", "reference, mlx-lm"
+        ),
+        "prism-ml/Bonsai-{1.7B,4B,8B}-gguf": Published("GGUF Q1_0", "reference, definition"),
+        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-mlx-2bit": Published(
+            "MLX affine, 2 bits", "mlx-lm, definition"
+        ),
+        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-unpacked": Published(
+            "16-bit, ternary by group", "definition"
+        ),
+        "prism-ml/Ternary-Bonsai-{1.7B,4B,8B}-gguf": Published("GGUF Q2_0", "definition"),
     },
 )

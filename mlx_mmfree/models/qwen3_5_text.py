@@ -20,7 +20,7 @@ from ..layers.matrix import StoredLayout
 from ..layers.mixer import TokenMixer
 from ..layers.norms import store_less_one
 from ..token_mixers import GQA, AttentionNorms, GatedDeltaNet
-from .parts.architecture import Architecture, GGUFForm, LeftOut, draw_weights
+from .parts.architecture import Architecture, GGUFForm, LeftOut, Published, draw_weights
 from .parts.fields import agreed, integer, key, number, section
 from .parts.stack import Decoder
 from .parts.ternary_linears import PACKED_FORMS, linear_of
@@ -478,7 +478,7 @@ ARCHITECTURE = Architecture(
     },
     few_bit_sampling=_few_bit_sampling,
     published={
-        "prism-ml/Ternary-Bonsai-27B-mlx-2bit": "MLX affine, 2 bits",
-        "prism-ml/Ternary-Bonsai-27B-unpacked": "16-bit, ternary by group",
+        "prism-ml/Ternary-Bonsai-27B-mlx-2bit": Published("MLX affine, 2 bits", "reference"),
+        "prism-ml/Ternary-Bonsai-27B-unpacked": Published("16-bit, ternary by group", "definition"),
     },
 )

@@ -22,7 +22,7 @@ from ..layers.dense import Linear
 from ..layers.mixer import TokenMixer
 from ..token_mixers import LocalAttention
 from ..token_mixers import Reformer as HashedAttention
-from .parts.architecture import Architecture, OlderName, draw_weights
+from .parts.architecture import Architecture, OlderName, Published, draw_weights
 from .parts.fields import (
     ACTIVATIONS,
     HubConfig,
@@ -297,5 +297,5 @@ ARCHITECTURE = Architecture(
         "num_buckets": [2, 4],
         "is_decoder": True,
     },
-    published={"google/reformer-{crime-and-punishment,enwik8}": "float32"},
+    published={"google/reformer-{crime-and-punishment,enwik8}": Published("float32", "reference")},
 )

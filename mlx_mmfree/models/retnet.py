@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..token_mixers import RetNet
-from .parts.architecture import Architecture
+from .parts.architecture import Architecture, Published
 from .parts.recurrent import TINY, ExpandedConfig, build_recurrent, weight_names
 from .parts.stack import Decoder
 
@@ -39,5 +39,5 @@ ARCHITECTURE = Architecture(
         }
     ),
     tiny={**TINY, "num_heads": 2},
-    published={"fla-hub/retnet-*": "16-bit"},
+    published={"fla-hub/retnet-*": Published("16-bit", "reference")},
 )

@@ -12,7 +12,7 @@ from ..layers.context import Context
 from ..layers.dense import Linear
 from ..layers.mixer import State
 from ..token_mixers import RWKV7, RWKV7Channel
-from .parts.architecture import Architecture, draw_weights
+from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import HubConfig, boolean, integer, key, number, refuse_unless, weight_std
 from .parts.stack import Block, Decoder
 
@@ -192,5 +192,5 @@ ARCHITECTURE = Architecture(
         "a_low_rank_dim": 3,
         "v_low_rank_dim": 6,
     },
-    published={"fla-hub/rwkv7-*": "16-bit"},
+    published={"fla-hub/rwkv7-*": Published("16-bit", "reference")},
 )

@@ -21,7 +21,7 @@ from ..layers.mixer import LinearFactory
 from ..layers.norms import BatchNorm
 from ..ops.activations import relu
 from ..spatial_mixers.additive_attention import AdditiveAttention
-from .parts.architecture import Architecture, draw_weights
+from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import integer, integers, key
 from .parts.image_classifier import ImageClassifier, ImageConfig, staged
 
@@ -232,5 +232,5 @@ ARCHITECTURE = Architecture(
             "mlp_ratios": 2,
         },
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

@@ -20,7 +20,7 @@ from ..layers.maps import Convolution
 from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm
 from ..spatial_mixers.window_attention import WindowAttention
-from .parts.architecture import Architecture, draw_weights
+from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import boolean, integer, integers, key, number
 from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
 
@@ -231,5 +231,5 @@ ARCHITECTURE = Architecture(
             "num_heads": [1, 2],
         },
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

@@ -23,7 +23,7 @@ from ..layers.linear import merge_heads, split_heads
 from ..layers.norms import LayerNorm
 from ..ops.activations import relu
 from ..ops.long_sums import log_softmax, long_mean, long_sum
-from .parts.architecture import Architecture, draw_weights
+from .parts.architecture import Architecture, Published, draw_weights
 from .parts.fields import HubConfig, integer, key, number, refuse_unless, section
 from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, Stage, drop_rates
 from .parts.mixers import MixerChoice
@@ -391,5 +391,5 @@ ARCHITECTURE = Architecture(
             "num_heads": 2,
         },
     },
-    published={f"timm/{name}.*": "floats" for name in Config.variants},
+    published={f"timm/{name}.*": Published("floats", "timm") for name in Config.variants},
 )

@@ -164,9 +164,11 @@ def test_known_repositories_are_listed_with_their_form(capsys: Captured) -> None
         "repository": "microsoft/bitnet-b1.58-2B-4T-bf16",
         "family": "bitnet",
         "weights": "bf16 masters",
+        "compared_with": "reference, transformers, definition",
     }
     assert expected in known
     assert main(["models", "--known"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["repository", "family", "weights"] and len(lines) == len(known) + 1
+    assert lines[0].split() == ["repository", "family", "weights", "compared", "with"]
+    assert len(lines) == len(known) + 1
     assert main(["models", "--known", "--remove", "me/tiny"]) == 2

@@ -12,8 +12,12 @@ SHAPES = {
     "prism-ml/Ternary-Bonsai-27B-mlx-2bit": "ternary-bonsai-27b",
     # the same shape, whose weights are rotated
     "prism-ml/Ternary-Bonsai-2-27B-mlx-2bit": "ternary-bonsai-27b",
+    "prism-ml/Ternary-Bonsai-2-27B-gguf": "ternary-bonsai-27b",
+    "prism-ml/Ternary-Bonsai-2-27B-gguf-dev": "ternary-bonsai-27b",
     "tiiuae/Falcon-E-3B-Instruct": "falcon-e-3b",
     "tiiuae/Falcon3-1B-Instruct-1.58bit": "falcon3-1b",
     "tiiuae/Falcon3-7B-Instruct-1.58bit": "falcon3-7b",
     "tiiuae/Falcon3-10B-Instruct-1.58bit": "falcon3-10b",
 }
+GROUPS = {"prism-ml/Ternary-Bonsai-2-27B-gguf-dev": 64}
+"""The inputs that share a scale, where a repository's files have others than its shape says."""

@@ -22,6 +22,7 @@ from mlx_mmfree.evaluation.bound import chip as chip_of
 from mlx_mmfree.evaluation.bound import decoding_bound
 from mlx_mmfree.generation.memory import memory_need
 from mlx_mmfree.models import Architecture, EncoderDecoder, architectures, find
+from mlx_mmfree.models.parts.architecture import Published
 from mlx_mmfree.ops.backend.dispatch import operations, use_backend
 from mlx_mmfree.training.settings import Settings, read_settings
 from tests.evaluation.audit_models import needs_graphs
@@ -37,7 +38,7 @@ from tests.readme.documents import (
     table,
 )
 from tests.readme.environment import names_in_messages, names_read
-from tests.readme.shapes import CONTEXT, SHAPES
+from tests.readme.shapes import CONTEXT, GROUPS, SHAPES
 
 PACKAGE = ROOT / "mlx_mmfree"
 COMMANDS = PACKAGE / "cli" / "README.md"
@@ -178,10 +179,13 @@ def test_table_of_models() -> None:
         (name,) = repositories(cell)
         shown_names.append(name)
         size, mac = map(float, taken.split(" / ")[1:])
-        needed = memory(skeleton(presets()[SHAPES[name]], mx.bfloat16))
+        shape = dict(presets()[SHAPES[name]])
+        if name in GROUPS:
+            shape["quantization"] = {**shape["quantization"], "group_size": GROUPS[name]}
+        needed = memory(skeleton(shape, mx.bfloat16))
         assert abs(size - needed) <= 0.1, (name, needed)
         assert mac == next(least for least in (8, 16, 24, 32) if 2 * size <= least), name
-        token = certify(skeleton(presets()[SHAPES[name]]), 512)
+        token = certify(skeleton(shape), 512)
         most = [decoding_bound(token, chip_of(chip)).tokens_per_second for chip in chips]
         assert bounds == " / ".join(f"{ceil(rate):,}" for rate in most), name
     assert shown_names == list(SHAPES)
@@ -192,7 +196,8 @@ def test_table_of_models() -> None:
 def repositories(cell: str) -> list[str]:
     """The repositories that a cell of a table names, each by its own name."""
     names = re.findall(r"`([\w.-]+/[^`]+)`", cell)
-    return list(replace(find("hgrn_bit"), published=dict.fromkeys(names, "")).repositories)
+    published = dict.fromkeys(names, Published("", ""))
+    return list(replace(find("hgrn_bit"), published=published).repositories)
 
 
 def test_repositories_are_those_that_are_known() -> None:
@@ -202,6 +207,21 @@ def test_repositories_are_those_that_are_known() -> None:
     listed = repositories(hub.text.partition("### ")[0])
     assert sorted(listed) == sorted(name for name in known if not name.startswith("timm/"))
     assert pages <= known
+
+
+COMPARED = {"R": "reference", "T": "transformers", "M": "mlx-lm", "V": "definition"}
+
+
+def test_what_repositories_were_compared_with() -> None:
+    known = {name: k for each in architectures().values() for name, k in each.repositories.items()}
+    listed = section("Supported checkpoints", HUB).text.partition("### ")[0].split("\n- ")
+    for entry in (" ".join(each.split()) for each in listed if "Stored:" in each):
+        letters = {COMPARED[x] for x in re.findall(r"\b[RTMV]\b", entry.partition("Tested:")[2])}
+        own = [
+            known[name].compared_with.split(", ")
+            for name in repositories(entry.partition("Stored:")[0])
+        ]
+        assert not own or {word for words in own for word in words} == letters, entry
 
 
 def test_environment_variables() -> None:

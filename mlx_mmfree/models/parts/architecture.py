@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import compress, product
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -136,6 +136,19 @@ def _itself(config: Any) -> Any:
     return config
 
 
+class Published(NamedTuple):
+    """A repository of the Hub, or several of a kind.
+
+    Attributes:
+        weights: The form of the weights, in words.
+        compared_with: What small models in this form were compared with: the reference implementation,
+            transformers, mlx-lm, timm, or the definition of the format.
+    """
+
+    weights: str
+    compared_with: str
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A kind of model, as `ARCHITECTURE` in a file of the package `models`.
@@ -179,8 +192,8 @@ class Architecture:
         few_bit_sampling: From whether weights are rotated and whether answers begin with a thought, how
             texts of models of it in 1 or 2 bits are sampled by their makers: values of `make_sampler`
             and `make_processors` by their names.
-        published: Repositories of the Hub that are covered, with the form of their weights in words. A
-            name may list endings as `{1B,3B}`, and end with `*` where the list is long.
+        published: Repositories of the Hub that are covered, and what is known of them. A name may list
+            endings as `{1B,3B}`, and end with `*` where the list is long.
 
     Example:
         >>> architecture = find("hgrn_bit")
@@ -215,12 +228,12 @@ class Architecture:
     tiny: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     few_bit_sampling: Callable[[bool, bool], Mapping[str, float]] | None = None
-    published: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[str, Published] = field(default_factory=dict)
 
     @property
-    def repositories(self) -> dict[str, str]:
+    def repositories(self) -> dict[str, Published]:
         """Those of `published`, each by its own name."""
-        return {each: form for name, form in self.published.items() for each in _listed(name)}
+        return {each: known for name, known in self.published.items() for each in _listed(name)}
 
     def __post_init__(self) -> None:
         if self.variants:

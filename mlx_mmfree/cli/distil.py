@@ -91,6 +91,7 @@ def run(
         dry_run: Whether it is planned alone.
     """
     from ..training.distil.distil import Distillation
+    from ..training.reports import StepReports
     from ..training.results import kept_models
 
     keep_freed_memory()
@@ -104,14 +105,16 @@ def run(
         if not dry_run:
             raise
         print(f"note: {error}", file=sys.stderr)
-    stage, plan = max(distillation.plans().items(), key=lambda item: item[1].total)
-    print(f"The stage '{stage}' takes the most memory.")
+    plans = distillation.plans()
+    stage, plan = max(plans.items(), key=lambda item: item[1].total)
+    if len(plans) > 1:
+        print(f"The stage '{stage}' takes the most memory.")
     loading.show_plan(plan)
     if dry_run:
         print(*efforts_shown(distillation), sep="\n")
         return
     card = source_card.model_card(name, arguments, settings.model, None, distillation.folder)
-    report = distillation.run(card=card)
+    report = distillation.run([StepReports()], card=card)
     rows = [("", *next(iter(report["figures"].values())))]
     for name, figures in report["figures"].items():
         rows.append((MEASURED[name], *(f"{value:.4f}" for value in figures.values())))
@@ -141,7 +144,7 @@ def efforts_shown(distillation: "Distillation") -> list[str]:
     every = [effort for efforts in stages.values() for effort in efforts]
     head = ("stage", "tokens", "operations", "GPU memory", *(f"hours, {name}" for name in MACHINES))
     rows: list[Sequence[str]] = [head]
-    for name, efforts in (*stages.items(), ("all", every)):
+    for name, efforts in (*(stages.items() if len(stages) > 1 else ()), ("all", every)):
         tokens, operations = (sum(getattr(e, key) for e in efforts) for key in ("tokens", "total"))
         most = memory.get(name, max(memory.values()))
         hours = (_hours(sum(e.hours(machine) for e in efforts)) for machine in MACHINES)

@@ -38,6 +38,11 @@ _USUAL = (
     "--model --config --train --test --data --output --adapter-path --fine-tune-type --learning-rate "
     "--steps --batch-size --num-layers --rank --seed --dry-run"
 )
+_NOTHING_LEARNED = (
+    "Nothing was learned: no step was better on the validation samples than the model before the "
+    "training, which is what the result is. Try more --steps, a lower --learning-rate if the training "
+    "loss jumps or a higher one if it stays, more data, or validation samples that are more like it."
+)
 _OWN_KEYS = {
     "model": str,
     "train": bool,
@@ -85,13 +90,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
-    from ..hub import Tokenizer
     from ..hub.adapters.adapter_folder import read_adapter
     from ..hub.checkpoint.load import OpenedModel
     from ..training.data_parallel import DataParallel
-    from ..training.fine_tuning.data import read_data
     from ..training.fine_tuning.fine_tune import check_fine_tunable, plan_fine_tune
     from ..training.first_model import load_companion
+    from ..training.reports import weights_in_words
     from ..training.run_folder import own_run_folder
 
     keep_freed_memory()
@@ -123,19 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         stack.enter_context(loading.limited_memory(args, model_bytes))
         processor: Any = _processor(opened, settings)
         model = opened.load()
-        data = read_data(settings, processor, model)
-        for name, samples in data.items():
-            print(f"{name}: {samples.summary()}")
-        for split in ("train", "test"):
-            if not getattr(args, split):
-                continue
-            if split not in data:
-                is_text = isinstance(processor, Tokenizer)
-                file = f"a {split}.jsonl" if is_text else f"a folder {split} or {split}.npz"
-                raise UsageError(
-                    f"[lora] 'data' must hold {file} for '{split}' but '{settings.data}' has none."
-                )
-            data[split].check_some()
+        print(weights_in_words(model))
+        data = _read(args, settings, processor, model)
         if args.train:
             _prepare(model, settings)
         loaded = None if companion is None else load_companion(companion, processor)
@@ -170,6 +163,31 @@ def _processor(opened: "OpenedModel", settings: FineTuneSettings) -> Any:
         if template is None and folder and not settings.is_full:
             template = adapter_template(folder)
     return loading.with_template(opened.processor(), template, given=file is not None)
+
+
+def _read(
+    args: argparse.Namespace, settings: FineTuneSettings, processor: Any, model: Any
+) -> "dict[str, Samples[Any]]":
+    """The samples of each split, which must have some for what the command is to do."""
+    from ..hub import Tokenizer
+    from ..training.fine_tuning.data import read_data, step_in_words
+
+    data = read_data(settings, processor, model)
+    for name, samples in data.items():
+        print(f"{name}: {samples.summary()}")
+    for split in ("train", "test"):
+        if not getattr(args, split):
+            continue
+        if split not in data:
+            is_text = isinstance(processor, Tokenizer)
+            file = f"a {split}.jsonl" if is_text else f"a folder {split} or {split}.npz"
+            raise UsageError(
+                f"[lora] 'data' must hold {file} for '{split}' but '{settings.data}' has none."
+            )
+        data[split].check_some()
+    if args.train:
+        print(step_in_words(data["train"], settings, _unit(model)))
+    return data
 
 
 def _card(
@@ -259,6 +277,7 @@ def _train(
     card: "ModelCard | None",
 ) -> None:
     from ..training.fine_tuning.fine_tune import fine_tune
+    from ..training.reports import StepReports
     from ..training.results import write_cards
 
     if "valid" not in data:
@@ -274,10 +293,13 @@ def _train(
         settings,
         **models,
         processes=processes,
-        callbacks=service_callbacks(
-            chosen_services(args.report_to, "lora"),
-            *(args.project_name, folder, settings.record(), processes),
-        ),
+        callbacks=[
+            StepReports(settings.iters, _unit(model)),
+            *service_callbacks(
+                chosen_services(args.report_to, "lora"),
+                *(args.project_name, folder, settings.record(), processes),
+            ),
+        ],
     )
     if card is not None:
         words = f"All weights were trained for {progress['step']} steps by `mmfree lora`."
@@ -285,16 +307,21 @@ def _train(
     _print_results(model, progress, folder, settings.is_full)
 
 
+def _unit(model: Any) -> str:
+    """What a run of the model learns from."""
+    from ..models import ImageClassifier
+
+    return "images" if isinstance(model, ImageClassifier) else "tokens"
+
+
 def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_full: bool) -> None:
     import mlx.core as mx
 
     from ..hub.adapters.adapter_folder import why_not_in_mlx_lm
-    from ..models import ImageClassifier
     from ..training.results import kept_models, read_log
 
-    unit = "images" if isinstance(model, ImageClassifier) else "tokens"
     print(
-        f"{progress['step']} steps, learned from {progress['tokens']:,} {unit}, peak memory "
+        f"{progress['step']} steps, learned from {progress['tokens']:,} {_unit(model)}, peak memory "
         f"{mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
     )
     records = [r for r in read_log(folder / "log.jsonl") if "valid_loss" in r]
@@ -305,6 +332,8 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
             f"Validation {name} {records[0][f'valid_{name}']:.4f} before, "
             f"{sign * progress['best_loss']:.4f} at the best step {progress['best_step']}."
         )
+        if progress["best_step"] == 0:
+            print(_NOTHING_LEARNED)
     print(kept_models(folder) if is_full else f"Wrote the adapter to {folder}.")
     if not is_full and (reason := why_not_in_mlx_lm(model)):
         print(f"mlx-lm does not read this adapter: {reason}.")

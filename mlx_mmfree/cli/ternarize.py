@@ -22,7 +22,7 @@ _OTHERS = {"mixers_steps", "mixers_rate", "hidden_steps", "hidden_rate", "random
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree ternarize",
-        usual="--config --model --output --data --valid --scales --logits-steps --logits-rate --seed "
+        usual="--config --model --output --data --valid --scales --steps --learning-rate --seed "
         "--dry-run",
         description=f"{__doc__} The result has the same architecture and no more tensors, and its "
         "matrices have 2 bits a weight, so that mlx-lm opens it, and llama.cpp after `mmfree convert "
@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
-    names = {field.name for field in fields(TernarizeSettings)}
+    names = {TernarizeSettings.key(field.name) for field in fields(TernarizeSettings)}
     given = {name: value for name, value in vars(args).items() if name in names}
     settings = read_settings(args.config, given, TernarizeSettings)
     distil.run("ternarize", arguments, settings, dry_run=args.dry_run)

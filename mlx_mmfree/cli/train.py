@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..training.data_parallel import DataParallel
     from ..training.first_model import FirstModel
     from ..training.loop import plan_training, train_model
-    from ..training.results import kept_models
+    from ..training.reports import StepReports
+    from ..training.results import Callback, kept_models
 
     keep_freed_memory()
     output = settings.path(settings.output)
@@ -69,14 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         loading.show_plan(plan_training(settings, first.model, processes, teacher=teacher))
         if args.dry_run:
             return 0
-        callbacks = service_callbacks(
+        callbacks: list[Callback] = [StepReports(settings.steps, first.task.unit)]
+        callbacks += service_callbacks(
             services, args.project_name, output, settings.record(), processes
         )
         result = train_model(settings, processes, callbacks=callbacks, first=first)
-        print(
-            f"Best step {result['best_step']} of {result['step']}; learned from "
-            f"{result['tokens']:,} {first.task.unit}."
-        )
+        best = f"best step {result['best_step']}, " if settings.valid else ""
+        print(f"{result['step']} steps, {best}learned from {result['tokens']:,} {first.task.unit}.")
         for name, value in result.get("held_out", {}).items():
             print(f"{name}: {value:.4f}")
         print(kept_models(output))

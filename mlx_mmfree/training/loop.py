@@ -35,6 +35,7 @@ from .loss import Loss, next_token_loss
 from .memory import MemoryPlan, plan_memory, plan_rows
 from .optimizer import build_optimizer, build_schedule
 from .optimizer_step import Batches, LearningRate, OptimizerStep, StepResult, checkpoint_blocks
+from .reports import weights_in_words
 from .results import Callback, Clock, RunLog, TrainedModel, environment, read_log
 from .run_folder import check_record, own_run_folder, read_progress, weights_digest
 from .run_settings import LoopSettings
@@ -469,6 +470,10 @@ def _train(
         "texts": dict(task.digests),
         **({} if teacher is None else {"teacher": weights_digest(teacher)}),
     }
+    if processes.is_first:
+        for words in (weights_in_words(model), task.size()):
+            for callback in callbacks:
+                callback.on_start(words)
     _prepare(model, settings)
     result = TrainedModel(output, model, tokenizer, has_validation=bool(settings.valid))
     progress = Trainer(

@@ -119,6 +119,9 @@ def environment() -> dict[str, Any]:
 class Callback:
     """Is called by the loop. A method does nothing unless it is overridden."""
 
+    def on_start(self, words: str) -> None:
+        """Takes a sentence on the model or the data, before the run begins."""
+
     def on_begin(self, step: int) -> None:
         """Is called before all else, with 0 in a new run or with the step of the checkpoint."""
 

@@ -105,6 +105,7 @@ def setting(
     has_flag: bool = True,
     counts: bool = True,
     also: tuple[str, ...] = (),
+    called: str = "",
     holds: str = "",
     **more: Any,
 ) -> Any:
@@ -118,11 +119,12 @@ def setting(
         has_flag: Whether it is a flag of the command too.
         counts: Whether a run can be resumed with the same value alone.
         also: Other names of the flag and of the key.
+        called: The name of the flag and of the key; without one, the field's.
         holds: "path" for paths, "model" for what may also name something of the Hub.
         more: What else its class asks of it.
     """
     more |= {"rule": rule, "reader": reader, "has_flag": has_flag, "counts": counts}
-    more |= {"also": also, "holds": holds}
+    more |= {"also": also, "called": called, "holds": holds}
     return declare(words, default, **more)
 
 
@@ -176,7 +178,15 @@ class RunSettings(Declared):
         if not is_sound:
             value = getattr(self, name)
             shown = list(value) if isinstance(value, tuple) else value
-            raise TrainingError(f"[{self.command}] '{name}' must be {rule} but got {shown!r}.")
+            raise TrainingError(
+                f"[{self.command}] '{self.key(name)}' must be {rule} but got {shown!r}."
+            )
+
+    @classmethod
+    def key(cls, name: str) -> str:
+        """The name of a field's flag and key."""
+        called = {each.name: each.metadata["called"] for each in cls.declared()}
+        return called.get(name) or name
 
     def record(self) -> dict[str, Any]:
         """All plain values that decide the course of the run."""
@@ -197,7 +207,11 @@ class RunSettings(Declared):
         Raises:
             TrainingError: A field is given under two of its names.
         """
-        own = {also: each.name for each in cls.declared() for also in each.metadata["also"]}
+        own = {
+            other: each.name
+            for each in cls.declared()
+            for other in (*each.metadata["also"], each.metadata["called"])
+        }
         for name in values:
             if own.get(name, name) != name and own[name] in values:
                 raise TrainingError(
@@ -214,7 +228,16 @@ class RunSettings(Declared):
             values: The values.
             file: The file.
             more: What further keys hold, as of `setting`.
+
+        Raises:
+            TrainingError: A key is a name that the command does not use.
         """
+        for each in cls.declared():
+            if each.metadata["called"] and each.name in values:
+                raise TrainingError(
+                    f"[{cls.command}] '{file}' has the unknown key {each.name}. It is called "
+                    f"{each.metadata['called']}."
+                )
         holds = {each.name: each.metadata["holds"] for each in cls.declared()} | more
         return seen_from_here(cls.own_names(values), holds, file)
 
@@ -237,7 +260,7 @@ class RunSettings(Declared):
             more = f" and {len(unknown) - _SHOWN_KEYS} more" if unknown[_SHOWN_KEYS:] else ""
             raise TrainingError(
                 f"[{cls.command}] {source} has unknown keys {shown}{more}. The known keys are "
-                f"{', '.join(known)}."
+                f"{', '.join(map(cls.key, known))}."
             )
         for name, each in known.items():
             if each.default is MISSING and each.default_factory is MISSING and name not in values:

@@ -127,9 +127,9 @@ def test_a_ternary_plan_needs_no_weights(
 ) -> None:
     settings = described(tmp_path / "teacher", intermediate_size=128)
     flags = ["--model", settings.model, "--output", settings.output, "--data", "a.txt"]
-    flags += ["--sequence-length", str(L), "--batch-size", "2", "--logits-steps", "5", "--dry-run"]
+    flags += ["--sequence-length", str(L), "--batch-size", "2", "--steps", "5", "--dry-run"]
     assert main(["ternarize", *flags]) == 0
-    row = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("logits"))
+    row = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("all"))
     forward = 4 * (ATTENTION + SCORES + 2 * 3 * 64 * 128)
     assert f" {5 * 2 * L * (forward + HEAD + 3 * (forward + HEAD)):.2e} " in row
     assert main(["ternarize", *flags, "--rotation", "64"]) == 0

@@ -46,7 +46,7 @@ def flags_of(dense: Path, *more: str) -> list[str]:
     folder = dense.parent
     flags = ["ternarize", "--model", str(dense), "--output", str(folder / "run")]
     flags += ["--data", str(folder / "train.txt"), "--valid", str(folder / "valid.txt")]
-    flags += ["--logits-steps", "6", "--sequence-length", "16", "--batch-size", "2"]
+    flags += ["--steps", "6", "--sequence-length", "16", "--batch-size", "2"]
     return [*flags, *more]
 
 
@@ -128,7 +128,7 @@ def test_a_minicpm_becomes_ternary(dense: Path) -> None:
     [
         (["--scales", "bitnet", "--threshold", "0.5"], "--threshold must be left out where"),
         (["--inner-norms"], "--inner-norms must be left out unless"),
-        (["--logits-steps", "0"], "[ternarize] --logits-steps or --text-steps must be positive"),
+        (["--steps", "0"], "[ternarize] --steps or --text-steps must be positive"),
         (["--scales", "bitnet", "--rotation", "32"], "--rotation must be left out where"),
         (["--rotation", "48"], "--rotation must be 0, or a power of two from 2 to 8192 but got 48"),
         (["--rotation", "128"], "--rotation must be another for this model but got 128"),
@@ -156,9 +156,9 @@ def test_choices_that_do_not_fit(
 def test_a_run_goes_on_with_its_own_settings_alone(
     dense: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(flags_of(dense, "--logits-steps", "1")) == 0
+    assert main(flags_of(dense, "--steps", "1")) == 0
     weights = (dense.parent / "run/model/model.safetensors").read_bytes()
-    assert main(flags_of(dense, "--logits-steps", "1", *flags)) == 2
+    assert main(flags_of(dense, "--steps", "1", *flags)) == 2
     name = flags[0].removeprefix("--").removeprefix("no-").replace("-", "_")
     assert f"holds a run with other values of {name}" in capsys.readouterr().err
     assert (dense.parent / "run/model/model.safetensors").read_bytes() == weights
@@ -179,13 +179,14 @@ def test_distil_with_its_defaults_is_the_same_run(
 ) -> None:
     same = ["--threshold", "0.7", "--scale-of-kept", "--quantization-warmup", "0"]
     same += ["--teacher-weight", "4", "--final-learning-rate", "0"]
-    command, *flags = flags_of(dense, "--logits-steps", "2", *same)
-    assert main(flags_of(dense, "--logits-steps", "2")) == 0
+    command, *flags = flags_of(dense, "--steps", "2", *same)
+    of_distil = ["--logits-steps" if flag == "--steps" else flag for flag in flags]
+    assert main(flags_of(dense, "--steps", "2")) == 0
     assert "note:" not in capsys.readouterr().err
     # the flags are its defaults
     assert main([command, *flags]) == 0
     other = ["--output", str(dense.parent / "other"), "--to", "same", "--ternary"]
-    assert main(["distil", *flags, *other, "--scales", "group"]) == 0
+    assert main(["distil", *of_distil, *other, "--scales", "group"]) == 0
     assert "`mmfree ternarize --scales group` is made for this" in capsys.readouterr().err
     for name in ("model", "masters"):
         files = (dense.parent / run / name / "model.safetensors" for run in ("run", "other"))
@@ -194,7 +195,7 @@ def test_distil_with_its_defaults_is_the_same_run(
 
 def test_cached_logits_are_compared(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are rounded to 16 bits, so that a run with them is another one."""
-    flags = ("--logits-steps", "1", "--teacher-top-k", "8")
+    flags = ("--steps", "1", "--teacher-top-k", "8")
     assert main(flags_of(dense, *flags)) == 0
     assert main(flags_of(dense, *flags, "--cache-logits")) == 2
     assert "holds a run with other values of cache_logits" in capsys.readouterr().err

@@ -230,9 +230,10 @@ def add_settings_flags(
                 options |= {"choices": rule.choices}
         if field.type is not bool and field.default not in (None, MISSING):
             options["help"] += f" ({field.default})"
-        names = (*field.metadata["also"], field.name)
+        key = settings.key(field.name)
+        names = (*field.metadata["also"], key)
         flags = ["--" + name.replace("_", "-") for name in names]
-        parser.add_argument(*flags, dest=field.name, **options)
+        parser.add_argument(*flags, dest=key, **options)
 
 
 def _help(sentences: str) -> str:

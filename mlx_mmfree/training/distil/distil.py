@@ -44,6 +44,7 @@ from ..memory import MemoryPlan, plan_memory, plan_rows
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
 from ..precision import compute_dtype, frozen_in_dtype
+from ..reports import weights_in_words
 from ..results import BestWeights, Callback, check_results, save_trained
 from ..run_folder import load_learned, make_run_folder, own_run_folder, weights_digest, writing
 from ..tasks.corpus import CausalLMTask
@@ -575,8 +576,8 @@ class Distillation:
         stages = [name for name in self.settings.active if name in _WHOLE or not is_same]
         if not stages:
             raise TrainingError(
-                f"[{self.settings.command}] 'logits_steps' or 'text_steps' must be positive where all "
-                "layers keep their attention but both are 0."
+                f"[{self.settings.command}] '{self.settings.key('logits_steps')}' or 'text_steps' must "
+                "be positive where all layers keep their attention but both are 0."
             )
         return stages
 
@@ -600,6 +601,11 @@ class Distillation:
         batches: Batches = task.batches
         if self._is_cached(name):
             batches = self._teacher_logits(task).batches(batches)
+        first = f"The stage '{name}' takes {settings.steps:,} steps."
+        several = [first] if len(self.settings.active) > 1 else []
+        for words in (*several, weights_in_words(student), task.size()):
+            for callback in callbacks:
+                callback.on_start(words)
         with self._narrow(student, compute_dtype(settings.dtype)):
             mx.eval(student.parameters())
             Trainer(

@@ -179,11 +179,12 @@ class DistilSettings(CorpusSettings, TeacherSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.active:
-            names = [f"{stage}_steps" for stage in STAGES]
+            names = [self.key(f"{stage}_steps") for stage in STAGES]
             raise TrainingError(
                 f"[{self.command}] one of {', '.join(map(repr, names))} must be positive but all are 0."
             )
-        rule = "left out without 'teacher_top_k' and 'logits_steps'"
+        steps = self.key("logits_steps")
+        rule = f"left out without 'teacher_top_k' and '{steps}'"
         has_logits = self.teacher_top_k is not None and self.logits_steps > 0
         self.check("cache_logits", has_logits or not self.cache_logits, rule)
         is_bitnet = self.scales == "bitnet"
@@ -199,7 +200,7 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         if warmup is not None:
             rule = "left out for a student without --ternary"
             self.check("quantization_warmup", self.ternary or not warmup, rule)
-            rule = f"from 0 to 'logits_steps' ({self.logits_steps})"
+            rule = f"from 0 to '{steps}' ({self.logits_steps})"
             self.check("quantization_warmup", 0 <= warmup <= self.logits_steps, rule)
 
     @property
@@ -270,8 +271,15 @@ class TernarizeSettings(DistilSettings):
     scales: str = "group"
     threshold: float = 0.7
     scale_of_kept: bool = True
+    logits_steps: int = setting("Number of optimizer steps.", 1000, _STEPS, called="steps")
+    logits_rate: float = setting("Learning rate at its peak.", 1e-3, _RATE, called="learning_rate")
     quantization_warmup: int | None = setting(
-        "Steps of the third stage over which the weights change from float to ternary.", 0
+        "Steps over which the weights change from float to ternary.", 0
+    )
+    cache_logits: bool = setting(
+        "Write the dense model's likeliest tokens and their logits to disk first, so that it is not "
+        "kept in memory. It needs `teacher_top_k`.",
+        False,
     )
     teacher_weight: float = 4.0
     final_learning_rate: float = 0.0

@@ -197,6 +197,22 @@ def largest_batch(
     return batch_maker(samples, settings)([longest[n % len(longest)] for n in range(rows)])
 
 
+def step_in_words(samples: Samples[Any], settings: FineTuneSettings, unit: str) -> str:
+    """A sentence on how much a step learns from."""
+    rows = settings.batch_size * settings.grad_accumulation_steps
+    if isinstance(samples, Problems):
+        return f"A step learns from {rows:,} answers, {settings.num_generations} to a prompt."
+    if settings.pack:
+        return (
+            f"A step learns from {rows:,} rows of at most {settings.max_seq_length - 1:,} tokens."
+        )
+    if unit == "images":
+        return f"A step learns from {rows:,} images."
+    tokens = sum(len(text.tokens) for sample in samples.samples for text in sample.texts)
+    mean = rows * tokens / len(samples.samples)
+    return f"A step learns from {rows:,} samples, about {mean:,.0f} {unit}."
+
+
 def batch_maker(
     samples: Samples[Any], settings: FineTuneSettings
 ) -> Callable[[Sequence[Any]], Batch]:

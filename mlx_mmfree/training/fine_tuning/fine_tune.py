@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_reduce
+from mlx.utils import tree_flatten
 
 from ...errors import CheckpointError, TrainingError
 from ...files.reading import expanded
@@ -20,7 +20,7 @@ from ...hub.adapters.adapter_folder import adapter_options, load_adapter_weights
 from ...hub.checkpoint.save import check_apart
 from ...images import ImageProcessor
 from ...layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
-from ...layers.matrix import matrices, matrix_of, parameters
+from ...layers.matrix import matrix_of, parameters
 from ...models import Decoder, ImageClassifier, check_causal
 from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
 from ..batches import Batch, evaluation_batches
@@ -32,6 +32,7 @@ from ..loss import Loss, next_token_loss
 from ..memory import MemoryPlan, plan_memory
 from ..optimizer import named_optimizer, named_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
+from ..reports import parameter_count
 from ..results import AdapterFiles, Callback, TrainedModel
 from ..run_folder import file_digest, own_run_folder, samples_digest, weights_digest
 from ..samples import Samples
@@ -118,14 +119,8 @@ def unfreeze_layers(
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:
     """The number of trained parameters and of all parameters. Each packed code counts as one."""
-    trained, total = (
-        tree_reduce(lambda count, array: count + array.size, tree, 0)
-        for tree in (model.trainable_parameters(), model.parameters())
-    )
-    for matrix in matrices(model).values():
-        if matrix.is_packed:
-            total += matrix.output_dims * matrix.input_dims - matrix.layer.weight.size
-    return trained, total
+    trained = sum(array.size for _, array in tree_flatten(model.trainable_parameters()))
+    return trained, parameter_count(model)
 
 
 def _chosen(

@@ -81,6 +81,10 @@ class Task:
                 f"'{settings.path(settings.tokenizer)}', which is none."
             )
 
+    def size(self) -> str:
+        """A sentence on how much the run learns from."""
+        raise NotImplementedError
+
     @staticmethod
     def columns(settings: Settings) -> tuple[str, ...]:
         """The columns of the files that hold texts; none if the files are texts."""
@@ -219,6 +223,16 @@ class CorpusTask(Task):
                     f"[{place}] '{_key(settings, name, key)}' must name files that hold texts or tokens "
                     f"but '{settings.path(name)}' is empty. Put texts into it, or name another."
                 )
+
+    def size(self) -> str:
+        settings = self._settings
+        names = {name for stage in settings.stages for name in stage.weights}
+        tokens = sum(len(self._files[name].tokens) for name in names)
+        rows = settings.batch_size * settings.accumulation_steps
+        return (
+            f"{tokens:,} tokens to learn from; {rows * settings.sequence_length:,} a step, in {rows} "
+            f"sequences of {settings.sequence_length}."
+        )
 
     def _rows(self, step: int) -> np.ndarray:
         """The token ids of a step, int32 `(rows, sequence_length + 1)`."""

@@ -78,6 +78,13 @@ class SampleTask(Task):
         self._pool: tuple[int, list[list[Any]]] = (-1, [])
         self.digests = {name: self._digest(name) for name in self._samples}
 
+    def size(self) -> str:
+        units = sum(int(sample.size) for sample in self._all) / len(self._all) * self._rows
+        return (
+            f"{len(self._all):,} samples to learn from; {self._rows} a step, about {units:,.0f} "
+            f"{self.unit}."
+        )
+
     def encode(self, line: Mapping[str, Any]) -> Any:
         """The sample of a line.
 

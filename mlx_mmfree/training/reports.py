@@ -1,0 +1,111 @@
+"""What a run says on the terminal: its weights and its data first, then lines of its figures."""
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from tqdm import tqdm
+
+from ..layers.matrix import Matrix, matrices
+from .results import Callback
+
+_GB, _TRIT_BITS = 1e9, 2
+_FIGURES = ("reward", "reward_std", "completion_tokens")
+
+
+class StepReports(Callback):
+    """Prints a line for each report and each validation on stdout, above the bar if there is one.
+
+    Args:
+        steps: The steps of the run; of several stages, each tells its own.
+        unit: What is counted as tokens.
+    """
+
+    def __init__(self, steps: int | None = None, unit: str = "tokens"):
+        self._steps = steps
+        self._unit = unit
+
+    def on_start(self, words: str) -> None:
+        _write(words)
+
+    def on_train(self, record: Mapping[str, Any]) -> None:
+        more = (f"{_named(key)} {record[key]:.4g}, " for key in _FIGURES if key in record)
+        _write(
+            f"{self._step(record)}: loss {record['loss']:.4f}, {''.join(more)}learning rate "
+            f"{record['learning_rate']:.3g}, {record['tokens_per_second']:,.0f} {self._unit}/s, peak "
+            f"memory {record['peak_memory_bytes'] / _GB:.3f} GB"
+        )
+
+    def on_validation(self, record: Mapping[str, Any]) -> None:
+        found = {
+            key.removeprefix("valid_"): value
+            for key, value in record.items()
+            if key.startswith("valid_") and isinstance(value, float)
+        }
+        words = ", ".join(f"{_named(key)} {value:.4f}" for key, value in found.items())
+        _write(f"{self._step(record)}: validation {words}")
+
+    def _step(self, record: Mapping[str, Any]) -> str:
+        of_all = "" if self._steps is None else f" of {self._steps}"
+        return f"Step {record['step']}{of_all}"
+
+
+def _named(key: str) -> str:
+    return key.replace("_std", " deviation").replace("_", " ")
+
+
+def _write(line: str) -> None:
+    """Prints a line; a bar on the terminal goes below it."""
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def parameter_count(model: nn.Module) -> int:
+    """The number of a model's parameters. Each packed code counts as one."""
+    count = sum(array.size for _, array in tree_flatten(model.parameters()))
+    packed = [matrix for matrix in matrices(model).values() if matrix.is_packed]
+    return int(count + sum(_size(matrix) - matrix.layer.weight.size for matrix in packed))
+
+
+def weights_in_words(model: nn.Module) -> str:
+    """The numbers of parameters and of ternary ones among them, and the formats of the weights.
+
+    Example:
+        >>> from mlx_mmfree import demo, load_model
+        >>> weights_in_words(load_model(demo.path()))
+        '9,259,801 parameters, 8,454,144 of them ternary; weights: trits of 2 bits, float32.'
+    """
+    held = [matrix for matrix in matrices(model).values() if not matrix.is_shared]
+    formats: Counter[str] = Counter()
+    for matrix in held:
+        formats[_format(matrix)] += _size(matrix)
+    names = ", ".join(name for name, _ in formats.most_common())
+    ternary = sum(_size(matrix) for matrix in held if _is_ternary(matrix))
+    return (
+        f"{parameter_count(model):,} parameters, {ternary:,} of them ternary; weights: "
+        f"{names or 'none in matrices'}."
+    )
+
+
+def _size(matrix: Matrix) -> int:
+    return matrix.output_dims * matrix.input_dims
+
+
+def _is_ternary(matrix: Matrix) -> bool:
+    return (
+        matrix.is_ternary
+        or matrix.holds_trits
+        or (matrix.holds_codes and matrix.layer.bits == _TRIT_BITS)
+    )
+
+
+def _format(matrix: Matrix) -> str:
+    if matrix.holds_trits:
+        return f"trits of {_TRIT_BITS} bits"
+    if matrix.holds_codes:
+        return f"codes of {matrix.layer.bits} bit{'' if matrix.layer.bits == 1 else 's'}"
+    dtype = str(matrix.layer.weight.dtype).removeprefix("mlx.core.")
+    return f"{dtype} rounded to ternary" if matrix.is_ternary else dtype

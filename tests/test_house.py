@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import mlx_mmfree
+from mlx_mmfree import ops
 from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
 from mlx_mmfree.models import architectures
 
@@ -134,8 +135,8 @@ def test_functions_are_short() -> None:
 def test_only_its_record_names_a_weight_form() -> None:
     """What reads, converts and publishes checkpoints asks the records of `hub.checkpoint.forms`."""
     own = ROOT / "hub" / "checkpoint" / "forms"
-    # some names are those of architectures or of this library too
-    names = "|".join({*weight_forms()} - {*architectures(), "mmfree"})
+    # some names are those of architectures, of operations or of this library too
+    names = "|".join({*weight_forms()} - {*architectures(), *vars(ops), "mmfree"})
     named = re.compile(rf"(?<![a-z_])_?({names})(?!\.py)")
     imported = re.compile(r"\bforms(\.\w+)? import")
     found = [

@@ -90,8 +90,8 @@ def examine(progress: Progress | None = None) -> dict[str, Any]:
         UsageError: An environment variable has an unknown value.
     """
     from ..ops.backend.choice import environment_candidate, kept_choices
-    from ..ops.backend.dispatch import forced_backend
     from ..ops.dense_matmul import rounds_activations
+    from ..ops.device import forced_backend
     from ..ops.inspection import cpu_kernels, metal_kernels, operation_reports
     from ..ops.kernel_times import kernel_times
     from ..platform import blas

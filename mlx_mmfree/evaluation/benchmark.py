@@ -29,7 +29,7 @@ from ..hub import load_model, open_checkpoint
 from ..layers.attention.key_values import KeyValueState
 from ..layers.matrix import matrices
 from ..models import Decoder, check_causal
-from ..ops.backend.dispatch import on_cpu
+from ..ops.device import on_cpu
 from ..ops.inspection import multiply_rate
 from ..ops.kernel_times import read_seconds, total_bytes
 from ..platform.allocator import keep_freed_memory

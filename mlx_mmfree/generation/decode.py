@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..models import Decoder
 from ..models.parts.stack import token_array
+from ..ops.device import on_cpu
 from ..platform.resident_memory import BYTES_PER_GB
 from .answers.completion import Completion, FinishReason
 from .finite_logits import not_finite
@@ -76,7 +77,7 @@ class Decoding:
         self._processors = processors
         self._steps = 0
         self._finite: mx.array
-        self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
+        self._is_on_cpu = on_cpu()
         read = prefill(model, tokens[:, :-1], state, step_size=prefill_step_size, progress=progress)
         self._reader = Reader(model, read, known)
         # memory that nothing else holds is written in place

@@ -11,7 +11,7 @@ from ..models import Decoder
 from ..models.parts.embedder import embedding_use
 from ..models.parts.encoders import Pooling
 from ..models.parts.stack import check_length, check_tokens
-from ..ops.backend.dispatch import on_cpu
+from ..ops.device import on_cpu
 from ..ops.host_blocks import all_finite
 
 STEP_SIZE = 2048

@@ -18,9 +18,7 @@ from ..files.writing import new_folder, writing
 from ..hub.checkpoint.save import check_target, copy_files
 from ..layers.matrix import parameters
 from ..models import Decoder, check_causal
-from ..ops.backend.dispatch import on_cpu, use_plain_operations
-from ..ops.backend.gradient import without_gradients
-from ..ops.backend.kept_results import mlx_version
+from ..ops.device import mlx_version, on_cpu, use_plain_operations, without_gradients
 from ..tokenizer.tokenizer import Tokenizer
 from ..version import __version__
 from .finite_logits import are_finite, check_finite

@@ -14,7 +14,7 @@ from .. import ops
 from ..errors import MMFreeError
 from ..layers.matrix import matrices, matrix_of
 from ..models import Decoder
-from ..ops.backend.dispatch import backend_report, forced_backend
+from ..ops.device import backend_report, forced_backend
 from ..ops.ternary import packed_width
 from ..platform.device import DeviceInfo, device_info
 from ..platform.resident_memory import BYTES_PER_GB

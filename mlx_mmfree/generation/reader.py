@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..models import Decoder, check_causal
-from ..ops.backend.compilation import can_compile, compiled, joined
+from ..ops.device import can_compile, compiled, joined
 from .finite_logits import are_finite
 
 State = Any

@@ -18,7 +18,7 @@ from mlx.utils import tree_map
 from ..layers.mixer import State, StateKind, StatesByPosition
 from ..models import Decoder
 from ..ops import log_softmax
-from ..ops.backend.compilation import random_key, set_random_key
+from ..ops.device import random_key, set_random_key
 from . import decode
 from .finite_logits import check_finite
 from .reader import PREFILL_STEP_SIZE, Progress, Reader, prefill

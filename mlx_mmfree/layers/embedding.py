@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import dense_matmul, linear_product
-from ..ops.backend.gradient import with_reference_gradient
 from ..ops.dense_matmul import add_bias
+from ..ops.device import with_reference_gradient
 from .matrix import affine_form, matrix_of
 
 # A common token adds up thousands of rows; in bfloat16 a sum stops growing at 256 times what is added.

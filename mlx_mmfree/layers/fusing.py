@@ -25,9 +25,9 @@ import mlx.nn as nn
 
 from .. import ops
 from ..ops.activations import Activation
-from ..ops.backend import dispatch
 from ..ops.bit_linear import Options, operation
 from ..ops.dense_matmul import add_bias
+from ..ops.device import FLOATS, runs_metal_kernels
 from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
 from .arguments import check_features
 from .joined import joined_parts
@@ -128,7 +128,7 @@ class Floats(Form):
     @staticmethod
     def product(x: mx.array, linear: nn.Module, residual: mx.array | None) -> mx.array:
         weight = linear["weight"]
-        is_gpu = dispatch.metal_unavailable() is None
+        is_gpu = runs_metal_kernels()
         if residual is not None and is_gpu and x.dtype == residual.dtype == weight.dtype:
             # in the same launch
             y = mx.addmm(residual, x, weight.T)
@@ -209,7 +209,7 @@ class Ternary(Form):
     ) -> Parts:
         first = linears[0]
         dims = first.input_dims if gate is None else 2 * first.input_dims
-        if x.shape[-1:] != (dims,) or x.dtype not in dispatch.FLOATS:
+        if x.shape[-1:] != (dims,) or x.dtype not in FLOATS:
             check_features("BitLinear", x, dims)
         if x.size == 0:
             width = sum(linear.output_dims for linear in linears)

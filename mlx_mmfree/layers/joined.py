@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops.backend import dispatch
+from ..ops.device import runs_metal_kernels
 from .matrix import matrix_of
 
 _ARRAYS = ("weight", "scales", "biases", "bias")
@@ -64,7 +64,7 @@ def join_projections(model: nn.Module) -> nn.Module:
     Returns:
         The model.
     """
-    if dispatch.metal_unavailable() is not None:
+    if not runs_metal_kernels():
         return model
     for module in model.modules():
         linears = [module[name] for name in getattr(module, "projections", ())]

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import depthwise_convolution
-from ..ops.backend.gradient import with_reference_gradient
+from ..ops.device import with_reference_gradient
 from .arguments import check_counts, check_features, check_sizes
 from .dense import Linear
 from .matrix import StoredLayout

@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError
 from ..ops import AffineForm, dense_matmul
-from ..ops.backend.dispatch import FLOATS, metal_unavailable, on_cpu
 from ..ops.dense_matmul import BITS, GROUP_SIZES
+from ..ops.device import FLOATS, on_cpu, runs_metal_kernels
 from ..ops.host_blocks import all_finite
 
 FEW_BITS = (1, 2)
@@ -286,7 +286,7 @@ def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
     """
     scales, biases, group_size, bits = form
     # a record of what Metal would run is made on a CPU
-    is_cpu = on_cpu() and metal_unavailable() is not None
+    is_cpu = on_cpu() and not runs_metal_kernels()
     if is_cpu and bits in BITS and group_size in GROUP_SIZES:
         return dense_matmul(x, weight, form).astype(x.dtype)
     y = mx.quantized_matmul(x, weight, scales, biases, group_size=group_size, bits=bits)

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops.activations import Activation
-from ..ops.backend.dispatch import FLOATS
+from ..ops.device import FLOATS
 from .arguments import check_features, check_sequences
 from .attention.options import Quantization
 from .context import Context

@@ -16,6 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ..errors import TrainingError
+from ..ops.device import on_cpu
 
 
 class Exchanges:
@@ -150,9 +151,8 @@ class DataParallel:
         self._group = mx.distributed.init() if group is None else group
         self._timeout_s = timeout_s
         self._exchanges = Exchanges()
-        is_cpu = mx.default_device() == mx.Device(mx.cpu)
         # each thread has streams of its own; on a GPU, MLX chooses the device
-        self._stream = mx.cpu if is_cpu else None
+        self._stream = mx.cpu if on_cpu() else None
 
     @property
     def rank(self) -> int:

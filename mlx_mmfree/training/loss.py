@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from ..models import Decoder, TokenModel
 from ..ops import cross_entropy, long_sum
-from ..ops.backend.compilation import random_key, set_random_key
+from ..ops.device import random_key, set_random_key
 from .batches import Batch
 
 

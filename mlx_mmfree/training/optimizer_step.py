@@ -22,8 +22,7 @@ from ..layers.norms import running_statistics
 from ..models import Block, TokenModel
 from ..models.parts.stack import Stack
 from ..ops import long_sum
-from ..ops.backend.choice import untimed
-from ..ops.backend.compilation import can_compile, compiled, random_key, set_random_key
+from ..ops.device import can_compile, compiled, random_key, set_random_key, untimed
 from .batches import Batch
 from .data_parallel import DataParallel
 from .loss import Loss

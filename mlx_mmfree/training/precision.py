@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ..layers.matrix import kept_names, matrices, parameters
 from ..layers.norms import running_statistics
-from ..ops.backend.dispatch import on_cpu
+from ..ops.device import on_cpu
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 """The dtypes that a step may compute in. In float16, small gradients would vanish."""

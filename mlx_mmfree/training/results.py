@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
@@ -29,6 +28,7 @@ from ..hub.publish.model_card import ModelCard, write_model_card
 from ..hub.publish.runtimes import openings
 from ..layers import pack_linears, packable
 from ..models import Decoder, TokenModel
+from ..platform.device import device_info
 from ..platform.threads import thread_count
 from ..version import __version__
 from .run_folder import learned, load_learned, writing
@@ -110,7 +110,7 @@ def environment() -> dict[str, Any]:
     return {
         "mlx_version": version("mlx"),
         "library_version": __version__,
-        "device": str(mx.default_device()),
+        "device": device_info().name,
         "machine": platform.machine(),
         "threads": thread_count(),
     }

@@ -1,7 +1,5 @@
 """Records the graph of one decoded token, and what each of its arrays is."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -157,7 +155,7 @@ def record(model: Decoder, position: int) -> Recording:
         BackendError: The compiled extension, which reads the graph, cannot be used.
     """
     check_causal(model)
-    with _on_cpu(), without_fusion():
+    with mx.stream(mx.cpu), without_fusion():
         token = mx.zeros((1, 1), mx.uint32)
         # with room for the token, so that nothing is copied to make it
         fixed, rooms = fixed_state(model, blank_state(model, 1, position))
@@ -205,13 +203,3 @@ def metal_launches(model: Decoder, position: int) -> int:
 def _arrays(tree: Any) -> list[tuple[str, mx.array]]:
     flat: Any = tree_flatten(tree)
     return [(name, array) for name, array in flat if isinstance(array, mx.array)]
-
-
-@contextmanager
-def _on_cpu() -> Iterator[None]:
-    before = mx.default_device()
-    mx.set_default_device(mx.Device(mx.cpu))
-    try:
-        yield
-    finally:
-        mx.set_default_device(before)

@@ -14,7 +14,7 @@ from ...layers import pack_linears
 from ...layers.matrix import kept_names, matrices, parameters
 from ...models import architectures, find
 from ...models.parts.fields import dtype_name
-from ...ops.backend.dispatch import FLOATS
+from ...ops.device import FLOATS
 
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 

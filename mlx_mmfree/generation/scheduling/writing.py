@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import mlx.core as mx
 
 from ...models import Decoder
+from ...ops.device import on_cpu
 from ..decode import STEPS_PER_CACHE_CLEARING
 from ..states import state_before
 from .batches import Batches, _Group
@@ -23,7 +24,7 @@ class Writing:
 
     def __init__(self, model: Decoder, known: int, keeps: bool = False):
         self._model = model
-        self._is_on_cpu = mx.default_device() == mx.Device(mx.cpu)
+        self._is_on_cpu = on_cpu()
         self._batches = Batches(model, known, keeps)
         self._groups: list[_Group] = []
         self._tokens = mx.zeros((0,), mx.uint32)

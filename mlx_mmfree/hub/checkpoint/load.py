@@ -23,9 +23,7 @@ from ...layers.joined import join_projections
 from ...layers.matrix import converted, kept_names, matrices, parameters
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
-from ...ops.backend.dispatch import FLOATS, on_cpu
-from ...ops.backend.launch import MAX_GROUP_ROWS
-from ...ops.backend.self_check import check_early
+from ...ops.device import FLOATS, MAX_GROUP_ROWS, check_early, on_cpu
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import (
     PairTokenizer,

@@ -11,7 +11,7 @@ from ...layers.matrix import FEW_BITS, Matrix, StoredLayout, matrices, parameter
 from ...layers.ternary_values import pack_ternary_values
 from ...models import Decoder
 from ...ops import ternarize_packed
-from ...ops.backend.dispatch import FLOATS
+from ...ops.device import FLOATS
 from .checkpoint import Checkpoint
 from .weights import EMBEDDING, build_skeleton, check_finite, check_packed, exact_floats
 

@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import CheckpointError
 from ...files.tensors import TensorEntry, read_tensor
 from ...ops import hadamard, pack_ternary
-from ...ops.backend.dispatch import FLOATS
+from ...ops.device import FLOATS
 
 SIGNS = "signs"
 """What follows the name of a module in that of its signs."""

@@ -24,7 +24,7 @@ from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
 from ...models.parts.architecture import WeightNames
 from ...models.parts.encoders import SEARCH_KEYS
-from ...ops.backend.dispatch import FLOATS
+from ...ops.device import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from ...version import __version__

@@ -29,7 +29,7 @@ from ...layers.matrix import (
 from ...models import Decoder, find_described
 from ...models.parts.architecture import Config, WeightNames
 from ...ops import ternarize_packed
-from ...ops.backend.dispatch import FLOATS
+from ...ops.device import FLOATS
 from ...ops.host_blocks import all_finite, has_valid_codes
 from .checkpoint import Checkpoint
 from .weight_form import Place, StoredTensor, described_forms, weight_forms

@@ -16,7 +16,7 @@ from ...layers.lora import adapted_layers, remove_adapters
 from ...layers.matrix import kept_names, matrices, parameters
 from ...models import Decoder, ImageClassifier
 from ...models.parts.architecture import weight_names
-from ...ops.backend.dispatch import FLOATS
+from ...ops.device import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ..adapters.adapter_folder import write_adapter, write_peft_adapter
 from ..checkpoint.checkpoint import ADAPTER_KEY

@@ -26,8 +26,8 @@ from ...models import architecture_of, architectures, find, find_described
 from ...models.parts.architecture import WeightNames, weight_names
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
-from ...ops.backend.dispatch import FLOATS
 from ...ops.dense_matmul import GROUP_SIZES
+from ...ops.device import FLOATS
 from ..checkpoint import weight_form
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.parameter_reader import ParameterReader

@@ -18,7 +18,7 @@ from ...generation.scheduling import Request, Scheduler
 from ...hub import Tokenizer
 from ...hub.checkpoint.save import write_tensors
 from ...models import Decoder
-from ...ops.backend.choice import untimed
+from ...ops.device import untimed
 from .. import grpo_loss
 from ..batches import SampleBatches, evaluation_batches
 from ..corpus.rows import read_rows

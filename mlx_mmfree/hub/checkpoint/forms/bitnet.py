@@ -24,7 +24,7 @@ import numpy as np
 
 from ....errors import UnsupportedModelError
 from ....files.tensors import TensorEntry, TensorSpec, host_array, read_tensor
-from ....ops.backend.dispatch import FLOATS
+from ....ops.device import FLOATS
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from .. import weight_form

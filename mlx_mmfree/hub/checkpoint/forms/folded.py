@@ -18,7 +18,7 @@ from ....files.checkpoint_files import PACKING_FILE
 from ....files.reading import read_json_object
 from ....files.tensors import TensorEntry
 from ....models import find_described
-from ....ops.backend.dispatch import FLOATS
+from ....ops.device import FLOATS
 from ....ops.hadamard import MAX_BLOCK
 from .. import weight_form
 from ..rotated_floats import SIGNS, without_rotated_floats

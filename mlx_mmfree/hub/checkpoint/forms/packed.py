@@ -36,7 +36,7 @@ from ....files.tensors import TensorEntry
 from ....layers import PackedLinear
 from ....layers.matrix import Matrix
 from ....layers.ternary_values import with_fewer_bits
-from ....ops.backend.dispatch import FLOATS
+from ....ops.device import FLOATS
 from ....ops.ternary import packed_width
 from .. import weight_form
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mlx_mmfree.layers.context import Context
+from mlx_mmfree.layers.states import DecodedStates, StoredStates
+
 ROOT = Path(__file__).parents[2]
 # the tests of the contract that a mixer must meet because of the capabilities that it declares
 EACH = ("reach_every_parameter", "dtype_is_kept", "capabilities_are_declared")
@@ -47,6 +50,20 @@ def test_the_contract_is_asked_of_a_new_mixer(mixer: str, passed: list[str]) -> 
     for test in ASKED[mixer]:
         assert any(test in line for line in own), test
     assert not any("packed_samples" in line for line in own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [(Context, "token_mixers"), (StoredStates, "layers"), (DecodedStates, "layers")],
+)
+def test_the_pages_name_every_member(kind: type, page: str) -> None:
+    text = (ROOT / "mlx_mmfree" / page / "README.md").read_text()
+    members = {name for name in vars(kind) if not name.startswith("_")}
+    if kind is Context:
+        members |= {name for name in vars(Context()) if not name.startswith("_")}
+    else:
+        assert len(members) <= 8
+    assert members and not {name for name in members if f"`{name}" not in text}
 
 
 def test_the_page_shows_the_file() -> None:

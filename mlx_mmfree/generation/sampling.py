@@ -233,9 +233,9 @@ def make_processors(
     processors: list[LogitsProcessor] = [LogitBias.of(logit_bias)] if logit_bias else []
     # a size that is out of bounds is refused in any case
     if repetition_penalty != 1 or repetition_context_size < 1:
-        processors.append(RepetitionPenalty(repetition_penalty, repetition_context_size))
+        processors.append(RepetitionPenalty(float(repetition_penalty), repetition_context_size))
     if presence_penalty or frequency_penalty:
-        processors.append(CountPenalty(presence_penalty, frequency_penalty))
+        processors.append(CountPenalty(float(presence_penalty), float(frequency_penalty)))
     return processors
 
 
@@ -509,4 +509,5 @@ def make_sampler(
         used.append(XTC(xtc_probability, xtc_threshold, tuple(xtc_special_tokens)))
     if top_k:
         used.append(TopK(top_k))
-    return chain(used, temperature(temp)) if temp else greedy
+    # MLX takes no whole numbers beyond 64 bits
+    return chain(used, temperature(float(temp))) if temp else greedy

@@ -5,7 +5,7 @@ the name that it has there. A penalty without `penalty_last_n` looks at the whol
 transformers.
 """
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,14 @@ def _checked(given: Mapping[str, Any], place: str, prefix: str = "") -> dict[str
         if value is None:
             continue
         kinds = (int,) if each.is_whole else (int, float)
-        if type(value) not in kinds or not math.isfinite(value) or not each.fits(value):
+        # which NaN is not either
+        is_finite = type(value) in kinds and abs(value) <= sys.float_info.max
+        if not is_finite or not each.fits(value):
             raise CheckpointError(
                 f"[{place}] '{name}' must be {each.rule} but got {value!r:.80}. Correct it, or leave it "
                 "out."
             )
-        found[each.key] = value
+        found[each.key] = value if each.is_whole else float(value)
     return found
 
 

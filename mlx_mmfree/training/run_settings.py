@@ -88,7 +88,9 @@ class Rule:
 
 
 # MLX's steps and dimensions have 32 bits
-_MAX_WHOLE, _MAX_SEED = 2**31 - 1, 2**63 - 1
+_MAX_WHOLE, _MAX_LONG = 2**31 - 1, 2**63 - 1
+_LONG = ("seed", "clear_cache_threshold")
+"""Settings that have 64 bits."""
 _MOST_ROWS, _MOST_TOKENS = 2**20, 2**25
 """The most rows of an optimizer step, and the most tokens."""
 POSITIVE = Rule("positive", lambda value: 0 < value < math.inf)
@@ -543,7 +545,7 @@ def checked(name: str, value: Any, kind: Any) -> Any:
         is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, int)
         if isinstance(value, bool) or not is_whole:
             raise ValueError(f"'{name}' must be a whole number but got {value!r:.80}")
-        most = _MAX_SEED if name == "seed" else _MAX_WHOLE
+        most = _MAX_LONG if name in _LONG else _MAX_WHOLE
         if not -most <= value <= most:
             raise ValueError(
                 f"'{name}' must be a whole number of at most {most:,} but got {value!r:.80}"

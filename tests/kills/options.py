@@ -142,7 +142,7 @@ LORA: Values = {
     "learning_rate": 1e-3,
 }
 _PAIRS = {"data": "pairs"}
-_GRPO: Values = {
+GRPO: Values = {
     "train_mode": "grpo",
     "data": "problems",
     "iters": 12,
@@ -198,17 +198,17 @@ LORA_OPTIONS: list[Values] = [
     {"prompt_feature": "question", "completion_feature": "answer", "data": "renamed"},
     {"chat_feature": "talk", "data": "talks"},
     {"text_feature": "line", "data": "lines"},
-    _GRPO,
-    _GRPO | {"num_generations": 2, "max_completion_length": 4, "temperature": 1.5},
-    _GRPO | {"num_iterations": 3, "epsilon": 0.1, "epsilon_high": 0.3, "save_every": 2},
-    _GRPO | {"num_iterations": 2, "grad_accumulation_steps": 2, "save_every": 1},
-    _GRPO | {"beta": 0.0, "grpo_loss_type": "dr_grpo", "scale_rewards": "none"},
-    _GRPO | {"reference_model_path": "latent", "grad_checkpoint": True},
-    _GRPO | {"fine_tune_type": "full", "beta": 0.02, "reward_timeout_s": 100.0},
-    _GRPO | {"reward_functions": ["short", "number"], "reward_weights": [0.5, 2.0]},
-    _GRPO | {"data": "renamed", "prompt_feature": "question"},
+    GRPO,
+    GRPO | {"num_generations": 2, "max_completion_length": 4, "temperature": 1.5},
+    GRPO | {"num_iterations": 3, "epsilon": 0.1, "epsilon_high": 0.3, "save_every": 2},
+    GRPO | {"num_iterations": 2, "grad_accumulation_steps": 2, "save_every": 1},
+    GRPO | {"beta": 0.0, "grpo_loss_type": "dr_grpo", "scale_rewards": "none"},
+    GRPO | {"reference_model_path": "latent", "grad_checkpoint": True},
+    GRPO | {"fine_tune_type": "full", "beta": 0.02, "reward_timeout_s": 100.0},
+    GRPO | {"reward_functions": ["short", "number"], "reward_weights": [0.5, 2.0]},
+    GRPO | {"data": "renamed", "prompt_feature": "question"},
     {
-        **_GRPO,
+        **GRPO,
         "data": "solved",
         "answer_feature": "solution",
         "reward_functions_file": None,

@@ -1,6 +1,7 @@
 """Flags that commands share, and the values that their texts stand for."""
 
 import argparse
+import math
 import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Collection, Sequence
@@ -74,11 +75,13 @@ def size_bytes(text: str) -> int:
     """A size such as 500MB, 2GB or a number of bytes, returned in bytes."""
     units = {"": 1, "M": 10**6, "MB": 10**6, "G": BYTES_PER_GB, "GB": BYTES_PER_GB}
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", text.strip().upper(), re.ASCII)
-    if match is None or match[2] not in units:
+    size = float(match[1]) * units.get(match[2], math.inf) if match else math.inf
+    if size > _MAX_GB * BYTES_PER_GB:
         raise ArgumentTypeError(
-            f"must be a size such as 500MB or 2GB but got {text[:_MAX_SHOWN]!r}"
+            f"must be a size such as 500MB or 2GB, of at most {_MAX_GB}GB, but got "
+            f"{text[:_MAX_SHOWN]!r}"
         )
-    return int(float(match[1]) * units[match[2]])
+    return int(size)
 
 
 def boolean(text: str) -> bool:

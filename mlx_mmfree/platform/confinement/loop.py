@@ -151,7 +151,7 @@ def _limit(memory_bytes: int) -> bool:
     if not sizes.exists():
         return False
     held = int(sizes.read_text().split()[0]) * resource.getpagesize()
-    limit = held + memory_bytes
+    limit = min(held + memory_bytes, sys.maxsize)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

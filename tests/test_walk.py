@@ -27,7 +27,7 @@ from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, llama
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.run_settings import LoopSettings
 

@@ -31,7 +31,7 @@ from mlx_mmfree.platform.threads import thread_count
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer import AdamW
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.run_settings import LoopSettings

@@ -11,7 +11,7 @@ from mlx_mmfree.models import Decoder
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.loss import batch_logits, next_token_loss
+from mlx_mmfree.training.losses.loss import batch_logits, next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 

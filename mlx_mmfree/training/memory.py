@@ -23,7 +23,7 @@ from ..ops.backend.graph import Graph, GraphNode, graph_of
 from ..platform.device import DeviceInfo, device_info
 from .batches import Batch
 from .data_parallel import DataParallel
-from .loss import Loss, kept_logits
+from .losses.loss import Loss, kept_logits
 from .optimizer_step import OptimizerStep, StepGraphs, update_groups
 from .run_settings import LoopSettings
 

@@ -25,7 +25,7 @@ from ..ops import long_sum
 from ..ops.device import can_compile, compiled, random_key, set_random_key, untimed
 from .batches import Batch
 from .data_parallel import DataParallel
-from .loss import Loss
+from .losses.loss import Loss
 from .precision import in_dtype
 from .run_folder import kept_state
 from .run_settings import LoopSettings

@@ -65,7 +65,8 @@ def _write(line: str) -> None:
 
 def parameter_count(model: nn.Module) -> int:
     """The number of a model's parameters. Each packed code counts as one."""
-    count = sum(array.size for _, array in tree_flatten(model.parameters()))
+    parameters: Any = tree_flatten(model.parameters())
+    count = sum(array.size for _, array in parameters)
     packed = [matrix for matrix in matrices(model).values() if matrix.is_packed]
     return int(count + sum(_size(matrix) - matrix.layer.weight.size for matrix in packed))
 

@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import MaskedLM, find
-from mlx_mmfree.training import loop
+from mlx_mmfree.training import trainer
 from tests.hub.checkpoints import GOLDENS
 
 TOKENS = mx.array([[1, 7, 3, 39, 0]])
@@ -81,7 +81,7 @@ def test_what_goes_on_with_a_text_is_refused(
 def test_it_is_trained_and_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "plot_run", lambda *_: True)
+    monkeypatch.setattr(trainer, "plot_run", lambda *_: True)
     (tmp_path / "text.txt").write_text("The dog sees the cat. " * 200)
     (tmp_path / "train.yaml").write_text(
         "output: run\nmodel: {model_type: fill_in, vocab_size: 300, width: 32, heads: 4}\n"

@@ -40,7 +40,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_mmfree.training.loop.plot_run", lambda *_: True)
+    monkeypatch.setattr("mlx_mmfree.training.trainer.plot_run", lambda *_: True)
 
 
 def data_in(folder: Path) -> Path:

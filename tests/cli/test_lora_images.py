@@ -18,8 +18,8 @@ from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.layers.norms import running_statistics
 from mlx_mmfree.models import architectures, find_described
-from mlx_mmfree.training import loop
 from mlx_mmfree.training.results import read_log
+from mlx_mmfree.training.trainer import Trainer
 from tests.hub.timm_models import write_backbone
 
 pytestmark = pytest.mark.usefixtures("without_curve")
@@ -29,7 +29,7 @@ QUICK += ["--save-every", "3", "--learning-rate", "2e-3", "--scale", "2"]
 
 @pytest.fixture
 def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_mmfree.training.loop.plot_run", lambda *_: True)
+    monkeypatch.setattr("mlx_mmfree.training.trainer.plot_run", lambda *_: True)
 
 
 @pytest.fixture
@@ -110,9 +110,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits(data: Path) -> None:
         save(self)
         raise Stop
 
-    save = loop.Trainer._save
+    save = Trainer._save
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Trainer, "_save", stop)
+        patch.setattr(Trainer, "_save", stop)
         with pytest.raises(Stop):
             main([*_flags(folder, data), *QUICK, "--train"])
     assert main([*_flags(folder, data), *QUICK, "--train"]) == 0

@@ -20,8 +20,8 @@ from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, load_tokenizer
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.training.corpus.tokenize import HEADER_BYTES
-from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.results import read_log
+from mlx_mmfree.training.trainer import Trainer
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import relative_error
 from tests.training.conftest import config, here, run_values, without_curve  # noqa: F401

@@ -243,7 +243,7 @@ FAULTS = {
         ("training/corpus/test_token_file.py",),
     ),
     "corpus: ids of another tokenizer are learned": Fault(
-        "training/settings.py",
+        "training/corpus/token_files.py",
         "if file.header.tokenizer != digest:",
         "if not file.header.tokenizer:",
         ("training/test_run_tokens.py",),
@@ -339,7 +339,7 @@ FAULTS = {
         ("training/test_batches.py",),
     ),
     "resume: what was not yet reported is forgotten": Fault(
-        "training/loop.py",
+        "training/trainer.py",
         'progress | {"settings": self._settings.record}',
         "new_progress(self._settings.record) | "
         '{name: progress[name] for name in ("step", "tokens")}',

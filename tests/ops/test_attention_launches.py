@@ -15,7 +15,7 @@ from mlx_mmfree.ops.backend import self_check
 from mlx_mmfree.ops.backend.gradient import assume_gradients
 from mlx_mmfree.ops.backend.graph import graph_of
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks
 from tests import graph
 from tests.emulator.emulator import Emulator

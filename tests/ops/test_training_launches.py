@@ -21,7 +21,7 @@ from mlx_mmfree.ops.backend.self_check import packed_pattern
 from mlx_mmfree.ops.bit_linear import Options, definition
 from mlx_mmfree.ops.ternary import packed_width, unpack_ternary
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import BatchGradient
 from tests import graph
 from tests.ops.test_layer_launches import MODELS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mlx_mmfree.training import loop
+from mlx_mmfree.training import trainer
 
 WORDS = [
     "the",
@@ -84,4 +84,4 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw no curve, since drawing takes longer than the run."""
-    monkeypatch.setattr(loop, "plot_run", lambda *_: True)
+    monkeypatch.setattr(trainer, "plot_run", lambda *_: True)

@@ -20,10 +20,10 @@ from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.training import data_parallel
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.loop import Trainer
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
 from mlx_mmfree.training.run_settings import LoopSettings
+from mlx_mmfree.training.trainer import Trainer
 from tests.process_group import connect
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32}

@@ -10,7 +10,6 @@ import pytest
 from mlx.utils import tree_flatten, tree_reduce
 
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.optimizer import (
     BLOCK,
     MIN_SIZE,
@@ -20,6 +19,7 @@ from mlx_mmfree.training.optimizer import (
     encoded,
 )
 from mlx_mmfree.training.run_settings import LoopSettings
+from mlx_mmfree.training.trainer import Trainer
 from tests.training.test_precision import _batches, _model
 
 pytestmark = pytest.mark.usefixtures("without_curve")

@@ -17,13 +17,13 @@ from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.models import Decoder, find, set_dropout
 from mlx_mmfree.ops.backend import choice, dispatch
 from mlx_mmfree.ops.backend.compilation import can_compile
-from mlx_mmfree.training import loss as loss_module
 from mlx_mmfree.training import optimizer_step
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
-from mlx_mmfree.training.distillation_loss import distillation_loss
 from mlx_mmfree.training.fine_tuning.preferences import PairBatch, preference_loss
-from mlx_mmfree.training.loss import Loss, next_token_loss
+from mlx_mmfree.training.losses import loss as loss_module
+from mlx_mmfree.training.losses.distillation_loss import distillation_loss
+from mlx_mmfree.training.losses.loss import Loss, next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS, named_optimizer
 from mlx_mmfree.training.optimizer_step import Batches, OptimizerStep, StepResult, checkpoint_blocks
 from mlx_mmfree.training.run_settings import LoopSettings

@@ -23,7 +23,6 @@ from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.mixers import MixerChoice
 from mlx_mmfree.models.parts.transformer import ATTENTION
-from mlx_mmfree.training import loop
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.distil.distil import Distillation, hidden_loss, mixer_loss
 from mlx_mmfree.training.distil.settings import DistilSettings, read_settings
@@ -36,6 +35,7 @@ from mlx_mmfree.training.distil.student import (
 )
 from mlx_mmfree.training.memory import MemoryPlan
 from mlx_mmfree.training.results import read_log
+from mlx_mmfree.training.trainer import Trainer
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -173,7 +173,7 @@ def settings_of(teacher: Path, name: str, **changes: Any) -> DistilSettings:
 
 @pytest.fixture(autouse=True)
 def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlx_mmfree.training.loop.plot_run", lambda *_: True)
+    monkeypatch.setattr("mlx_mmfree.training.trainer.plot_run", lambda *_: True)
 
 
 def test_each_stage_brings_the_student_closer(teacher_folder: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     class Stop(Exception):
         pass
 
-    save = loop.Trainer._save
+    save = Trainer._save
     saved = 0
 
     def stop(self: Any) -> None:
@@ -241,7 +241,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
         if saved % 4 == 2:
             raise Stop
 
-    monkeypatch.setattr(loop.Trainer, "_save", stop)
+    monkeypatch.setattr(Trainer, "_save", stop)
     settings = settings_of(teacher_folder, "stopped", **changes)
     stops = 0
     while True:

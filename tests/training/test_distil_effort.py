@@ -73,7 +73,7 @@ def test_what_is_computed_again_counts_again(
     )
     # the logits of a large vocabulary are computed in blocks, by teacher and student
     for limit in ("_WHOLE", "_BLOCK"):
-        monkeypatch.setattr(f"mlx_mmfree.training.loss.{limit}", 1)
+        monkeypatch.setattr(f"mlx_mmfree.training.losses.loss.{limit}", 1)
     blocks = Distillation(settings, only_plans=True).efforts()
     assert blocks["logits"].operations == TEACHER + 2 * HEAD + 4 * (STUDENT + HEAD)
     kept = described(tmp_path / "other", teacher_top_k=8, cache_logits=True)

@@ -10,10 +10,10 @@ from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training import loss as module
 from mlx_mmfree.training.batches import Batch, padded_batch
-from mlx_mmfree.training.distillation_loss import distillation_loss, divergence
-from mlx_mmfree.training.loss import batch_logits, next_token_loss
+from mlx_mmfree.training.losses import loss as module
+from mlx_mmfree.training.losses.distillation_loss import distillation_loss, divergence
+from mlx_mmfree.training.losses.loss import batch_logits, next_token_loss
 from mlx_mmfree.training.samples import Sample
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 from tests.training.test_loop import _model

@@ -28,7 +28,7 @@ from mlx_mmfree.training.fine_tuning.fine_tune import (
     unfreeze_layers,
 )
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks
 from mlx_mmfree.training.results import Callback, read_log

@@ -22,7 +22,7 @@ from mlx_mmfree.training.data_parallel import (
     joined,
     parted,
 )
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer import named_optimizer
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.run_settings import LoopSettings

@@ -23,7 +23,7 @@ from mlx_mmfree.training.fine_tuning.fine_tune import (
 )
 from mlx_mmfree.training.fine_tuning.rollouts import Problems, Rollouts, written
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
-from mlx_mmfree.training.grpo_loss import GroupBatch, answer_token_log_probabilities
+from mlx_mmfree.training.losses.grpo_loss import GroupBatch, answer_token_log_probabilities
 from mlx_mmfree.training.results import Callback, read_log
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_fine_tune import GOLDENS, _build, _Kill, _Killed, _losses, _settings

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.training.batches import padded_batch
-from mlx_mmfree.training.grpo_loss import (
+from mlx_mmfree.training.losses.grpo_loss import (
     GroupBatch,
     GRPOLoss,
     group_advantages,

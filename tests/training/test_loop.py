@@ -26,8 +26,7 @@ from mlx_mmfree.models import Decoder, hgrn_bit
 from mlx_mmfree.training import Settings
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus.mixture import Stage
-from mlx_mmfree.training.loop import Trainer
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule, named_optimizer
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks, gradient_norm
 from mlx_mmfree.training.precision import in_dtype
@@ -39,6 +38,7 @@ from mlx_mmfree.training.run_folder import (
     read_progress,
     save_checkpoint,
 )
+from mlx_mmfree.training.trainer import Trainer
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")

@@ -12,9 +12,9 @@ from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.linear import TiedBitLinear
 from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.training import loss as module
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses import loss as module
+from mlx_mmfree.training.losses.loss import next_token_loss
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 VOCABULARY = 101

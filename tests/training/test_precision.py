@@ -22,12 +22,12 @@ from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tuning.fine_tune import prepare
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
-from mlx_mmfree.training.loop import Trainer
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import OptimizerStep
 from mlx_mmfree.training.precision import compute_dtype, in_dtype, precision_note
 from mlx_mmfree.training.results import read_log
 from mlx_mmfree.training.run_settings import LoopSettings
+from mlx_mmfree.training.trainer import Trainer
 from tests.tolerances import TOLERANCE, relative_error
 
 pytestmark = pytest.mark.usefixtures("without_curve")

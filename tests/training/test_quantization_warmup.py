@@ -9,7 +9,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.layers import BitLinear, pack_linears
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks
 from tests.training.test_loop import _batches, _Kill, _model, _settings, _trainer, _weights
 

@@ -15,7 +15,8 @@ import yaml
 
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.files.writing import try_lock_file
-from mlx_mmfree.training import settings
+from mlx_mmfree.training.corpus import token_files
+from mlx_mmfree.training.corpus.token_files import _check_ids
 from mlx_mmfree.training.corpus.tokenize import find_sources, open_token_file, tokenize
 from mlx_mmfree.training.loop import train_model
 from mlx_mmfree.training.results import read_log
@@ -70,13 +71,13 @@ def test_texts_are_tokenised_once(config: Path, monkeypatch: pytest.MonkeyPatch)
     # what was damaged is made again, and nothing else is
     made[0].write_bytes(before[0][:-1])
     written = []
-    write = settings.write_token_file
+    write = token_files.write_token_file
 
     def count(*arguments: Any, **options: Any) -> Any:
         written.append(1)
         return write(*arguments, **options)
 
-    monkeypatch.setattr(settings, "write_token_file", count)
+    monkeypatch.setattr(token_files, "write_token_file", count)
     train_model(_settings(config))
     assert sorted((config.parent / "run/tokens").iterdir()) == made
     assert [path.read_bytes() for path in made] == before
@@ -158,9 +159,9 @@ def test_a_tokenizer_may_have_more_tokens_than_the_model(config: Path) -> None:
     file = open_token_file(next((config.parent / "second/tokens").iterdir()))
     assert file.header.vocab_size == rows + 1
     largest = int(file.tokens[:].max())
-    settings._check_ids(file, "train.txt", largest + 1)
+    _check_ids(file, "train.txt", largest + 1)
     with pytest.raises(TrainingError, match=f"'train.txt' must hold tokens below {largest}, "):
-        settings._check_ids(file, "train.txt", largest)
+        _check_ids(file, "train.txt", largest)
 
 
 def test_a_changed_token_file_is_not_taken_for_the_first(config: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training.loop import Trainer
 from mlx_mmfree.training.optimizer import build_optimizer, build_schedule
 from mlx_mmfree.training.results import Callback
 from mlx_mmfree.training.services import TensorBoardReport, WandbReport
+from mlx_mmfree.training.trainer import Trainer
 from tests.training.test_loop import _batches, _model, _settings, _validation
 
 TRAIN = {"step": 2, "tokens": 200, "loss": 1.5}

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training import Settings, loop, train_model
+from mlx_mmfree.training import Settings, train_model, trainer
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel
 from mlx_mmfree.training.loop import plan_training
-from mlx_mmfree.training.loss import batch_logits
+from mlx_mmfree.training.losses.loss import batch_logits
 from mlx_mmfree.training.results import Callback, read_log
 from mlx_mmfree.training.tasks.corpus import CausalLMTask
 from tests.training.conftest import write_corpus
@@ -36,7 +36,7 @@ Make = Callable[..., Settings]
 @pytest.fixture
 def settings_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes the settings of a run whose teacher, a larger dense model, lies in `tmp_path`."""
-    monkeypatch.setattr(loop, "plot_run", lambda *_: True)
+    monkeypatch.setattr(trainer, "plot_run", lambda *_: True)
     write_corpus(tmp_path / "train.txt", 0, documents=12)
 
     def make(**values: Any) -> Settings:

@@ -17,7 +17,7 @@ from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.distil import distil
 from mlx_mmfree.training.distil.distil import Distillation, TeacherLogits
 from mlx_mmfree.training.distil.settings import DistilSettings
-from mlx_mmfree.training.distillation_loss import distillation_loss, known_loss
+from mlx_mmfree.training.losses.distillation_loss import distillation_loss, known_loss
 from tests.tolerances import TOLERANCE, relative_error
 from tests.training.test_distil import (
     MLGRU,

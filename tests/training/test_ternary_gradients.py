@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.models import find
 from mlx_mmfree.training.batches import Batch
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
 pytestmark = pytest.mark.interop

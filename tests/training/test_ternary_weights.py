@@ -7,7 +7,7 @@ import pytest
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import ternarize
-from mlx_mmfree.training.loop import TernaryWeights
+from mlx_mmfree.training.ternary_changes import TernaryWeights
 
 
 # 40 and 56 inputs leave padding in a packed row

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from mlx_mmfree.training import optimizer_step
 from mlx_mmfree.training.corpus.mixture import Stage
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.optimizer import OPTIMIZERS, build_optimizer, named_optimizer
 from mlx_mmfree.training.optimizer_step import BatchGradient, update_groups
 from mlx_mmfree.training.precision import frozen_in_dtype, in_dtype

@@ -32,14 +32,13 @@ from ...models.parts.mixers import MixerChoice
 from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import long_sum
 from ...platform.progress import Progress
-from .. import distillation_loss as distillation
-from .. import loss as losses
 from .. import results
 from ..batches import Batch
 from ..data_parallel import DataParallel
-from ..distillation_loss import KnownBatch
-from ..loop import Trainer, Validation
-from ..loss import Loss, batch_logits
+from ..losses import distillation_loss as distillation
+from ..losses import loss as losses
+from ..losses.distillation_loss import KnownBatch
+from ..losses.loss import Loss, batch_logits
 from ..memory import MemoryPlan, plan_memory, plan_rows
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
@@ -48,6 +47,7 @@ from ..reports import weights_in_words
 from ..results import BestWeights, Callback, check_results, save_trained
 from ..run_folder import load_learned, make_run_folder, own_run_folder, weights_digest, writing
 from ..tasks.corpus import CausalLMTask
+from ..trainer import Trainer, Validation
 from .settings import MEASURED, STAGES, DistilSettings, StageName
 from .student import (
     Effort,

@@ -18,7 +18,7 @@ from ...models.parts.architecture import bases
 from ...models.parts.mixers import MixerChoice, find_token_mixer
 from ...models.parts.ternary_linears import TernaryLinears
 from ...models.parts.transformer import ATTENTION, HybridConfig, TransformerConfig
-from ..loss import kept_logits
+from ..losses.loss import kept_logits
 from .settings import DistilSettings, StageName
 
 _SAME_NAMES = ("query_proj", "key_proj", "value_proj", "output_proj")

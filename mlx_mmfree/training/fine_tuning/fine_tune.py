@@ -25,10 +25,9 @@ from ...models import Decoder, ImageClassifier, check_causal
 from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
 from ..batches import Batch, evaluation_batches
 from ..data_parallel import DataParallel
-from ..distillation_loss import distillation_loss
-from ..grpo_loss import grpo_loss
-from ..loop import Trainer
-from ..loss import Loss, next_token_loss
+from ..losses.distillation_loss import distillation_loss
+from ..losses.grpo_loss import grpo_loss
+from ..losses.loss import Loss, next_token_loss
 from ..memory import MemoryPlan, plan_memory
 from ..optimizer import named_optimizer, named_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
@@ -38,6 +37,7 @@ from ..run_folder import file_digest, own_run_folder, samples_digest, weights_di
 from ..samples import Samples
 from ..tasks.corpus import summed_loss
 from ..tasks.samples import ImageBatch, ImageTask
+from ..trainer import Trainer
 from .data import batch_maker, largest_batch, training_batches
 from .preferences import PairBatch, is_mode, preference_loss, preferences, reference_digest
 from .rollouts import Problems, Rollouts, mean_reward
@@ -119,8 +119,8 @@ def unfreeze_layers(
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:
     """The number of trained parameters and of all parameters. Each packed code counts as one."""
-    trained = sum(array.size for _, array in tree_flatten(model.trainable_parameters()))
-    return trained, parameter_count(model)
+    trained: Any = tree_flatten(model.trainable_parameters())
+    return sum(array.size for _, array in trained), parameter_count(model)
 
 
 def _chosen(

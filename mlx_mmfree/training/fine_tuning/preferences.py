@@ -20,7 +20,7 @@ from .. import samples
 from ..batches import Batch, padded_batch
 from ..corpus.rows import RowError, names_in, read_rows, text_of
 from ..data_parallel import DataParallel
-from ..loss import Loss, token_losses
+from ..losses.loss import Loss, token_losses
 from ..run_folder import make_run_folder, samples_digest, weights_digest, writing
 
 QUESTION = "question"

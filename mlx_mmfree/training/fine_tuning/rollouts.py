@@ -19,9 +19,9 @@ from ...hub import Tokenizer
 from ...hub.checkpoint.save import write_tensors
 from ...models import Decoder
 from ...ops.device import untimed
-from .. import grpo_loss
 from ..batches import SampleBatches, evaluation_batches
 from ..corpus.rows import read_rows
+from ..losses import grpo_loss
 from ..optimizer_step import mixed_seed
 from ..results import Callback
 from ..run_folder import writing

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ...errors import TrainingError
 from ...hub.adapters.adapter_folder import adapter_options
-from ..grpo_loss import GRPOLoss
+from ..losses.grpo_loss import GRPOLoss
 from ..optimizer import OPTIMIZERS, SCHEDULES, named_optimizer, named_schedule
 from ..precision import ADAPTER_DTYPES, COMPUTE_DTYPES, compute_dtype
 from ..run_settings import (

@@ -17,8 +17,9 @@ from ...hub.checkpoint.load import load_text_tokenizer
 from ...ops import cross_entropy, long_sum
 from ..batches import Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
-from ..loss import Loss, batch_hidden, kept_logits, next_token_loss, target_losses
-from ..settings import Settings, check_corpus, open_tokens
+from ..corpus.token_files import check_corpus, open_tokens
+from ..losses.loss import Loss, batch_hidden, kept_logits, next_token_loss, target_losses
+from ..settings import Settings
 
 
 class Task:

@@ -20,10 +20,11 @@ from ..batches import PADDED_TO, Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture
 from ..corpus.rows import RowError, read_rows, text_of
 from ..corpus.tokenize import byte_bar
+from ..corpus.vocabulary import check_vocab_size
 from ..image_sets import LabelledImage, digest_of, read_images
-from ..loss import smoothed_cross_entropy
+from ..losses.loss import smoothed_cross_entropy
 from ..run_folder import file_digest
-from ..settings import Settings, check_vocab_size
+from ..settings import Settings
 from .corpus import Task, padded
 
 _POOL = 32

@@ -16,7 +16,6 @@ from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.device import DeviceInfo
-from mlx_mmfree.training import loss as loss_module
 from mlx_mmfree.training import memory, optimizer_step
 from mlx_mmfree.training.batches import Batch
 from mlx_mmfree.training.corpus.mixture import Stage
@@ -24,7 +23,8 @@ from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers, plan_fine_tune
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.loop import plan_training
-from mlx_mmfree.training.loss import next_token_loss
+from mlx_mmfree.training.losses import loss as loss_module
+from mlx_mmfree.training.losses.loss import next_token_loss
 from mlx_mmfree.training.memory import MemoryPlan, plan_memory, plan_rows
 from mlx_mmfree.training.optimizer import AdamW8bit
 from mlx_mmfree.training.optimizer_step import OptimizerStep, checkpoint_blocks

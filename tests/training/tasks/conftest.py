@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.training import Settings, loop
+from mlx_mmfree.training import Settings, trainer
 from mlx_mmfree.training.corpus.mixture import Stage
 from tests.training.conftest import WORDS, write_corpus
 
@@ -39,7 +39,7 @@ def write_samples(folder: Path, name: str, seed: int, count: int) -> None:
 @pytest.fixture
 def settings_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Settings]:
     """Makes the settings of a run of a task, with its files in `tmp_path`."""
-    monkeypatch.setattr(loop, "plot_run", lambda *_: True)
+    monkeypatch.setattr(trainer, "plot_run", lambda *_: True)
     for number, (name, count) in enumerate((("train", 40), ("more", 30), ("valid", 9))):
         write_corpus(tmp_path / f"{name}.txt", number, documents=count // 3)
         write_samples(tmp_path, name, number, count)

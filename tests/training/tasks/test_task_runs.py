@@ -16,12 +16,12 @@ from mlx_mmfree import load
 from mlx_mmfree.errors import TrainingError, UnsupportedModelError
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
+from mlx_mmfree.training.corpus.vocabulary import tokenizer_folder
 from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.first_model import FirstModel, task_of
 from mlx_mmfree.training.loop import plan_training
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks
 from mlx_mmfree.training.results import Callback, read_log
-from mlx_mmfree.training.settings import tokenizer_folder
 from mlx_mmfree.training.tasks.corpus import Task
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 from tests.training.tasks.conftest import MODEL, TASKS

@@ -12,7 +12,7 @@ from mlx_mmfree.cli.translate import main as translate_main
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import load_tokenizer
 from mlx_mmfree.training import Settings, train_model
-from mlx_mmfree.training.settings import tokenizer_folder
+from mlx_mmfree.training.corpus.vocabulary import tokenizer_folder
 from tests.hub.marian_folder import marian_folder
 
 Make = Callable[..., Settings]

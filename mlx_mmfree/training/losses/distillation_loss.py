@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from ..errors import TrainingError
-from ..models import Decoder
-from ..ops import cross_entropy, log_softmax, long_sum
-from .batches import Batch
+from ...errors import TrainingError
+from ...models import Decoder
+from ...ops import cross_entropy, log_softmax, long_sum
+from ..batches import Batch
 from .loss import Loss, batch_hidden, losses_of_hidden
 
 

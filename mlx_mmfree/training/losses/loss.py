@@ -12,10 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
-from ..models import Decoder, TokenModel
-from ..ops import cross_entropy, long_sum
-from ..ops.device import random_key, set_random_key
-from .batches import Batch
+from ...models import Decoder, TokenModel
+from ...ops import cross_entropy, long_sum
+from ...ops.device import random_key, set_random_key
+from ..batches import Batch
 
 
 def losses_in_blocks(

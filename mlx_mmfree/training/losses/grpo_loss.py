@@ -6,11 +6,11 @@ from typing import Literal
 import mlx.core as mx
 import numpy as np
 
-from ..models import Decoder
-from ..ops import long_sum
-from .batches import Batch, padded_batch
+from ...models import Decoder
+from ...ops import long_sum
+from ..batches import Batch, padded_batch
+from ..samples import Sample
 from .loss import Loss, token_losses
-from .samples import Sample
 
 GRPOLoss = Literal["grpo", "bnpo", "dr_grpo"]
 

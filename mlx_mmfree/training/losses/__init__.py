@@ -1,0 +1,1 @@
+"""Losses: of next tokens, of a teacher and of rewarded answers."""

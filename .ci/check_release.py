@@ -1,6 +1,6 @@
 """Checks the files of a release: one version in all of them, and what each must and must not hold.
 
-`python .ci/check_release.py [--tag] FILE...`; `--tag` also refuses the placeholder of the address.
+`python .ci/check_release.py [--tag] FILE...`; `--tag` also refuses placeholders of the address.
 `python .ci/check_release.py --import` checks what the installed package costs to import.
 """
 
@@ -107,6 +107,25 @@ def check_import() -> list[str]:
     return faults + [f"importing it imports {name} too" for name in sorted(loaded)]
 
 
+def unfilled(repository: str, page: str) -> list[str]:
+    """Returns which places do not hold the address of the repository yet.
+
+    Args:
+        repository: The address that version.py states.
+        page: The README.
+    """
+    faults = []
+    if "/OWNER/" in repository:
+        faults.append("version.py must state the address of the repository, but OWNER stands there")
+    owner = repository.split("/")[-2]
+    for line in (f"git clone {repository} ", f"brew install {owner}/"):
+        if line not in page:
+            faults.append(
+                f"README.md must have '{line.strip()}', the address that version.py states"
+            )
+    return faults
+
+
 def main(*arguments: str) -> None:
     if arguments == ("--import",):
         if faults := check_import():
@@ -118,8 +137,8 @@ def main(*arguments: str) -> None:
     faults = [f"{file}: {fault}" for file in files for fault in check(Path(file))]
     if f"\n## {version}\n" not in changelog:
         faults.append(f"CHANGELOG.md has no section for {version}")
-    if "--tag" in arguments and "/OWNER/" in stated("REPOSITORY"):
-        faults.append("version.py must state the address of the repository, but OWNER stands there")
+    if "--tag" in arguments:
+        faults += unfilled(stated("REPOSITORY"), (ROOT / "README.md").read_text(encoding="utf-8"))
     if faults:
         sys.exit("\n".join(faults))
 

@@ -54,8 +54,9 @@ def absolute(page: str, repository: str, tag: str) -> str:
 
 
 def pypi_page() -> str:
-    """The README as PyPI shows it."""
+    """The README as PyPI shows it: there, the first version is released."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = re.sub(r" \*\*Nothing is released yet\*\*:[^.]*\.", "", page)
     return absolute(page, stated("REPOSITORY"), f"v{stated('__version__')}")
 
 

@@ -16,12 +16,10 @@ BEGINNINGS = {
 
 def main(name: str) -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
-    lines = [
-        line
-        for block in re.findall(r"^```sh\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
-        for line in block.splitlines()
-        if line.startswith(BEGINNINGS[name])
-    ]
+    text, *blocks = re.split(r"^```", readme, flags=re.MULTILINE)
+    commands = [line for block in blocks[::2] for line in block.splitlines()[1:]]
+    commands += re.findall(r"`([^`\n]+)`", "".join([text, *blocks[1::2]]))
+    lines = [command for command in commands if command.startswith(BEGINNINGS[name])]
     if len(lines) != 1:
         sys.exit(f"README.md must have one command that begins '{BEGINNINGS[name]}', not {lines}")
     print(lines[0])

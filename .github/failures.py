@@ -32,8 +32,11 @@ def failures(file: Path) -> list[tuple[str, str, str]]:
 
 
 def main(*names: str) -> None:
-    found = [each for name in names if Path(name).exists() for each in failures(Path(name))]
-    if not found:
+    missing = [name for name in names if not Path(name).exists()]
+    if missing:
+        print(f"No report of tests was written as {', '.join(missing)}. The log says why.\n")
+    found = [each for name in names if name not in missing for each in failures(Path(name))]
+    if not found and not missing:
         print("No test failed.")
     for kind in (*KINDS, OTHER):
         if rows := [row for row in found if row[0] == kind]:

@@ -116,6 +116,17 @@ def test_the_page_of_pypi_has_links_that_lead_somewhere() -> None:
         path = link.removeprefix(f"{REPOSITORY}/blob/v{__version__}/").partition("#")[0]
         assert (ROOT / path).exists(), link
     assert f"git clone {REPOSITORY} mlx_mmfree" in page
+    assert "released yet" not in page and "released yet" in (ROOT / "README.md").read_text()
+
+
+def test_placeholders_of_the_main_page_are_no_release() -> None:
+    unfilled = module("check_release").unfilled
+    page = (ROOT / "README.md").read_text()
+    named = page.replace("git clone ADDRESS", "git clone https://github.com/me/x")
+    assert unfilled("https://github.com/OWNER/x", named.replace(" OWNER/", " me/"))
+    assert unfilled("https://github.com/me/x", named)
+    assert not unfilled("https://github.com/me/x", named.replace(" OWNER/", " me/"))
+    assert unfilled("https://github.com/me/y", named.replace(" OWNER/", " me/"))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +170,16 @@ def test_a_wheel_with_kernels_requires_the_mlx_that_it_was_built_with() -> None:
     assert "lead nowhere" in check(described(">=0.32.4") + "[a](b.md)", None)[0]
 
 
+@pytest.mark.parametrize("name", module("readme_commands").BEGINNINGS)
+def test_each_installing_command_stands_once_in_the_main_page(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = module("readme_commands")
+    commands.main(name)
+    line = capsys.readouterr().out.strip()
+    assert line.startswith(commands.BEGINNINGS[name]) and "`" not in line
+
+
 @pytest.mark.parametrize("systems", [["macosx_14_0_arm64"], ["manylinux_2_35_x86_64"], None])
 def test_every_field_of_the_formula_is_filled(tmp_path: Path, systems: list[str] | None) -> None:
     files = module("release_files")
@@ -197,3 +218,19 @@ def test_failed_tests_are_sorted_by_kind(tmp_path: Path) -> None:
     kinds = [kind for kind, _, _ in failures["failures"](file)]
     switched_off, beyond = failures["KINDS"]
     assert kinds == [beyond, switched_off, failures["OTHER"]]
+
+
+def test_missing_reports_are_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(ROOT / ".github/failures.py"))["main"]
+    main(str(tmp_path / "*.xml"))
+    out = capsys.readouterr().out
+    assert "No test failed" not in out and "No report of tests was written" in out
+    (tmp_path / "x.xml").write_text("<testsuites/>")
+    main(str(tmp_path / "x.xml"))
+    assert capsys.readouterr().out == "No test failed.\n"
+
+
+def test_what_repairs_wheels_finds_its_package() -> None:
+    settings = PROJECT["tool"]["cibuildwheel"]
+    assert "pin_mlx.py" in settings["repair-wheel-command"]
+    assert settings["before-build"].endswith("pip install wheel")

@@ -24,6 +24,8 @@ from tests.token_mixers.contract.cases import (
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 VALID = mx.array([[False, True, True, False, True, True], [True] * 6, [True] * 3 + [False] * 3])
+# softmax does not see what is added to all keys: the gradient of their bias is rounding alone
+ZERO = 1e-6
 STARTS = mx.array([[True, False, False, False, True, False]] * 3)
 
 
@@ -63,9 +65,12 @@ def test_what_is_computed_together_is_the_definition(case: Case, dtype: mx.Dtype
     for got, expected in zip(calls(case, block, dtype), want, strict=True):
         assert relative_error(is_real(got), is_real(expected)) <= TOLERANCE[dtype]
     if dtype == mx.float32 and case.linear == "dense" and not rounds_keys(case):
-        got, expected = (gradients(block, is_plain) for is_plain in (False, True))
-        for (_, g), (_, e) in zip(tree_flatten(got), tree_flatten(expected), strict=True):
-            assert relative_error(g, e) <= GRADIENT_TOLERANCE
+        got, expected = (dict(tree_flatten(gradients(block, each))) for each in (False, True))
+        largest = max(mx.abs(gradient).max().item() for gradient in expected.values())
+        for name, gradient in got.items():
+            sizes = [mx.abs(each).max().item() for each in (gradient, expected[name])]
+            if max(sizes) > ZERO * largest:
+                assert relative_error(gradient, expected[name]) <= GRADIENT_TOLERANCE, name
 
 
 def gradients(block: Block, is_plain: bool) -> Any:

@@ -273,7 +273,7 @@ def _with_axes(reader: ParameterReader, planned: PlannedTensors) -> PlannedTenso
     }
     axes = [leading.get(spec.name.rpartition(".")[0], ()) for spec in planned.specs]
     shapes = [
-        (*own, spec.shape[-1]) if math.prod(own) == spec.shape[0] and own else spec.shape
+        (*own, spec.shape[-1]) if own and math.prod(own) == spec.shape[0] else spec.shape
         for own, spec in zip(axes, planned.specs, strict=True)
     ]
     if not any(axes):

@@ -23,11 +23,15 @@ pytestmark = [pytest.mark.metal, pytest.mark.slow, pytest.mark.usefixtures("meta
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 FORMATS = [
+    "bitcpm_llama_bin",
     "bitnet_packed",
     "gguf_maple_q2_0",
     "gguf_qwen35_pq2_0_rotated",
+    "gguf_qwen35_ptq1_0_rotated",
     "gguf_qwen3_q1_0",
+    "gguf_qwen3_q2_0",
     "hgrn_default",
+    "mlx_qwen35_2bit_g128",
     "mlx_qwen3_1bit_g128",
     "onebit_llama_fp16",
 ]

@@ -14,8 +14,8 @@ from mlx_mmfree.models import Decoder
 from mlx_mmfree.models.hgrn_bit import HGRNBit
 from mlx_mmfree.models.metaformer import ARCHITECTURE
 from mlx_mmfree.models.parts.architecture import draw_weights
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.mixers import token_mixers
-from mlx_mmfree.models.parts.stack import Block
 
 from .tasks import Task
 

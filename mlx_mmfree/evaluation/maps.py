@@ -12,7 +12,8 @@ import numpy as np
 from ..layers.context import Context
 from ..layers.mixer import State, TokenMixer
 from ..models import EncoderDecoder, ImageClassifier, TokenModel
-from ..models.parts.stack import Block, Stack
+from ..models.parts.block import Block
+from ..models.parts.stack import Stack
 from .picture import save_picture, visible
 
 CHANNEL_GROUPS = 4

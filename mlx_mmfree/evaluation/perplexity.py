@@ -12,7 +12,7 @@ from ..files.stored_array import StoredArray
 from ..generation.finite_logits import are_finite, check_finite
 from ..generation.reader import PREFILL_STEP_SIZE
 from ..models import Decoder
-from ..models.parts.stack import check_tokens
+from ..models.parts.token_checks import check_tokens
 from ..ops import cross_entropy
 
 _LENGTH = 256

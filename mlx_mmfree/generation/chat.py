@@ -9,7 +9,7 @@ from mlx.utils import tree_reduce
 
 from ..errors import UsageError
 from ..models import Decoder
-from ..models.parts.stack import token_array
+from ..models.parts.token_checks import token_array
 from . import decode
 from .answers.answer_parts import PartReader, TextReader
 from .answers.completion import Completion, end_tokens

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from ..models import Decoder
-from ..models.parts.stack import token_array
+from ..models.parts.token_checks import token_array
 from ..ops.device import on_cpu
 from ..platform.resident_memory import BYTES_PER_GB
 from .answers.completion import Completion, FinishReason

@@ -10,7 +10,7 @@ from ..errors import NumericalError
 from ..models import Decoder
 from ..models.parts.embedder import embedding_use
 from ..models.parts.encoders import Pooling
-from ..models.parts.stack import check_length, check_tokens
+from ..models.parts.token_checks import check_length, check_tokens
 from ..ops.device import on_cpu
 from ..ops.host_blocks import all_finite
 

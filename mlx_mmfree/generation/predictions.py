@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..images import ImageProcessor
 from ..images.processor import imagenet_names
 from ..models import ImageClassifier, MaskedLM, SequenceClassifier
-from ..models.parts.stack import check_length, check_tokens, token_array
+from ..models.parts.token_checks import check_length, check_tokens, token_array
 from ..ops import log_softmax
 
 

@@ -20,7 +20,7 @@ from ..files.tensors import TensorEntry, read_header, read_tensors
 from ..files.writing import new_file, writing
 from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
-from ..models.parts.stack import check_tokens, token_array
+from ..models.parts.token_checks import check_tokens, token_array
 from .reader import PREFILL_STEP_SIZE, Progress, prefill
 from .states import arrays_by_place, blank_state, fingerprint, trimmed_state
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..models.parts.stack import check_tokens
+from ..models.parts.token_checks import check_tokens
 
 Prompt = str | Sequence[int]
 

@@ -12,7 +12,7 @@ from mlx.utils import tree_map
 from ..errors import CheckpointError, UnsupportedModelError
 from ..models import EncoderDecoder
 from ..models.parts.encoders import SEARCH_KEYS
-from ..models.parts.stack import check_length, check_tokens
+from ..models.parts.token_checks import check_length, check_tokens
 from ..ops import log_softmax
 from ..tokenizer.tokenizer import Tokenizer
 from ..tokenizer.translation_tokenizer import PairTokenizer, SharedVocabulary

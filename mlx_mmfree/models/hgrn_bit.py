@@ -21,9 +21,9 @@ from ..layers.dense import Linear
 from ..layers.norms import RMSNorm
 from ..token_mixers import MLGRU
 from .parts.architecture import Architecture, Published, draw_weights
+from .parts.block import Block
 from .parts.fields import HubConfig, activation, boolean, integer, key, number, weight_std, word
 from .parts.recurrent import BoundedDecoder
-from .parts.stack import Block
 
 WEIGHT_NAMES: dict[str, str | None] = {
     "model.embeddings": "embed",

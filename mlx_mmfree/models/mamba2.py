@@ -12,6 +12,7 @@ from ..layers.dense import Linear
 from ..layers.norms import RMSNorm
 from ..token_mixers import Mamba2
 from .parts.architecture import Architecture, draw_weights
+from .parts.block import Block
 from .parts.fields import (
     HubConfig,
     activation,
@@ -22,7 +23,7 @@ from .parts.fields import (
     numbers,
     refuse_unless,
 )
-from .parts.stack import Block, Decoder
+from .parts.stack import Decoder
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from ..layers.dense import Linear
 from ..layers.norms import RMSNorm
 from ..token_mixers import GQA
 from .parts.architecture import Architecture, GGUFForm, Published, Stacked, draw_weights
+from .parts.block import Block
 from .parts.fields import integer, key, number
-from .parts.stack import Block, Decoder
+from .parts.stack import Decoder
 from .parts.transformer import TINY, TransformerConfig, weight_names
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -16,6 +16,7 @@ from ..errors import UnsupportedModelError
 from ..layers.attention.positions import AddedPositions, SinusoidalPositions
 from ..token_mixers import MultiHeadAttention
 from .parts.architecture import Architecture, Copy, Published, draw_weights
+from .parts.block import Block
 from .parts.encoders import EncoderDecoder
 from .parts.fields import (
     ACTIVATIONS,
@@ -28,7 +29,7 @@ from .parts.fields import (
     token_id,
     weight_std,
 )
-from .parts.stack import Block, Stack
+from .parts.stack import Stack
 
 _NORM_EPS = 1e-5
 _TOKENS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")

@@ -19,6 +19,7 @@ from ..layers.dense import Linear
 from ..layers.mixer import LinearFactory
 from ..layers.norms import LayerNorm, RMSNorm
 from .parts.architecture import Architecture, Pipeline, draw_weights
+from .parts.block import Block, NormOrder
 from .parts.encoders import EncoderDecoder, MaskedLM, Pooling, SequenceClassifier
 from .parts.fields import (
     HubConfig,
@@ -32,7 +33,8 @@ from .parts.fields import (
     weight_std,
 )
 from .parts.mixers import MixerChoice, MixerPositions, read_choices
-from .parts.stack import Block, Decoder, NormOrder, ReversibleBlock, Stack, TokenModel
+from .parts.reversible import ReversibleBlock
+from .parts.stack import Decoder, Stack, TokenModel
 
 
 def _labels(config: Mapping[str, Any], key: str, default: object) -> tuple[str, ...]:

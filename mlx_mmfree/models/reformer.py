@@ -34,7 +34,8 @@ from .parts.fields import (
     refuse_unless,
     weight_std,
 )
-from .parts.stack import Decoder, ReversibleBlock
+from .parts.reversible import ReversibleBlock
+from .parts.stack import Decoder
 
 _SUPPORTED = {
     "is_decoder": True,

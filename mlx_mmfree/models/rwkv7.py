@@ -13,8 +13,9 @@ from ..layers.dense import Linear
 from ..layers.mixer import State
 from ..token_mixers import RWKV7, RWKV7Channel
 from .parts.architecture import Architecture, Published, draw_weights
+from .parts.block import Block
 from .parts.fields import HubConfig, boolean, integer, key, number, refuse_unless, weight_std
-from .parts.stack import Block, Decoder
+from .parts.stack import Decoder
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 
 from ..errors import TrainingError
-from ..models.parts.stack import check_tokens
+from ..models.parts.token_checks import check_tokens
 from ..tokenizer.chat import check_messages, reasoning_of
 from .corpus.rows import RowError, kind_of, names_in, read_rows, text_of, without_nulls
 

@@ -14,8 +14,8 @@ from mlx_mmfree.layers.fusing import Around, inputs, output
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.matrix import matrix_of
 from mlx_mmfree.models import find
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.fused import fuse_operations
-from mlx_mmfree.models.parts.stack import Block
 from mlx_mmfree.token_mixers import GQA
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 

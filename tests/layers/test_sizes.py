@@ -18,7 +18,7 @@ from mlx_mmfree.layers import (
 )
 from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.lora import DoRALinear, LoRAEmbedding, LoRALinear
-from mlx_mmfree.models.parts.stack import Block
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.token_mixers import (
     GQA,
     MLGRU,

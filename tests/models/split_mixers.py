@@ -15,9 +15,10 @@ from mlx_mmfree.channel_mixers import FeedForward
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.attention.positions import ALiBi, PositionBias, RelativeBias
 from mlx_mmfree.models import metaformer
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.encoders import EncoderDecoder
 from mlx_mmfree.models.parts.mixers import token_mixers
-from mlx_mmfree.models.parts.stack import Block, Stack, TokenModel
+from mlx_mmfree.models.parts.stack import Stack, TokenModel
 from mlx_mmfree.models.parts.tensor_parallel import shard
 from mlx_mmfree.token_mixers import GQA
 from tests.process_group import connect

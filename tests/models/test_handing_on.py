@@ -11,7 +11,7 @@ from mlx_mmfree.layers import ChannelMixer
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.models import Block, Decoder
-from mlx_mmfree.models.parts.stack import ReversibleBlock, ReversibleSequence
+from mlx_mmfree.models.parts.reversible import ReversibleBlock, ReversibleSequence
 from mlx_mmfree.ops import linear_scan
 from mlx_mmfree.training.optimizer_step import checkpoint_blocks
 from tests.tolerances import TOLERANCE, relative_error

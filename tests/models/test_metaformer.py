@@ -15,7 +15,8 @@ from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.attention.positions import ALiBi, RelativeBias
 from mlx_mmfree.models import Decoder, EncoderDecoder, MaskedLM, SequenceClassifier, find
 from mlx_mmfree.models.parts.mixers import token_mixers
-from mlx_mmfree.models.parts.stack import ReversibleBlock, TokenModel
+from mlx_mmfree.models.parts.reversible import ReversibleBlock
+from mlx_mmfree.models.parts.stack import TokenModel
 from tests.readme.documents import ROOT, sections
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 

@@ -18,7 +18,7 @@ from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.layers.ternary_groups import TernaryGroupLinear, TernaryScheme
 from mlx_mmfree.models import Decoder, find
-from mlx_mmfree.models.parts.stack import set_dropout
+from mlx_mmfree.models.parts.block import set_dropout
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}

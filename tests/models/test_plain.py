@@ -9,8 +9,8 @@ from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.fusing import plain_definitions
 from mlx_mmfree.layers.matrix import converted, matrices
 from mlx_mmfree.models import find
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.fused import Fused
-from mlx_mmfree.models.parts.stack import Block
 from tests.models.test_architectures import IMAGES, KNOWN
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 

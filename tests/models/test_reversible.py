@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.channel_mixers import FeedForward
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.models.parts.stack import ReversibleBlock, ReversibleSequence
+from mlx_mmfree.models.parts.reversible import ReversibleBlock, ReversibleSequence
 from mlx_mmfree.token_mixers import MLGRU, Reformer
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 

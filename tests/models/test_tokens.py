@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.models.parts.stack import check_tokens, token_array
+from mlx_mmfree.models.parts.token_checks import check_tokens, token_array
 
 
 def test_makes_one_sequence() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.models import EncoderDecoder, find
-from mlx_mmfree.models.parts.stack import Block
+from mlx_mmfree.models.parts.block import Block
 from tests.tolerances import TOLERANCE, relative_error
 
 pytestmark = pytest.mark.interop

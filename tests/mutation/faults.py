@@ -520,7 +520,7 @@ FAULTS = {
         ("token_mixers/contract/test_mixing_weights.py",),
     ),
     "weights: the memory mixer's are those of the block's input": Fault(
-        "models/parts/stack.py",
+        "models/parts/block.py",
         'partial(self._weights, "memory", given, memory=context.memory)',
         'partial(self._weights, "memory", given, memory=x)',
         ("evaluation/test_mixing_maps.py",),
@@ -568,7 +568,7 @@ FAULTS = {
         ("goldens/mixers/test_sinkhorn.py",),
     ),
     "reversible blocks: gradients of the channel mixer are lost": Fault(
-        "models/parts/stack.py",
+        "models/parts/reversible.py",
         "gradients = [a + b for a, b in zip(own, others, strict=True)]",
         "gradients = others",
         ("models/test_reversible.py",),

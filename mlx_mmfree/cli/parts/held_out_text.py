@@ -72,7 +72,7 @@ def text_tokens(
     """
     import numpy as np
 
-    from ...models.parts.stack import check_tokens
+    from ...models.parts.token_checks import check_tokens
     from ...training.corpus.tokenize import end_of_text
 
     documents, end = [text], list[int]()

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ...errors import MMFreeError
 from ...models import Decoder, check_causal
-from ...models.parts.stack import check_tokens
+from ...models.parts.token_checks import check_tokens
 from ..decode import DraftStats, check_max_tokens
 from ..finite_logits import not_finite
 from ..sessions import Sessions

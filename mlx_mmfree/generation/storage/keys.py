@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...models.parts.stack import check_tokens
+from ...models.parts.token_checks import check_tokens
 
 BYTES_PER_TOKEN = 4
 

@@ -17,9 +17,9 @@ from ...layers.dense import Linear
 from ...layers.embedding import known_rows
 from ...layers.mixer import TokenMixer
 from .architecture import Copy, draw_weights
+from .block import Block
 from .encoders import MaskedLM
 from .fields import ACTIVATIONS, HubConfig, activation, integer, key, number, weight_std
-from .stack import Block
 
 TINY: Mapping[str, Any] = {
     "vocab_size": 60,

@@ -12,7 +12,9 @@ from ...layers.context import Context
 from ...layers.embedding import known_rows
 from ...layers.mixer import State
 from ...ops.long_sums import long_sum
-from .stack import Block, ReversibleBlock, Stack, TokenModel
+from .block import Block
+from .reversible import ReversibleBlock
+from .stack import Stack, TokenModel
 
 
 class MaskedLM(TokenModel):

@@ -21,7 +21,8 @@ from ...layers.dense import Linear, QuantizedLinear
 from ...layers.fusing import finished, form_of, fused_inputs, fuses, inputs_of_sum
 from ...layers.mixer import Mixer, State
 from ...layers.norms import RMSNorm
-from .stack import Block, ReversibleBlock
+from .block import Block
+from .reversible import ReversibleBlock
 
 
 class Fused(Block):

@@ -19,8 +19,9 @@ from ...layers.mixer import TokenMixer
 from ...layers.norms import RMSNorm
 from ...token_mixers import GQA
 from .architecture import draw_weights
+from .block import Block
 from .fields import HubConfig, activation, boolean, integer, key, number, refuse_unless, weight_std
-from .stack import Block, Decoder
+from .stack import Decoder
 
 TINY = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
 

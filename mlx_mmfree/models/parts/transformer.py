@@ -15,11 +15,12 @@ from ...files.declared import declare
 from ...layers.norms import RMSNorm
 from ...token_mixers import GQA, AttentionNorms
 from .architecture import architectures, bases, draw_weights, find
+from .block import Block, NormOrder
 from .embedder import TextEmbedder
 from .fields import HubConfig, activation, boolean, integer, key, number, section, weight_std
 from .mixers import MixerChoice, MixerPositions, read_choices
 from .rotation import Rotation
-from .stack import Block, Decoder, NormOrder
+from .stack import Decoder
 from .ternary_linears import TernaryLinears, linear_of
 
 # Keys of this and kindred architectures that change the mathematics, with the value that is meant.

@@ -14,7 +14,7 @@ from ...errors import TrainingError
 from ...files.reading import tokenizer_files
 from ...hub.checkpoint.load import load_text_tokenizer
 from ...images import ImageProcessor
-from ...models.parts.stack import check_tokens
+from ...models.parts.token_checks import check_tokens
 from ...tokenizer.translation_tokenizer import open_translation_tokenizer
 from ..batches import PADDED_TO, Batch
 from ..corpus.mixture import EPOCHS, EpochMixture, RandomMixture

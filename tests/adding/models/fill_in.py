@@ -9,9 +9,9 @@ import mlx.nn as nn
 from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers import BitLinear, RoPE
 from mlx_mmfree.models.parts.architecture import Architecture, draw_weights
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.encoders import MaskedLM
 from mlx_mmfree.models.parts.fields import HubConfig, integer, key
-from mlx_mmfree.models.parts.stack import Block
 from mlx_mmfree.token_mixers import GQA
 
 

@@ -12,9 +12,10 @@ from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.maps import Convolution, DepthwiseConvolution
 from mlx_mmfree.layers.mixer import LinearFactory
 from mlx_mmfree.models.parts.architecture import Architecture, draw_weights
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.fields import HubConfig, integer, key
 from mlx_mmfree.models.parts.image_classifier import ImageClassifier
-from mlx_mmfree.models.parts.stack import Block, Stack
+from mlx_mmfree.models.parts.stack import Stack
 from mlx_mmfree.token_mixers import GQA
 
 

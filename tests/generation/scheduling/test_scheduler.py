@@ -21,7 +21,7 @@ from mlx_mmfree.generation.sampling import greedy
 from mlx_mmfree.generation.scheduling import Event, Request, Scheduler
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.models.parts.stack import Block
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.token_mixers.gmlp import GMLP
 from tests.generation.models import MODELS, VOCABULARY, alone, attention
 from tests.generation.scheduling.running import Characters, random_prompt, run, tokens_of

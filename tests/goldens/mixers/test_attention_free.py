@@ -5,7 +5,7 @@ import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.channel_mixers import FeedForward
-from mlx_mmfree.models.parts.stack import Block
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.ops.activations import gelu_tanh
 from mlx_mmfree.token_mixers import GMLP, FNet, MLPMixer
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden

@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.layers.norms import PlacedRMSNorm
-from mlx_mmfree.models.parts.stack import Block
+from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.token_mixers import MLGRU
 from tests.goldens.mixers.files import GoldenFile, assert_close, golden
 from tests.goldens.mixers.rounding import Watched, assert_close_rounded

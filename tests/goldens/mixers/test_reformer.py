@@ -6,7 +6,7 @@ import mlx.nn as nn
 from mlx_mmfree.layers import ChannelMixer
 from mlx_mmfree.layers.context import Context
 from mlx_mmfree.layers.mixer import TokenMixer
-from mlx_mmfree.models.parts.stack import ReversibleBlock, ReversibleSequence
+from mlx_mmfree.models.parts.reversible import ReversibleBlock, ReversibleSequence
 from mlx_mmfree.token_mixers import Reformer
 from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden
 from tests.goldens.mixers.passing import passing

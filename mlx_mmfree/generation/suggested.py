@@ -9,7 +9,7 @@ import mlx.nn as nn
 from ..errors import shown_path
 from ..files.checkpoint_files import GENERATION_FILE, GGUF_SUFFIX
 from ..layers.matrix import matrices
-from ..layers.ternary_values import TERNARY_BITS
+from ..layers.ternary.values import TERNARY_BITS
 from ..models import architecture_of
 from ..tokenizer.sampling_defaults import read_sampling
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_mmfree.channel_mixers import MixtureOfExperts
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.matrix import matrices, matrix_of, parameters
-from mlx_mmfree.layers.ternary_values import pack_ternary_values
+from mlx_mmfree.layers.ternary.values import pack_ternary_values
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 D, HIDDEN, EXPERTS, CHOSEN = 32, 24, 5, 2

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 from mlx_mmfree.hub.checkpoint.forms.packed import FORM
 from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.layers.matrix import matrices
-from mlx_mmfree.layers.ternary_values import pack_ternary_values
+from mlx_mmfree.layers.ternary.values import pack_ternary_values
 from mlx_mmfree.ops import pack_ternary
 from tests.tolerances import TOLERANCE, relative_error
 

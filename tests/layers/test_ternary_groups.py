@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.layers import set_quantization_strength
-from mlx_mmfree.layers.ternary_groups import Scales, TernaryGroupLinear, TernaryScheme, make_ternary
+from mlx_mmfree.layers.ternary.groups import Scales, TernaryGroupLinear, TernaryScheme, make_ternary
 from tests.tolerances import TOLERANCE, relative_error
 
 SCHEMES = [

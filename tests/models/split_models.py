@@ -12,7 +12,7 @@ from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import LoRALinear
 from mlx_mmfree.layers.matrix import converted
 from mlx_mmfree.layers.sharded_linear import sharded_to_all
-from mlx_mmfree.layers.ternary_values import pack_ternary_values
+from mlx_mmfree.layers.ternary.values import pack_ternary_values
 from mlx_mmfree.models import Decoder, find, metaformer
 from mlx_mmfree.models.parts.tensor_parallel import shard
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears

@@ -16,7 +16,7 @@ from mlx_mmfree.layers import pack_linears, plain_definitions
 from mlx_mmfree.layers.lora import AdapterKind, add_adapters
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.layers.rotated import RotatedLinear
-from mlx_mmfree.layers.ternary_groups import TernaryGroupLinear, TernaryScheme
+from mlx_mmfree.layers.ternary.groups import TernaryGroupLinear, TernaryScheme
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.block import set_dropout
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error

@@ -81,13 +81,13 @@ FAULTS = {
         ("goldens/test_ops.py",),
     ),
     "codes: a recognised group has the scale of the one before": Fault(
-        "layers/ternary_values.py",
+        "layers/ternary/values.py",
         "layer.scales = mx.where(scales == 0, mx.max(scales), scales)",
         "layer.scales = mx.roll(mx.where(scales == 0, mx.max(scales), scales), 1, axis=1)",
         ("hub/test_bitcpm.py",),
     ),
     "codes: groups are recognised by the first rows alone": Fault(
-        "layers/ternary_values.py",
+        "layers/ternary/values.py",
         "if not _is_ternary(groups[:_PROBED_ROWS], 2) or not _is_ternary(groups, 2):",
         "if not _is_ternary(groups[:_PROBED_ROWS], 2):",
         ("layers/test_packed_linear.py",),

@@ -11,7 +11,7 @@ from mlx_mmfree import generate, load
 from mlx_mmfree.cli import main
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers.matrix import matrices
-from mlx_mmfree.layers.ternary_groups import TernaryScheme, make_ternary
+from mlx_mmfree.layers.ternary.groups import TernaryScheme, make_ternary
 from mlx_mmfree.models import Decoder, find
 from tests.hub.checkpoints import GOLDENS
 from tests.tolerances import TOLERANCE, relative_error

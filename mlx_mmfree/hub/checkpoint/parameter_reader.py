@@ -8,7 +8,7 @@ import mlx.nn as nn
 from ...files.tensors import TensorEntry, read_tensor
 from ...layers.linear import Float32Scales
 from ...layers.matrix import FEW_BITS, Matrix, StoredLayout, matrices, parameters, stored_layouts
-from ...layers.ternary_values import pack_ternary_values
+from ...layers.ternary.values import pack_ternary_values
 from ...models import Decoder
 from ...ops import ternarize_packed
 from ...ops.device import FLOATS

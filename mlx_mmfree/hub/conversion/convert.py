@@ -18,7 +18,7 @@ from ...files.reading import real_path, tokenizer_files, write_json
 from ...files.tensors import PlannedTensors, tensor_bytes, write_safetensors, write_shards
 from ...files.writing import new_folder, writing
 from ...layers.matrix import cast_weight, check_range
-from ...layers.ternary_values import scales_of_blocks
+from ...layers.ternary.values import scales_of_blocks
 from ...models import TextEmbedder, architecture_of
 from ...models.parts.architecture import GGUFForm
 from ...platform.progress import Progress

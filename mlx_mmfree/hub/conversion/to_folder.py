@@ -21,7 +21,7 @@ import mlx.core as mx
 from ...errors import UnsupportedModelError
 from ...files.tensors import HUB_METADATA, METADATA, PlannedTensors, TensorSpec
 from ...layers.matrix import Matrix, StoredLayout, cast_weight, check_range
-from ...layers.ternary_values import TERNARY_BITS, scales_of_blocks
+from ...layers.ternary.values import TERNARY_BITS, scales_of_blocks
 from ...models import architecture_of, architectures, find, find_described
 from ...models.parts.architecture import WeightNames, weight_names
 from ...models.parts.ternary_linears import TernaryLinears

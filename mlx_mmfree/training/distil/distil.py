@@ -26,7 +26,7 @@ from ...hub.checkpoint.load import OpenedModel, Source
 from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard, table
 from ...layers.matrix import kept_names, matrices
-from ...layers.ternary_groups import make_ternary
+from ...layers.ternary.groups import make_ternary
 from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice
 from ...models.parts.ternary_linears import TernaryLinears

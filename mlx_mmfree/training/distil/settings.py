@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 from ...errors import TrainingError
-from ...layers.ternary_groups import Scales, TernaryScheme
+from ...layers.ternary.groups import Scales, TernaryScheme
 from ...ops.hadamard import MAX_BLOCK
 from ..corpus.mixture import Stage as Mixture
 from ..run_settings import CorpusSettings, Rule, TeacherSettings, load_named, read_mapping, setting

@@ -19,7 +19,7 @@ from ....errors import CheckpointError, UnsupportedModelError
 from ....files.gguf_blocks import code_scales, code_words
 from ....files.tensors import TensorEntry, TensorSpec, read_tensor
 from ....layers.matrix import FEW_BITS, Matrix
-from ....layers.ternary_values import TERNARY_BITS
+from ....layers.ternary.values import TERNARY_BITS
 from ....ops.dense_matmul import GROUP_SIZES
 from ....ops.device import FLOATS
 from ....ops.ternary import CODES_PER_WORD, packed_width

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ....files.tensors import TensorSpec, host_array
-from ....layers.ternary_values import TERNARY_BITS
+from ....layers.ternary.values import TERNARY_BITS
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
 from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm, WrittenMatrix, always

@@ -35,7 +35,7 @@ from ....files.gguf_blocks import ternary_scale, ternary_words
 from ....files.tensors import TensorEntry
 from ....layers import PackedLinear
 from ....layers.matrix import Matrix
-from ....layers.ternary_values import with_fewer_bits
+from ....layers.ternary.values import with_fewer_bits
 from ....ops.device import FLOATS
 from ....ops.ternary import packed_width
 from .. import weight_form

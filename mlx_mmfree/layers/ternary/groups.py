@@ -7,12 +7,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ..ops import hadamard, pack_ternary
-from ..ops.long_sums import long_mean
-from ..ops.ternary import straight_through
-from .dense import QuantizedLinear
-from .matrix import Matrix, matrices
-from .rotated import RotatedLinear
+from ...ops import hadamard, pack_ternary
+from ...ops.long_sums import long_mean
+from ...ops.ternary import straight_through
+from ..dense import QuantizedLinear
+from ..matrix import Matrix, matrices
+from ..rotated import RotatedLinear
 
 Scales = Literal["group", "row", "tensor"]
 

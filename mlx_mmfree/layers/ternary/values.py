@@ -7,12 +7,12 @@ of inputs. Nothing is rounded.
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import pack_ternary, packed_width
-from ..ops.dense_matmul import GROUP_SIZES
-from ..ops.host_blocks import has_valid_codes
-from .dense import QuantizedLinear
-from .linear import PackedLinear
-from .matrix import Matrix
+from ...ops import pack_ternary, packed_width
+from ...ops.dense_matmul import GROUP_SIZES
+from ...ops.host_blocks import has_valid_codes
+from ..dense import QuantizedLinear
+from ..linear import PackedLinear
+from ..matrix import Matrix
 
 TERNARY_BITS = 2
 """The bits of codes that stand for trits."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from mlx_mmfree import demo
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.forms import bitnet
@@ -141,8 +142,17 @@ class TestRefused:
 
     def test_masters_that_are_gone(self, tmp_path: Path) -> None:
         source = open_checkpoint(GOLDENS / "bitnet_packed")
-        with pytest.raises(UnsupportedModelError, match="without their float masters"):
+        words = (
+            r"packed weights alone\. Possible: .*--to gguf.* without 'keep_masters'\. Or convert"
+        )
+        with pytest.raises(UnsupportedModelError, match=words):
             convert(source, tmp_path / "m", to="hf", forms=MASTERS)
+
+    @pytest.mark.parametrize("forms", [FloatForms(), MASTERS], ids=["packed", "masters"])
+    def test_packed_weights_without_a_form(self, tmp_path: Path, forms: FloatForms) -> None:
+        words = r"no format for its packed weights, .*--to mlx.*--rebuild-masters"
+        with pytest.raises(UnsupportedModelError, match=words):
+            convert(open_checkpoint(demo.path()), tmp_path / "m", to="hf", forms=forms)
 
     def test_packed_matmul_free_model(self, tmp_path: Path) -> None:
         source = open_checkpoint(tiny_checkpoint(tmp_path / "s"))

@@ -512,19 +512,24 @@ def _check(reader: ParameterReader, forms: FloatForms) -> None:
 
 def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
     """Refuses ternary linears that transformers' form cannot hold."""
-    if forms.keep_masters:
-        packed = [path for path in reader.ternary if not reader.has_masters(path)]
-        if packed:
-            raise UnsupportedModelError(
-                f"[convert] 'keep_masters' must be left out for '{reader.checkpoint.folder}', which "
-                "holds packed weights without their float masters. Convert the checkpoint that it was "
-                "packed from."
-            )
-        return
     architecture = architecture_of(reader.model.config)
     form = _written_form("transformers")
     # image models are read in it, but transformers does not run them
-    if architecture.variants or form.method not in architecture.packed_forms:
+    has_form = not architecture.variants and form.method in architecture.packed_forms
+    if not all(map(reader.has_masters, reader.ternary)) and (forms.keep_masters or not has_form):
+        others = "MLX's form (--to mlx)"
+        has_gguf = architecture.gguf_name(reader.model.config) is not None
+        others += ", GGUF (--to gguf)" if has_gguf else ""
+        others += ", or transformers' form without 'keep_masters'" if has_form else ""
+        raise UnsupportedModelError(
+            f"[convert] '{reader.checkpoint.folder}' must have float masters to be written for "
+            f"transformers{'' if has_form else ', which has no format for its packed weights,'} but "
+            f"holds packed weights alone. Possible: {others}. Or convert the masters that it was "
+            "packed from, or new ones (mmfree lora --fine-tune-type full --rebuild-masters)."
+        )
+    if forms.keep_masters:
+        return
+    if not has_form:
         raise UnsupportedModelError(
             f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r}, which has "
             "no packed weights in transformers' form. Give it, or write MLX's form."

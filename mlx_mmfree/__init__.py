@@ -26,9 +26,10 @@ if TYPE_CHECKING:
         make_sampler,
         stream_generate,
     )
-    from .hub import load, load_model, load_plugin, load_tokenizer, save_model
+    from .hub import fuse, load, load_model, load_plugin, load_tokenizer, save_model
     from .layers import BitLinear
     from .token_mixers import GQA, MLGRU
+    from .training import lora
 
 __all__ = [
     "GQA",
@@ -39,11 +40,13 @@ __all__ = [
     "batch_generate",
     "embed",
     "embed_tokens",
+    "fuse",
     "generate",
     "load",
     "load_model",
     "load_plugin",
     "load_tokenizer",
+    "lora",
     "make_processors",
     "make_sampler",
     "save_model",
@@ -62,9 +65,10 @@ _PACKAGES = {
         "make_sampler",
         "stream_generate",
     ),
-    "hub": ("load", "load_model", "load_plugin", "load_tokenizer", "save_model"),
+    "hub": ("fuse", "load", "load_model", "load_plugin", "load_tokenizer", "save_model"),
     "layers": ("BitLinear",),
     "token_mixers": ("GQA", "MLGRU"),
+    "training": ("lora",),
 }
 _HOMES = {name: package for package, names in _PACKAGES.items() for name in names}
 

@@ -93,7 +93,6 @@ def missing(value: Any, documentation: str) -> list[str]:
         found.append("the source of its formula")
     if not (is_class or is_function):
         return found
-    documentation = _with_other(value, documentation)
     signature = inspect.signature(value)
     listed = _listed(documentation)
     parameters = {} if getattr(value, "_is_protocol", False) else signature.parameters
@@ -108,15 +107,6 @@ def missing(value: Any, documentation: str) -> list[str]:
     if _raises(value) and "\nRaises:\n" not in documentation:
         found.append("the errors")
     return found
-
-
-def _with_other(value: Any, documentation: str) -> str:
-    """The docstring and the sections of another one that it names, as in "Args: as `BitLinear`"."""
-    found = re.findall(r"^(Args|Shape): as (?:of )?`(\w+)`", documentation, re.M)
-    for section, name in found:
-        other = inspect.getdoc(vars(inspect.getmodule(value))[name]) or ""
-        documentation += "\n" + re.search(rf"^{section}:\n(?:(?:    .*)?\n?)*", other, re.M).group()
-    return documentation
 
 
 def _listed(documentation: str) -> set[str]:
@@ -148,6 +138,30 @@ def test_public_names_are_documented(name: PublicName) -> None:
         # the list holds no name that has a source
         found.remove("the source of its formula")
     assert found == []
+
+
+_ELSEWHERE = re.compile(
+    r"^(?:Args|Attributes|Raises|Shape|Source|State): as (?:for |of |in )?`|^As (?:for |of |in )?`"
+    r"|: As (?:for |of |in )?`|: As the argument|: [Ll]ikewise|, likewise",
+    re.M,
+)
+"""What a docstring says in place of arguments, shapes or errors that another one lists."""
+
+
+@pytest.mark.parametrize("name", PUBLIC, ids=str)
+def test_a_docstring_says_all_itself(name: PublicName) -> None:
+    assert not _ELSEWHERE.search(name.documentation)
+
+
+def test_references_to_other_docstrings_are_found() -> None:
+    for words in (
+        "Args: as `X`.",
+        "    x: As for `X`.",
+        "    y, z: Likewise.",
+        "m: The first, likewise.",
+    ):
+        assert _ELSEWHERE.search(f"It does.\n\n{words}\n")
+    assert not _ELSEWHERE.search("linear: Makes a projection, called as `linear(bias=...)`.")
 
 
 def test_what_a_docstring_lacks_is_told() -> None:

@@ -17,7 +17,10 @@ _DRAFT = (
     ", draft_model=None, num_draft_tokens=3, prompt_progress_callback=None, is_answer=False, "
     "ngram_drafts=False"
 )
-_LOAD = "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False)"
+_LOAD = (
+    "(path_or_repo, revision=None, dtype=None, packed=True, latent=None, rebuild_masters=False, "
+    "adapter_path=None)"
+)
 SIGNATURES = {
     "BitLinear": "(input_dims, output_dims, bias=False, *, norm_eps=None, rounding='half_even', "
     "quantize_activations=True)",
@@ -34,12 +37,14 @@ SIGNATURES = {
     + _GENERATE.format("batch_size=32, ", ", progress=None, is_answer=False"),
     "embed": "(model, tokenizer, texts, *, pooling=None, prompt_name=None, progress=None)",
     "embed_tokens": "(model, tokens, valid=None, *, pooling=None)",
+    "fuse": "(model, form)",
     "generate": "(model, tokenizer, prompt, *, "
     + _GENERATE.format("state=None, ", _DRAFT + ", verbose=False"),
     "load": _LOAD,
     "load_model": _LOAD,
     "load_plugin": "(source)",
     "load_tokenizer": "(path_or_repo, revision=None)",
+    "lora": "(model, processor, settings, *, teacher=None, reference=None, callbacks=())",
     "make_processors": "(repetition_penalty=1.0, repetition_context_size=20, presence_penalty=0.0, "
     "frequency_penalty=0.0, logit_bias=None)",
     "make_sampler": "(temp=0.0, top_p=1.0, top_k=0, min_p=0.0, min_tokens_to_keep=1, "

@@ -97,9 +97,19 @@ class SwiGLU(GatedLinearUnit):
 
     Source: Shazeer, arXiv 2002.05202.
 
-    Args: as `GatedLinearUnit`.
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width between the projections. Default: `8 * dims / 3`, rounded up to a multiple
+            of 256.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        is_stacked: Gate and up are the halves of one projection, gate first; with ternary weights
+            they then share one scale.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of an RMSNorm before the last projection; `None` means none.
 
-    Shape: as `GatedLinearUnit`.
+    Shape:
+        `x` and `y`: `(..., D)`.
 
     Raises:
         TypeError: A size is not an integer.
@@ -122,9 +132,19 @@ class GeGLU(GatedLinearUnit):
 
     Source: Shazeer, arXiv 2002.05202.
 
-    Args: as `GatedLinearUnit`.
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width between the projections. Default: `8 * dims / 3`, rounded up to a multiple
+            of 256.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        is_stacked: Gate and up are the halves of one projection, gate first; with ternary weights
+            they then share one scale.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of an RMSNorm before the last projection; `None` means none.
 
-    Shape: as `GatedLinearUnit`.
+    Shape:
+        `x` and `y`: `(..., D)`.
 
     Raises:
         TypeError: A size is not an integer.
@@ -147,9 +167,19 @@ class ReGLU(GatedLinearUnit):
 
     Source: Shazeer, arXiv 2002.05202.
 
-    Args: as `GatedLinearUnit`.
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width between the projections. Default: `8 * dims / 3`, rounded up to a multiple
+            of 256.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        is_stacked: Gate and up are the halves of one projection, gate first; with ternary weights
+            they then share one scale.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of an RMSNorm before the last projection; `None` means none.
 
-    Shape: as `GatedLinearUnit`.
+    Shape:
+        `x` and `y`: `(..., D)`.
 
     Raises:
         TypeError: A size is not an integer.
@@ -174,9 +204,19 @@ class SquaredReLUGLU(GatedLinearUnit):
 
     Source: the activation of So et al., arXiv 2109.08668, in the unit of BitNet b1.58 2B4T.
 
-    Args: as `GatedLinearUnit`.
+    Args:
+        dims: Model dims `D`.
+        hidden_dims: Width between the projections. Default: `8 * dims / 3`, rounded up to a multiple
+            of 256.
+        linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
+            from the names of the projections to what makes each.
+        is_stacked: Gate and up are the halves of one projection, gate first; with ternary weights
+            they then share one scale.
+        bias: Whether the projections have a bias.
+        norm_eps: Epsilon of an RMSNorm before the last projection; `None` means none.
 
-    Shape: as `GatedLinearUnit`.
+    Shape:
+        `x` and `y`: `(..., D)`.
 
     Raises:
         TypeError: A size is not an integer.

@@ -1,5 +1,6 @@
 """Measures of models: perplexity, likelihoods of continuations, tasks and speed."""
 
+from .model_tree import count_trits as count_trits
 from .perplexity import Perplexity as Perplexity
 from .perplexity import Score as Score
 from .perplexity import is_recurrent as is_recurrent

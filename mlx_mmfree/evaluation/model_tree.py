@@ -170,7 +170,20 @@ class TritCounts(NamedTuple):
 
 
 def count_trits(model: nn.Module) -> list[TritCounts]:
-    """The trits of every packed ternary matrix of a model, in the order of its layers."""
+    """The trits of every packed ternary matrix of a model, in the order of its layers.
+
+    Args:
+        model: The model.
+
+    Returns:
+        For each matrix its path, shape, numbers of -1, 0 and 1, and scales.
+
+    Example:
+        >>> from mlx_mmfree import demo, load_model
+        >>> first = count_trits(load_model(demo.path()))[0]
+        >>> first.shape[0] * first.shape[1] == sum(first.counts)
+        True
+    """
     found = []
     for path, matrix in matrices(model).items():
         if matrix.holds_trits:

@@ -80,19 +80,22 @@ def embed_tokens(
     *,
     pooling: Pooling | None = None,
 ) -> mx.array:
-    """As `embed`, from token ids.
+    """The vector of each text, of length 1, from token ids.
 
     Args:
         model: Reads the texts.
         tokens: Integers `(N, L)`.
         valid: Booleans or 0 and 1, `(N, L)`: which of them are no padding, on either side.
-        pooling: As of `embed`.
+        pooling: The vector of a text is its "first" or "last" token's, or the "mean" of all.
+            Default: what the model's files say.
 
     Returns:
-        float32 `(N, D)`.
+        float32 `(N, D)`; the product of two rows is the similarity of their texts.
 
     Raises:
-        ValueError: The shapes do not agree, a row holds no token, or as for `embed`.
+        NumericalError: The model's numbers are not finite.
+        ValueError: The shapes do not agree, a row holds no token or too many, or the pooling is
+            unknown.
 
     Example:
         >>> from mlx_mmfree import demo, load

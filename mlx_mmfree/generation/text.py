@@ -125,16 +125,32 @@ def generate(
     """Continues a prompt and returns the new text.
 
     Args:
-        model, tokenizer, prompt: As for `stream_generate`.
-        max_tokens, sampler, processors, stop, extra_eos_tokens, state, prefill_step_size: Likewise.
-        draft_model, num_draft_tokens, prompt_progress_callback, is_answer, ngram_drafts: Likewise.
+        model: Gives the logits.
+        tokenizer: Belongs to the model.
+        prompt: A text, or its ids as they are.
+        max_tokens: How many tokens to generate at most.
+        sampler: Chooses tokens from logits; see `make_sampler`.
+        processors: Change the logits before; see `make_processors`.
+        stop: Strings that end the text and are not shown.
+        extra_eos_tokens: Ids or texts of tokens that end the text beside the tokenizer's own.
+        state: What the model has read before the prompt.
+        prefill_step_size: Positions of the prompt read at a time.
+        draft_model: A smaller model with the same tokens, which proposes what the model then only
+            checks; it changes the speed but, save for rounding, not the text or its distribution.
+        num_draft_tokens: How many tokens are proposed at a time.
+        prompt_progress_callback: Takes how many tokens of the prompt are read, and how many there are.
+        is_answer: Whether the text is an answer to the prompt, a text of its own, and does not go on
+            from its last word. With SentencePiece, a space before its first word is then left out.
+        ngram_drafts: Propose what followed the same tokens earlier in the text, without a draft model.
+            The text is, save for rounding, the same, sampled or not; edits come faster.
         verbose: Print the text as it comes, then tokens, speeds and peak memory.
 
     Returns:
         The new text, without the prompt.
 
     Raises:
-        ValueError: As `stream_generate`.
+        ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
+            draft model has another vocabulary, or both kinds of drafts are asked for.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -279,7 +295,8 @@ def batch_generate(
         prefill_step_size: Positions of the prompts read at a time.
         progress: Called at each step with how many prompts are finished, and how many there are;
             where it returns `False`, generation ends with what there is.
-        is_answer: As for `stream_generate`.
+        is_answer: Whether the texts are answers to the prompts, texts of their own, and do not go on
+            from their last words. With SentencePiece, a space before the first word is then left out.
 
     Returns:
         The texts in the order of the prompts, and what the batch took.

@@ -10,4 +10,5 @@ from .checkpoint.load import load_tokenizer as load_tokenizer
 from .checkpoint.load import needed_bytes as needed_bytes
 from .checkpoint.save import save_model as save_model
 from .conversion.convert import convert as convert
+from .conversion.fuse import fuse as fuse
 from .conversion.verify import Report as Report

@@ -225,12 +225,12 @@ class TiedBitLinear(_FromMaster):
 
     with the letters of `BitLinear`, and trits and scale of the embedding's weight.
 
-    Source: as `BitLinear`, and tied embeddings (Press and Wolf, arXiv 1608.05859).
+    Source: Ma et al., arXiv 2402.17764, with tied embeddings (Press and Wolf, arXiv 1608.05859).
 
     Args:
         embedding: Holds the shared weight `(output_dims, input_dims)`.
-        norm_eps: As in `BitLinear`.
-        rounding: As in `BitLinear`.
+        norm_eps: Epsilon of an RMSNorm of the input inside the layer; `None` means no norm.
+        rounding: Ties of activation codes: `"half_even"` or `"half_away"` from zero.
 
     Shape:
         Input `(..., input_dims)`, result `(..., output_dims)`.
@@ -267,11 +267,25 @@ class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
     of `ops.ternary`, `scale` :math:`m` of shape `(1,)`, which `set_dtype` leaves alone, and
     `norm.weight` and `bias` where present.
 
-    Source: as `BitLinear`.
+    Source: Ma et al., arXiv 2402.17764, eq. 1 to 5; with the norm inside, Zhu et al., arXiv
+    2406.02528, sec. 3.2.
 
-    Args: as `BitLinear`.
+    Args:
+        input_dims: Size of the last axis of the input.
+        output_dims: Size of the last axis of the result.
+        bias: Whether a bias is added.
+        norm_eps: Epsilon of an RMSNorm of the input inside the layer; `None` means no norm. MatMul-free
+            models use 1e-6, BitNet none.
+        rounding: Ties of activation codes: `"half_even"` (BitNet) or `"half_away"` from zero
+            (MatMul-free models).
+        quantize_activations: `False` multiplies float activations, for checkpoints trained that way.
 
-    Shape: as `BitLinear`.
+    Shape:
+        Input `(..., input_dims)`, result `(..., output_dims)`.
+
+    Raises:
+        TypeError: A size is not an integer.
+        ValueError: A size is not positive.
 
     Example:
         >>> layer = BitLinear(64, 32).to_packed()

@@ -29,8 +29,8 @@ def adamw(
     Args:
         parameter: :math:`w`, float32 `(...)`.
         gradient: :math:`g`, of the same shape and dtype.
-        m: The first moment, likewise.
-        v: The second moment, likewise.
+        m: The first moment, of the same shape and dtype.
+        v: The second moment, of the same shape and dtype.
         factors: :math:`a, b, c`, which hold learning rate, weight decay and bias correction, float32
             `(3,)`.
         betas: :math:`\beta_1, \beta_2`.

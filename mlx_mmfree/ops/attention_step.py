@@ -166,7 +166,8 @@ def attention_step(
         sinks: The number of first tokens that stay.
         place: Gives what `next_place` returns for the positions, where layers share it. A kernel that
             finds the place itself does not ask.
-        angles: Gives the rotation of the token, where layers share it. It is asked for likewise.
+        angles: Gives the rotation of the token, where layers share it. A kernel that
+            computes it itself does not ask.
         is_gated: Each head of queries has a gate :math:`g_h` as wide after it, and :math:`y_h` is
             multiplied by :math:`\sigma(g_h)`; `projected` is `(B, 1, (2H + 2G) K)` then.
 

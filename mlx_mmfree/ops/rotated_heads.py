@@ -18,7 +18,7 @@ class Rotation(NamedTuple):
         offset: The position :math:`p` of the first token, a number or `(B,)`, or of each, `(B, L)`.
         wavelengths: Positions per radian of each pair :math:`\lambda_i`, float32 `(K / 2,)`.
         cosines: Of the angles, float32 `(1 or B, L, K / 2)`.
-        sines: Likewise.
+        sines: Of the angles, float32 `(1 or B, L, K / 2)`.
 
     Example:
         >>> rotation = Rotation.of(5, 3, mx.array([1.0, 100.0]))

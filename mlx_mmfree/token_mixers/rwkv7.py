@@ -61,7 +61,8 @@ class RWKV7(TokenMixer):
         num_heads: Heads `H`.
         mixes_values: Whether values are mixed with the first layer's, as in all other layers.
         decay_rank: Dims that :math:`D_1` maps to. Default: about `1.8 sqrt(D)`, a multiple of 32.
-        removal_rank: Dims that :math:`A_1` maps to. Default: likewise.
+        removal_rank: Dims that :math:`A_1` maps to. Default: about `1.8 sqrt(D)`, a multiple of
+            32.
         value_rank: Dims that :math:`V_1` maps to. Default: about `1.3 sqrt(D)`.
         gate_rank: Dims that :math:`G_1` maps to. Default: about `0.6 D^0.8`.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping

@@ -63,7 +63,20 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log, up to the first invalid line, such as one that a kill has cut short."""
+    """The records of a log, up to the first invalid line, such as one that a kill has cut short.
+
+    Args:
+        path: The file `log.jsonl` in the folder of a run.
+
+    Returns:
+        One dictionary for each line, first to last; none if there is no file.
+
+    Example:
+        >>> from pathlib import Path
+        >>> size = Path("log.jsonl").write_text('{"step": 10, "loss": 2.5}\\n{"step": 2')
+        >>> read_log(Path("log.jsonl"))
+        [{'step': 10, 'loss': 2.5}]
+    """
     records = []
     for line in read_file(path, _MAX_BYTES, is_member=True).splitlines() if path.exists() else []:
         try:

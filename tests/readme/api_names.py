@@ -1,6 +1,7 @@
 """The list of all public names with the files that define them: python -m tests.readme.api_names"""
 
 import importlib
+import re
 from pathlib import Path
 
 from tests.public_names import PublicName, packages, public_names
@@ -9,8 +10,9 @@ from tests.readme.documents import ROOT
 PAGE = ROOT / "mlx_mmfree" / "API.md"
 HEAD = """# API reference
 
-All public names, by package. Each leads to the file whose docstring has its formula, shapes, errors,
-source and an example. Back to [how it is built](README.md).
+All public names, by package, each with the first sentence of its docstring. They lead to the files whose
+docstrings have formulas, shapes, arguments, errors, sources and examples. Back to [how it is
+built](README.md).
 
 ```sh
 python -c "import mlx_mmfree; help(mlx_mmfree.BitLinear)"
@@ -29,14 +31,22 @@ def text() -> str:
     """The page, with a section for each package."""
     parts = [HEAD]
     for package in packages():
-        names = ", ".join(map(_link, sorted(public_names(package), key=_lowered)))
+        names = "\n".join(map(_line, sorted(public_names(package), key=_lowered)))
         parts.append(f"## `{package.__name__}`\n\n{names}\n")
     return "\n".join(parts)
 
 
-def _link(name: PublicName) -> str:
+def _line(name: PublicName) -> str:
     file = Path(str(importlib.import_module(name.home).__file__))
-    return f"[`{name.name}`]({file.relative_to(PAGE.parent).as_posix()})"
+    link = f"[`{name.name}`]({file.relative_to(PAGE.parent).as_posix()})"
+    return f"- {link}: {first_sentence(name)}"
+
+
+def first_sentence(name: PublicName) -> str:
+    """The first sentence of a docstring, with formulas as code."""
+    paragraph = " ".join(name.documentation.partition("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.:]) (?=[A-Z`])", paragraph)[0].rstrip(":")
+    return re.sub(r":math:`([^`]*)`", r"`\1`", sentence)
 
 
 def _lowered(name: PublicName) -> str:

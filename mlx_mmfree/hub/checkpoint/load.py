@@ -31,7 +31,7 @@ from ...tokenizer.translation_tokenizer import (
     open_translation_tokenizer,
 )
 from ..adapters.adapter import Adapter, attach
-from ..adapters.adapter_folder import read_adapter
+from ..adapters.adapter_folder import adapter_template, read_adapter
 from ..remote.download import gguf_file, local_folder
 from .checkpoint import Checkpoint, notify, open_checkpoint
 from .embedding_files import read_embedding_use
@@ -329,6 +329,7 @@ def load(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
+    adapter_path: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, Any]:
     """Loads a model and what prepares its inputs: a tokenizer, or for images an image processor.
 
@@ -345,13 +346,16 @@ def load(
             checkpoint knows it.
         rebuild_masters: With `packed=False`, make up masters if the checkpoint is packed without them.
             The model computes the same, but what its weights were before rounding is lost.
+        adapter_path: The folder or repository of an adapter to put on the model. If it keeps a chat
+            template, the tokenizer has it too. Default: the adapter in the model's folder that belongs
+            to the model, if there is one.
 
     Returns:
         The model and the `Tokenizer`; for a Marian model its `TranslationTokenizer`, and for one of
         images the `ImageProcessor`.
 
     Raises:
-        CheckpointError: A file is missing, damaged or inconsistent.
+        CheckpointError: A file is missing, damaged or inconsistent, or the adapter does not fit.
         DownloadError: The Hub does not hand out the repository.
         UnsupportedModelError: The architecture is not implemented.
 
@@ -364,7 +368,12 @@ def load(
     """
     opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
     processor = opened.processor()
-    return opened.load(), processor
+    if adapter_path is None:
+        return opened.load(), processor
+    template = adapter_template(adapter_path)
+    if template is not None and isinstance(processor, Tokenizer):
+        processor = processor.with_chat_template(template)
+    return opened.load(read_adapter(adapter_path)), processor
 
 
 def load_model(
@@ -374,17 +383,33 @@ def load_model(
     packed: bool = True,
     latent: bool | None = None,
     rebuild_masters: bool = False,
+    adapter_path: str | os.PathLike[str] | None = None,
 ) -> models.Decoder:
     """Loads a model without a tokenizer.
 
     Args:
-        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
+        path_or_repo: A folder, a `.gguf` file, a repository `owner/name` of the Hub, a folder
+            or a file in one, as `owner/name/folder/file.gguf`, or an opened checkpoint.
+        revision: Branch, tag or commit of the repository.
+        dtype: The float dtype of weights and activations; `None` keeps the checkpoint's. Ternary
+            weights do not depend on it.
+        packed: Pack ternary matrices to 2 bits a weight, for inference. `False` keeps the float master
+            weights, for training.
+        latent: Whether float weights of a ternary Llama are masters to be ternarised (`True`) or are
+            meant as stored (`False`). `None` reads it from the configuration and the revision. An opened
+            checkpoint knows it.
+        rebuild_masters: With `packed=False`, make up masters if the checkpoint is packed without them.
+            The model computes the same, but what its weights were before rounding is lost.
+        adapter_path: The folder or repository of an adapter to put on the model. Default: the adapter
+            in the model's folder that belongs to the model, if there is one.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
+        CheckpointError: A file is missing, damaged or inconsistent, or the adapter does not fit.
+        DownloadError: The Hub does not hand out the repository.
+        UnsupportedModelError: The architecture is not implemented.
 
     Example:
         >>> from mlx_mmfree import demo
@@ -392,7 +417,7 @@ def load_model(
         384
     """
     opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
-    return opened.load()
+    return opened.load(None if adapter_path is None else read_adapter(adapter_path))
 
 
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:
@@ -451,7 +476,9 @@ def needed_bytes(
 
     Args:
         checkpoint: The checkpoint.
-        dtype, packed, rebuild_masters: As for `load`.
+        dtype: The float dtype of weights; `None` keeps the checkpoint's.
+        packed: Whether ternary matrices are packed to 2 bits a weight.
+        rebuild_masters: Whether masters are made up if the checkpoint is packed without them.
 
     Returns:
         The number of bytes.

@@ -150,7 +150,7 @@ class RoPE(nn.Module):
 
     Attributes:
         wavelengths: Positions per radian of each pair; `None` where they depend on the position.
-        is_interleaved: As the argument.
+        is_interleaved: Whether pairs are neighbours.
         query_scale: What `scaled` multiplies queries by, the square of `attention_factor`.
 
     Shape:
@@ -249,9 +249,11 @@ class DynamicRoPE(RoPE):
         base: Base of the wavelengths in training.
         factor: Stretching factor `f`.
         trained_length: The longest text of training.
-        is_interleaved: As in `RoPE`.
+        is_interleaved: Pairs are neighbours `(2i, 2i + 1)` instead of halves `(i, i + K / 2)`.
 
-    Shape: as `RoPE`.
+    Shape:
+        `x` and result `(B, H, L, K)`, or with more dims than `K`, of which the first are rotated;
+        `offset`: the position of the first token, a number or `(B,)`, or of each token, `(B, L)`.
 
     Raises:
         TypeError: A size is not an integer.

@@ -67,10 +67,11 @@ class TextEmbedder(Decoder):
         embedding: How its publishers embed texts.
 
     Shape:
-        As of `Decoder`, with the normed residual stream `(B, L, D)` in place of logits.
+        `tokens`: integers `(B, L)`, of which one outside the vocabulary makes its row NaN from there on;
+        `valid`: booleans `(B, L)`, `False` where padded; the normed residual stream `(B, L, D)`.
 
     State:
-        As of `Decoder`.
+        A tuple with the state of each block; every array has the batch on axis 0.
 
     Example:
         >>> blocks = [Block(32, GQA(32), SwiGLU(32, hidden_dims=64))]

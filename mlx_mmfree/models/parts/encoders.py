@@ -20,7 +20,13 @@ from .stack import Stack, TokenModel
 class MaskedLM(TokenModel):
     """Fills in tokens that are left out of a text (BERT, Devlin et al., arXiv 1810.04805).
 
-    Args: as of `TokenModel`; the token mixers are built to see the whole sequence.
+    Args:
+        embed: The embedding, `(V, D)`.
+        blocks: The blocks, first to last, whose token mixers are built to see the whole sequence.
+        norm: The norm before the head.
+        head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
+        config: The architecture's configuration, kept as the attribute `config`.
+        positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Shape:
         `tokens`: integers `(B, L)`; `valid`: booleans `(B, L)`, `False` where padded; logits

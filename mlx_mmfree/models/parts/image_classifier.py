@@ -368,7 +368,7 @@ class ImageClassifier(nn.Module):
     Attributes:
         purpose: What such a model is for, in the words of an error message.
         command: The command that uses such a model.
-        rounding: As of `TokenModel`.
+        rounding: How its packed weights were made of floats, as `hub.checkpoint.checkpoint` has it.
 
     Shape:
         `images`: `(B, H, W, C)`; logits `(B, K)`.

@@ -197,7 +197,8 @@ class TokenModel(TokenLayers, Stack):
     Attributes:
         purpose: What such a model is for, in the words of an error message.
         command: The command that uses such a model.
-        embed_scale, hidden_scale: As of `TokenLayers`.
+        embed_scale: What embedded tokens are multiplied by.
+        hidden_scale: What the head gets the normed residual stream times.
         rounding: How its packed weights were made of floats, as `hub.checkpoint.checkpoint` has it.
 
     Shape:
@@ -265,7 +266,13 @@ class TokenModel(TokenLayers, Stack):
 class Decoder(TokenModel):
     """Continues texts: embedding, blocks, norm, head.
 
-    Args: as of `TokenModel`.
+    Args:
+        embed: The embedding, `(V, D)`.
+        blocks: The blocks, first to last.
+        norm: The norm before the head.
+        head: Maps `(..., D)` to `(..., V)`; `None` ties it to the embedding.
+        config: The architecture's configuration, kept as the attribute `config`.
+        positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Shape:
         `tokens`: integers `(B, L)`, of which one outside the vocabulary makes its row NaN from there on;

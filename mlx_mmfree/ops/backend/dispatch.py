@@ -362,8 +362,8 @@ def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | N
 
     Args:
         package: The operation's place, such as `"mlx_mmfree.ops.rms_norm"`.
-        args: What the operation hands to its backends.
-        kwargs: Likewise.
+        args: The arguments by place that the operation hands to its backends.
+        kwargs: Those by name.
 
     Returns:
         For each backend why it cannot run them, or `None` where it can.

@@ -21,6 +21,10 @@ class Stage:
     Attributes:
         until: Fraction of all steps at which the stage ends.
         weights: Weight of each file, by its path. A file is drawn in proportion to weight times size.
+
+    Example:
+        >>> Stage(until=0.8, weights={"stories.txt": 3, "books.txt": 1}).until
+        0.8
     """
 
     until: float

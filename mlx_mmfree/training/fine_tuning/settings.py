@@ -54,7 +54,18 @@ def _options(name: str, value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class FineTuneSettings(LongSettings):
-    """One fine-tuning run. Names and defaults are as in mlx-lm where it has them."""
+    """One fine-tuning run: the keys of the YAML file of `mmfree lora`, most of which are flags too.
+
+    Names and defaults are as in mlx-lm where it has them.
+
+    Raises:
+        TrainingError: A value is out of its bounds, or values do not fit together.
+
+    Example:
+        >>> settings = FineTuneSettings(data="data", iters=200, mask_prompt=True)
+        >>> settings.batch_size, settings.learning_rate
+        (4, 1e-05)
+    """
 
     command: ClassVar[str] = "lora"
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import mlx.core as mx
 
@@ -17,7 +18,33 @@ from .sampling import LogitsProcessor, Sampler, greedy
 from .scheduling import Event, Request, Scheduler
 from .speculative import NgramDecoding, RepeatedText
 
+_SAMPLING = (
+    *("temp", "temperature", "top_p", "top_k", "min_p", "xtc_probability", "xtc_threshold"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+)
+Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
 
+
+def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Names the way out to a caller who gives arguments of a sampler to what takes a sampler."""
+
+    @wraps(function)
+    def told(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        for name in kwargs:
+            if name in _SAMPLING:
+                own = {"temperature": "temp"}.get(name, name)
+                is_choice = _SAMPLING.index(name) < _SAMPLING.index("repetition_penalty")
+                way = f"sampler=make_sampler({own}=...)"
+                raise TypeError(
+                    f"[{function.__name__}] '{name}' must be given as "
+                    f"{way if is_choice else f'processors=make_processors({own}=...)'} but came alone."
+                )
+        return function(*args, **kwargs)
+
+    return told
+
+
+@_tells_of_sampling
 def stream_generate(
     model: Decoder,
     tokenizer: Any,
@@ -103,6 +130,7 @@ def stream_generate(
     return decode.responses(decoding, completion, len(ids), start)
 
 
+@_tells_of_sampling
 def generate(
     model: Decoder,
     tokenizer: Any,
@@ -262,6 +290,7 @@ class BatchResponse:
     stats: BatchStats
 
 
+@_tells_of_sampling
 def batch_generate(
     model: Decoder,
     tokenizer: Any,

@@ -1,5 +1,7 @@
 """Checks of the arguments of layers and mixers."""
 
+from typing import Any
+
 import mlx.core as mx
 
 
@@ -44,13 +46,29 @@ def check_counts(place: str, **counts: int) -> None:
             raise ValueError(f"[{place}] '{name}' must not be negative but got {count}.")
 
 
+def check_array(place: str, x: Any, name: str = "x") -> None:
+    """Refuses what is no array of MLX.
+
+    Raises:
+        TypeError: It is one of another library, a list, or something else.
+    """
+    if isinstance(x, mx.array):
+        return
+    kind = f"{type(x).__module__}.{type(x).__name__}".removeprefix("builtins.")
+    form = f"{name}.numpy()" if hasattr(x, "numpy") else name
+    raise TypeError(
+        f"[{place}] '{name}' must be an mx.array but got {kind}. Convert it: mx.array({form})."
+    )
+
+
 def check_sequences(place: str, x: mx.array, dims: int) -> None:
     """Refuses an input of a token mixer that is not `(B, L, D)` with `D = dims` floats.
 
     Raises:
-        TypeError: It holds no floats.
+        TypeError: It is no array, or holds no floats.
         ValueError: It has another number of axes or another size.
     """
+    check_array(place, x)
     if x.ndim != 3:
         way_out = " Add a batch axis: x[None]." if x.ndim == 2 else ""
         raise ValueError(
@@ -64,9 +82,10 @@ def check_features(place: str, x: mx.array, dims: int) -> None:
     """Refuses an input whose last axis does not hold `dims` floats.
 
     Raises:
-        TypeError: It holds no floats.
+        TypeError: It is no array, or holds no floats.
         ValueError: It has another size.
     """
+    check_array(place, x)
     if not mx.issubdtype(x.dtype, mx.floating):
         raise TypeError(
             f"[{place}] 'x' must hold floats but got {x.dtype}. Convert it: x.astype(mx.float32)."

@@ -8,6 +8,7 @@ import mlx.nn as nn
 from ..ops import dense_matmul, linear_product
 from ..ops.dense_matmul import add_bias
 from ..ops.device import with_reference_gradient
+from .arguments import check_array
 from .matrix import affine_form, matrix_of
 
 # A common token adds up thousands of rows; in bfloat16 a sum stops growing at 256 times what is added.
@@ -57,6 +58,7 @@ def known_rows(embedding: nn.Module, tokens: mx.array, scale: float = 1.0) -> mx
         TypeError: The tokens are no integers.
         ValueError: They have another number of axes.
     """
+    check_array("Decoder", tokens, "tokens")
     if not mx.issubdtype(tokens.dtype, mx.integer):
         raise TypeError(f"[Decoder] 'tokens' must be integers but got {tokens.dtype}.")
     if tokens.ndim != 2:

@@ -29,8 +29,25 @@ Linears = LinearFactory | Mapping[str, LinearFactory]
 
 
 def factory_of(linears: Linears, name: str) -> LinearFactory:
-    """The function that makes the projection of this name."""
-    return linears[name] if isinstance(linears, Mapping) else linears
+    """The function that makes the projection of this name.
+
+    Raises:
+        TypeError: It is no function.
+        ValueError: A mapping lacks the name.
+    """
+    try:
+        found = linears[name] if isinstance(linears, Mapping) else linears
+    except KeyError as error:
+        known = ", ".join(map(repr, linears)) if isinstance(linears, Mapping) else ""
+        raise ValueError(
+            f"[linear] 'linear' must hold what makes {name!r} but holds {known}."
+        ) from error
+    if not callable(found):
+        raise TypeError(
+            "[linear] 'linear' must be a class or function that makes a linear layer, such as BitLinear "
+            f"or Linear of mlx_mmfree.layers, or a mapping to such, but got {found!r:.60}."
+        )
+    return found
 
 
 class Float32Scales(nn.Module):

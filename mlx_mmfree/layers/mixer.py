@@ -20,6 +20,7 @@ from .linear import factory_of as factory_of
 from .states import State as State
 from .states import StateKind as StateKind
 from .states import StatesByPosition as StatesByPosition
+from .states import check_state as check_state
 
 Widths = Sequence[int]
 """The widths of what one projection gives, which lie one after the other."""
@@ -326,11 +327,17 @@ class TokenMixer(Mixer):
         if context is None:
             self._check_takes(starts, memory)
             context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
+            checked = self.checked_state(x, state)
+            if state is not None:
+                own = self.init_state(x.shape[0], x.dtype)
+                check_state(type(self).__name__, own, state, is_fixed=self.recurrent)
+            return self.run(x, checked, context, **arguments)
         return self.run(x, self.checked_state(x, state), context, **arguments)
 
     def checked_state(self, x: mx.array, state: State) -> State:
         dims = self._dims
-        if dims and (x.ndim != 3 or x.shape[2] != dims or x.dtype not in FLOATS):
+        is_array = type(x) is mx.array
+        if dims and not (is_array and x.ndim == 3 and x.shape[2] == dims and x.dtype in FLOATS):
             check_sequences(type(self).__name__, x, dims)
         return self.init_state(x.shape[0], x.dtype) if state is None else state
 
@@ -461,7 +468,8 @@ class ChannelMixer(Mixer):
 
     def checked_state(self, x: mx.array, state: State) -> State:
         dims = self._dims
-        if dims and (x.shape[-1:] != (dims,) or x.dtype not in FLOATS):
+        is_array = type(x) is mx.array
+        if dims and not (is_array and x.shape[-1:] == (dims,) and x.dtype in FLOATS):
             check_features(type(self).__name__, x, dims)
         return state
 

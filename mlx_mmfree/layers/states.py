@@ -4,10 +4,44 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 State = Any
 """A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
+
+
+def check_state(place: str, own: State, given: State, *, is_fixed: bool = False) -> None:
+    """Refuses a state of another kind of mixer, or one of other sizes.
+
+    Args:
+        place: What reports it.
+        own: A state of the mixer.
+        given: The other one.
+        is_fixed: Whether states of the mixer keep their sizes.
+
+    Raises:
+        TypeError: It is of another kind.
+        ValueError: It has other sizes.
+    """
+    kinds = type(own), type(given)
+    # the forms of one state, such as keys in few bits, are defined together
+    if kinds[0] is not kinds[1] and (
+        kinds[0].__module__ != kinds[1].__module__ or kinds[0].__module__ in _PLAIN
+    ):
+        raise TypeError(
+            f"[{place}] 'state' must be one that it returned before, of {kinds[0].__name__}, but got "
+            f"{kinds[1].__name__}. Begin with state=None."
+        )
+    if is_fixed:
+        sizes = [[array.shape for _, array in tree_flatten(each)] for each in (own, given)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"[{place}] 'state' must have the shapes {sizes[0]} of this batch but has {sizes[1]}. "
+                "Begin with state=None."
+            )
+
+
+_PLAIN = ("builtins", "mlx.core")
 
 
 class StatesByPosition(NamedTuple):

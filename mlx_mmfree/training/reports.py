@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_reduce
 from tqdm import tqdm
 
 from ..layers.matrix import Matrix, matrices
@@ -63,12 +63,17 @@ def _write(line: str) -> None:
     sys.stdout.flush()
 
 
+def array_sizes(tree: Any) -> int:
+    """The number of values in a tree of arrays."""
+    count: int = tree_reduce(lambda total, array: total + array.size, tree, 0)
+    return count
+
+
 def parameter_count(model: nn.Module) -> int:
     """The number of a model's parameters. Each packed code counts as one."""
-    parameters: Any = tree_flatten(model.parameters())
-    count = sum(array.size for _, array in parameters)
+    count = array_sizes(model.parameters())
     packed = [matrix for matrix in matrices(model).values() if matrix.is_packed]
-    return int(count + sum(_size(matrix) - matrix.layer.weight.size for matrix in packed))
+    return count + sum(_size(matrix) - matrix.layer.weight.size for matrix in packed)
 
 
 def weights_in_words(model: nn.Module) -> str:

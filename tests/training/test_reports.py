@@ -2,9 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from mlx_mmfree import demo, load_model
@@ -12,7 +10,7 @@ from mlx_mmfree.cli.lora import main as lora
 from mlx_mmfree.cli.train import main as train
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import hgrn_bit, llama
-from mlx_mmfree.training.reports import StepReports, parameter_count, weights_in_words
+from mlx_mmfree.training.reports import StepReports, array_sizes, parameter_count, weights_in_words
 
 _NUMBER = r"[\d,.e-]+"
 _REPORT = rf"loss {_NUMBER}, learning rate {_NUMBER}, {_NUMBER} tokens/s, peak memory {_NUMBER} GB"
@@ -94,7 +92,7 @@ def test_weights_of_a_dense_and_of_a_ternary_model() -> None:
         num_attention_heads=2,
     )
     model = llama.build(config)
-    total = sum(value.size for value in dict(_flat(model)).values())
+    total = array_sizes(model.parameters())
     assert weights_in_words(model) == f"{total:,} parameters, 0 of them ternary; weights: float32."
     packed = load_model(demo.path())
     ternary = sum(
@@ -105,13 +103,7 @@ def test_weights_of_a_dense_and_of_a_ternary_model() -> None:
     assert f"{ternary:,} of them ternary" in weights_in_words(packed)
     masters = hgrn_bit.build(hgrn_bit.Config(vocab_size=64, hidden_size=16, num_hidden_layers=1))
     assert "float32 rounded to ternary, float32" in weights_in_words(masters)
-    assert parameter_count(masters) == sum(value.size for value in dict(_flat(masters)).values())
-
-
-def _flat(model: Any) -> list[tuple[str, mx.array]]:
-    from mlx.utils import tree_flatten
-
-    return list(tree_flatten(model.parameters()))
+    assert parameter_count(masters) == array_sizes(masters.parameters())
 
 
 def test_rewards_are_told(capsys: pytest.CaptureFixture[str]) -> None:

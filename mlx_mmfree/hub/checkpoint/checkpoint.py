@@ -182,10 +182,11 @@ def open_checkpoint(
             f"[load] '{folder}' must hold a checkpoint but has no "
             f"{checkpoint_files.CONFIG_FILE}. {_place(folder)}"
         )
-    config, tensors = (
-        read_json_object(folder / checkpoint_files.CONFIG_FILE),
-        read_tensor_entries(folder),
-    )
+    config = read_json_object(folder / checkpoint_files.CONFIG_FILE)
+    if _weight_files(folder)[0] is None:
+        # weights would not help a model that is not known
+        find_described(config)
+    tensors = read_tensor_entries(folder)
     if (folder / checkpoint_files.SCALES_FILE).exists():
         tensors |= _read_scales(folder / checkpoint_files.SCALES_FILE, tensors)
     for form in weight_forms().values():

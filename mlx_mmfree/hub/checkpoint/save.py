@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedModelError
 from ...files import checkpoint_files
 from ...files.reading import open_file, read_json_object, real_path, tokenizer_files, write_json
 from ...files.tensors import (
@@ -183,6 +183,7 @@ def save_model(
 
     Raises:
         CheckpointError: The folder exists, the disk is full, or the model cannot be described.
+        UnsupportedModelError: The model is no model of a known architecture.
 
     Example:
         >>> from mlx_mmfree import demo
@@ -191,6 +192,12 @@ def save_model(
         >>> load("my-model")[0].dims == model.dims
         True
     """
+    if getattr(model, "config", None) is None:
+        raise UnsupportedModelError(
+            "[save_model] 'model' must be one of a known architecture, which 'config' describes, but "
+            f"{type(model).__name__} has none. Write the weights of a network of your own with "
+            "model.save_weights('weights.safetensors'), or register its architecture (load_plugin)."
+        )
     target = real_path(path)
     template = tokenizer.given_template if isinstance(tokenizer, Tokenizer) else None
     if isinstance(tokenizer, Tokenizer | TranslationTokenizer):

@@ -12,9 +12,10 @@ from ...errors import UnsupportedModelError
 from ...layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
 from ...layers.context import Context
 from ...layers.embedding import TokenLayers, embed_tokens, known_rows
-from ...layers.mixer import State, TokenMixer
+from ...layers.mixer import State, TokenMixer, check_state
 from .block import Block
 from .reversible import ReversibleBlock, ReversibleSequence, one_stream, two_streams
+from .token_checks import ids_array
 
 RunBlock = Callable[..., tuple[mx.array, State]]
 """Calls a block: `run(block, x, state, context, **arguments)` gives what the block gives."""
@@ -275,7 +276,8 @@ class Decoder(TokenModel):
         positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Shape:
-        `tokens`: integers `(B, L)`, of which one outside the vocabulary makes its row NaN from there on;
+        `tokens`: integers `(B, L)`. Of an array, one outside the vocabulary makes its row NaN from there
+        on, since to look into it would wait for the device; lists of ids are checked.
         `valid`: booleans `(B, L)`, `False` where padded; `starts`: booleans `(B, L)`, `True` where
         another sample begins in the row; logits `(B, L, V)`.
 
@@ -342,14 +344,33 @@ class Decoder(TokenModel):
 
     def __call__(
         self,
-        tokens: mx.array,
+        tokens: mx.array | Sequence[Sequence[int]],
         state: tuple[State, ...] | None = None,
         valid: mx.array | None = None,
         *,
         starts: mx.array | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        x, state = self.known_hidden(tokens, state, valid, starts=starts)
+        ids = ids_array(tokens, self.vocab_size)
+        if state is not None:
+            self._check_state(state, ids)
+        x, state = self.known_hidden(ids, state, valid, starts=starts)
         return self.logits(x), state
+
+    def _check_state(self, state: Any, tokens: mx.array) -> None:
+        """Refuses the state of another model.
+
+        Raises:
+            TypeError, ValueError: It is one.
+        """
+        own = self.init_state(tokens.shape[0])
+        if not isinstance(state, tuple) or len(state) != len(own):
+            size = f" of {len(state)}" if isinstance(state, tuple) else ""
+            raise TypeError(
+                f"[Decoder] 'state' must be one that this model returned, a tuple of {len(own)} states, "
+                f"but got {type(state).__name__}{size}. Begin with state=None."
+            )
+        for each, given in zip(own, state, strict=True):
+            check_state("Decoder", each, given)
 
 
 def check_causal(model: TokenModel) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -24,6 +24,25 @@ def check_tokens(ids: Sequence[Any], vocab_size: int) -> None:
                 f"got {token} at position {position}. Leave this token out, or use the tokenizer that "
                 "belongs to the model."
             )
+
+
+def ids_array(tokens: mx.array | Sequence[Sequence[int]], vocab_size: int) -> mx.array:
+    """Ids as an array; those of lists are checked, which waits for no device.
+
+    Raises:
+        ValueError: The lists are not of one length, or hold what is no id.
+    """
+    if not isinstance(tokens, (list, tuple)):
+        return cast(mx.array, tokens)
+    rows = [list(row) if isinstance(row, (list, tuple)) else None for row in tokens]
+    if not rows or None in rows or len({len(row or ()) for row in rows}) > 1:
+        raise ValueError(
+            "[Decoder] 'tokens' must be lists of ids of one length, one for each text, as [[1, 2]], but "
+            f"got {tokens!r:.80}. Pad shorter ones, and tell what is padding by 'valid'."
+        )
+    for row in rows:
+        check_tokens(row or (), vocab_size)
+    return mx.array(rows, mx.int32)
 
 
 def check_length(count: int, most: int | None) -> None:

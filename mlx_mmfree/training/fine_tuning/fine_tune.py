@@ -10,7 +10,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
-from mlx.utils import tree_flatten
 
 from ...errors import CheckpointError, TrainingError
 from ...files.reading import expanded
@@ -31,7 +30,7 @@ from ..losses.loss import Loss, next_token_loss
 from ..memory import MemoryPlan, plan_memory
 from ..optimizer import named_optimizer, named_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
-from ..reports import parameter_count
+from ..reports import array_sizes, parameter_count
 from ..results import AdapterFiles, Callback, TrainedModel
 from ..run_folder import file_digest, own_run_folder, samples_digest, weights_digest
 from ..samples import Samples
@@ -119,8 +118,7 @@ def unfreeze_layers(
 
 def trained_parameters(model: nn.Module) -> tuple[int, int]:
     """The number of trained parameters and of all parameters. Each packed code counts as one."""
-    trained: Any = tree_flatten(model.trainable_parameters())
-    return sum(array.size for _, array in trained), parameter_count(model)
+    return array_sizes(model.trainable_parameters()), parameter_count(model)
 
 
 def _chosen(

@@ -1,1 +1,1 @@
-"""Matrices of floats that become ternary: by training with scales for groups, or since their values are."""
+"""Float matrices that become ternary: by training with scales for groups, or since their values are."""

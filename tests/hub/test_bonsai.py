@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
-from mlx_mmfree.layers import PackedLinear
+from mlx_mmfree.layers import PackedLinear, QuantizedLinear
 from tests.hub.checkpoints import TOKENS, edit_json, edit_tensors, logits, tiny_transformer
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -108,7 +108,7 @@ def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype, bit
     kinds = [type(module) for module in model.modules()]
     # of two bits, rows of one group have one scale
     assert kinds.count(PackedLinear) == (11 - tied if bits == 2 else 0)
-    assert kinds.count(nn.QuantizedLinear) == (4 if bits == 2 else 15 - tied)
+    assert kinds.count(QuantizedLinear) == (4 if bits == 2 else 15 - tied)
     # the twin's weights were rounded to the file's dtype once more
     assert relative_error(logits(model), logits(dense)) <= 4 * TOLERANCE[dtype]
 

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.checkpoint.checkpoint import read_tensor_entries
 from mlx_mmfree.hub.conversion.fuse import fuse
-from mlx_mmfree.layers import PackedBitLinear, pack_linears
+from mlx_mmfree.layers import Linear, PackedBitLinear, pack_linears
 from mlx_mmfree.layers.lora import AdapterKind
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import ternarize
@@ -45,7 +44,7 @@ def test_ternary_base_becomes_dense(tmp_path: Path, kind: AdapterKind) -> None:
     model = _float_activations(adapted(BITNET, kind, ("query_proj", "down_proj"), packed=True))
     want = model(TOKENS)[0]
     fuse(model, "dense")
-    assert type(model.blocks[0].token_mixer.query_proj) is nn.Linear
+    assert type(model.blocks[0].token_mixer.query_proj) is Linear
     assert type(model.blocks[0].token_mixer.key_proj) is PackedBitLinear
     assert relative_error(model(TOKENS)[0], want) <= FLOAT32
     save_model(tmp_path / "fused", model)

@@ -10,7 +10,7 @@ from mlx.utils import tree_unflatten
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.layers import PackedBitLinear, PackedLinear
+from mlx_mmfree.layers import PackedBitLinear, PackedLinear, QuantizedLinear
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import TOKENS, edit_json, logits, tiny_transformer
@@ -99,7 +99,7 @@ def test_quantised_in_several_ways(tmp_path: Path) -> None:
     theirs = convert(tmp_path / "m", tmp_path / "q", 4, predicate)
     ours = load_model(tmp_path / "q")
     kinds = [type(module) for module in ours.modules()]
-    assert kinds.count(nn.QuantizedLinear) == 14
+    assert kinds.count(QuantizedLinear) == 14
     assert ours.blocks[1].channel_mixer.down_proj.bits == 8
     assert relative_error(logits(ours), theirs(TOKENS)) <= TOLERANCE[mx.float32]
     save_model(tmp_path / "again", ours)

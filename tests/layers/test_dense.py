@@ -9,10 +9,18 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlx_mmfree.channel_mixers import SwiGLU
-from mlx_mmfree.layers import BitLinear, Linear, PackedBitLinear, QuantizedLinear, RMSNorm
+from mlx_mmfree.layers import (
+    BitLinear,
+    Linear,
+    PackedBitLinear,
+    QuantizedLinear,
+    RMSNorm,
+    plain_definitions,
+)
 from mlx_mmfree.layers.fusing import Around, inputs, output
 from mlx_mmfree.layers.lora import add_adapters
 from mlx_mmfree.layers.matrix import matrix_of
+from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.models import find
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.models.parts.fused import fuse_operations
@@ -95,6 +103,27 @@ def test_a_subclass_with_a_call_of_its_own_is_called() -> None:
     packed, doubled = BitLinear(64, 64).to_packed(), _doubled(RMSNorm)(64)
     got = output((x,), packed, Around(x.dtype, None, doubled, residual))
     assert relative_error(got, residual + packed(doubled(x))) <= TOLERANCE[x.dtype]
+
+
+def test_a_channel_mixer_with_a_call_of_its_own_is_called() -> None:
+    """Before projections that take the sum, and before others."""
+
+    class Doubled(SwiGLU):
+        def __call__(self, x: mx.array) -> mx.array:
+            return 2 * super().__call__(x)
+
+    def rotated(inputs: int, outputs: int, bias: bool = False) -> nn.Module:
+        layer = RotatedLinear(inputs, outputs, group_size=64, bits=2, block=64)
+        layer.weight, *_ = mx.quantize(mx.random.normal((outputs, inputs)), 64, 2)
+        return layer
+
+    for linear in (rotated, Linear):
+        channel = Doubled(64, hidden_dims=64, linear=linear)
+        block = fuse_operations(Block(64, GQA(64, num_heads=2), channel))
+        x = mx.random.normal((1, 9, 64))
+        with plain_definitions():
+            want, _ = block(x)
+        assert relative_error(block(x)[0], want) <= TOLERANCE[x.dtype]
 
 
 def _block(linear: Callable[..., nn.Module], norm: Callable[..., nn.Module]) -> Block:

@@ -78,7 +78,8 @@ class FusedBlock(Fused):
         context = Context() if context is None else context
         channel = self["channel_mixer"]
         linears = [channel[each] for each in channel.projections]
-        if not (linears and form_of(linears[0]).takes_sum):
+        takes_sum = bool(linears) and form_of(linears[0]).takes_sum
+        if not (takes_sum and channel.is_cut(x, None, context)):
             x, state = self.branch("token", x, state, context, residual=x, **arguments)
             return self.branch("channel", x, None, context, residual=x)[0], state
         # the sum is left to what is before the projections

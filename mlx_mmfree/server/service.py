@@ -1,11 +1,14 @@
 """The common part of the endpoints: models, limits, numbers, and the way from a body to an answer."""
 
 import asyncio
+import gc
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -258,6 +261,25 @@ B = TypeVar("B", bound=Body)
 R = TypeVar("R")
 
 
+def _uncollected(work: Callable[[], R]) -> R:
+    """What a function returns that runs without the garbage collector, on one thread at a time.
+
+    The collector would look through all that a large body makes, and all threads wait for it.
+    """
+    gc.disable()
+    try:
+        return work()
+    except Exception as error:
+        # nor does it look through what the frames of an error hold
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__ or cause.__context__
+        raise
+    finally:
+        gc.enable()
+
+
 class Service:
     """A server's models and what is done with them.
 
@@ -348,9 +370,10 @@ class Service:
                 return prepare(body)
 
             # large ones one after another, so that they leave threads to the others
-            threads = self._large if len(text) > LARGE_BODY_BYTES else None
+            is_large = len(text) > LARGE_BODY_BYTES
+            threads, call = (self._large, partial(_uncollected, work)) if is_large else (None, work)
             try:
-                working = asyncio.get_running_loop().run_in_executor(threads, work)
+                working = asyncio.get_running_loop().run_in_executor(threads, call)
                 return await self._while_running(request, working)
             finally:
                 self._preparing -= 1

@@ -18,6 +18,7 @@ from .sentencepiece_model import SPACE, SentencePieceVocabulary
 from .tokenizer_json import JsonVocabulary
 from .vocabulary import (
     ENDS_OF_TURN,
+    STRETCH,
     Before,
     Shield,
     SpecialToken,
@@ -507,10 +508,12 @@ def _check_text(text: str) -> None:
         raise TypeError(
             f"[Tokenizer] 'text' must be a str but got {type(text).__name__}. Decode bytes first."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"[Tokenizer] 'text' must be valid Unicode but has a lone surrogate at position "
-            f"{error.start}. Leave it out, or decode the text with errors='replace'."
-        ) from error
+    # in parts, between which other threads run
+    for start in range(0, len(text), STRETCH):
+        try:
+            text[start : start + STRETCH].encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"[Tokenizer] 'text' must be valid Unicode but has a lone surrogate at position "
+                f"{start + error.start}. Leave it out, or decode the text with errors='replace'."
+            ) from error

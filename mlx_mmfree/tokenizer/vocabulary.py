@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -21,7 +23,8 @@ ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of a chat. Many files do not list them as ends of generation."""
 
 _LONGEST_PART = 1000
-_STRETCH = 65_536
+STRETCH = 65_536
+"""The characters of a long text that are looked at in one step."""
 # a text with characters of the first range takes half of the memory
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U000ffffd\U00100000-\U0010fffd]")
 _PRIVATE_USE_RANGES = (
@@ -56,8 +59,8 @@ class SpecialToken:
 
 def single_matches(character: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     """Yields the matches of a pattern for one character. Other threads run between its searches."""
-    for start in range(0, len(text), _STRETCH):
-        yield from character.finditer(text, start, start + _STRETCH)
+    for start in range(0, len(text), STRETCH):
+        yield from character.finditer(text, start, start + STRETCH)
 
 
 class SpecialTokens:
@@ -105,14 +108,17 @@ class SpecialTokens:
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Yields where a text spells a whole special token, or a part of one at either end.
 
+        They come by where they start.
+
         A part counts because a chat template may put the rest of the token next to it. Parts of letters
         and digits alone do not count, since templates build tokens from the names of roles.
         """
         sizes = range(min(self._longest, len(text)), 0, -1)
-        yield from ((0, n) for n in sizes if _begins(self._backward, text[:n][::-1]))
-        yield from self._matches(text)
         end = len(text)
-        yield from ((end - n, end) for n in sizes if _begins(self._forward, text[end - n :]))
+        first = ((0, n) for n in sizes if _begins(self._backward, text[:n][::-1]))
+        last = ((end - n, end) for n in sizes if _begins(self._forward, text[end - n :]))
+        # a list of all takes a hundred times the memory of the text
+        yield from merge(first, self._matches(text), last, key=itemgetter(0))
 
     def _matches(self, text: str) -> Iterator[tuple[int, int]]:
         """Yields where the text spells whole tokens, from left to right, the longest at each place."""
@@ -180,7 +186,7 @@ class Shield:
         parts: list[str] = []
         done = 0
         # parts at the ends may overlap whole tokens
-        for start, stop in sorted(self._special.spans(text)):
+        for start, stop in self._special.spans(text):
             if stop > done:
                 parts += [text[done:start], self._hidden(text[max(start, done) : stop])]
                 done = stop
@@ -188,6 +194,8 @@ class Shield:
 
     def restore(self, text: str) -> str:
         """The text with what was hidden put back."""
+        # these may be as large as the text, and the template has read them
+        self._covered.clear()
         # one after another, since what is put back is never hidden; other threads run between them
         for shown, hidden in self._cover.items():
             text = text.replace(hidden, shown)

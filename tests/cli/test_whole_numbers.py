@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -59,7 +59,7 @@ _RUNS: dict[str, tuple[str, type[RunSettings], Values]] = {
         TernarizeSettings,
         {name: DISTIL[name] for name in ("data", "valid", "valid_tokens", "batch_size")}
         | _SHORT
-        | {"model": "wide", "scales": "group", "logits_steps": 1, "text_steps": 0}
+        | {"model": "wide", "scales": "group", "steps": 1, "text_steps": 0}
         | {"sequence_length": 16, "output": "run"},
     ),
 }
@@ -102,7 +102,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _whole(settings: type[RunSettings]) -> list[str]:
     """The settings that are whole numbers."""
-    return [each.name for each in fields(settings) if int in (each.type, *get_args(each.type))]
+    whole = [each for each in fields(settings) if int in (each.type, *get_args(each.type))]
+    return [each.metadata.get("called") or each.name for each in whole]
 
 
 @pytest.mark.parametrize("run", _RUNS)
@@ -129,9 +130,10 @@ def test_settings(
 @pytest.mark.parametrize("parser", [*parsers()], ids=lambda parser: parser.prog)
 def test_flags_of_whole_numbers_have_bounds(parser: argparse.ArgumentParser) -> None:
     for flag in flags(parser):
-        for odd in NUMBERS if flag.type in _KINDS else ():
+        kind: Any = flag.type
+        for odd in NUMBERS if kind in _KINDS else ():
             try:
-                value = flag.type(str(odd))
+                value = kind(str(odd))
             except argparse.ArgumentTypeError as error:
                 assert str(odd) in str(error) and "\n" not in str(error)
             else:

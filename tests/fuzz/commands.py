@@ -35,15 +35,23 @@ class Running:
     output: Path
     terminal: int | None = None
 
-    def kill(self, delay_s: float) -> None:
-        """Kills the process after a while without warning."""
-        deadline = time.monotonic() + delay_s
-        while time.monotonic() < deadline:
-            if os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-                break
+    def wait(self, seconds: float, begun: Callable[[], bool] = lambda: True) -> None:
+        """Waits so long after something has begun, or until the process ends."""
+        while not (begun() or self._has_ended()):
+            time.sleep(0.001)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._has_ended():
             time.sleep(0.002)
+
+    def kill(self, delay_s: float, begun: Callable[[], bool] = lambda: True) -> None:
+        """Kills the process a while after something has begun, without warning."""
+        self.wait(delay_s, begun)
         os.kill(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
+
+    def _has_ended(self) -> bool:
+        options = os.WEXITED | os.WNOWAIT | os.WNOHANG
+        return os.waitid(os.P_PID, self.process, options) is not None
 
     def finish(self) -> str:
         """Waits for the end and returns what was printed.

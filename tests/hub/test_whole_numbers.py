@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import mlx.core as mx
 import pytest
@@ -53,7 +53,7 @@ def test_descriptions_of_others(name: str, tmp_path: Path) -> None:
 
 def _write(folder: Path) -> None:
     model, tokenizer = load(folder)
-    values = dict(suggested_sampling(model, folder).values)
+    values: dict[str, Any] = dict(suggested_sampling(model, folder).values)
     repeats = {name: values.pop(name) for name in [*values] if name.startswith("repetition_")}
     generate(
         model,

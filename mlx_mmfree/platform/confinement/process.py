@@ -110,7 +110,10 @@ class ConfinedProcess:
         data = self._frame(request, cpu_seconds)
 
         def exchange(connection: socket.socket) -> dict[str, Any]:
+            nonlocal data
             send(connection, data)
+            # it may be large, and so may the answer
+            data = b""
             answer = self._answer(connection)
             while tell is not None and "asked" in answer:
                 send(connection, marshal.dumps(tell(answer["asked"])))

@@ -23,8 +23,14 @@ PACKAGE = "_mlx_mmfree_native"
 INSTRUCTIONS = "MLX_MMFREE_CPU_KERNELS"
 REBUILD = (
     "Rebuild it: pip install scikit-build-core nanobind && "
-    "pip install --no-build-isolation --force-reinstall --no-deps ."
+    "pip install --no-build-isolation --force-reinstall --no-deps "
 )
+
+
+def rebuild() -> str:
+    """How the extension is built again: from the clone that runs, or else from the released sources."""
+    is_clone = sources.digest() is not None
+    return REBUILD + ("." if is_clone else "--no-binary mlx-mmfree mlx-mmfree")
 
 
 def kernels() -> ModuleType:
@@ -53,7 +59,7 @@ def _load() -> tuple[ModuleType | None, str | None]:
             raise
         return None, (
             "the CPU extension was not built, because no C++ compiler worked during the "
-            f"installation or because the package is not installed. {REBUILD}"
+            f"installation or because the package is not installed. {rebuild()}"
         )
     for subject, built, running in (
         ("MLX", package.MLX_VERSION, version("mlx")),
@@ -62,17 +68,17 @@ def _load() -> tuple[ModuleType | None, str | None]:
         if built != running:
             return None, (
                 f"the CPU extension was built for {subject} {built} but {subject} {running} is "
-                f"running. {REBUILD}"
+                f"running. {rebuild()}"
             )
     if sources.digest() not in (None, getattr(package, "SOURCES", "")):
         return (
             None,
-            f"the CPU extension was built from other C++ sources than those here. {REBUILD}",
+            f"the CPU extension was built from other C++ sources than those here. {rebuild()}",
         )
     try:
         module = importlib.import_module(f"{PACKAGE}._ext")
     except ImportError as error:
-        return None, f"the CPU extension was built but does not load: {error}. {REBUILD}"
+        return None, f"the CPU extension was built but does not load: {error}. {rebuild()}"
     module.set_threads(thread_count())
     blas.share(module.share_products)
     if name := os.environ.get(INSTRUCTIONS):

@@ -104,13 +104,13 @@ def test_missing_extension_is_a_problem_with_the_way_out(
 ) -> None:
     found = report(capsys)
     assert found["operations"]["linear_scan"]["runs_on"] == "reference"
-    assert any("was not built" in text and loader.REBUILD in text for text in found["problems"])
+    assert any("was not built" in text and loader.rebuild() in text for text in found["problems"])
     assert main(["doctor", "--all"]) == 0
     shown = capsys.readouterr().out
     assert "  not used  see the problems above\n" in shown
     assert "  native     see the problems above\n" in shown
     assert "problems\n  - The CPU kernels cannot be used: the CPU extension was not built" in shown
-    assert shown.count(loader.REBUILD) == 1
+    assert shown.count(loader.rebuild()) == 1
 
 
 def test_forced_backend_is_a_problem(

@@ -77,6 +77,17 @@ def test_built_from_another_source(site: Path) -> None:
     assert f"built for mlx_mmfree 0.0.7 but mlx_mmfree {__version__} is running" in reason
 
 
+@pytest.mark.parametrize(
+    ("digest", "end"),
+    [(None, "--no-deps --no-binary mlx-mmfree mlx-mmfree"), ("12", "--no-deps .")],
+)
+def test_the_way_out_is_that_of_the_installation(
+    site: Path, monkeypatch: pytest.MonkeyPatch, digest: str | None, end: str
+) -> None:
+    monkeypatch.setattr(loader.sources, "digest", lambda: digest)
+    assert (native.unavailable() or "").endswith(end)
+
+
 def test_built_before_the_sources_changed(site: Path) -> None:
     write_package(site, sources="0123", ext="raise SystemError('must not be imported')")
     wanted = "was built from other C++ sources than those here. Rebuild it"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 BEGINNINGS = {
     "environment": "python3 -m venv ",
-    "start": "pip install . && ",
+    "start": 'pip install ".[serve]" && ',
     "test": 'pip install ".[test]" && ',
     "uv": "uv tool install ",
     "pipx": "pipx install ",

@@ -115,6 +115,15 @@ def write_working_folder(folder: Path) -> None:
     (folder / "problems" / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     _write_pets(folder)
     _write_recipes(folder / "examples" / "demo_model", folder / "runs")
+    _write_questions(folder / "examples" / "fairytale_questions")
+
+
+def _write_questions(folder: Path) -> None:
+    """A few of the questions about fairy tales."""
+    folder.mkdir()
+    for file in (ROOT / "examples" / "fairytale_questions").glob("*.jsonl.xz"):
+        lines = lzma.decompress(file.read_bytes()).splitlines(keepends=True)
+        (folder / file.name).write_bytes(lzma.compress(b"".join(lines[:4])))
 
 
 def _write_held_out(folder: Path) -> None:

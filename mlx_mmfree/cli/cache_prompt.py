@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             system_prompt=args.system_prompt,
             ignore_chat_template=args.ignore_chat_template,
             variables=prompts.template_variables(args),
+            most=model.max_length,
         )
         with argument_errors():
             tokens = write.opening(prompt)

@@ -146,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 prefill_response=args.prefill_response,
                 ignore_chat_template=args.ignore_chat_template,
                 variables=template_variables(args),
+                most=model.max_length,
             )
             rows = _prompt_ids(args, write, model, tokenizer, prompts)
             options |= _model_options(args, model, tokenizer)
@@ -223,7 +224,8 @@ def _prompt_ids(
         write(text) if args.prompt_cache_file is None else write.continuation(text)
         for text in prompts
     ]
-    return [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in written]
+    most = model.max_length
+    return [prompt_tokens(tokenizer, prompt, model.vocab_size, most=most) for prompt in written]
 
 
 def _model_options(

@@ -14,6 +14,7 @@ from . import decode
 from .answers.answer_parts import PartReader, TextReader
 from .answers.completion import Completion, end_tokens
 from .answers.reasoning import ThoughtBudget, ThoughtReader, ThoughtTags, thought_tags
+from .prompts import check_text_length
 from .reader import PREFILL_STEP_SIZE, Progress, State
 from .sampling import LogitsProcessor, Sampler, greedy
 from .speculative import NUM_DRAFT_TOKENS, NgramDecoding, RepeatedText
@@ -277,12 +278,14 @@ class Chat:
         """The conversation with its next question, the place to go on from and the ids from there."""
         if not self.has_template:
             mark = self._marks[-1]
+            check_text_length(self._tokenizer, mark.text + text, self._model.max_length)
             if mark is self._start:
                 return text, mark, self._tokenizer.encode(text)
             text = text if mark.text[-1:].isspace() or text[0].isspace() else f" {text}"
             more = self._tokenizer.encode_continuation(text)
             return mark.text + text, mark, [*mark.unread, *more]
         chat = self._tokenizer.render_chat(messages, **self._variables)
+        check_text_length(self._tokenizer, chat.text, self._model.max_length)
         for mark in reversed(self._marks):
             if mark is not self._start and chat.text.startswith(mark.text):
                 return chat.text, mark, [*mark.unread, *chat.ids_after(len(mark.text))]

@@ -13,6 +13,7 @@ from ..models.parts.encoders import Pooling
 from ..models.parts.token_checks import check_length, check_tokens
 from ..ops.device import on_cpu
 from ..ops.host_blocks import all_finite
+from .prompts import check_text_length
 
 STEP_SIZE = 2048
 """Tokens that are read at a time."""
@@ -69,6 +70,9 @@ def embed(
     prompt = embedding_use(model).prompt(prompt_name)
     if (empty := next((n for n, text in enumerate(texts) if not text), None)) is not None:
         raise ValueError(f"[embed] 'texts' must hold no empty text but number {empty} is one.")
+    longest = longest_text(model)
+    for text in texts:
+        check_text_length(tokenizer, prompt + text, longest)
     ids = [tokenizer.encode(prompt + text) for text in texts]
     return _embedded(model, ids, pooling, progress)
 

@@ -11,6 +11,7 @@ from ..images.processor import imagenet_names
 from ..models import ImageClassifier, MaskedLM, SequenceClassifier
 from ..models.parts.token_checks import check_length, check_tokens, token_array
 from ..ops import log_softmax
+from .prompts import check_text_length
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def classify(
     """
     found = []
     for done, text in enumerate(texts, 1):
+        check_text_length(tokenizer, text, model.context_length)
         ids = tokenizer.encode(text)
         check_length(len(ids), model.context_length)
         tokens = token_array(ids, model.vocab_size)
@@ -184,6 +186,7 @@ def fill(model: MaskedLM, tokenizer: Any, text: str, *, top_k: int = 5) -> list[
         raise ValueError(
             "[fill] 'tokenizer' must name a mask token but names none. Use a model that fills in masks."
         )
+    check_text_length(tokenizer, text, model.context_length)
     ids = tokenizer.encode(text, parse_special=True)
     places = [n for n, token in enumerate(ids) if token == mask]
     if not places:

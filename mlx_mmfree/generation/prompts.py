@@ -3,13 +3,32 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..models.parts.token_checks import check_tokens
+from ..models.parts.token_checks import check_length, check_tokens
 
 Prompt = str | Sequence[int]
 
 
+def check_text_length(tokenizer: Any, text: str, most: int | None) -> None:
+    """Refuses a text that has too many tokens whatever they are, before it is encoded.
+
+    Args:
+        tokenizer: Knows how much of a text one token may stand for.
+        text: The text.
+        most: The most tokens; `None` for any number.
+
+    Raises:
+        ValueError: There are more.
+    """
+    if most is not None and len(text) > most:
+        check_length(tokenizer.least_tokens(text), most, "at least ")
+
+
 def prompt_tokens(
-    tokenizer: Any, prompt: Prompt, vocab_size: int, parse_special: bool | None = None
+    tokenizer: Any,
+    prompt: Prompt,
+    vocab_size: int,
+    parse_special: bool | None = None,
+    most: int | None = None,
 ) -> list[int]:
     """The ids of a prompt. The first token of a text comes once, though a chat template may spell it.
 
@@ -18,12 +37,15 @@ def prompt_tokens(
         prompt: A text or ids.
         vocab_size: Every id is below it.
         parse_special: As for `Tokenizer.encode`.
+        most: The most tokens that the model reads, where it ends; longer texts are not encoded.
 
     Raises:
-        ValueError: The prompt is empty, no Unicode text, or has a token outside the vocabulary.
+        ValueError: The prompt is empty, too long, no Unicode text, or has a token outside the
+            vocabulary.
     """
     ids: Sequence[Any] = prompt
     if isinstance(prompt, str) and prompt:
+        check_text_length(tokenizer, prompt, most)
         ids = tokenizer.encode(prompt, parse_special=parse_special)
         if len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
             ids = ids[1:]

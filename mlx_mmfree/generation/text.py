@@ -100,7 +100,7 @@ def stream_generate(
         , there was a little girl named Lily
     """
     decode.check_max_tokens(max_tokens)
-    ids = prompt_tokens(tokenizer, prompt, model.vocab_size)
+    ids = prompt_tokens(tokenizer, prompt, model.vocab_size, most=model.max_length)
     after = () if is_answer else ids
     end = end_tokens(tokenizer, extra_eos_tokens)
     completion = Completion(tokenizer, stop, end, max_tokens, after)
@@ -347,7 +347,10 @@ def batch_generate(
             f"[batch_generate] 'prompts' must be a list of prompts but got the text {prompts!r:.80}. "
             "Write [text] for one prompt, or call generate."
         )
-    rows = [prompt_tokens(tokenizer, prompt, model.vocab_size) for prompt in prompts]
+    rows = [
+        prompt_tokens(tokenizer, prompt, model.vocab_size, most=model.max_length)
+        for prompt in prompts
+    ]
     end = end_tokens(tokenizer, extra_eos_tokens)
     scheduler = Scheduler(
         model, tokenizer, max_rows=batch_size, prefill_step_size=prefill_step_size

@@ -16,6 +16,7 @@ from ..models.parts.token_checks import check_length, check_tokens
 from ..ops import log_softmax
 from ..tokenizer.tokenizer import Tokenizer
 from ..tokenizer.translation_tokenizer import PairTokenizer, SharedVocabulary
+from .prompts import check_text_length
 
 _MOST_BEAMS = 1024
 _LARGEST = 2**31 - 1
@@ -507,6 +508,8 @@ def translate(
     settings = settings_of(
         model, num_beams=num_beams, length_penalty=length_penalty, max_tokens=max_tokens
     )
+    for text in texts:
+        check_text_length(tokenizer, text, model.max_length)
     sources = [tokenizer.encode(text) for text in texts]
     order = sorted(range(len(sources)), key=lambda n: len(sources[n]))
     results = [""] * len(sources)

@@ -69,6 +69,10 @@ class TranslationTokenizer:
         first = self._ids.get(code.group(), self._unknown)
         return [first, *self._encoded(self._source, SOURCE_FILE, text[code.end() :])]
 
+    def least_tokens(self, text: str) -> int:
+        """As of a `Tokenizer`: its model rewrites texts, so that it is not known."""
+        return 0
+
     def encode_target(self, text: str) -> list[int]:
         """As `encode`, for a text of the second language, which begins with no code."""
         return self._encoded(self._target, TARGET_FILE, text)
@@ -131,6 +135,9 @@ class PairTokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The tokens of a source, with the last."""
 
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without encoding it."""
+
     def encode_target(self, text: str) -> list[int]:
         """The tokens of a target, with the last."""
 
@@ -166,6 +173,10 @@ class SharedVocabulary:
         return [*self._tokenizer.encode(text, add_special_tokens=False), self.eos_token_id]
 
     encode_target = encode
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without encoding it."""
+        return self._tokenizer.least_tokens(text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens, without special ones."""

@@ -225,6 +225,7 @@ class PromptWriter:
         prefill_response: The beginning of the answer.
         ignore_chat_template: Whether to read the bare prompt even if there is a chat template.
         variables: Further variables of the chat template.
+        most: The most tokens that the model reads, where it ends; longer texts are not encoded.
 
     Attributes:
         uses_template: Whether prompts become messages, which the model answers.
@@ -241,8 +242,10 @@ class PromptWriter:
         prefill_response: str = "",
         ignore_chat_template: bool = False,
         variables: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ):
         self._tokenizer = tokenizer
+        self._most = most
         self.uses_template: bool = tokenizer.has_chat_template and not ignore_chat_template
         if system_prompt is not None and not self.uses_template:
             raise UsageError(
@@ -258,11 +261,14 @@ class PromptWriter:
         if not prompt or not self.uses_template:
             return prompt and prompt + self._prefill
         messages = self._messages(prompt)
-        ids: list[int] = self._tokenizer.apply_chat_template(messages, **self._variables)
+        chat = self._tokenizer.render_chat(messages, **self._variables)
+        self._check(chat.text)
+        ids: list[int] = chat.ids()
         return [*ids, *self._tokenizer.encode_continuation(self._prefill)]
 
     def opening(self, prompt: str) -> list[int]:
         """The token ids of a prompt that will be followed by more text of the same message."""
+        self._check(prompt)
         if not self.uses_template:
             ids: list[int] = self._tokenizer.encode_parts([prompt, ""])[0]
             return ids
@@ -276,12 +282,18 @@ class PromptWriter:
 
     def continuation(self, prompt: str) -> list[int]:
         """The token ids from the end of `opening` up to the beginning of the answer."""
+        self._check(prompt)
         encode = self._tokenizer.encode_continuation
         if not self.uses_template:
             ids: list[int] = encode(prompt + self._prefill)
             return ids
         _, after = self._around_message()
         return [*encode(prompt), *encode(after, parse_special=True), *encode(self._prefill)]
+
+    def _check(self, text: str) -> None:
+        from ...generation.prompts import check_text_length
+
+        check_text_length(self._tokenizer, text, self._most)
 
     def _messages(self, prompt: str) -> list[dict[str, str]]:
         return [*self._before, _message("user", prompt)]

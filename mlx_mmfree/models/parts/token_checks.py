@@ -45,8 +45,13 @@ def ids_array(tokens: mx.array | Sequence[Sequence[int]], vocab_size: int) -> mx
     return mx.array(rows, mx.int32)
 
 
-def check_length(count: int, most: int | None) -> None:
+def check_length(count: int, most: int | None, words: str = "") -> None:
     """Refuses a text with more tokens than a model was made for, if it was made for so many.
+
+    Args:
+        count: The tokens.
+        most: The most of them; `None` for any number.
+        words: What comes before the number of tokens in the message.
 
     Raises:
         ValueError: There are more.
@@ -54,7 +59,7 @@ def check_length(count: int, most: int | None) -> None:
     if most is not None and count > most:
         raise ValueError(
             f"[tokens] a text must have at most {most} tokens, as many as the model was made for, but "
-            f"got {count}. Shorten it."
+            f"got {words}{count}. Shorten it."
         )
 
 

@@ -220,6 +220,7 @@ CLASS = FuzzClass(
     mutate,
     exercise,
     refusals=(Refusal,),
+    cpu_seconds=30,
     batch=100_000,
     packages=("starlette", "llguidance", "uvicorn", "httpx2"),
 )

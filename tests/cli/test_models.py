@@ -1,6 +1,7 @@
 """`mmfree models`: what the caches hold, and its removal."""
 
 import json
+import re
 from pathlib import Path
 
 import huggingface_hub
@@ -162,6 +163,9 @@ def test_known_repositories_are_listed_with_their_form(capsys: Captured) -> None
     assert len(names) == len(set(names)) and not any("{" in name for name in names)
     expected = {
         "repository": "microsoft/bitnet-b1.58-2B-4T-bf16",
+        "use": "chat",
+        "file_gb": None,
+        "memory_gb": None,
         "family": "bitnet",
         "weights": "bf16 masters",
         "compared_with": "reference, transformers, definition",
@@ -169,6 +173,35 @@ def test_known_repositories_are_listed_with_their_form(capsys: Captured) -> None
     assert expected in known
     assert main(["models", "--known"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["repository", "family", "weights", "compared", "with"]
+    head = "repository use file memory family weights compared with"
+    assert lines[0].split() == head.split()
     assert len(lines) == len(known) + 1
     assert main(["models", "--known", "--remove", "me/tiny"]) == 2
+
+
+def test_known_chat_models_come_first_with_their_sizes(capsys: Captured) -> None:
+    assert main(["models", "--known", "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)["known"]
+    order = [(each["use"] is None, each["file_gb"] is None) for each in known]
+    assert order == sorted(order) and order[0] == (False, False)
+    sizes = {n["repository"]: (n["file_gb"], n["memory_gb"]) for n in known if n["file_gb"]}
+    page = Path(command.__file__).parents[1] / "hub" / "README.md"
+    rows = re.findall(
+        r"^\| `([\w./-]+)` (\w+).*? \| (?:≈ )?([\d.]+) / ([\d.]+) /", page.read_text(), re.M
+    )
+    assert sizes == {name: (float(file), float(memory)) for name, _, file, memory in rows}
+    uses = {each["repository"]: each["use"] or "base" for each in known}
+    assert all(uses[name] == use for name, use, *_ in rows)
+
+
+def test_known_repositories_of_a_family(capsys: Captured) -> None:
+    assert main(["models", "--known", "--family", "bitnet"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and all(" bitnet " in line for line in lines[1:])
+    assert "1.18 GB" in lines[1] and "1.80 GB" in lines[1]
+    assert main(["models", "--known", "--family", "bitnot"]) == 2
+    assert "'family' must be one of big_bird, bitnet" in capsys.readouterr().err.replace(
+        "--family", "'family'"
+    )
+    assert main(["models", "--family", "bitnet"]) == 2
+    assert "must come with --known" in capsys.readouterr().err

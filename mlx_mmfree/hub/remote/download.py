@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from glob import escape
 from pathlib import Path, PurePosixPath
@@ -91,7 +92,7 @@ def local_folder(
         raise CheckpointError(
             "[load] 'path_or_repo' must be an existing folder or a Hub repository 'owner/name', perhaps "
             f"with a folder or a {checkpoint_files.GGUF_SUFFIX} file in it, but got {name!r}, which is "
-            "neither. Check the spelling; 'mmfree models --known' lists repositories that load."
+            f"neither. {meant(name)}'mmfree models --known' lists repositories that load."
         )
     repository, inner = place
     if inner.suffix == checkpoint_files.GGUF_SUFFIX:
@@ -281,7 +282,7 @@ def ask_hub(
             "not"
         )
     page = f"https://huggingface.co/{kind}{repository}"
-    with _quiet_client(), _hub_errors(place, neither, page):
+    with _quiet_client(), _hub_errors(place, neither, page, repository):
         ignored, start = _ignored(patterns, has_folders), "" if folder == "." else f"{folder}/"
         snapshot = partial(
             huggingface_hub.snapshot_download,
@@ -339,13 +340,14 @@ def _quiet_client() -> Iterator[None]:
 
 
 @contextmanager
-def _hub_errors(place: str, neither: str, page: str) -> Iterator[None]:
+def _hub_errors(place: str, neither: str, page: str, repository: str) -> Iterator[None]:
     """Turns errors of downloads into one line.
 
     Args:
         place: The repository and revision, in words.
         neither: The beginning of the error if it is not there, up to "nor" or "not".
         page: The address of the repository's page.
+        repository: The repository.
 
     Raises:
         DownloadError: The Hub, the network or the disk failed.
@@ -360,15 +362,15 @@ def _hub_errors(place: str, neither: str, page: str) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(
-            f"[load] {neither} a repository of the Hub. Check the spelling; a private repository needs "
-            "`hf auth login`."
+            f"[load] {neither} a repository of the Hub. {meant(repository)}A private repository "
+            "needs `hf auth login`."
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadError(
             f"[load] {place} does not exist. Its branches, tags and commits are listed on {page}."
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise DownloadError(_offline_message(neither)) from error
+        raise DownloadError(_offline_message(neither, repository)) from error
     except errors.HFValidationError as error:
         raise DownloadError(
             f"[load] {place} is not a valid repository id: {one_line(error)}. Check the spelling."
@@ -382,6 +384,30 @@ def _hub_errors(place: str, neither: str, page: str) -> Iterator[None]:
             f"[load] {place} cannot be downloaded: {one_line(error)}. Check the network and the free "
             "space of the cache; a new start goes on where this one stopped."
         ) from error
+
+
+def meant(name: str) -> str:
+    """The question whether a repository is meant that is known to load, or the advice on spelling.
+
+    Args:
+        name: What was given: with the letters of another case, without its owner, or misspelt.
+    """
+    from ...models import architectures
+
+    known = {
+        repository.lower(): repository
+        for architecture in architectures().values()
+        for repository in architecture.repositories
+        if "*" not in repository
+    }
+    given = name.lower()
+    close = [each for each in known if each.partition("/")[2] == given]
+    close = close or get_close_matches(given, known, n=1, cutoff=0.9)
+    if given in known or close:
+        found = known[given if given in known else close[0]]
+        if found != name:
+            return f"Did you mean '{found}'? "
+    return "Check the spelling. "
 
 
 def check_login(place: str, kind: type[MMFreeError]) -> None:
@@ -404,17 +430,17 @@ def check_login(place: str, kind: type[MMFreeError]) -> None:
         )
 
 
-def _offline_message(neither: str) -> str:
+def _offline_message(neither: str, repository: str) -> str:
     from huggingface_hub import is_offline_mode
 
     absent = f"[load] {neither} completely in the local cache, and"
     if is_offline_mode():
         return (
-            f"{absent} HF_HUB_OFFLINE forbids a download. Check the spelling, unset HF_HUB_OFFLINE, or "
+            f"{absent} HF_HUB_OFFLINE forbids a download. {meant(repository)}Unset HF_HUB_OFFLINE, or "
             "give a local folder."
         )
     return (
-        f"{absent} the Hub cannot be reached. Check the spelling and the network, or give a local "
+        f"{absent} the Hub cannot be reached. {meant(repository)}Check the network, or give a local "
         "folder."
     )
 

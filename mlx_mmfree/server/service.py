@@ -173,16 +173,20 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-_MOST_STEPS = 256
-"""Steps of texts that are answered before others have their turn."""
+_MOST_SHOWN = 64
+"""Steps of texts, and probabilities, that are answered before others have their turn."""
 
 
 async def _slices(batch: Batch) -> AsyncIterator[Batch]:
     """A batch in slices, between which others are answered."""
-    yield batch[:_MOST_STEPS]
-    for start in range(_MOST_STEPS, len(batch), _MOST_STEPS):
-        await asyncio.sleep(0)
-        yield batch[start : start + _MOST_STEPS]
+    start = shown = 0
+    for stop, (_, event) in enumerate(batch, 1):
+        # each probability that is shown takes about as long as a step without one
+        shown += 1 + (0 if event.logprobs is None else len(event.logprobs.top))
+        if shown >= _MOST_SHOWN or stop == len(batch):
+            yield batch[start:stop]
+            start, shown = stop, 0
+            await asyncio.sleep(0)
 
 
 async def _events(channel: Channel, answer: Answer, end_seen: Seen) -> AsyncIterator[bytes]:

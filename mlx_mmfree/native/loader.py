@@ -22,7 +22,7 @@ from . import sources
 PACKAGE = "_mlx_mmfree_native"
 INSTRUCTIONS = "MLX_MMFREE_CPU_KERNELS"
 REBUILD = (
-    "Rebuild it: pip install scikit-build-core nanobind && "
+    "Rebuild it: pip install cmake nanobind ninja scikit-build-core && "
     "pip install --no-build-isolation --force-reinstall --no-deps "
 )
 

@@ -298,9 +298,16 @@ def part_names(name: str) -> list[str]:
     return [part_name(match[1], number, count) for number in range(1, count + 1)]
 
 
+_IN_FLOATS = re.compile(r"[-._](?:BF16|F16|F32)\b", re.ASCII | re.IGNORECASE)
+
+
 def whole_models(names: Iterable[str]) -> list[str]:
-    """The models among some file names, each by the name of its first part."""
-    return sorted({part_names(name)[0] for name in names})
+    """The models among some file names, each by the name of its first part, floats last.
+
+    A file with `mmproj` in its name is what puts pictures before a model, and no model.
+    """
+    models = {part_names(name)[0] for name in names if "mmproj" not in name.lower()}
+    return sorted(models, key=lambda name: (_IN_FLOATS.search(name) is not None, name))
 
 
 def read_parts(file: Path) -> tuple[dict[str, Any], list[tuple[Path, StoredTensor]]]:

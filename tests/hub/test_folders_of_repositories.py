@@ -90,6 +90,24 @@ def test_what_is_refused(client: HubClient, name: str, words: str) -> None:
         client.call("logits", name)
 
 
+def test_one_file_of_a_folder_is_named_as_makers_name_them(
+    hub: HubServer, client: HubClient, source: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bonsai"
+    folder.mkdir()
+    for name in ("Bonsai-F16", "Bonsai-PTQ1_0", "Bonsai-mmproj-Q8_0", "Bonsai-PQ2_0"):
+        shutil.copyfile(Q2, folder / f"{name}.gguf")
+    hub.add("me/bonsai", folder)
+    for name in ("me/bonsai", str(folder)):
+        with pytest.raises(MMFreeError, match=r"holds 3: .*Give one as '.*/Bonsai-PQ2_0\.gguf'"):
+            client.call("logits", name)
+    for name in ("F16", "PTQ1_0"):
+        (folder / f"Bonsai-{name}.gguf").unlink()
+    hub.add("me/bonsai-dev", folder)
+    assert client.call("logits", "me/bonsai-dev") == client.call("logits", str(Q2))
+    assert client.call("logits", str(folder)) == client.call("logits", str(Q2))
+
+
 def test_commands_take_folders(client: HubClient) -> None:
     status, out, _ = client.call("command", "show", "model", "--model", "me/cat/small")
     if status == 2:

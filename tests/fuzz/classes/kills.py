@@ -63,8 +63,10 @@ _YAML: Mapping[str, dict[str, Any]] = {
     "distil": _TEXTS | _DISTIL,
     "ternarize": _TEXTS | {"scales": "bitnet", "steps": 3, "text_steps": 0},
 }
-_LORA = ("--train", "--iters", "4", "--batch-size", "2", "--steps-per-report", "1")
-_LORA += ("--steps-per-eval", "2", "--save-every", "1")
+_LORA = (
+    *("--train", "--iters", "4", "--batch-size", "2", "--steps-per-report", "1"),
+    *("--steps-per-eval", "2", "--save-every", "1"),
+)
 
 
 def make_sources(folder: Path) -> None:
@@ -101,7 +103,7 @@ def make_sources(folder: Path) -> None:
 
 
 def _write_dense(folder: Path) -> None:
-    sizes = {"vocab_size": 518, "hidden_size": 16, "intermediate_size": 32}
+    sizes: dict[str, Any] = {"vocab_size": 518, "hidden_size": 16, "intermediate_size": 32}
     save_model(folder, tiny_transformer(linears=None, **sizes), GOLDENS / "tokenizer_bpe")
 
 

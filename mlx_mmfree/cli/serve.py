@@ -64,8 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
     answers.add_argument(
         "--max-tokens",
         type=flags.positive,
-        default=512,
-        help="write at most this many tokens in an answer (%(default)s)",
+        default=4096,
+        help="write at most this many tokens in an answer (%(default)s), and no more than the context "
+        "has room for",
     )
     flags.add_sampling_flags(answers, temp=1.0)
     prompts.add_chat_template_flag(answers)

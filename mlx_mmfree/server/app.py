@@ -191,6 +191,7 @@ def models(service: Service) -> Endpoint:
             "kind": served.kind,
             "chat_template": served.kind == "chat",
             "context_length": most_tokens(served, service.settings),
+            "defaults": served.defaults(service.settings) if served.kind != "embedding" else {},
             "loaded": service.engine.is_loaded(served),
         }
 

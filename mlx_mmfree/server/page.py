@@ -1,8 +1,9 @@
 """The page at `/`: its files, and the policy under which a browser runs it.
 
 Beyond OpenAI's interface it reads from each entry of `/v1/models` whether the model has a
-`chat_template`, and from `/health` what is kept: `"sessions": {"states": count, "bytes": count}`. The
-files are given without an API key, for which the page then asks.
+`chat_template` and its `defaults`, the numbers that count where a request says nothing, and from
+`/health` what is kept: `"sessions": {"states": count, "bytes": count}`. The files are given without an
+API key, for which the page then asks.
 """
 
 from collections.abc import Mapping

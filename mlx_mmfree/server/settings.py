@@ -129,7 +129,7 @@ class Settings:
     max_waiting: int = 128
     max_body_bytes: int = 8_000_000
     max_context: int = 32_768
-    max_tokens: int = 512
+    max_tokens: int = 4096
     prefill_step_size: int = 512
     ngram_drafts: bool = False
     num_draft_tokens: int = 3
@@ -172,6 +172,26 @@ class ServedModel:
             CheckpointError: A value of the files has the wrong type or range.
         """
         return self._suggested[thinks]
+
+    def defaults(self, settings: "Settings") -> dict[str, Any]:
+        """The numbers that count where a request says nothing, by their names in requests.
+
+        Raises:
+            CheckpointError: A value of the files has the wrong type or range.
+        """
+        thinks = settings.template_variables.get("enable_thinking") is not False
+        given = settings.sampling.values
+        values = {**_USUAL, **self.suggested(thinks).without(given), **given}
+        numbers: dict[str, Any] = {
+            _IN_REQUESTS.get(name, name): value for name, value in values.items()
+        }
+        numbers |= {"max_tokens": settings.max_tokens}
+        for name, value in (
+            ("seed", settings.sampling.seed),
+            ("reasoning_budget", settings.reasoning_budget),
+        ):
+            numbers |= {} if value is None else {name: value}
+        return numbers
 
     @cached_property
     def _suggested(self) -> dict[bool, Suggestion]:

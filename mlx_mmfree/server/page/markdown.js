@@ -1,6 +1,8 @@
 /** Answers in Markdown as elements. marked reads them, DOMPurify lets pass what is listed here. */
 
 import { button, copy, element } from "./elements.js";
+import { formulaExtensions, typeset } from "./formulas.js";
+import { highlight, languageOf } from "./highlighting.js";
 import { Marked } from "./vendor/marked.esm.js";
 import DOMPurify from "./vendor/purify.es.mjs";
 
@@ -25,6 +27,7 @@ const plain = (text) => ({
 const marked = new Marked({
   gfm: true,
   breaks: true,
+  extensions: formulaExtensions,
   renderer: {
     // markup in an answer is shown as it was written, and a picture is a link to it
     html: ({ text, block }) => (block ? `<p class="markup">${escaped(text.trim())}</p>` : escaped(text)),
@@ -85,9 +88,11 @@ export class MarkdownView {
     Object.assign(this, { node, blocks: [] });
   }
 
-  show(text) {
+  /** Shows a text. Formulas and code of the last block wait until it `isWhole`. */
+  show(text, isWhole = true) {
     try {
       this.showBlocks(text);
+      for (const block of isWhole ? this.blocks : this.blocks.slice(0, -1)) settle(block);
     } catch (error) {
       if (!(error instanceof RangeError)) throw error;
       // what is nested too deeply for marked is shown as it was written
@@ -114,6 +119,16 @@ export class MarkdownView {
   }
 }
 
+/** Typesets formulas and colours code of a block, once. What cannot be loaded leaves them as they are. */
+function settle(block) {
+  if (block.isSettled) return;
+  block.isSettled = true;
+  for (const node of block.nodes.filter(({ nodeType }) => nodeType === Node.ELEMENT_NODE)) {
+    typeset(node).catch(() => {});
+    highlight(node).catch(() => {});
+  }
+}
+
 function made(token) {
   const fragment = DOMPurify.sanitize(marked.parser([token]), ALLOWED);
   for (const link of fragment.querySelectorAll("a"))
@@ -136,7 +151,7 @@ function made(token) {
 
 /** Puts the language and a button that copies above a block of code. */
 function frameCode(pre) {
-  const language = /(?:^| )language-([\w+#-]+)/.exec(pre.firstElementChild?.className ?? "")?.[1] ?? "text";
+  const language = languageOf(pre.firstElementChild) ?? "text";
   const press = button("Copy", "Copy this code", async () => {
     await copy(pre.textContent);
     press.textContent = "Copied";

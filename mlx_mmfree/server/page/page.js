@@ -1,10 +1,10 @@
 /** The page: the conversation that is shown, and what is pressed. */
 
 import { hasFiles, listenForFiles, takeFiles } from "./attachments.js";
-import { announce, byId, count, element, isTouch, size, tell } from "./elements.js";
+import { agrees, announce, byId, count, element, isTouch, size, tell } from "./elements.js";
 import { List } from "./list.js";
 import { ask, events, requestFor, useKey, wordsOf } from "./server.js";
-import { buildSettings, chosenSettings, resetSettings } from "./settings.js";
+import { buildSettings, chosenSettings, resetSettings, showDefaults } from "./settings.js";
 import { keepInHaste, keepSettings, keptSettings, onChange, rescue } from "./store.js";
 import { keepEnd, sendOnEnter, TurnView } from "./turn_view.js";
 import { newConversation, Turn, unpacked } from "./turns.js";
@@ -52,7 +52,21 @@ function showKind() {
     `${about}${room}${loaded ? "" : "It loads with your first message."}`;
   byId("system-field").hidden = !chats();
   for (const row of document.querySelectorAll("#settings [data-chats]")) row.hidden = !chats();
+  showDefaults(model().defaults);
+  showRoom();
   showControls();
+}
+
+/** Shows how much of the context the conversation fills, as the last answer told. */
+function showRoom() {
+  const { context_length: context } = model();
+  const { usage } = conversation.root.last.past.findLast(({ usage }) => usage) ?? {};
+  const taken = usage?.total_tokens;
+  byId("room").hidden = !context || !taken;
+  if (byId("room").hidden) return;
+  const words = `${count(taken, "token")} of ${context.toLocaleString("en")}`;
+  Object.assign(byId("room-meter"), { max: context, high: 0.8 * context, value: taken, title: words });
+  byId("room-words").textContent = words;
 }
 
 /** Shows what the server keeps of texts, which is not worth an error where it cannot be had. */
@@ -191,6 +205,22 @@ function walk(turn, step) {
   return version;
 }
 
+/** Deletes a message, if the person agrees. What follows it stays, unless it has other versions. */
+async function remove(turn) {
+  const isVersion = turn.parent.children.length > 1;
+  const question = isVersion ? "Delete this version and what follows it?" : "Delete this message?";
+  if (!(await agrees(question, "Delete"))) return;
+  if (writing()) {
+    stop();
+    tell("An answer was being written. Delete the message again.");
+    return;
+  }
+  turn.remove();
+  show();
+  announce("Message deleted");
+  save(conversation);
+}
+
 // ---------------------------------------------------------------- conversations
 
 const list = new List({
@@ -233,7 +263,7 @@ function enter(entered) {
 
 // ---------------------------------------------------------------- what is shown
 
-const viewOf = (turn) => (turn.view ??= new TurnView(turn, { answer, goOn, fork, walk })).show();
+const viewOf = (turn) => (turn.view ??= new TurnView(turn, { answer, goOn, fork, walk, remove })).show();
 
 /** Shows the conversation that the chosen versions make. */
 function show() {
@@ -255,6 +285,7 @@ function show() {
 function showControls() {
   byId("send").textContent = writing() ? "Stop" : "Send";
   byId("message").placeholder = invitation(conversation.root.last);
+  showRoom();
 }
 
 /** What may be written after a turn. */
@@ -273,7 +304,20 @@ function showSoon(turn) {
   });
 }
 
+/** Shows the button to the end where the end is out of sight. */
+function showToEnd() {
+  const { scrollHeight, scrollTop, clientHeight } = byId("scroll");
+  byId("to-end").hidden = scrollHeight - scrollTop - clientHeight < clientHeight / 2;
+}
+
 // ---------------------------------------------------------------- what is pressed
+
+byId("scroll").onscroll = showToEnd;
+new ResizeObserver(showToEnd).observe(byId("turns"));
+byId("to-end").onclick = () => {
+  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  byId("message").focus();
+};
 
 byId("message-form").onsubmit = (event) => {
   event.preventDefault();

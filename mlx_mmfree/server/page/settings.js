@@ -10,9 +10,9 @@ const choice = (name, label, hint, options) => ({ name, label, hint, options });
 /** What the server takes, by its names. `isCommon`: shown at once. `chats`: for models that answer alone. */
 const FIELDS = [
   whole("max_tokens", "Max tokens", "The limit of one answer",
-    { min: 1, initial: "512", isCommon: true }),
+    { min: 1, isCommon: true }),
   number("temperature", "Temperature", "0 always takes the most likely token",
-    { min: 0, max: 2, step: 0.1, initial: "0.7", isCommon: true }),
+    { min: 0, max: 2, step: 0.1, isCommon: true }),
   { ...choice("enable_thinking", "Thinking", "Before the answer, for models that can",
     { true: "On", false: "Off" }), chats: true, isCommon: true, read: (text) => text === "true" },
   number("top_p", "Top p", "Samples from the most likely tokens that have this probability together",
@@ -61,8 +61,8 @@ function biases(text) {
 
 const idOf = (name) => name.replaceAll("_", "-");
 
-function input({ name, options, initial = "", type = "text", min, max, step }) {
-  const properties = { id: idOf(name), value: keptSettings()[name] ?? initial };
+function input({ name, options, type = "text", min, max, step }) {
+  const properties = { id: idOf(name), value: keptSettings()[name] ?? "" };
   if (!options) {
     const limits = Object.entries({ min, max, step }).filter(([, value]) => value !== undefined);
     const looks = { type, autocomplete: "off", placeholder: "Default" };
@@ -99,9 +99,16 @@ export function buildSettings() {
   document.documentElement.dataset.theme = theme.value;
 }
 
-/** Puts every field back to what it was at first. */
+/** Shows in the empty fields the numbers that the server uses for a model. */
+export function showDefaults(defaults = {}) {
+  for (const { name, type } of FIELDS) {
+    if (type === "number") byId(idOf(name)).placeholder = String(defaults[name] ?? "Default");
+  }
+}
+
+/** Empties every field, so that the server's numbers count. */
 export function resetSettings() {
-  keepSettings(Object.fromEntries(FIELDS.map(({ name, initial = "" }) => [name, initial])));
+  keepSettings(Object.fromEntries(FIELDS.map(({ name }) => [name, ""])));
   buildSettings();
 }
 

@@ -40,7 +40,8 @@ function thoughtsTitle({ text, isWriting, thoughtSeconds }) {
 export class TurnView {
   /**
    * @param turn The turn.
-   * @param actions What its buttons do: `answer(parent)`, `goOn(turn)`, `fork(turn, text)`, `walk(turn, step)`.
+   * @param actions What its buttons do: `answer(parent)`, `goOn(turn)`, `fork(turn, text)`, `walk(turn, step)`,
+   *   `remove(turn)`.
    */
   constructor(turn, actions) {
     Object.assign(this, { turn, actions });
@@ -84,13 +85,14 @@ export class TurnView {
         this.continues,
       );
     }
+    this.acts.append(button("Delete", "Delete this message", () => actions.remove(turn)));
     this.bar = element("div", { className: "bar" }, this.versions, this.acts, this.cost);
   }
 
   show() {
     const { turn } = this;
     this.author.textContent = turn.role === "user" ? "You" : turn.author;
-    if (this.markdown) this.markdown.show(turn.text);
+    if (this.markdown) this.markdown.show(turn.text, !turn.isWriting);
     // the space that joins it to what it continues
     else extend(this.words.firstChild, turn.text.replace(/^ /, ""));
     this.words.hidden = !turn.text && !turn.isWriting;

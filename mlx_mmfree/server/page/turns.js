@@ -60,6 +60,17 @@ export class Turn {
     return [...written, this.text].filter(Boolean).join("\n\n");
   }
 
+  /** Takes it out. What follows it goes on from what was before it, unless it is one of several versions. */
+  remove() {
+    const { parent, place } = this;
+    const kept = parent.children.length > 1 ? [] : this.children;
+    kept.forEach((child) => {
+      child.parent = parent;
+    });
+    parent.children.splice(place, 1, ...kept);
+    parent.chosen = kept.length ? this.chosen : Math.min(place, Math.max(0, parent.children.length - 1));
+  }
+
   /** Shows the version `step` further on, around the end. */
   walk(step) {
     const count = this.parent.children.length;

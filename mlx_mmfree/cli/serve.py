@@ -5,13 +5,13 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, install_extra
+from ..errors import EffortError, MMFreeError, UsageError, install_extra
 from .parts import flags, loading, prompts
 from .parts.command import argument_errors, command
 from .parts.parser import CommandParser
@@ -379,10 +379,27 @@ def _sampling_note(args: argparse.Namespace, served: "ServedModel") -> str:
 
     Raises:
         CheckpointError: The model's files say it wrongly.
+        EffortError: The chat template refuses `--reasoning-effort`.
     """
-    thinks = prompts.thinks(prompts.template_variables(args))
+    variables = prompts.template_variables(args)
+    _check_effort(variables, served.tokenizer)
+    thinks = prompts.thinks(variables)
     line = served.suggested(thinks).line(flags.given_sampling(args))
     return f"{served.name}: {line}\n" if line else ""
+
+
+def _check_effort(variables: Mapping[str, Any], tokenizer: Any) -> None:
+    """Refuses an effort of thinking for which every request would be refused."""
+    if "reasoning_effort" not in variables or not tokenizer.has_chat_template:
+        return
+    try:
+        message = {"role": "user", "content": "Hi"}
+        tokenizer.apply_chat_template([message], tokenize=False, **variables)
+    except EffortError:
+        raise
+    except MMFreeError:
+        # what else a template refuses is told to those who ask
+        return
 
 
 def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights":

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from mlx_mmfree.cli import main
+from mlx_mmfree.hub import save_model
 from tests.server.conftest import with_template
 
 pytestmark = pytest.mark.serve
@@ -101,6 +103,16 @@ def test_refused_efforts_are_named_with_the_templates_own(
         body = {"model": "m", "messages": empty, "reasoning_effort": "low"}
         error = client.post("/v1/chat/completions", json=body).json()["error"]
         assert "No words." in error["message"] and error["param"] != "reasoning_effort"
+
+
+def test_a_server_does_not_start_with_an_effort_that_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = with_template(tmp_path / "template", EFFORTS)
+    save_model(tmp_path / "m", model, tokenizer)
+    assert main(["serve", "--model", str(tmp_path / "m"), "--reasoning-effort", "high"]) == 2
+    error = capsys.readouterr().err
+    assert "--reasoning-effort must be low or medium or xhigh or deep" in error
 
 
 def test_no_effort_is_no_thought(start: Callable[..., Any], tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ const marked = new Marked({
   renderer: {
     // markup in an answer is shown as it was written, and a picture is a link to it
     html: ({ text, block }) => (block ? `<p class="markup">${escaped(text.trim())}</p>` : escaped(text)),
+    // what follows a <script> or <pre> within a line would be markup; false leaves the rest to marked
+    text(token) {
+      token.escaped = false;
+      return false;
+    },
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || href)}</a>`,
   },
   tokenizer: {

@@ -124,6 +124,19 @@ def test_markup_in_answers_is_inert(open_page: OpenPage, story: str) -> None:
             assert name != "href" or value.startswith(("https:", "mailto:")), value
 
 
+@pytest.mark.parametrize("name", ["script", "pre", "code", "kbd"])
+def test_markup_after_a_tag_in_a_line_is_read_as_it_was_written(
+    open_page: OpenPage, story: str, name: str
+) -> None:
+    page = open_page(story)
+    answer_with(page, f"See <{name}>1 &amp; <svg/onload=document.title=1//")
+    write(page, "Show it")
+    wait_for_end(page)
+    shown = page.locator(".assistant > .text").inner_text()
+    assert shown == f"See <{name}>1 & <svg/onload=document.title=1//"
+    assert page.title() == "mmfree"
+
+
 def test_blocks_that_stay_are_not_made_anew(open_page: OpenPage, story: str) -> None:
     """So a person can select in an answer, or press a button in it, while it goes on."""
     page = open_page(story)

@@ -7,8 +7,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -36,12 +37,55 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run every test with every set of parameters, not the usual ones alone",
+    )
+
+
+def usual(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Those that run unless `--exhaustive` is given.
+
+    Tests marked `exhaustive` are left out. Of a test marked `sample(count, of=parameter)` there are
+    `count` sets of parameters, for each value of the parameter if one is named. They are spread evenly,
+    from a beginning that differs from test to test.
+    """
+    groups: dict[tuple[str, str], list[pytest.Function]] = {}
+    chosen = {*items}
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        if item.get_closest_marker("exhaustive") is not None:
+            chosen.discard(item)
+        elif sample is not None and isinstance(item, pytest.Function):
+            value = item.callspec.params[sample.kwargs["of"]] if "of" in sample.kwargs else ""
+            test = item.nodeid.partition("[")[0]
+            groups.setdefault((test, str(getattr(value, "name", value))), []).append(item)
+    for (test, _), group in groups.items():
+        sample = group[0].get_closest_marker("sample")
+        assert sample is not None
+        count = min(sample.args[0], len(group))
+        first = crc32(test.encode()) % len(group)
+        some = {(first + n * len(group) // count) % len(group) for n in range(count)}
+        chosen -= {item for n, item in enumerate(group) if n not in some}
+    return [item for item in items if item in chosen]
+
+
 LONGEST = ("readme/test_commands.py", "tests/test_examples.py", "fuzz/test_fuzz.py")
 """Ends of the paths of the files that take longest."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, so that no process has one of them alone when the others end."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is exhaustive, unless it is asked for or tests are named one by one.
+
+    The longest files come first, so that no process has one of them alone when the others end.
+    """
+    if not config.getoption("exhaustive") and not any("::" in each for each in config.args):
+        chosen = usual(items)
+        config.hook.pytest_deselected(items=list({*items} - {*chosen}))
+        items[:] = chosen
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
 
 

@@ -48,6 +48,7 @@ def decoded(model: Decoder, prompt: list[int], count: int) -> str:
     return " ".join(map(str, generate_tokens(model, prompt, max_tokens=count)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("beside", [False, True], ids=["inside", "beside"])
 def test_the_packaged_model_writes_the_same(program: Path, beside: bool, tmp_path: Path) -> None:
     model, tokenizer = load(demo.path())

@@ -54,6 +54,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -14,6 +14,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONG = ("distil.py", "grpo.py", "ternary_recipe.py", "without_attention.py")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "script",
     [

@@ -45,6 +45,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.exhaustive
 def test_a_report_becomes_tables(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `mmfree doctor --report` writes is taken as it is."""
     content = json.loads(report.read_text())

@@ -35,6 +35,7 @@ def test_doctor_and_audit_know_it() -> None:
     assert cost is not None and cost.work == work(multiply=3, add=3)
 
 
+@pytest.mark.exhaustive
 def test_it_makes_no_other_test_red() -> None:
     tests = [
         *("tests/ops/test_backends.py", "tests/ops/test_empty.py", "tests/ops/test_inspection.py"),

@@ -23,6 +23,7 @@ def test_the_parser_has_all_commands_and_the_flags_of_the_typed_one() -> None:
         assert ending.value.code == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

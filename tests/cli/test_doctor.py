@@ -243,6 +243,7 @@ def test_a_terminal_shows_a_bar_for_each_task(
     assert re.search(r"Two: +0%.*/2", shown)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fails", [False, True])
 def test_kernels_are_written_with_a_script_that_compiles_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: bool

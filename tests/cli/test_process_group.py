@@ -92,6 +92,7 @@ def test_a_backend_that_connects_nobody_is_refused(
     assert "Start them with 'mlx.launch -n 2 --backend ring -- mmfree train ...'." in error
 
 
+@pytest.mark.exhaustive
 def test_lora_is_written_and_told_by_the_first_process(split_folder: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"The number {n} is {n}."}) for n in range(4)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))

@@ -185,6 +185,7 @@ ONLINE = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["ternary", "dense"])
 @pytest.mark.parametrize(
     "described", [{}, {"quantization_config": ONLINE}], ids=["dense", "ternary"]
@@ -374,6 +375,7 @@ def test_every_flag_is_described() -> None:
     assert all(action.help for action in build_parser()._actions)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["train", "valid"])
 @pytest.mark.parametrize("size", [4100, None], ids=["shorter", "other ids"])

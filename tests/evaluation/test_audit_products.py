@@ -71,6 +71,7 @@ def planted(function: Callable[[mx.array, mx.array], mx.array], model: Any = Non
     return model
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_product_is_found(name: str, backend: str) -> None:

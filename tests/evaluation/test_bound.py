@@ -71,6 +71,7 @@ def token_of(name: str, position: int = 512) -> Certificate:
     return certify(skeleton(config), position)
 
 
+@pytest.mark.sample(2)
 @needs_graphs
 @pytest.mark.parametrize(("model", "chip", "decoding", "prompt"), PUBLISHED)
 def test_published_figures_lie_below(model: str, chip: str, decoding: float, prompt: float) -> None:

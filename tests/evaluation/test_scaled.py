@@ -81,6 +81,7 @@ def test_small_layers_are_measured_in_numbers_that_no_cache_holds(clock: list[in
     assert whole["seconds"] == pytest.approx([seconds_of(model), 2 * seconds_of(model)])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["qwen3_5", "gemma3_text", "hgrn_bit", "rwkv7", "hybrid"])
 def test_models_of_every_kind_are_measured(name: str) -> None:
     config = {"model_type": name, **architectures()[name].tiny}

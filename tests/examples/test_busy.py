@@ -4,6 +4,7 @@ import pytest
 from busy import TASKS, compare
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("task", TASKS)
 def test_pairs_of_seconds(task: str) -> None:
     pairs = compare(task, threads=2, busy=1, rounds=1)

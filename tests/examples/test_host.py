@@ -46,6 +46,7 @@ def counted(model: Decoder) -> KernelTexts:
     return kernel_texts(model)
 
 
+@pytest.mark.exhaustive
 def test_texts_are_those_of_all_launches(
     model: Decoder, counted: KernelTexts, emulated: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_numbers_of_texts(model_type: str) -> None:
     assert astuple(kernel_texts(random_model(tiny(model_type)))) == TEXTS[model_type]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("fused")
 @pytest.mark.parametrize("model_type", TEXTS)
 def test_graphs_of_a_gpu(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,6 +281,7 @@ def test_llama_cpp_file_has_the_shape(tmp_path: Path) -> None:
     assert np.isfinite(np.ascontiguousarray(blocks[:, 64:]).view(np.float16)).all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("config", ["ternary-bonsai-1.7b", "ternary-bonsai-27b"])
 @pytest.mark.parametrize("kind", ["Q1_0", "Q2_0"])
 def test_bonsai_file_can_be_read_here(tmp_path: Path, kind: str, config: str) -> None:

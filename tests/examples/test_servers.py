@@ -116,6 +116,7 @@ def test_answers_are_read() -> None:
         assert answer.sent < answer.pieces[0] <= answer.pieces[1] <= answer.ended
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("status", "events", "words"),
     [

@@ -1,6 +1,7 @@
 """Hostile input ends in one clear line or a sound result, quickly and in little memory."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,27 +27,31 @@ _NEVER_REFUSED = (
 )
 
 
-def _count(name: str) -> int:
-    return load_class(name).count
+@pytest.fixture(scope="module")
+def counts(request: pytest.FixtureRequest) -> dict[str, int]:
+    """How many cases of each class are tried."""
+    most = sys.maxsize if request.config.getoption("exhaustive") else 5
+    return {name: min(load_class(name).count, most) for name in CLASSES}
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Result]:
+def results(counts: dict[str, int]) -> dict[str, Result]:
     """The results of some cases of every class, in two processes."""
-    parts = [[(name, 1, _count(name)) for name in CLASSES[half::2]] for half in range(2)]
+    parts = [[(name, 1, counts[name]) for name in CLASSES[half::2]] for half in range(2)]
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(serve, parts)
     return first | second
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_hostile_input(name: str, results: dict[str, Result]) -> None:
+def test_hostile_input(name: str, counts: dict[str, int], results: dict[str, Result]) -> None:
     assert results[name].faults == {}
-    assert results[name].counts.total() == _count(name)
+    assert results[name].counts.total() == counts[name]
     # some damage is not harmless; otherwise this would test nothing
     assert results[name].counts["refused"] or name in _NEVER_REFUSED
 
 
+@pytest.mark.exhaustive
 def test_every_fault_is_found() -> None:
     name = "tests.fuzz.faulty_class"
     result = serve([(name, 0, len(FAULTS))])[name]

@@ -50,6 +50,7 @@ def test_continues_from_a_state(model: Decoder) -> None:
     assert list(tokens) == repeated_forward(model, PROMPT, 9)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_state_of_fixed_shapes_changes_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch

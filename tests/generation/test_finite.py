@@ -47,6 +47,7 @@ def test_damaged_weights_are_named(model: Decoder, use: str, value: float) -> No
         USES[use](model)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("use", USES)
 def test_weights_whose_squares_overflow_are_named(model: Decoder, use: str) -> None:
     model.embed.weight = mx.full(model.embed.weight.shape, 3e38)

@@ -184,6 +184,7 @@ def test_matrices_that_share_an_input_are_counted_together() -> None:
     assert unpacked_bytes(model) == 1.5 * 4 * 256 * (4 * 256)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize(("length", "read"), [(256, 0), (64, 1024)])
 def test_attention_to_long_texts_is_counted(

@@ -46,6 +46,7 @@ def test_what_follows_is_what_followed_last() -> None:
     assert RepeatedText([1, 2]).following(1) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_is_the_greedy_one(name: str) -> None:
     model = MODELS[name](1)

@@ -38,6 +38,7 @@ def continued(model: Decoder, state: Any) -> list[int]:
     return list(generate_tokens(model, REST, state=state, max_tokens=6))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.equal_bits
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [1, 12, 17])

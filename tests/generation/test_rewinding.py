@@ -22,6 +22,7 @@ ROUNDS = [([4], 0), ([4], 3), ([1, 1, 1], 2), ([2, 1, 1, 1], 1), ([1], 0), ([4],
 ALL: dict[str, Callable[[int], Any]] = {**MODELS, "hybrid": hybrid}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("is_compiled", [True, False])
 def test_what_is_taken_back_leaves_no_trace(

@@ -45,6 +45,7 @@ def speculated(model: Decoder, draft: Decoder, count: int, **options: Any) -> tu
     return tokens, decoding.stats
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("num_draft_tokens", [1, 4])
 def test_the_text_is_the_greedy_one(name: str, num_draft_tokens: int) -> None:

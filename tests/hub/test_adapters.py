@@ -172,6 +172,7 @@ def test_ours_reads_mlx_lm(tmp_path: Path, kind: AdapterKind) -> None:
     assert relative_error(model(TOKENS)[0], theirs(TOKENS)) <= FLOAT32
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize(
     "name", ["hgrn_default", "hgrn_expand2", "bitnet_packed", "llama_autobit_rmsnorm"]

@@ -71,6 +71,7 @@ def in_every_type(folder: Path, target: Path) -> Iterator[Path]:
         file.unlink()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", TWINS, ids=str)
 def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Shape) -> None:
     want = logits(write_plain(tmp_path / "plain", shape))

@@ -76,6 +76,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
 
 
+@pytest.mark.exhaustive
 def test_memory_is_bounded_by_the_largest_shard(large: Path, tmp_path: Path) -> None:
     run = subprocess.run(
         command(CONVERT, large, tmp_path),

@@ -80,6 +80,7 @@ def products(sources: dict[tuple[str, int], Path]) -> dict[int, dict[str, mx.arr
 
 
 # every pair of values occurs
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("form", "to", "parts"),
     [
@@ -109,6 +110,7 @@ def test_values_are_kept(
     assert all(mx.array_equal(want[name], got[name]) for name in want)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "parts"), [("tq1_0", 2), ("tq2_0", 1), ("q2_0", 1), ("q2_0", 2)])
 def test_mlx_form_becomes_gguf(
     tmp_path: Path,

@@ -44,6 +44,7 @@ def weights(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
+@pytest.mark.sample(1, of="family")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("linear_class", [None, "bitlinear", "autobitlinear"])
 def test_packed_checkpoint(tmp_path: Path, family: str, linear_class: str | None) -> None:
@@ -63,6 +64,7 @@ def test_packed_checkpoint(tmp_path: Path, family: str, linear_class: str | None
     assert needed_bytes(open_checkpoint(folder)) == total
 
 
+@pytest.mark.sample(1, of="family")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
 def test_float_checkpoint(tmp_path: Path, family: str, dtype: mx.Dtype) -> None:

@@ -181,6 +181,7 @@ class TestRefused:
             convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", trits_per_byte=5)
         assert not (tmp_path / "m").exists()
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         ("change", "why"),
         [

@@ -49,6 +49,7 @@ def client(hub: HubServer, source: Path) -> Iterator[HubClient]:
         yield client
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "file"),
     [

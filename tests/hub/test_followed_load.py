@@ -123,6 +123,7 @@ def torch_shards(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "form",
     [masters, packed, tied, dense, bytes_of_bitnet, codes_of_mlx],

@@ -45,6 +45,7 @@ def biased(file: Path, kind: str) -> tuple[Path, dict[str, np.ndarray]]:
     return write_gguf(file, metadata_of(model, architecture), tensors), biases
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_biases_are_those_of_the_file(kind: str, tmp_path: Path) -> None:
     file, biases = biased(tmp_path / "m.gguf", kind)

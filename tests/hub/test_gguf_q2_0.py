@@ -127,6 +127,7 @@ def gguf_name(path: str) -> str:
     return f"blk.{path.split('.')[1]}.{last}.weight" if "." in path else f"{last}.weight"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("architecture", "number", "group"),
     [

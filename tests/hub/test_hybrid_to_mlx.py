@@ -104,6 +104,7 @@ def by_mlx_lm(folder: Path) -> nn.Module:
     return load_model(folder, trust_remote_code=True)[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "linears"),
     [

@@ -33,6 +33,7 @@ def secrets_below(folder: Path) -> list[Path]:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pattern", TOKENIZER_PATTERNS)
 def test_small_files(folder: Path, tmp_path: Path, pattern: str) -> None:
     name = pattern.replace("[!.]*", "tool_use")

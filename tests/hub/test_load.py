@@ -43,6 +43,7 @@ def weights(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "options",
     [{}, {"tie_word_embeddings": True}, {"conv_size": 3}, {"linear_class": "dense"}],

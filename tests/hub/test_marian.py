@@ -27,6 +27,7 @@ class Numbers:
         return " ".join(map(str, ids))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("seed", "change", "config", "want"), SEARCHES)
 def test_searches_are_those_of_the_files(
     tmp_path: Path, seed: str, change: Any, config: Any, want: list[str]

@@ -103,6 +103,7 @@ def test_load(folders: dict[str, Path], builds: list[Any], form: str, packed: bo
     assert len(builds) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "command, form",
     [

@@ -243,6 +243,7 @@ def test_whole_tensors_may_be_rounded(tmp_path: Path, dtype: mx.Dtype) -> None:
     assert relative_error(last_logits(base, adapter), mx.array(want)) <= 2e-5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
     [

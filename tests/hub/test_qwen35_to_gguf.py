@@ -81,6 +81,7 @@ def rotated(model: Decoder) -> dict[str, RotatedLinear]:
     return {p: each for p, each in matrices(model).items() if isinstance(each, RotatedLinear)}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -207,6 +208,7 @@ def halve_the_blocks(file: Path, data: bytearray) -> None:
     data[place : place + 4] = (block // 2).to_bytes(4, "little")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "damage",
     [flip_a_code, double_a_scale, swap_heads, take_one_from_a_gain, flip_a_sign, halve_the_blocks],

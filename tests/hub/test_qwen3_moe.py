@@ -254,6 +254,7 @@ def test_gguf_of_cat_q(folder: Path, tmp_path: Path, changes: dict[str, Any]) ->
     assert nn.QuantizedLinear in kinds or nn.QuantizedEmbedding in kinds
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

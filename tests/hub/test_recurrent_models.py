@@ -58,6 +58,7 @@ def test_it_generates_the_likeliest_tokens(
     assert want.strip() in capsys.readouterr().out
 
 
+@pytest.mark.sample(2)
 def test_it_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "mlx"
     assert main(["convert", "--model", str(folder), "--mlx-path", str(target)]) == 0
@@ -65,6 +66,7 @@ def test_it_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert mx.array_equal(load_model(target)(TOKENS)[0], load_model(folder)(TOKENS)[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", DELTA_RULES)
 def test_an_adapter_is_trained_and_fused(kind: str, tmp_path: Path) -> None:
     folder, data = tmp_path / "model", tmp_path / "data"

@@ -123,6 +123,7 @@ def masters(family: str) -> FloatForms:
     return FloatForms(keep_masters=is_ternary and needs)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mlx_lm_and_its_own_form(tmp_path: Path, family: str) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
@@ -154,6 +155,7 @@ def test_mlx_lm_and_the_form_of_transformers(tmp_path: Path, family: str) -> Non
         mx.eval(load_with_mlx_lm(tmp_path / "m")[0](mx.array(TOKENS)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "kind", "answers"),
     [

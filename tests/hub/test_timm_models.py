@@ -77,6 +77,7 @@ def test_logits_are_those_of_timm(folder: Path, size: tuple[int, int]) -> None:
     assert model(prepared).shape == (1, want.shape[1])
 
 
+@pytest.mark.sample(2)
 @each_folder
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_16_bits_are_kept(folder: Path, size: tuple[int, int], dtype: mx.Dtype) -> None:
@@ -101,6 +102,7 @@ def test_a_model_is_written_as_it_was_read(
     assert {key: after[key] for key in before} == before
 
 
+@pytest.mark.sample(2)
 @each_folder
 def test_a_model_is_converted_without_a_change(
     folder: Path, size: tuple[int, int], tmp_path: Path
@@ -111,6 +113,7 @@ def test_a_model_is_converted_without_a_change(
     assert relative_difference(got, np.load(folder / "logits.npy")) < 1e-5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_model_without_classes_gives_the_features_of_timm(name: str, tmp_path: Path) -> None:
     """Those of timm 1.0.31; of Conv2Former, which it does not have, those that give the logits."""
@@ -209,6 +212,7 @@ def test_a_wrong_description_is_refused(
         load_model(tmp_path)
 
 
+@pytest.mark.sample(2)
 @each_folder
 @pytest.mark.parametrize("flags", [[], ["--to", "hf", "--keep-masters"]], ids=["mlx", "hf"])
 def test_a_model_is_made_ternary(
@@ -227,6 +231,7 @@ def test_a_model_is_made_ternary(
     assert relative_difference(model(pictures), np.array(trained(pictures))) < 1 / 127
 
 
+@pytest.mark.sample(2)
 @each_folder
 def test_an_adapter_of_the_last_layer_is_written_and_read(
     folder: Path, size: tuple[int, int], tmp_path: Path

@@ -126,6 +126,7 @@ def test_llama_cpp_splits_texts_as_a_vocabulary_that_was_trained_here(tmp_path: 
         assert ours.encode(text, parse_special=False) == want, text
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["tq2_0", "tq1_0"])
 @pytest.mark.parametrize(("model_type", "options", "architecture"), FAMILIES, ids=str)
 def test_is_read_by_the_package_gguf(

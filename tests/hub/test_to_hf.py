@@ -68,6 +68,7 @@ def test_masters(tmp_path: Path, name: str) -> None:
     assert_same(GOLDENS / name, tmp_path / "m")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, None], ids=str)
 def test_codes_are_rounded_once(tmp_path: Path, bits: int, dtype: mx.Dtype | None) -> None:

@@ -68,6 +68,7 @@ GOLDEN_CASES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "model_file"), GOLDEN_CASES)
 def test_reference_checkpoints(tmp_path: Path, name: str, model_file: str | None) -> None:
     source, target = GOLDENS / name, tmp_path / "m"
@@ -209,6 +210,7 @@ def test_an_embedding_in_few_bits_keeps_its_codes_in_another_dtype(tmp_path: Pat
     assert mx.array_equal(again.scales, once.scales.astype(mx.float16))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["hgrn_bit", "llama", "bitnet"])
 def test_mlx_lm_generates_what_one_pass_gives(tmp_path: Path, kind: str) -> None:
     from mlx_lm import batch_generate, load

@@ -50,6 +50,7 @@ def _mixer(cache: KeyValueCache, **options: Any) -> GQA:
     return GQA(DIMS, num_heads=1, cache=cache, **options)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("positions", [{"rope": RoPE(DIMS)}, {"position_bias": ALiBi(1)}, {}])
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("cache", CACHES)

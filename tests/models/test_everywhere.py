@@ -120,6 +120,7 @@ def test_convert_verify_and_upload(folder: Path, tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.sample(2)
 def test_an_adapter_is_trained_and_used(folder: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "data").mkdir()
     lines = [{"prompt": f"Number {n}?", "completion": "The cat."} for n in range(4)]

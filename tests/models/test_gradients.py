@@ -100,6 +100,7 @@ def test_every_parameter_against_finite_differences(form: str) -> None:
     assert _check(model, point) == set(point)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_adapter_against_finite_differences(form: str, kind: AdapterKind) -> None:
@@ -151,6 +152,7 @@ PAIRS: dict[str, Callable[[], tuple[Decoder, Decoder]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("pair", PAIRS)
 def test_adapters_of_packed_weights_learn_as_those_of_floats(pair: str, kind: AdapterKind) -> None:

@@ -37,6 +37,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.sample(1, of="name")
 @each_backend
 @pytest.mark.parametrize(("name", "keys"), MODELS)
 def test_architectures(name: str, keys: dict[str, str], backend: Backend) -> None:

@@ -27,6 +27,7 @@ def built(name: str, dtype: mx.Dtype = mx.float32) -> nn.Module:
     return model.eval()
 
 
+@pytest.mark.sample(1, of="name")
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("name", [*KNOWN, *IMAGES])
@@ -42,6 +43,7 @@ def test_predictions(name: str, dtype: mx.Dtype, is_packed: bool) -> None:
     assert relative_error(got, want) <= TOLERANCE[dtype]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*KNOWN, *IMAGES])
 def test_gradients(name: str) -> None:
     model = built(name)

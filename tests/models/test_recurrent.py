@@ -159,6 +159,7 @@ def test_damaged_configurations_name_the_key(kind: str, keys: dict[str, Any], na
         config_of(kind, **keys)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [*KINDS, *NEW])
 def test_hostile_configurations(kind: str) -> None:
     rng = random.Random(0)

@@ -25,6 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(output) for output, _ in outputs]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     dtype = mx.float16 if "float16" in name else mx.float32
@@ -64,6 +65,7 @@ def test_a_group_of_one_changes_nothing() -> None:
     assert shard(model).blocks[0].token_mixer.query_proj is linear
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_mixer_with_heads_or_channels_is_split(tmp_path: Path, size: int) -> None:
     outputs = finish(start_group(tmp_path, size, "-m", "tests.models.split_mixers"))

@@ -177,6 +177,7 @@ def test_upload_has_a_card(family: str, folder: Path) -> None:
     assert matter["pipeline_tag"] == "text-generation"
 
 
+@pytest.mark.sample(2)
 def test_verify_finds_a_damaged_tensor(family: str, folder: Path, tmp_path: Path) -> None:
     source, place = open_checkpoint(folder), tmp_path / "m"
     report = convert(source, place)
@@ -194,6 +195,7 @@ def test_verify_finds_a_damaged_tensor(family: str, folder: Path, tmp_path: Path
         verify(ParameterReader(source), ParameterReader(open_checkpoint(place)), FloatForms())
 
 
+@pytest.mark.sample(1)
 def test_lora(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "\n".join(json.dumps({"text": f"Number {n}. The cat."}) for n in range(4))
     for name in ("train", "valid"):
@@ -236,6 +238,7 @@ def weights_in_codes(model: Decoder) -> dict[str, mx.array]:
     return {path: each.layer.weight for path, each in found.items() if not each.is_plain}
 
 
+@pytest.mark.sample(2)
 def test_gguf_both_ways(family: str, folder: Path, tmp_path: Path) -> None:
     kind: Any = FAMILIES[family][2]
     report = convert(open_checkpoint(folder), tmp_path / "g", to="gguf", gguf_type=kind)
@@ -248,6 +251,7 @@ def test_gguf_both_ways(family: str, folder: Path, tmp_path: Path) -> None:
         assert tokenizer.encode(PROMPTS[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("unfused")
 def test_stock_mlx_lm_opens_what_is_written(family: str, folder: Path, tmp_path: Path) -> None:
     from mlx_lm.utils import load_model as load_by_mlx_lm

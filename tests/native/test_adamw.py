@@ -17,6 +17,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (16, 128), (37, 259), (100, 400)])
 def test_bits_are_those_of_the_definition(

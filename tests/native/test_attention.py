@@ -32,6 +32,7 @@ def run(backend: str, *args: Any) -> mx.array:
     return y
 
 
+@pytest.mark.exhaustive
 @given(
     length=st.sampled_from([1, 2, 13, 48, 49, 130]),
     more=st.sampled_from([0, 1, 5, 128, 200]),

@@ -63,6 +63,7 @@ def assert_near(x: mx.array, matrices: list[Projection], **options: Any) -> mx.a
     return got
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("quantize", [True, False], ids=["codes", "floats"])
 def test_odd_sizes(instructions: str, dims: int, quantize: bool) -> None:
@@ -110,6 +111,7 @@ def test_codes_are_those_of_rms_norm_quantize() -> None:
             assert mx.array_equal(fused, mx.concatenate(parts, axis=-1))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("quantize", [True, False], ids=["codes", "floats"])
 def test_rows_and_threads_give_the_same_bits(
     instructions: str, threads: int, quantize: bool

@@ -36,6 +36,7 @@ def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
     assert (error <= tolerance * np.abs(want).max(-1)).all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_floats(dtype: mx.Dtype, instructions: str, threads: int) -> None:
     mx.random.seed(1)
@@ -58,6 +59,7 @@ def test_every_16_bit_float_is_read_exactly(dtype: mx.Dtype, instructions: str) 
     assert np.array_equal(got, want, equal_nan=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", BITS)
 def test_codes(bits: int, instructions: str, threads: int) -> None:
     mx.random.seed(bits)
@@ -76,6 +78,7 @@ def rounded(x: mx.array) -> mx.array:
     return mx.array((codes * (largest / np.float32(127))).reshape(x.shape))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [1, 2])
 def test_rounded_activations(bits: int, instructions: str, threads: int) -> None:
     mx.random.seed(bits)
@@ -91,6 +94,7 @@ def test_rounded_activations(bits: int, instructions: str, threads: int) -> None
     assert not got[4].any()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [*BITS, 16])
 def test_a_row_does_not_depend_on_the_others(bits: int, instructions: str, threads: int) -> None:
     mx.random.seed(bits)

@@ -66,6 +66,7 @@ def results(backend: str, arrays: list[mx.array], stride: int) -> list[mx.array]
     return found
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("side", [1, 3, 5, 7, 9, 11])
 @pytest.mark.parametrize("map_", MAPS, ids=str)

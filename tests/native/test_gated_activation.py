@@ -35,6 +35,7 @@ def results(backend: str, gate: mx.array, up: mx.array, weight: mx.array, name: 
     return [y, *gradients]
 
 
+@pytest.mark.sample(1, of="name")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -18,6 +18,7 @@ def matrices(experts: int, outputs: int, dims: int) -> mx.array:
     return pack_ternary(trits).reshape(experts, outputs, -1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize(("outputs", "dims"), [(1, 1), (33, 70), (512, 2048)])
 def test_equals_the_definition(rows: int, outputs: int, dims: int) -> None:

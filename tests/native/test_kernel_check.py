@@ -114,6 +114,7 @@ def test_kernels_under_sanitizers(tmp_path: Path) -> None:
     assert run([str(program), "portable"]).splitlines()[-2:] == ["portable", "threads"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "flags",
     [

@@ -29,6 +29,7 @@ def results(backend: str, x: mx.array, given: Given, factor: mx.array) -> list[m
     return found
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dims", [3, 17, 64, 1000])
 @pytest.mark.parametrize("rows", [1, 65, 200])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

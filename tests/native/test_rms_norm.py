@@ -27,6 +27,7 @@ def results(backend: str, x: mx.array, weight: mx.array | None, factor: mx.array
     return found
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dims", [2, 17, 64, 1000])
 @pytest.mark.parametrize("rows", [1, 63, 65, 200])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -10,6 +10,7 @@ from mlx_mmfree.ops.backend.dispatch import operations
 from tests.tolerances import TOLERANCE, relative_error
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mask", [None, "causal", "rows", "keys"])
 @pytest.mark.parametrize("length", [1, 7, 600])
 @pytest.mark.parametrize("key_heads", [1, 2, 6])
@@ -24,6 +25,7 @@ def test_equals_the_one_of_mlx(
     assert relative_error(attention(q, k, v, given), want) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", ["chunked", "metal", "reference"])
 @pytest.mark.parametrize("mask", [None, "causal", "rows"])
 @pytest.mark.parametrize("length", [1, 300])

@@ -62,11 +62,13 @@ CASES = [
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal", "traced")
 class TestOnMetal:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(("sizes", "mask", "has_sinks"), CASES, ids=str)
     def test_values_and_gradients(self, sizes: Sizes, mask: str | None, has_sinks: bool) -> None:
         sinks = mx.arange(sizes.heads) - 0.5 if has_sinks else None
         check(arguments(sizes), mask_of(mask, sizes), sizes, sinks)
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
     @pytest.mark.parametrize("mask", ["causal", "rows"])
     def test_other_dtypes(self, dtype: mx.Dtype, mask: str) -> None:
@@ -77,6 +79,7 @@ class TestOnMetal:
         sizes = Sizes(260, 260)
         check(arguments(sizes), "causal", sizes)
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("mask", [None, "causal", "rows"])
     def test_extreme_scores(self, mask: str | None) -> None:
         """Scores of hundreds, which float32 holds exactly, so that weights are 0, 1/2 and 1."""

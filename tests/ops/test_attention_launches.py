@@ -25,6 +25,7 @@ from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 THREADGROUP_BYTES = 32 * 1024
 
 
+@pytest.mark.exhaustive
 @pytest.mark.metal
 @pytest.mark.usefixtures("traced")
 def test_the_bits_do_not_depend_on_the_order_of_threads(emulated: Emulator) -> None:
@@ -38,6 +39,7 @@ def test_the_bits_do_not_depend_on_the_order_of_threads(emulated: Emulator) -> N
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.metal
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(("dims", "step"), [(64, 32), (128, 16)])
@@ -84,6 +86,7 @@ def test_causal_attention_leaves_out_what_no_query_sees(emulated: Emulator) -> N
     assert of_keys.loaded["queries"] == 2 * arrays[0].nbytes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -129,6 +129,7 @@ def check(lengths: list[int], heads: tuple[int, int] = (2, 3), dims: int = 64, *
     assert mx.array_equal(got[3], want[3])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(
@@ -252,6 +253,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_metal_are_seen(

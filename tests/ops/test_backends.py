@@ -314,6 +314,7 @@ def test_the_examples_of_an_operation_on_its_backends(op: str) -> None:
     assert examples > 0
 
 
+@pytest.mark.sample(1, of="op")
 @pytest.mark.parametrize(("op", "backend", "size", "dtype"), _existing_backends(), ids=str)
 def test_backend_equals_reference(
     op: str, backend: str, size: int, dtype: mx.Dtype, request: pytest.FixtureRequest

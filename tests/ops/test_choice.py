@@ -255,6 +255,7 @@ def test_which_of_ours_computes(rows: int, dims: int, outputs: int, way: str) ->
     assert own_way(rows, dims, outputs) == way
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("name", choice.NAMES[1:])
@@ -265,6 +266,7 @@ def test_all_give_the_same_sums_of_codes(name: str, rows: int, dims: int) -> Non
         check_fused_sums(rows, dims, (33, 8), mx.float16)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("name", choice.NAMES[1:])
@@ -432,6 +434,7 @@ def run_both(name: str, ways: Any, run: Any, must_agree: bool) -> str:
     return str(ways[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("model_type", "length"), FIRST_CHAT)
 def test_texts_that_a_first_chat_compiles(
     model_type: str, length: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
@@ -460,6 +463,7 @@ def test_texts_that_a_first_chat_compiles(
     assert set(choice._chosen.values()) == {"split" if length > launch.FEW_ROWS else "groups"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("name", choice.NAMES[1:])

@@ -13,6 +13,7 @@ from tests.tolerances import TOLERANCE, relative_error
 MAPS = [(1, 1, 3), (2, 3, 33), (9, 17, 40)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("side", [3, 5, 7, 11])
@@ -75,6 +76,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(

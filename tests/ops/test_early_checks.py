@@ -63,6 +63,7 @@ def rows_of_checks() -> set[int]:
     return {int(found[1]) for name in names if (found := re.search(r"rows=(\d+)", name))}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model_type", ["hgrn_bit", "bitnet"])
 def test_a_chat_checks_what_it_uses(
     device: Emulator, model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +89,7 @@ def test_a_chat_checks_what_it_uses(
     assert {record.kernel for record in device.records} == texts
 
 
+@pytest.mark.sample(1, of="model_type")
 @pytest.mark.parametrize("model_type", known_model_types())
 @pytest.mark.parametrize("dtype", [None, mx.bfloat16])
 def test_the_graphs_of_every_architecture_are_built(
@@ -102,6 +104,7 @@ def test_the_graphs_of_every_architecture_are_built(
     assert built == {name: array.dtype for name, array in loaded.items()}
 
 
+@pytest.mark.exhaustive
 def test_values_do_not_depend_on_the_checks(device: Emulator, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", "hgrn_bit")
     model = load_model(folder)
@@ -114,6 +117,7 @@ def test_values_do_not_depend_on_the_checks(device: Emulator, tmp_path: Path) ->
     assert {array.dtype for array in (model.embed.weight, model.norm.weight)} == {mx.float32}
 
 
+@pytest.mark.exhaustive
 def test_a_broken_kernel_is_switched_off_while_weights_load(
     device: Emulator, tmp_path: Path
 ) -> None:

@@ -237,6 +237,7 @@ def _cases() -> list:
     ]
 
 
+@pytest.mark.sample(1, of="name")
 @pytest.mark.parametrize(("name", "dimension", "backend"), _cases())
 def test_empty(name: str, dimension: str, backend: str, request: pytest.FixtureRequest) -> None:
     if backend in ("metal", "cuda", "chunked"):

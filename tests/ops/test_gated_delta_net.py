@@ -87,6 +87,7 @@ def test_inputs(sizes: HeadSizes, length: int, taps: int, dtype: mx.Dtype) -> No
     check_inputs(sizes, length, taps, dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(("length", "taps"), [(1, 4), (2, 4), (9, 2)])
@@ -104,6 +105,7 @@ def test_output(dims: int, length: int, first: int, dtype: mx.Dtype) -> None:
     check_output(dims, length, first, dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(("dims", "length", "first"), [(24, 1, 0), (128, 3, 5)])
@@ -193,6 +195,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_metal_are_seen(

@@ -107,6 +107,7 @@ def gradients(given: Given) -> list[mx.array]:
     return mx.grad(loss_of(list(given)), argnums=list(range(len(given))))(*given.values())
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 200])
 def test_values(backend: str, use: str, length: int) -> None:
@@ -115,6 +116,7 @@ def test_values(backend: str, use: str, length: int) -> None:
         assert_close(computed(**given), by_formula(given))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sizes", [(1, 2, 1, 1), (1, 1, 3, 40), (2, 1, 20, 33), (1, 2, 17, 128)])
 @pytest.mark.parametrize("length", [1, 18])
 @pytest.mark.parametrize("use", ["head", "removal"])
@@ -136,6 +138,7 @@ def test_long_text_at_the_size_of_a_model(use: str) -> None:
     assert_close(computed(**given), by_formula(given))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("use", ["head", "channel", "removal"])
 @pytest.mark.parametrize("value", [0.0, 1e-40, 1e-10, 1.0])
 def test_extreme_gates(backend: str, use: str, value: float) -> None:
@@ -276,6 +279,7 @@ def test_other_dtypes_are_computed_in_float32(backend: str, dtype: mx.Dtype) -> 
     assert last.dtype == mx.float32 and relative_error(last, want[1]) <= FLOAT32
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("values", [33, 128])
@@ -301,6 +305,7 @@ def test_a_step_on_metal_of_many_keys(metal: None, keys: int, values: int) -> No
         assert_close(computed(**given), by_formula(given))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize(("length", "keys", "values"), [(33, 1, 1), (65, 32, 33), (200, 20, 5)])
@@ -326,6 +331,7 @@ def test_chunks_on_metal_read_and_write_each_state_once(emulated: Emulator, use:
     assert carry.stored["before"] == carry.loaded["added"] == 3 * state
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("use", ["none", "channel", "removal"])
 @pytest.mark.parametrize("length", [3, 70, 200])
@@ -437,6 +443,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_metal_are_seen(

@@ -72,12 +72,14 @@ def test_values(backend: str, gate: str, length: int) -> None:
         assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gate", GATES)
 def test_long_text_at_the_size_of_a_model(gate: str) -> None:
     arrays = arguments(8192, gate, 4.0, (1, 1, 64, 64))
     assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gate", ["head", "channel"])
 @pytest.mark.parametrize("value", [0.0, 1e-38, 1e-10, 1.0])
 def test_extreme_gates(backend: str, gate: str, value: float) -> None:
@@ -197,6 +199,7 @@ def test_a_step_on_metal_reads_and_writes_the_state_once(emulated: Emulator, gat
     assert record.loaded["q"] == record.loaded["k"] == 2 * 32 * arrays[0].nbytes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(("length", "keys", "values"), [(33, 1, 1), (65, 20, 33), (200, 20, 5)])
@@ -208,6 +211,7 @@ def test_chunks_on_metal(metal: None, gate: str, length: int, keys: int, values:
         assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
@@ -221,6 +225,7 @@ def test_chunks_on_metal_of_other_dtypes(metal: None, gate: str, dtype: mx.Dtype
     assert last.dtype == mx.float32 and relative_error(last, want[1]) <= FLOAT32
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("length", [130, 260])

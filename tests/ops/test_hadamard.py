@@ -36,6 +36,7 @@ def transformed(x: np.ndarray, block: int, signs: np.ndarray, *, inverse: bool) 
     return y * signs if inverse else y
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
     ("rows", "dims", "block"),
@@ -102,6 +103,7 @@ def test_refuses_what_does_not_fit() -> None:
         hadamard(mx.zeros((1, 128)), 128, mx.ones((128,), mx.float16))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("block", [64, 128, 256, 512, 1024, 2048, 4096, 8192])
@@ -166,6 +168,7 @@ def check_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
     assert relative_error(y, mx.array(want)) <= TOLERANCE[dtype]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("dims", "block"), [(5120, 1024), (96, 32)])
 def test_of_a_norm_a_sum_and_a_gate(dims: int, block: int, dtype: mx.Dtype) -> None:
@@ -174,6 +177,7 @@ def test_of_a_norm_a_sum_and_a_gate(dims: int, block: int, dtype: mx.Dtype) -> N
     check_gate(dims, block, dtype)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.metal
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("dims", "block"), [(5120, 1024), (192, 64), (512, 512), (6144, 2048)])
@@ -293,6 +297,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_metal_are_seen(

@@ -55,6 +55,7 @@ def _variant(name: str) -> tuple[str, ...]:
     return kernel, *(part for part in rest[0].split("_") if part.isdigit())
 
 
+@pytest.mark.exhaustive
 def test_every_variant_of_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: dict[str, str] = {}
 
@@ -79,6 +80,7 @@ def test_every_variant_of_every_kernel_is_checked(monkeypatch: pytest.MonkeyPatc
     assert steps == [(n, len(steps)) for n in range(1, len(steps) + 1)]
 
 
+@pytest.mark.exhaustive
 def test_one_broken_kernel_is_the_reason(emulated: Emulator) -> None:
     emulated.edit = lambda text: text.replace("word < dims; word += 32", "word < dims; word += 31")
     with pytest.warns(RuntimeWarning, match="ternary_matmul_decode"):

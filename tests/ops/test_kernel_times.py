@@ -29,6 +29,7 @@ def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     return emulated
 
 
+@pytest.mark.exhaustive
 def test_each_kernel_is_timed_at_each_shape(device: Emulator) -> None:
     steps = []
     # two matrices of 8 rows of 2 words

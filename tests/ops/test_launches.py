@@ -59,6 +59,7 @@ def assert_launches(emulated: Emulator, block: list[str], head: list[str]) -> No
     assert all(name.startswith(kernel) for name, kernel in zip(names, expected, strict=True)), names
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("model_type", LAUNCHES)
@@ -79,6 +80,7 @@ def test_launches_of_a_decoded_token(emulated: Emulator, model_type: str, batch:
     assert relative_error(logits, want) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("tokens", [9, 48, 49])
 @pytest.mark.parametrize("model_type", LAUNCHES)

@@ -141,6 +141,7 @@ def _gated(gate: mx.array, up: mx.array) -> mx.array:
     return graph.stand_in([gate.shape], [gate.dtype], gate, up)[0]
 
 
+@pytest.mark.sample(1, of="name")
 @pytest.mark.usefixtures("recorded", "fused_gates")
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", [*MODELS, *FORMS])

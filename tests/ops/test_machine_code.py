@@ -55,6 +55,7 @@ def hot_loops(texts: dict[str, str], parts: Iterable[str]) -> dict[str, compiler
     return {part: compiler.hot_loop(code) for part, code in zip(chosen, codes, strict=True)}
 
 
+@pytest.mark.exhaustive
 def test_every_text_compiles(texts: dict[str, str]) -> None:
     kernels = {name.split("__")[0].removeprefix("custom_kernel_") for name in texts}
     for kernel in (

@@ -42,6 +42,7 @@ SIZES = [1, 31, 33, 63, 100, 5460]
 FEW, MANY = 5, 70
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("rows", [FEW, MANY])
 @pytest.mark.parametrize("dtype", [*FLOATS, mx.int8], ids=str)
@@ -50,6 +51,7 @@ def test_sums_of_codes_are_exact(rows: int, dims: int, dtype: mx.Dtype) -> None:
     check_code_sums(rows, dims, 33, dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("dims", "rows"), [(32, 1), (96, 8), (48, 1), (64, 9), (50, 48), (64, 49), (96, 65)]
 )
@@ -58,6 +60,7 @@ def test_sums_of_codes_for_other_shapes(rows: int, dims: int, outputs: int) -> N
     check_code_sums(rows, dims, outputs, mx.float32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", [63, 5460])
 @pytest.mark.parametrize("rows", [FEW, MANY])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -78,6 +81,7 @@ def test_sums_of_arrays_that_are_not_contiguous(rows: int) -> None:
     assert_same(got, want)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("are_halves", [False, True])
 @pytest.mark.parametrize("dims", [1, 63, 544])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -205,6 +209,7 @@ def test_scan_with_places_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     check_scan_gradient(*inputs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 1100, 1), (1, 130, 5460)], ids=str)
 def test_scan_of_other_shapes(shape: tuple[int, int, int]) -> None:
     inputs = scan_inputs(*shape, mx.float32)

@@ -40,6 +40,7 @@ FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 SIZES = [1, 31, 33, 63, 100, 2064, 5460]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -47,6 +48,7 @@ def test_sums_of_codes_are_exact(rows: int, dims: int, dtype: mx.Dtype) -> None:
     check_fused_sums(rows, dims, (33, 8, 5), dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [2, 3, 4, 6, 7, 8, 9, 23, 48, 49])
 def test_sums_for_other_numbers_of_rows(rows: int) -> None:
     check_fused_sums(rows, 1100, (33,), mx.float32)
@@ -67,6 +69,7 @@ def test_sums_for_other_matrices(outputs: tuple[int, ...]) -> None:
     check_fused_sums(2, 63, outputs, mx.float32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("dims", [31, 48])
 def test_sums_for_enough_outputs_to_fill_a_gpu(emulated: Emulator, rows: int, dims: int) -> None:
@@ -76,6 +79,7 @@ def test_sums_for_enough_outputs_to_fill_a_gpu(emulated: Emulator, rows: int, di
     assert record.threadgroups == -(-4100 // outputs) + 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sums_on_a_device_that_flushes_denormal_halves(rows: int, dims: int) -> None:
@@ -107,6 +111,7 @@ def test_the_largest_sums_are_exact(dims: int, code: int) -> None:
     assert got.tolist() == [(code * signs.sum(axis=1)).tolist()]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("gate", "norm_eps", "eps", "rounding"), CODE_OPTIONS)
 def test_codes(
     gate: Activation | None, norm_eps: float | None, eps: float | None, rounding: Rounding
@@ -114,6 +119,7 @@ def test_codes(
     check_fused_codes(2, 100, mx.float32, gate=gate, norm_eps=norm_eps, eps=eps, rounding=rounding)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_codes_for_other_sizes(dims: int, dtype: mx.Dtype) -> None:
@@ -125,6 +131,7 @@ def test_exact_ties(rounding: Rounding) -> None:
     check_fused_ties(rounding)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gate", [None, "silu"])
 @pytest.mark.parametrize("dims", [63, 5460])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -145,6 +152,7 @@ def test_arrays_that_are_not_contiguous() -> None:
     assert_close(got, want, 1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("quantize", [True, False])
 @pytest.mark.parametrize(("gate", "eps"), [(None, None), ("silu", 1e-6), ("relu2", None)])
 def test_a_bad_row_stays_alone(quantize: bool, gate: Activation | None, eps: float | None) -> None:
@@ -164,6 +172,7 @@ def test_step_without_bound_or_mask(is_bounded: bool, is_masked: bool) -> None:
     check_step(2, 100, mx.float32, is_bounded=is_bounded, is_masked=is_masked)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("length", "dims"), [(2, 1), (5, 100), (64, 33), (130, 31), (200, 65)])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_positions(length: int, dims: int, dtype: mx.Dtype) -> None:

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.metal, pytest.mark.usefixtures("metal")]
 FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", [1, 31, 33, 63, 100, 1070])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_sums_of_codes_are_exact(dims: int, dtype: mx.Dtype) -> None:
@@ -34,6 +35,7 @@ def test_sums_for_other_numbers_of_rows(rows: int) -> None:
     check_fused_sums(rows, 100, (33,), mx.float32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "outputs",
     [(64,), (65,), (1,), (4, 70, 64, 4), (128, 129, 5), (5, 4, 40, 4, 6), (4,) * 9],
@@ -43,6 +45,7 @@ def test_sums_for_other_matrices(outputs: tuple[int, ...]) -> None:
     check_fused_sums(50, 63, outputs, mx.float32)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", [2048, 2560, 5632, 6912])
 def test_sums_for_the_inputs_of_published_models(dims: int) -> None:
     check_fused_sums(49, dims, (5, 9), mx.float16)
@@ -53,6 +56,7 @@ def test_sums_for_the_outputs_of_published_models(outputs: tuple[int, ...]) -> N
     check_fused_sums(49, 33, outputs, mx.bfloat16)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("gate", "norm_eps", "eps", "rounding"), CODE_OPTIONS)
 def test_codes(
     gate: Activation | None, norm_eps: float | None, eps: float | None, rounding: Rounding
@@ -60,6 +64,7 @@ def test_codes(
     check_fused_codes(50, 100, mx.float32, gate=gate, norm_eps=norm_eps, eps=eps, rounding=rounding)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", [1, 33, 300, 2560])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_codes_for_other_sizes(dims: int, dtype: mx.Dtype) -> None:

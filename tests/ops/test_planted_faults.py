@@ -390,12 +390,14 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_seen(name: str, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
     assert_seen(fault, KERNELS[fault.check], emulated, monkeypatch)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("check", KERNELS)
 def test_without_faults_all_is_well(check: Callable[[], None], emulated: Emulator) -> None:
     check()

@@ -98,6 +98,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_seen(name: str, emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]

@@ -101,6 +101,7 @@ def laid_out(x: np.ndarray, layout: str, dtype: mx.Dtype = mx.float32) -> mx.arr
     return mx.array(x).astype(dtype)
 
 
+@pytest.mark.sample(2)
 @on_every_backend("ternary_matmul")
 def test_sums_of_codes_are_exact(op: str, backend: str) -> None:
     def claim(
@@ -167,6 +168,7 @@ def test_codes_are_those_of_the_formula(op: str, backend: str) -> None:
     )
 
 
+@pytest.mark.sample(2)
 @on_every_backend("bit_linear")
 def test_products_are_those_of_the_definition(op: str, backend: str) -> None:
     def claim(
@@ -223,6 +225,7 @@ ROW_BY_ROW: dict[str, Callable[[mx.array], mx.array]] = {
 }
 
 
+@pytest.mark.sample(4)
 @on_every_backend(*ROW_BY_ROW)
 def test_bad_rows_stay_alone(op: str, backend: str) -> None:
     def claim(rows: int, seed: int, bad: list[float], dtype: mx.Dtype) -> None:
@@ -332,6 +335,7 @@ def test_steps_are_those_of_the_definition(op: str, backend: str) -> None:
     )
 
 
+@pytest.mark.sample(2)
 @on_every_backend("attention")
 def test_attention_and_its_gradient_are_those_of_the_formula(op: str, backend: str) -> None:
     def claim(

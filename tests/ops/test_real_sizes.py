@@ -121,6 +121,7 @@ def test_gated_projection_with_long_rows() -> None:
     assert error(y, want) < 1e-4
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("backend", "bits"),
     [(None, None), (None, 1), (None, 2), (None, 6), ("chunked", None), ("reference", None)],
@@ -151,6 +152,7 @@ def test_dense_product_with_long_rows() -> None:
     assert error(got, x.astype(np.float64) @ weight.T) < TOLERANCE[mx.float32]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("spread", [0.0, 1.0, 20.0])
 def test_attention_over_many_positions(spread: float) -> None:

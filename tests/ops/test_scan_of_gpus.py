@@ -91,6 +91,7 @@ def test_the_gradient_of_the_definition_is_that_of_finite_differences() -> None:
             assert np.isclose((moved[0] - moved[1]) / (2 * step), gradient[place], rtol=1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(2, 1, 3), (1, 63, 5), (2, 100, 33), (1, 8192, 3)], ids=str)
 def test_values_and_gradients(shape: tuple[int, int, int], dtype: mx.Dtype, backend: str) -> None:

@@ -43,6 +43,7 @@ def device(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     return emulated
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [

@@ -34,6 +34,7 @@ in_parts = pytest.mark.usefixtures("metal", "split")
 
 
 # one part, and all; then one more step, and a last input alone in its tile
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @in_parts
 @pytest.mark.parametrize("dims", [1, 16, 100, 128, 144, 257])
@@ -42,6 +43,7 @@ def test_sums_of_codes_are_exact(dims: int, dtype: mx.Dtype) -> None:
     check_code_sums(49, dims, 33, dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @in_parts
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 1), (31, 65), (32, 32), (33, 31), (65, 64)])
@@ -58,6 +60,7 @@ def test_sums_of_floats(dims: int, dtype: mx.Dtype) -> None:
     check_float_sums(49, dims, 33, dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @in_parts
 @pytest.mark.parametrize("dims", [1, 31, 33, 160, 285])
@@ -66,6 +69,7 @@ def test_sums_of_codes_of_several_matrices(dims: int, dtype: mx.Dtype) -> None:
     check_fused_sums(49, dims, (33, 8, 65), dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @in_parts
 @pytest.mark.parametrize("outputs", [(1,), (4, 70, 64, 4), (5, 4, 40, 4, 6)], ids=str)
@@ -81,6 +85,7 @@ def test_codes() -> None:
     check_bad_row(True, None, None, rows=49)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.metal
 @in_parts
 @pytest.mark.parametrize(("rows", "dims", "outputs"), [(32, LONG, 32), (20, LONG - 3, 33)])
@@ -138,6 +143,7 @@ def test_the_order_of_threads_does_not_matter(emulated: Emulator) -> None:
     assert mx.array_equal(found[0], found[1]) and mx.array_equal(found[0], found[2])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.metal
 @pytest.mark.parametrize(
     ("name", "threadgroups", "threads", "tile"), [("tiles", 4, 128, 64), ("split", 16, 256, 32)]

@@ -89,6 +89,7 @@ def test_packed_columns(start: int, stop: int) -> None:
     assert mx.array_equal(columns, pack_ternary(trits[:, start:stop]))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("times", "rows", "columns"), [(125, 256, 2_560), (27, 256, 2_560), (32, 96, 8_192)]
@@ -111,6 +112,7 @@ def test_ternarize_at_the_sizes_of_models(
     assert is_at_boundary.mean() < 1e-5
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
 @pytest.mark.parametrize(
     "shape", [(1, 1), (3, 21), (5, 100), (129, 64), (300, 2_560), (7, 70_001)], ids=str

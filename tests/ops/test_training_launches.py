@@ -69,6 +69,7 @@ def _operations(model: Decoder, length: int) -> Any:
     return graph.operations(nn.value_and_grad(model, next_token_loss)(model, batch))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("recorded", "traced")
 @pytest.mark.parametrize("is_packed", [False, True], ids=["floats", "packed"])
 @pytest.mark.parametrize("name", COUNTS)
@@ -84,6 +85,7 @@ def test_operations_of_a_layer(name: str, is_packed: bool) -> None:
     assert added.total() == count, added
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="without a C++ compiler nothing is fused")
 @pytest.mark.usefixtures("recorded", "traced")
 @pytest.mark.parametrize("is_packed", [False, True], ids=["floats", "packed"])
@@ -127,6 +129,7 @@ def test_the_gradient_of_a_ternary_product_is_one_dense_product(
     assert products == [(dtype, dtype)] * len(outputs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)

@@ -37,6 +37,7 @@ def test_the_limit_holds() -> None:
     assert matrices.size_bytes == 2 * 4 * 5 * 40
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_first_alone", [False, True])
 def test_matrices_that_are_multiplied_together_are_kept_once(is_first_alone: bool) -> None:
     matrices = UnpackedMatrices(10**6)

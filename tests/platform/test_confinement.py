@@ -59,6 +59,7 @@ def test_one_process_answers_all(confined: ConfinedProcess) -> None:
     assert not {"mlx", "numpy", "jinja2", "mlx_mmfree.hub.checkpoint.load"} & set(modules)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
@@ -166,6 +167,7 @@ def test_a_branch_goes_on_by_itself(confined: ConfinedProcess) -> None:
     assert len({each.process_id for each in (confined, first, second, third)}) == 4
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
@@ -271,6 +273,7 @@ def program(lines: str) -> "tuple[subprocess.Popen[str], int]":
     return started, int(started.stdout.readline())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_the_process_ends_with_its_program(sign: signal.Signals) -> None:
     started, confined_id = program(f"print('now', flush=True); render({ENDLESS!r})")

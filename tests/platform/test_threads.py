@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.readme.documents import sections
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +51,7 @@ def test_a_program_ends_after_threads_that_computed() -> None:
     run_often(_THREADS)
 
 
+@pytest.mark.exhaustive
 def test_the_threads_of_the_page_end_the_program_properly() -> None:
     [section] = [
         section

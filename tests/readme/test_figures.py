@@ -99,6 +99,7 @@ def test_every_reason_is_checked() -> None:
     assert list(reasons()) == list(FIGURES)
 
 
+@pytest.mark.sample(2)
 @needs_graphs
 @pytest.mark.parametrize("title", FIGURES)
 def test_figures_of_the_first_screen(title: str, capsys: pytest.CaptureFixture[str]) -> None:

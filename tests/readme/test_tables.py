@@ -62,6 +62,7 @@ def test_table_of_images_is_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert len(tables) == 2 and all(table.strip() in page for table in tables)
 
 
+@pytest.mark.exhaustive
 def test_table_of_token_mixers_is_its_result(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

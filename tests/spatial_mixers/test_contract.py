@@ -56,6 +56,7 @@ def made(mixer: type[SpatialMixer], options: dict[str, Any], linear: str) -> Spa
     return each
 
 
+@pytest.mark.sample(1, of="mixer")
 @each_mixer
 @each_linear
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (7, 6), (1, 9), (13, 2)])

@@ -87,6 +87,7 @@ CASES: dict[str, tuple[Callable[[], SpatialMixer], Callable[[nn.Module, Numbers]
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_large_map(name: str) -> None:
     mx.random.seed(0)

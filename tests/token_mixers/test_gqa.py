@@ -228,6 +228,7 @@ def _exact_input(*shape: int) -> mx.array:
     return mx.random.randint(-8, 8, shape, key=mx.random.key(1)).astype(mx.float32) / 8
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", STORED, ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantised_whole_equals_pieces_equals_steps(bits: int, options: dict[str, Any]) -> None:

@@ -66,6 +66,7 @@ def _bytes(mixer: TokenMixer, length: int, is_trained: bool) -> int:
     return sum(graph.arrays[place].nbytes for place in places)
 
 
+@pytest.mark.sample(1, of="name")
 @pytest.mark.parametrize("is_trained", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", LINEAR)
 def test_work_grows_with_the_length(name: str, is_trained: bool) -> None:

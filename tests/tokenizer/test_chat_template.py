@@ -316,6 +316,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     confined.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_templates(source: str) -> None:

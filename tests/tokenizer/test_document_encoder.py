@@ -19,6 +19,7 @@ FOLDERS = [GOLDENS / "tokenizer_bpe", GOLDENS / "tokenizer_spm"]
 TEXTS = ["the dog", "", "é 字", "<|eot_id|> </s>"] * 5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_ids_are_those_of_the_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(document_encoder, "_BATCH_CHARACTERS", 20)

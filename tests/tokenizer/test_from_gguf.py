@@ -145,6 +145,7 @@ def test_lists_that_are_too_short_are_refused(key: str) -> None:
         files_of_metadata(metadata | {f"tokenizer.ggml.{key}": short})
 
 
+@pytest.mark.sample(1, of="name")
 @pytest.mark.parametrize("kind", [NORMAL, CONTROL, USER])
 @pytest.mark.parametrize("name", ENDS.split())
 def test_ends_are_found_by_their_names(tmp_path: Path, name: str, kind: int) -> None:

@@ -111,6 +111,7 @@ HOSTILE_FILES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("parts", HOSTILE_FILES.values(), ids=HOSTILE_FILES.keys())
 def test_hostile_files(
@@ -131,6 +132,7 @@ HOSTILE_IN_USE = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("parts", HOSTILE_IN_USE.values(), ids=HOSTILE_IN_USE.keys())
 def test_files_that_load_and_make_texts_explode(
@@ -160,6 +162,7 @@ def test_many_empty_lists_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
             load(tmp_path / name, extra=[entry] * 5000)
 
 
+@pytest.mark.exhaustive
 def test_a_published_size(tmp_path: Path) -> None:
     # Llama 3's file has 17 MB and a million values, Gemma's twice as many
     letters = [chr(0x4E00 + number) for number in range(560)]

@@ -131,11 +131,13 @@ def check(tokenizer: Tokenizer, *, is_known: bool) -> None:
     assert least > 100 if is_known else least == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("parts", KNOWN.values(), ids=KNOWN.keys())
 def test_known_shapes(parts: dict[str, Any], tmp_path: Path) -> None:
     check(load(tmp_path / "known", **parts), is_known=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("parts", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_shapes_that_may_drop_characters(parts: dict[str, Any], tmp_path: Path) -> None:
     check(load(tmp_path / "unknown", **parts), is_known=False)
@@ -175,6 +177,7 @@ def test_sentencepiece(
     check(Tokenizer.from_folder(tmp_path), is_known=is_known)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("folder", [SPM, BPE, demo.path()], ids=["spm", "bpe", "demo"])
 def test_tokenizers_of_models(folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
@@ -185,6 +188,7 @@ def test_tokenizers_of_models(folder: Path) -> None:
             assert tokenizer.least_tokens(chat.text) <= len(chat.ids())
 
 
+@pytest.mark.exhaustive
 def test_what_is_counted_on_of_unicode() -> None:
     spaces = [c for c in map(chr, range(sys.maxunicode + 1)) if c.isspace()]
     assert max(spaces) < "\u3001"

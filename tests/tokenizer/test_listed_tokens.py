@@ -75,6 +75,7 @@ def assert_are_those_of_transformers(folder: Path) -> None:
         assert ours.decode(want, skips) == theirs.decode(want, skip_special_tokens=skips)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("source", [BPE, SPM], ids=["bpe", "spm"])
 def test_listed_tokens(tmp_path: Path, source: Path, settings: dict[str, Any]) -> None:

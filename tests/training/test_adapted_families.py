@@ -90,6 +90,7 @@ def _samples(model: Decoder, settings: FineTuneSettings) -> dict[str, Samples[An
     return with_reference(data, model) if settings.train_mode == "dpo" else data
 
 
+@pytest.mark.sample(1, of="family")
 @pytest.mark.parametrize(
     "way", [pytest.param(way, marks=_MARKS.get(way, (pytest.mark.slow,))) for way in WAYS]
 )
@@ -146,6 +147,7 @@ def _dense_twin(family: str) -> Decoder:
     return model
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("family", ["rotated", "rotated, schema 2", "rotated, gguf"])
 def test_an_adapter_acts_on_what_is_not_rotated(family: str, kind: Any) -> None:

@@ -137,6 +137,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same_bits(CALLS[name], monkeypatch)

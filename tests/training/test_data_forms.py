@@ -338,6 +338,7 @@ def test_nulls_of_arguments_in_json_lines_are_absent(tmp_path: Path) -> None:
     assert _tokens(got) == _tokens(_read(_write(tmp_path / "b.jsonl", [want]), tokenizer)["train"])
 
 
+@pytest.mark.exhaustive
 def test_a_split_of_a_dataset(tmp_path: Path) -> None:
     for number in (0, 1):
         name = f"data/train_sft-0000{number}-of-00002-0abc.parquet"

@@ -54,6 +54,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_losses_are_those_of_one_process_with_all_rows(
     ranks: tuple[Path, list[dict[str, Any]]], alone: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_two_processes_add_exactly(ranks: tuple[Path, list[dict[str, Any]]]) -> 
         assert result["exact"] == [digest.hexdigest()] * 3
 
 
+@pytest.mark.exhaustive
 def test_three_processes_add_alike(tmp_path: Path) -> None:
     finish(start_group(tmp_path, 3, *PROGRAM, "exact", str(tmp_path), str(tmp_path)))
     first, *others = [result["exact"] for result in _results(tmp_path, 3)]
@@ -123,6 +125,7 @@ def test_three_processes_add_alike(tmp_path: Path) -> None:
     assert in_buckets != in_one
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_killed_process_ends_the_other_and_the_run_goes_on(
     tmp_path: Path, ranks: tuple[Path, list[dict[str, Any]]], dying: int
@@ -141,6 +144,7 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(
         assert [result["dense"] for result in _results(tmp_path)] == [ranks[1][0]["dense"]] * 2
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_process_is_not_waited_for_without_end(tmp_path: Path) -> None:
     arguments = ("stop", str(tmp_path / "run"), str(tmp_path), "1")
     waiting, stopped = start_group(tmp_path, 2, *PROGRAM, *arguments)
@@ -166,6 +170,7 @@ def test_the_others_wait_for_long_work_of_the_first(
     assert [result["order"] for result in ranks[1]] == [[], ["done-0"]]
 
 
+@pytest.mark.exhaustive
 def test_a_signal_to_one_process_saves_and_ends_both(
     config: Path, tmp_path: Path, run_values: dict[str, Any]
 ) -> None:

@@ -204,6 +204,7 @@ def test_only_mixers_learn_before_the_logits(teacher_folder: Path) -> None:
             assert mx.array_equal(student[name], array), name
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "changes",
     [
@@ -342,6 +343,7 @@ def run_with_plans(
     return plans, before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_the_planned_memory_is_what_a_run_takes(teacher_folder: Path) -> None:
     lengths = {"batch_size": 4, "sequence_length": 96, "valid": (), "ternary": True}
@@ -363,6 +365,7 @@ def put_larger_teacher(folder: Path) -> None:
     save_model(folder, teacher, GOLDENS / "tokenizer_bpe")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_a_run_in_little_memory(teacher_folder: Path) -> None:
     put_larger_teacher(teacher_folder)

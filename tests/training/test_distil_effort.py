@@ -98,6 +98,7 @@ def test_chips_have_a_share_of_their_bound() -> None:
     assert MACHINES["M4 Max"].rate == pytest.approx(0.3 * 2 * 40 * 128 * 1.578e9)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
 def test_a_description_plans_what_the_weights_do(tmp_path: Path) -> None:
     settings = described(tmp_path / "teacher")
@@ -159,6 +160,7 @@ def test_only_a_plan_needs_no_weights(tmp_path: Path, capsys: pytest.CaptureFixt
         Distillation(settings, only_plans=True)
 
 
+@pytest.mark.exhaustive
 def test_a_dry_run_downloads_the_configuration_alone(tmp_path: Path) -> None:
     record = find("llama")
     save_model(tmp_path / "teacher", record.build(record.config.from_hub(SHAPE)))

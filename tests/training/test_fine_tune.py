@@ -144,6 +144,7 @@ class _Kill(Callback):
             raise _Killed
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_killed_run_resumes_to_the_same_bits(data: Path, tokenizer: Tokenizer, kind: str) -> None:
     options: dict[str, Any] = {
@@ -167,6 +168,7 @@ def test_killed_run_resumes_to_the_same_bits(data: Path, tokenizer: Tokenizer, k
         assert mx.array_equal(value, wanted[name]), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", sorted(set(OPTIMIZERS) - {"adam"}))
 def test_every_optimizer_resumes(data: Path, tokenizer: Tokenizer, optimizer: str) -> None:
     options: dict[str, Any] = {"optimizer": optimizer, "fine_tune_type": "dora", "iters": 4}
@@ -203,6 +205,7 @@ def test_other_data_or_settings_do_not_resume(data: Path, tokenizer: Tokenizer) 
         _run(_settings(data), tokenizer)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("lora", name) for name in MODELS), ("dora", "hgrn"), ("dora", "llama")]
 )
@@ -278,6 +281,7 @@ def test_an_adapter_of_other_layers_does_not_begin_a_run(data: Path, tokenizer: 
             prepare(_build("hgrn"), _settings(data, resume_adapter_file=file, **change))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["hgrn", "hgrn_dense", "bitnet", "llama_ternary"])
 def test_full_tuning_changes_layers_alone_and_writes_a_model(
     data: Path, tokenizer: Tokenizer, name: str

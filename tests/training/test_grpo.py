@@ -73,6 +73,7 @@ def _run(
     return model
 
 
+@pytest.mark.exhaustive
 def test_rewards_rise(data: Path, tokenizer: Tokenizer) -> None:
     settings = _grpo(data, iters=15, steps_per_eval=15, num_generations=8, beta=0.0)
     model = _run(settings, tokenizer)
@@ -101,6 +102,7 @@ def test_answers_without_a_reward_count_zero(data: Path, tokenizer: Tokenizer) -
     assert [record["without_reward"] for record in log] == [0.75] * 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "options",
     [
@@ -190,6 +192,7 @@ def test_several_steps_learn_from_one_set_of_answers(data: Path, tokenizer: Toke
     assert np.abs(groups.sum(axis=1)).max() < 1e-5
 
 
+@pytest.mark.exhaustive
 def test_a_plan_knows_the_longest_answers(data: Path, tokenizer: Tokenizer) -> None:
     short, long = (_grpo(data, max_completion_length=length) for length in (5, 40))
     plans = []
@@ -202,6 +205,7 @@ def test_a_plan_knows_the_longest_answers(data: Path, tokenizer: Tokenizer) -> N
     assert plans[0].total < plans[1].total
 
 
+@pytest.mark.exhaustive
 def test_other_rewards_are_another_run(data: Path, tokenizer: Tokenizer) -> None:
     settings = _grpo(data, iters=2)
     _run(settings, tokenizer)

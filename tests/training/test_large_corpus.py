@@ -42,6 +42,7 @@ def _write_random_tokens(path: Path, count: int) -> None:
         writer.finish()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the kinds of memory apart")
 def test_a_large_corpus_takes_no_more_memory_than_a_small_one(
     tmp_path: Path, run_values: dict[str, Any]

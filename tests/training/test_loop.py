@@ -102,6 +102,7 @@ class _Kill(Exception):
     pass
 
 
+@pytest.mark.sample(2)
 @pytest.mark.equal_bits
 @pytest.mark.parametrize("last_step", [1, 2, 3, 5])
 def test_killed_run_resumes_to_the_same_bits(tmp_path: Path, last_step: int) -> None:

@@ -61,6 +61,7 @@ def _run(
     return model, data
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -90,6 +91,7 @@ def test_dpo_begins_at_the_reference(data: Path, tokenizer: Tokenizer) -> None:
     assert abs(first["valid_margin"]) < 1e-5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", ["dpo", "orpo"])
 def test_a_killed_run_resumes_to_the_same_bits(data: Path, tokenizer: Tokenizer, mode: str) -> None:
     options: dict[str, Any] = {

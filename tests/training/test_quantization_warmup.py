@@ -39,6 +39,7 @@ def test_steps_see_the_warm_up_and_validations_see_all(tmp_path: Path) -> None:
     assert strengths(trainer.model) == {1.0}
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_dies_while_warming_up_resumes_to_the_same_bits(tmp_path: Path) -> None:
     want = _model()
     _trainer(want, _settings(tmp_path, output="whole", quantization_warmup=6), _batches()).train()

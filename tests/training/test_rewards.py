@@ -40,6 +40,7 @@ def _given(rewards: Rewards, *texts: str, prompt: Any = "Say it.") -> list[float
     return given
 
 
+@pytest.mark.exhaustive
 def test_functions_of_a_file_are_summed(tmp_path: Path) -> None:
     file = _file(tmp_path, FILE)
     rewards = Rewards(file)
@@ -88,6 +89,7 @@ def test_answers_to_messages_are_messages(tmp_path: Path) -> None:
     assert _given(Rewards(_file(tmp_path, text)), "yes", prompt=messages) == [3]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("text", "words"),
     [

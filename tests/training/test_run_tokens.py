@@ -197,6 +197,7 @@ train_model(read_settings(Path(sys.argv[1])))
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("order", ["random", "epochs"])
 def test_a_killed_run_goes_on_to_the_same_bits(config: Path, order: str) -> None:
     _settings(config, order=order)

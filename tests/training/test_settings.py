@@ -32,6 +32,7 @@ def stages(until: float, *weights: Any) -> list[dict[str, Any]]:
     return [{"until": until, "weights": {f"{n}.txt": weight for n, weight in enumerate(weights)}}]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -133,6 +134,7 @@ WRONG: dict[Any, list[Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("settings", [Settings, FineTuneSettings, DistilSettings])
 def test_every_value_of_another_type_names_its_key(settings: type, tmp_path: Path) -> None:
     """Of all settings, whatever the command."""

@@ -49,6 +49,7 @@ def settings_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (2.0, 6)])
 def test_the_loss_has_the_divergence_too(
     settings_of: Make, temperature: float, top_k: int | None
@@ -116,6 +117,7 @@ def test_the_plan_counts_the_teacher(settings_of: Make) -> None:
     assert plans[1].weights - plans[0].weights == first.nbytes - alone.nbytes > 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -100,6 +100,7 @@ def cached(folder: Path, name: str, **changes: Any) -> DistilSettings:
     return settings_of(folder, name, **{**few, "teacher_top_k": 8, **changes})
 
 
+@pytest.mark.exhaustive
 def test_a_run_gives_the_same_and_keeps_no_teacher(
     teacher_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_choices_that_do_not_fit(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -193,6 +194,7 @@ def test_distil_with_its_defaults_is_the_same_run(
         assert len({file.read_bytes() for file in files}) == 1
 
 
+@pytest.mark.exhaustive
 def test_cached_logits_are_compared(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are rounded to 16 bits, so that a run with them is another one."""
     flags = ("--steps", "1", "--teacher-top-k", "8")

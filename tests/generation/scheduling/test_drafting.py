@@ -27,6 +27,7 @@ def scheduler_of(model: Decoder, draft: Decoder, sessions: Sessions | None = Non
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_text_stays_what_it_is(name: str) -> None:
     model = MODELS[name](1)

@@ -52,12 +52,14 @@ def test_requests_that_join_and_leave_get_what_they_get_alone(
     check_joining_and_leaving(model, tokenizer, 24)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.equal_bits
 @pytest.mark.parametrize("name", MODELS)
 def test_whatever_the_state(name: str) -> None:
     check_joining_and_leaving(MODELS[name](1), Characters(VOCABULARY), 12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "settings",
     [

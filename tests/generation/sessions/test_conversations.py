@@ -181,6 +181,7 @@ ENDINGS = ["<|eot_id|>", "#", "\n\n### User", " zebra crossing"]
 """An end token, and stop strings of one token and of several."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("kind", ["recurrent", "hybrid", *KEPT])
 def test_a_conversation_that_stopped_reads_only_what_is_new(
@@ -260,6 +261,7 @@ def test_what_is_kept_has_the_bits_of_what_is_read_now(
         assert same_bits(known.state, state), length
 
 
+@pytest.mark.sample(2)
 def test_many_conversations_at_once_are_those_alone(
     either: Decoder, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

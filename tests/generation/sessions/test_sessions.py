@@ -33,6 +33,7 @@ def kept(model: Decoder, *texts: list[int]) -> Sessions:
     return sessions
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("build", [*MODELS.values(), hybrid], ids=[*MODELS, "hybrid"])
 @pytest.mark.parametrize("length", [1, 12, 16])
 def test_a_text_goes_on_as_if_it_had_been_read_now(build: Any, length: int) -> None:

@@ -133,7 +133,15 @@ CROSS = _cases(lambda mixer: mixer.cross)
 BOUNDED = _cases(lambda mixer: mixer.length_bound)
 SMOOTH = [*CAUSAL, *WHOLE]
 ALL = [*SMOOTH, *_cases(lambda mixer: mixer.causal, ROUNDED)]
-by_case = partial(pytest.mark.parametrize, "case")
+
+
+def by_case(cases: Iterable[ParameterSet]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of each case; usually of one for each mixer."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        return pytest.mark.sample(1, of="case")(pytest.mark.parametrize("case", cases)(test))
+
+    return decorate
 
 
 def sequence(length: int = LENGTH, seed: int = 7) -> mx.array:

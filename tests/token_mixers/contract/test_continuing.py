@@ -82,6 +82,7 @@ def test_compiled_step_equals_the_plain_one(case: Case) -> None:
     assert_equal(mx.compile(mixer.__call__)(x[:, :1], state), mixer(x[:, :1], state))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("linear", [*LINEARS, *ROUNDED])
 def test_fused_step_equals_the_plain_one(fused: None, linear: str) -> None:
     test_compiled_step_equals_the_plain_one(Case("MLGRU", linear, {}))

@@ -172,6 +172,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["SIGKILL", "SIGINT"])
 def test_a_stop_leaves_no_process_and_the_next_start_begins_anew(tmp_path: Path, kind: str) -> None:
     documents = _documents(400)

@@ -113,6 +113,7 @@ def _measured(
     return mx.get_peak_memory() - before
 
 
+@pytest.mark.sample(1)
 @needs_extension
 @pytest.mark.parametrize(
     ("name", "rows", "length", "options"),
@@ -286,6 +287,7 @@ NARROW = {
 }
 
 
+@pytest.mark.exhaustive
 @needs_extension
 def test_memory_of_a_27b_model_is_what_fewer_and_narrower_blocks_take() -> None:
     """Three linear layers and one of attention at a time, each of the kinds that 27B has."""

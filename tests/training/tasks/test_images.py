@@ -113,6 +113,7 @@ def _result(settings: Settings, run: str) -> tuple[bytes, list[dict[str, float]]
 
 
 # batch norms, stochastic depth; ternary linears; moved images, several batches in a step
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("architecture", "kind", "values"),
     [
@@ -149,6 +150,7 @@ def test_a_run_learns(settings_of: Make) -> None:
     assert train_model(replace(settings, model=model))["held_out"]["valid/accuracy"] == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "architecture", [n for n, each in architectures().items() if each.variants]
 )
@@ -178,6 +180,7 @@ def test_every_backbone_takes_a_step(settings_of: Make, architecture: str) -> No
     assert any(not mx.array_equal(after[name], array) for name, array in before.items())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("accumulation_steps", [1, 3])
 @pytest.mark.parametrize(
     "architecture", [n for n, each in architectures().items() if each.variants]
@@ -280,6 +283,7 @@ def test_a_new_head_keeps_all_other_weights(settings_of: Make) -> None:
     train_model(again)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("count", [3, 5])
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
 def test_a_new_head_is_what_timm_draws_anew(
@@ -303,6 +307,7 @@ def test_a_new_head_is_what_timm_draws_anew(
     assert changed == CLASSIFIERS[architecture]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
 def test_a_model_without_classes_needs_a_new_head(
     settings_of: Make, architecture: str, tmp_path: Path
@@ -436,6 +441,7 @@ def test_files_that_do_not_agree_are_refused(settings_of: Make) -> None:
         train_model(settings_of(stages=(Stage(1, files),)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["valid.npz", "valid-images-idx3-ubyte", "valid-images-idx3-ubyte.gz"]
 )

@@ -46,6 +46,7 @@ def _result(settings: Settings, run: str) -> tuple[bytes, list[dict[str, float]]
     return (settings.root / run / "best.safetensors").read_bytes(), records
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("task", "values"),
     [
@@ -224,6 +225,7 @@ def test_a_model_without_a_task_is_refused() -> None:
         task_of(Other())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "values",
     [

@@ -59,6 +59,7 @@ def test_the_packaged_model_writes_the_same(program: Path, beside: bool, tmp_pat
     assert printed == decoded(model, prompt, 24) + "\n"
 
 
+@pytest.mark.exhaustive
 def test_attention_writes_the_same(program: Path, tmp_path: Path) -> None:
     _, tokenizer = load(demo.path())
     model = tiny_transformer(vocab_size=tokenizer.vocab_size)

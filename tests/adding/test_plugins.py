@@ -145,6 +145,7 @@ def test_files_that_are_named_are_found(site: Path, other_package: Path, tmp_pat
     assert found((site,), tmp_path, files) == ["leaky_average", "signs", "two_gates"]
 
 
+@pytest.mark.exhaustive
 def test_what_installed_packages_declare_is_found(
     site: Path, other_package: Path, tmp_path: Path
 ) -> None:

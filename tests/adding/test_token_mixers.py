@@ -44,7 +44,7 @@ def passed() -> list[str]:
     return [line for line in done.stdout.splitlines() if "PASSED" in line]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mixer", ASKED)
 def test_the_contract_is_asked_of_a_new_mixer(mixer: str, passed: list[str]) -> None:
     own = [line for line in passed if mixer in line]

@@ -99,6 +99,7 @@ def run(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("program", ["generate.py", "convert.py"])
 def test_programs_of_the_checkout(program: str) -> None:
     process = run(program, "--model", "no/such/folder")
@@ -212,6 +213,7 @@ def test_a_prompt_from_a_closed_input(
     sys.stdin.close()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "ImportError", "RuntimeError"])
 def test_ctrl_c_during_imports(error: str, tmp_path: Path) -> None:
     # numpy and extension modules make errors of their own of a KeyboardInterrupt

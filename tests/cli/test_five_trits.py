@@ -50,6 +50,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "command",
     [
@@ -108,6 +109,7 @@ def test_bench(five: Path, capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.exhaustive
 def test_lora_and_fuse(pair: tuple[Path, Path], data: Path) -> None:
     flags = ["--train", "--data", str(data), "--iters", "2", "--batch-size", "2", "--seed", "1"]
     for model, name in zip(pair, "ab", strict=True):

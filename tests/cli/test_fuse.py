@@ -196,6 +196,7 @@ def test_an_adapter_that_is_gone_is_not_passed_over(kept: Path, name: str) -> No
         load_model(kept)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mark", ["adapters", "../adapter", 1, None, [], {"path": "/etc"}])
 def test_the_mark_of_an_adapter_is_true_or_false(kept: Path, mark: Any) -> None:
     file = kept / "config.json"

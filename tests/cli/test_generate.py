@@ -58,6 +58,7 @@ def test_text_on_stdout_and_statistics_on_stderr(folder: Path, capsys: Captured)
     assert memory.startswith("Peak memory: ") and memory.endswith(" GB")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("prompts", [1, 2])
 def test_figures_follow_the_text_in_a_file_of_both(
     folder: Path, tmp_path: Path, prompts: int

@@ -52,6 +52,7 @@ def data_in(folder: Path) -> Path:
     return data
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_is_trained_used_and_merged(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

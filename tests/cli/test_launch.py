@@ -58,6 +58,7 @@ def _ranks(launcher: int) -> list[int]:
     return [int(child) for child in children.split()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_run_in_two_processes(config: Path, backend: str) -> None:  # noqa: F811
     command_line = [
@@ -81,6 +82,7 @@ def test_a_run_in_two_processes(config: Path, backend: str) -> None:  # noqa: F8
     assert (config.parent / "run" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_run_in_one_process(config: Path) -> None:  # noqa: F811
     words = [*LAUNCH, "-n", "1", "train", "--config", str(config)]
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
@@ -161,6 +163,7 @@ def test_what_a_killed_process_started_is_ended_too() -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.exhaustive
 def test_a_mistake_at_the_start_gives_its_status(tmp_path: Path) -> None:
     command_line = [*LAUNCH, "-n", "2", "train", "--config", str(tmp_path / "none.yaml")]
     done = subprocess.run(
@@ -172,6 +175,7 @@ def test_a_mistake_at_the_start_gives_its_status(tmp_path: Path) -> None:
     assert "Process 1 of 2 ended with status 2." in done.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="lists processes through /proc")
 def test_a_killed_rank_and_a_killed_launcher_leave_nobody(config: Path) -> None:  # noqa: F811
     config.write_text(config.read_text().replace("steps: 6\n", "steps: 100000\n"))
@@ -194,6 +198,7 @@ def test_a_killed_rank_and_a_killed_launcher_leave_nobody(config: Path) -> None:
             time.sleep(0.02)
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_reaches_all(config: Path) -> None:  # noqa: F811
     config.write_text(config.read_text().replace("steps: 6\n", "steps: 100000\n"))
     run = config.parent / "run"

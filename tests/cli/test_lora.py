@@ -145,6 +145,7 @@ def test_samples_without_anything_to_learn_are_refused(
     assert error.count("\n") == 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("content", ["", " \n\n\t\n"], ids=["empty", "blank lines"])
 @pytest.mark.parametrize("mode", ["sft", "dpo"])
 def test_a_validation_file_without_samples_is_left_out(
@@ -172,6 +173,7 @@ def test_a_file_without_samples_that_is_needed_is_named(
     assert not (data.parent / "run/log.jsonl").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_second_run_in_the_same_folder_is_refused(folder: Path, data: Path) -> None:
     flags = [*_flags(folder, data), "--train", "--iters", "100000", "--steps-per-report", "5"]
     command = [sys.executable, "-m", "mlx_mmfree", "lora", *flags]
@@ -283,6 +285,7 @@ main(sys.argv[2:])
 """
 
 
+@pytest.mark.exhaustive
 def test_killed_process_resumes_to_the_same_log(masters: Path, data: Path) -> None:
     options = [*QUICK, "--iters", "40", "--train", "--pack"]
     options += ["--max-seq-length", "64", "--dropout", "0.2"]
@@ -417,6 +420,7 @@ def test_a_missing_test_file_is_named_before_training(
     assert "Training" not in shown.out
 
 
+@pytest.mark.exhaustive
 def test_defaults_are_those_of_mlx_lm() -> None:
     from mlx_lm.lora import CONFIG_DEFAULTS as THEIRS
 

@@ -65,6 +65,7 @@ def _flags(model: Path, data: Path, run: str = "run") -> list[str]:
     return ["--model", str(model), "--data", str(data), "--adapter-path", str(data.parent / run)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_ternary", [False, True], ids=["dense", "ternary"])
 def test_an_adapter_learns_and_is_read_again(
     data: Path, is_ternary: bool, capsys: pytest.CaptureFixture[str]
@@ -159,6 +160,7 @@ def test_a_folder_without_images_is_refused(
     assert "must be a folder with train, valid or test" in capsys.readouterr().err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("is_ternary", "form"), [(False, "dense"), (True, "ternary"), (True, "keep")]
 )

@@ -24,6 +24,7 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.equal_bits
 @pytest.mark.parametrize("mode", ["dpo", "orpo"])
 def test_trains_and_tests(
@@ -82,6 +83,7 @@ def test_samples_are_no_pairs(folder: Path, data: Path, capsys: pytest.CaptureFi
     assert "line 1: it must have 'chosen' and 'rejected' but has 'text'" in error
 
 
+@pytest.mark.exhaustive
 def test_rewards_of_a_file(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ def steps(run: Path) -> list[float]:
     return [r["loss"] for r in read_log(run / "log.jsonl") if "loss" in r]
 
 
+@pytest.mark.exhaustive
 def test_a_teacher_adds_to_the_loss(masters: Path, folder: Path, data: Path) -> None:
     losses = {}
     for run, teacher in {
@@ -37,6 +38,7 @@ def test_a_teacher_adds_to_the_loss(masters: Path, folder: Path, data: Path) -> 
     assert losses["some"] not in (losses["alone"], losses["all"])
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_with_its_own_teacher_alone(
     masters: Path, folder: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +57,7 @@ def test_a_run_goes_on_with_its_own_teacher_alone(
     assert len(steps(data.parent / "run")) == 3
 
 
+@pytest.mark.exhaustive
 def test_the_warm_up_begins_without_quantisation(masters: Path, data: Path) -> None:
     full = [*QUICK, "--iters", "1", "--train", "--fine-tune-type", "full"]
     losses = {}

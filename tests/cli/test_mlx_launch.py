@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mlx_mmfree.training.results import read_log
 from tests.process_group import ROOT
 from tests.readme.documents import sections
@@ -30,6 +32,7 @@ def _free_ports(count: int) -> int:
         return port
 
 
+@pytest.mark.exhaustive
 def test_the_host_file_of_the_page_starts_a_run(config: Path, tmp_path: Path) -> None:  # noqa: F811
     [machines] = next(part for part in sections(PAGE) if part.title == "Several machines").blocks(
         "json"

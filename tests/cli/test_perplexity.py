@@ -73,6 +73,7 @@ def test_without_a_first_token_the_first_of_the_text_is_not_predicted(
     assert got["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
 @pytest.mark.parametrize("windows", [[], ["--num-samples", "2"]])
 def test_ends_of_texts_are_read_as_in_training(

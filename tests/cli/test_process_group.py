@@ -31,6 +31,7 @@ def split_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.exhaustive
 def test_the_first_process_prints_what_one_would(
     split_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +111,7 @@ def test_lora_is_written_and_told_by_the_first_process(split_folder: Path, tmp_p
     assert records[-1]["step"] == 3
 
 
+@pytest.mark.exhaustive
 def test_rows_must_be_shared_out(split_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"text": "The number 1 is 1."}))
     flags = ["lora", "--model", str(split_folder), "--train", "--data", str(tmp_path)]

@@ -52,6 +52,7 @@ def test_sound_text(name: str) -> None:
     compiler.check([TEXT.format(SOUND[name])])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_faulty_text(name: str) -> None:
     with pytest.raises(KernelError, match="does not compile"):

@@ -116,6 +116,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_reported(machine: Emulator, name: str) -> None:
     source, message = FAULTS[name]

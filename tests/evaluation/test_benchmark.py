@@ -107,6 +107,7 @@ def test_how_a_process_ended(code: str, line: str) -> None:
     assert line in str(failure.value)
 
 
+@pytest.mark.exhaustive
 def test_a_fresh_process_measures() -> None:
     arguments = {"name": "a", "source": str(demo.path()), **AMOUNTS}
     found = measure(MODEL, arguments, 3)

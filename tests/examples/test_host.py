@@ -93,6 +93,7 @@ def test_graphs_of_a_gpu(model_type: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(launched) >= cost.layers * 4 * 5
 
 
+@pytest.mark.exhaustive
 def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(tiny("hgrn_bit")))

@@ -135,6 +135,7 @@ def test_unknown_architecture_is_refused() -> None:
         random_model({"model_type": "nothing"})
 
 
+@pytest.mark.exhaustive
 def test_presets_have_the_published_numbers_of_ternary_weights() -> None:
     # ternary weights of the blocks, in millions
     published = {

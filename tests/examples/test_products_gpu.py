@@ -98,6 +98,7 @@ def uncompiled() -> Iterator[None]:
     mx.enable_compile()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("on_gpu", "uncompiled")
 def test_a_model_of_a_gpu() -> None:
     settings = replace(SETTINGS, prompt_tokens=(9,), positions=(2,), decoded_tokens=1)

@@ -30,7 +30,7 @@ _NEVER_REFUSED = (
 @pytest.fixture(scope="module")
 def counts(request: pytest.FixtureRequest) -> dict[str, int]:
     """How many cases of each class are tried."""
-    most = sys.maxsize if request.config.getoption("exhaustive") else 5
+    most = sys.maxsize if request.config.getoption("exhaustive") else 2
     return {name: min(load_class(name).count, most) for name in CLASSES}
 
 

@@ -23,6 +23,7 @@ def test_left_padding() -> None:
     assert left_padded([[1], [2]])[1] is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.equal_bits
 @pytest.mark.parametrize(
     ("batch_size", "prefill_step_size"), [(1, 2048), (3, 4), (3, 2048), (32, 4)]

@@ -38,6 +38,7 @@ def test_vectors_that_are_not_finite_are_named(model: Decoder) -> None:
 
 
 # all uses must look at the same logits
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("use", "value"), [*((use, math.nan) for use in USES), ("batch", math.inf), ("batch", 3e38)]
 )
@@ -65,6 +66,7 @@ def test_a_large_vocabulary_of_any_float_type_is_finite(dtype: mx.Dtype) -> None
     assert not are_finite(logits).all().item()
 
 
+@pytest.mark.sample(2)
 def test_every_step_is_looked_at(model: Decoder) -> None:
     expected = list(generate_tokens(model, PROMPT, max_tokens=20))
     place = next(n for n, token in enumerate(expected) if token not in [*PROMPT, *expected[:2]])

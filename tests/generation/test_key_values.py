@@ -52,6 +52,7 @@ def test_settings_take_the_place_of_earlier_ones() -> None:
     assert mx.array_equal(with_key_values(model)(TOKENS)[0], attention(1)(TOKENS)[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_chunks_of_the_prompt_do_not_matter(settings: dict[str, int]) -> None:
     model = attention(1, **settings)
@@ -75,6 +76,7 @@ def test_a_limited_model_forgets_the_middle() -> None:
     assert all(layer.keys.shape[2] == layer.positions.shape[1] == 9 for layer in state)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_batch_gives_the_texts_of_its_rows(
     settings: dict[str, int], tokenizer: Tokenizer

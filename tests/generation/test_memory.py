@@ -89,6 +89,7 @@ def test_nothing_is_computed_to_know_the_need() -> None:
     assert mx.get_active_memory() - before < 10_000_000
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_need_is_near_the_measured_peak(batch_size: int) -> None:
     model = wide_model()
@@ -157,6 +158,7 @@ def peak_bytes(model: Decoder, length: int, read: int = 0, batch_size: int = 1) 
     return max(peaks)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("build", [wide_model, ternary_transformer])
 def test_unpacked_copies_of_the_reference_are_counted(build: Callable[[], Decoder]) -> None:
     model = build()
@@ -184,7 +186,7 @@ def test_matrices_that_share_an_input_are_counted_together() -> None:
     assert unpacked_bytes(model) == 1.5 * 4 * 256 * (4 * 256)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("has_kernel", [True, False])
 @pytest.mark.parametrize(("length", "read"), [(256, 0), (64, 1024)])
 def test_attention_to_long_texts_is_counted(

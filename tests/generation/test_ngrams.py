@@ -102,6 +102,7 @@ def test_streams_tell_what_the_drafts_were_worth(model: Decoder, tokenizer: Toke
         next(stream_generate(model, tokenizer, "A", ngram_drafts=True, num_draft_tokens=0))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["recurrent", "attention"])
 @pytest.mark.parametrize("temp", [0.0, 0.005])
 def test_texts_of_a_scheduler_stay_what_they_are(name: str, temp: float) -> None:

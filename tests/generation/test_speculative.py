@@ -133,6 +133,7 @@ def test_what_is_kept_and_drawn_has_the_models_distribution(
     assert _distance(pairs.ravel(), expected.ravel()) < 2.2
 
 
+@pytest.mark.exhaustive
 def test_sampled_texts_have_the_models_distribution() -> None:
     """Whole texts: counts of the first and the second token against exact probabilities."""
     model, sampler = recurrent(1), make_sampler(temp=0.6, top_k=4)

@@ -86,6 +86,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return with_template(tmp_path / "thinking", THINKING)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("most", [0, 5, 100])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_budget_closes_a_thought(tokenizer: Tokenizer, most: int, is_open: bool) -> None:

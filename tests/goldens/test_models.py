@@ -92,6 +92,7 @@ def test_logits_of_left_padded_rows(padding_case: Case, packed: bool) -> None:
             assert relative_error(own.convolution, tensors[f"pad.conv.{layer}"]) <= FLOAT32
 
 
+@pytest.mark.sample(2)
 def test_hidden_states(hidden_case: Case, packed: bool, block_outputs: list[mx.array]) -> None:
     tensors, model = golden(hidden_case.folder), model_of(hidden_case.folder, packed, mx.float32)
     tokens, valid = (x[:1] for x in inputs(tensors))
@@ -202,6 +203,7 @@ def test_loss_and_gradients(gradient_case: Case, packed: bool) -> None:
         assert relative_error(gradient, wanted[name]) <= GRADIENT_TOLERANCE, name
 
 
+@pytest.mark.sample(2)
 def test_gradients_of_fresh_adapters(gradient_case: Case, packed: bool) -> None:
     r"""From the reference's gradient G of each matrix W, :math:`y = m / |W| (W x + B^T A^T x)`.
 

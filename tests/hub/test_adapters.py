@@ -136,6 +136,7 @@ def test_adapters_are_switched(tmp_path: Path, config: dict) -> None:
     assert mx.array_equal(model(TOKENS)[0], plain)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_mlx_lm_reads_ours(tmp_path: Path, kind: AdapterKind) -> None:
     from mlx_lm.tuner.utils import load_adapters

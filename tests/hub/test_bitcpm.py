@@ -85,6 +85,7 @@ def test_stock_mlx_lm_opens_what_is_written(source: Path, tmp_path: Path) -> Non
     assert relative_error(theirs(TOKENS), want) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["q2_0", "tq2_0"])
 def test_gguf(source: Path, tmp_path: Path, kind: Any) -> None:
     """Blocks of 64 inputs hold the scales of 128; those of 256 do not, and floats stay floats."""

@@ -67,6 +67,7 @@ def test_unknown_forms(keys: dict[str, str]) -> None:
         bitnet.check_form({"quant_method": "bitnet", **keys})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("linear_class", "is_scaled"), [("autobitlinear", True), ("bitlinear", False), (None, False)]
 )

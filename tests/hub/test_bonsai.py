@@ -97,6 +97,7 @@ def dense_twin(folder: Path, target: Path) -> Path:
     return target
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16], ids=str)
 @pytest.mark.parametrize("bits", [1, 2])

@@ -71,7 +71,7 @@ def in_every_type(folder: Path, target: Path) -> Iterator[Path]:
         file.unlink()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", TWINS, ids=str)
 def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Shape) -> None:
     want = logits(write_plain(tmp_path / "plain", shape))
@@ -84,6 +84,7 @@ def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Sh
         assert held == len(shape.matrices()), form
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", TWINS, ids=str)
 def test_gguf_names_the_order_and_the_head_only_where_there_is_one(
     tmp_path: Path, shape: Shape
@@ -113,6 +114,7 @@ def test_twins_of_each_width_compute_what_transformers_does(tmp_path: Path, shap
         assert relative_error(logits(form), want) <= 2e-5, form
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("unfused")  # mlx-lm lets MLX fuse its operations
 @pytest.mark.parametrize(
     "shape", [Shape(512, 1024, 512), *(replace(each, layers=2) for each in WIDTHS)], ids=str
@@ -165,6 +167,7 @@ SAID = packing(SMALL)
 FIRST = SAID["tensors"][0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

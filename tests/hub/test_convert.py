@@ -91,6 +91,7 @@ def test_memory_is_bounded_by_the_largest_shard(large: Path, tmp_path: Path) -> 
     assert int(run.stdout) < 2 * shard + max(entry.nbytes for entry in entries)
 
 
+@pytest.mark.exhaustive
 def test_killed_conversion_leaves_no_target(large: Path, tmp_path: Path) -> None:
     target = tmp_path / "m"
     run = subprocess.run(command(KILLED, large, tmp_path), env=environment(), capture_output=True)
@@ -102,6 +103,7 @@ def test_killed_conversion_leaves_no_target(large: Path, tmp_path: Path) -> None
     assert not list(tmp_path.glob(".m.*"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "to"), [("hgrn_bit", "mlx"), ("llama", "mlx"), ("llama", "hf")], ids=str
 )

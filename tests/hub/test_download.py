@@ -320,6 +320,7 @@ def test_with_a_login(hub: HubServer, home: Path, want: Any) -> None:
     assert TOKEN not in (home / "messages.txt").read_text()
 
 
+@pytest.mark.exhaustive
 def test_without_network(source: Path, tmp_path: Path, want: Any) -> None:
     folders = {"me/tiny": source, "me/sharded": GOLDENS / "hgrn_heads_sharded"}
     with (
@@ -431,6 +432,7 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         local_folder("file")
 
 
+@pytest.mark.exhaustive
 def test_the_model_in_the_package_has_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return embedder_folder(place, pooling="mean_tokens", model_type=request.param)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("to", "forms"),
     [("mlx", None), ("hf", None), ("hf", FloatForms(keep_masters=True))],

@@ -70,6 +70,7 @@ def test_every_trit_has_its_place(rows: int, columns: int) -> None:
         assert not has_valid_codes(five_trits.unpack(damaged, columns), columns)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "make",
     [

@@ -133,6 +133,7 @@ def test_a_folder_of_pickles_names_the_gguf(source: Path) -> None:
         load_model(source / "only")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "place"),
     [

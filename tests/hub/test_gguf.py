@@ -126,6 +126,7 @@ def biased_file(file: Path, model_type: str, **options: bool) -> tuple[Path, Dec
     return write_gguf(file, metadata, tensors_of(model, model_type, "F32", "F32")), model
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "options",
     [{"attention_bias": True}, {"mlp_bias": True}, {"attention_bias": True, "mlp_bias": True}],
@@ -233,6 +234,7 @@ def test_tq_of_bitnet(tmp_path: Path, architecture: str, kind: str) -> None:
     assert mx.array_equal(logits(loaded), logits(model))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "F16", "BF16", "F32"])
 def test_dense_llama(tmp_path: Path, kind: str) -> None:
     model = half_precision(tiny_transformer(**WIDE, linears=None))
@@ -286,6 +288,7 @@ def test_factors_of_longrope(tmp_path: Path) -> None:
         load_model(file)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("architecture", "embedding", "dtype"),
     [

@@ -221,6 +221,7 @@ def mlx_source(folder: Path, group: int, bits: int = 2) -> Path:
     return folder
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("group", "bits", "kind", "size"),
     [

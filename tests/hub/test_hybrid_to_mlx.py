@@ -155,6 +155,7 @@ def test_mlx_lm_generates_what_one_pass_gives(tmp_path: Path, linears: str) -> N
     assert together == alone and len(set(alone)) == 3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("linears", ["dense", "ternary", "normed"])
 def test_adapters_have_the_same_meaning(tmp_path: Path, linears: str) -> None:
     from mlx_lm.tuner.utils import load_adapters

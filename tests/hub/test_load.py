@@ -43,7 +43,7 @@ def weights(folder: Path) -> Path:
     return folder / "model.safetensors"
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "options",
     [{}, {"tie_word_embeddings": True}, {"conv_size": 3}, {"linear_class": "dense"}],
@@ -175,6 +175,7 @@ class TestFolder:
             weights(folder).write_bytes(content[:size])
             refused(folder, "damaged")
 
+    @pytest.mark.exhaustive
     def test_absurd_sizes_are_refused_before_memory_is_taken(self, folder: Path) -> None:
         edit_json(folder / "config.json", hidden_size=2**17, vocab_size=2**24)
         edit_json(folder / "config.json", num_hidden_layers=1024, intermediate_size=2**20)
@@ -212,6 +213,7 @@ class TestTensors:
         edit_tensors(weights(folder), model__norm__weight=mx.ones(24, mx.int32))
         refused(folder, "must be float32, float16, bfloat16 but is int32")
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("packed", [True, False])
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
     @pytest.mark.parametrize(

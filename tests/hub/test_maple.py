@@ -89,7 +89,7 @@ def test_a_packed_file_takes_what_it_is_in_memory() -> None:
     assert packed_bytes(model) <= 1.1 * size
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("to", ["mlx", "q2_0", "tq2_0"])
 def test_conversions_keep_every_value(source: Path, tmp_path: Path, to: str) -> None:
     options: dict[str, Any] = {} if to == "mlx" else {"to": "gguf", "gguf_type": to}

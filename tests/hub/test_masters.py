@@ -42,6 +42,7 @@ def _build(name: str) -> Decoder:
     return model
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_packed_model_gets_masters_that_pack_to_the_same(name: str, tmp_path: Path) -> None:
     save_model(tmp_path / "packed", pack_linears(_build(name)))

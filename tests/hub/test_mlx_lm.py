@@ -77,6 +77,7 @@ def test_conversions_of_packed_families(tmp_path: Path, name: str) -> None:
     assert mx.array_equal(logits(ours), logits(load_model(tmp_path / "m")))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_quantised(tmp_path: Path, model_type: str, bits: int) -> None:

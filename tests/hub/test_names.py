@@ -119,6 +119,7 @@ def _written(folder: Path, name: str) -> tuple[Path, dict[str, mx.array]]:
     return file, tensors
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BIASES)
 def test_either_name_of_a_bias_is_read(tmp_path: Path, name: str) -> None:
     """As transformers 5.24 does: what it finds under one name alone, it ties to the other."""

@@ -139,6 +139,7 @@ def test_masters_are_made_up_in_the_model_that_was_built(
     assert len(builds) == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("without_curve")
 @pytest.mark.parametrize("form", [None, "own masters", "own packed"])
 def test_training_from_texts(

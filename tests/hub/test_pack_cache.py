@@ -108,6 +108,7 @@ def damages(content: bytes) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", damages(b"x" * 100))
 def test_damaged_entries_are_made_again(
     folder: Path, cache: Path, damage: str, capsys: pytest.CaptureFixture[str]

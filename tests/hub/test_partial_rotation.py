@@ -56,6 +56,7 @@ def saved(folder: Path, kind: str, **keys: Any) -> Path:
     return folder
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("unfused")
 @pytest.mark.parametrize("kind", SCALINGS)
 def test_logits_are_those_of_mlx_lm(tmp_path: Path, kind: str) -> None:

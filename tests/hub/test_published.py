@@ -55,6 +55,7 @@ def check(model: Decoder, written: Written, kind: type) -> None:
         assert relative_error(weight_of(module), mx.array(trits * scales)) <= 1e-7, name
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_loads(tmp_path: Path, name: str) -> None:
     written = write_published(tmp_path / "m", name)

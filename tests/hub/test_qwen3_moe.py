@@ -243,6 +243,7 @@ def write_file(file: Path, **changes: Any) -> Path:
     return write_gguf(file, metadata | byte_level_metadata("qwen2"), tensors)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "changes", [{}, {"expert_weights_norm": True, "expert_gating_func": 1}], ids=str
 )
@@ -306,6 +307,7 @@ def test_newer_names_of_transformers(folder: Path, tmp_path: Path) -> None:
     assert mx.array_equal(logits(tmp_path), logits(folder))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("to", "kind"), [("mlx", None), ("gguf", None), ("gguf", "Q2_0")])
 def test_conversions_lose_nothing(folder: Path, tmp_path: Path, to: Any, kind: Any) -> None:
     report = convert(open_checkpoint(str(folder)), tmp_path / "m", to=to, gguf_type=kind)

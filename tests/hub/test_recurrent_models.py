@@ -37,6 +37,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
+@pytest.mark.sample(2)
 def test_it_is_loaded_as_stored(folder: Path) -> None:
     logits, _ = load_model(folder)(TOKENS)
     assert logits.dtype == mx.bfloat16 and mx.isfinite(logits).all().item()
@@ -44,6 +45,7 @@ def test_it_is_loaded_as_stored(folder: Path) -> None:
     assert relative_error(logits, exact) <= TOLERANCE[mx.bfloat16]
 
 
+@pytest.mark.sample(2)
 def test_it_generates_the_likeliest_tokens(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,7 +68,7 @@ def test_it_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert mx.array_equal(load_model(target)(TOKENS)[0], load_model(folder)(TOKENS)[0])
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", DELTA_RULES)
 def test_an_adapter_is_trained_and_fused(kind: str, tmp_path: Path) -> None:
     folder, data = tmp_path / "model", tmp_path / "data"

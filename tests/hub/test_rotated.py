@@ -224,6 +224,7 @@ def add_one_twice(tensors: dict[str, mx.array]) -> None:
     tensors[name] = tensors[name] + 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "damage", [flip_a_sign, change_a_code, change_a_scale, swap_two_signs, add_one_twice]
 )
@@ -257,6 +258,7 @@ def test_forms_that_mlx_lm_does_not_rotate_are_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name", ["prism_schema1", "mlx_qwen35_2bit_g128", "gguf_qwen35_pq2_0_rotated/model.gguf"]
 )

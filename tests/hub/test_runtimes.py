@@ -123,7 +123,7 @@ def masters(family: str) -> FloatForms:
     return FloatForms(keep_masters=is_ternary and needs)
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_mlx_lm_and_its_own_form(tmp_path: Path, family: str) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
@@ -141,6 +141,7 @@ def test_mlx_lm_and_its_own_form(tmp_path: Path, family: str) -> None:
             load_with_mlx_lm(tmp_path / "m")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["MMfreeLM", "2B-4T", "1bitLLM", "Llama3-1.58", "dense-llama"])
 def test_mlx_lm_and_the_form_of_transformers(tmp_path: Path, family: str) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm

@@ -31,6 +31,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -179,6 +180,7 @@ def test_makes_parents_and_ordinary_permissions(tmp_path: Path) -> None:
     assert folder.stat().st_mode == (tmp_path / "ordinary").stat().st_mode
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "error", [OSError("disk failed"), RuntimeError("[write] failed"), KeyboardInterrupt()]
 )

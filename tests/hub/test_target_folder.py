@@ -168,6 +168,7 @@ def test_a_run_whose_model_could_not_be_written_at_the_end(tmp_path: Path) -> No
     assert notes.read_text() == "mine"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["mine.bin", "notes.py", "data.safetensors"])
 def test_files_that_no_checkpoint_has_are_kept(tmp_path: Path, source: Path, name: str) -> None:
     target = tmp_path / "m"

@@ -47,6 +47,7 @@ def tensors(folder: Path) -> dict[str, mx.array]:
     return cast("dict[str, mx.array]", mx.load(str(folder / "model.safetensors")))
 
 
+@pytest.mark.sample(2)
 @each_folder
 def test_arguments_that_change_nothing(folder: Path, size: tuple[int, int], tmp_path: Path) -> None:
     """Rates of dropout, which count in training alone, and the values that timm takes anyway."""
@@ -212,7 +213,7 @@ def test_a_wrong_description_is_refused(
         load_model(tmp_path)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @each_folder
 @pytest.mark.parametrize("flags", [[], ["--to", "hf", "--keep-masters"]], ids=["mlx", "hf"])
 def test_a_model_is_made_ternary(

@@ -162,6 +162,7 @@ def test_is_read_by_the_package_gguf(
     assert ("output.weight" in got) == ("head" in model)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("model_type", "options", "architecture"), FAMILIES, ids=str)
 def test_i2_s_comes_back_without_loss(
     tmp_path: Path, model_type: str, options: dict[str, Any], architecture: str
@@ -181,6 +182,7 @@ def test_i2_s_comes_back_without_loss(
     assert all(mx.array_equal(array, got[name]) for name, array in want.items())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["tq2_0", "tq1_0"])
 @pytest.mark.parametrize("model_type", ["bitnet", "llama"])
 def test_scales_are_rounded_once(tmp_path: Path, kind: Any, model_type: str) -> None:
@@ -349,6 +351,7 @@ ROTATIONS = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
 def test_stretched_positions_come_back(tmp_path: Path, rotation: Rotation) -> None:
     folder = source(tmp_path / "s", rotation=rotation, max_position_embeddings=512)
@@ -366,6 +369,7 @@ def test_stretched_positions_come_back(tmp_path: Path, rotation: Rotation) -> No
 
 
 class TestRefused:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         ("options", "forms", "kind", "text"),
         [

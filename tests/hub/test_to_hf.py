@@ -49,6 +49,7 @@ def test_packing_is_the_inverse_of_reading(rows: int, columns: int) -> None:
     assert mx.array_equal(bitnet.repack(packed, rows), words)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["bitnet_packed", "bitnet_online_bf16", "llama_bitlinear_headdim"])
 def test_packed(tmp_path: Path, name: str) -> None:
     report = convert(open_checkpoint(GOLDENS / name), tmp_path / "m", to="hf")

@@ -101,6 +101,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("options", "model_file"), OTHERS, ids=str)
 def test_transformers(tmp_path: Path, options: dict[str, Any], model_file: str | None) -> None:
     model = tiny_transformer(**options)
@@ -164,6 +165,7 @@ def test_is_the_affine_form_of_mlx(tmp_path: Path) -> None:
     assert list(config) == sorted(config)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [4, 6, 8])
 @pytest.mark.parametrize("tied", [False, True])
 def test_embedding_and_head_in_few_bits(tmp_path: Path, bits: int, tied: bool) -> None:

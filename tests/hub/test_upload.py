@@ -224,6 +224,7 @@ def test_goes_on_after_an_interruption(source: Path, tmp_path: Path) -> None:
         assert hub.repositories["me/late"].branches == {"main": contents(source)}
 
 
+@pytest.mark.exhaustive
 def test_refusals(hub: HubServer, client: HubClient, folder: Path, tmp_path: Path) -> None:
     def refused(client: HubClient, repository: str, *flags: str) -> str:
         status, out, err = upload(client, folder, repository, *flags)
@@ -406,6 +407,7 @@ class TestAdapters:
             want.tensors.keys(),
         )
 
+    @pytest.mark.exhaustive
     def test_a_base_without_an_adapter(self, source: Path) -> None:
         with pytest.raises(UploadError, match="'base_model' must be left out"):
             plan_upload(source, "me/tiny", base_model="you/base")

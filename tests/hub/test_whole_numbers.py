@@ -29,6 +29,7 @@ def _use(folder: Path) -> None:
         mx.eval(model(mx.array([[0, 1, 2]])))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", known_model_types())
 def test_descriptions(name: str, tmp_path: Path) -> None:
     save_model(tmp_path / "m", tiny_of(name))
@@ -40,6 +41,7 @@ def test_descriptions(name: str, tmp_path: Path) -> None:
     assert faults_of_file(file, partial(_use, tmp_path / "m"), sorted(keys)) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     ["maple_mlx_2bit", "mlx_qwen3_1bit_g128", "prism_schema2", "bitnet_packed", "hf_reformer"],

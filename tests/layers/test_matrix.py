@@ -103,6 +103,7 @@ def test_other_lines_are_not() -> None:
     assert not list(_lines_that_tell_apart(source, _kinds()))
 
 
+@pytest.mark.exhaustive
 def test_only_layers_tell_kinds_of_linears_apart() -> None:
     kinds = _kinds()
     assert {"BitLinear", "PackedBitLinear", "PackedLinear", "LoRALinear"} < kinds

@@ -26,6 +26,7 @@ MODELS: dict[str, Callable[[], Decoder]] = {
 TOKENS = mx.array([[1, 5, 9, 2]])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_set_dtype(name: str, dtype: mx.Dtype) -> None:

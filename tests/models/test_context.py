@@ -65,6 +65,7 @@ CALLS: dict[str, Callable[[Decoder], Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_layer_more_adds_nothing_that_is_shared(

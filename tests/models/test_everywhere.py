@@ -51,6 +51,7 @@ def likeliest(model: Decoder, ids: list[int], count: int) -> list[int]:
     return ids[-count:]
 
 
+@pytest.mark.sample(2)
 def test_generate_and_save(folder: Path, loaded: Any, tmp_path: Path) -> None:
     model, tokenizer = loaded
     want = tokenizer.decode(likeliest(model, tokenizer.encode(PROMPT), 6))
@@ -79,6 +80,7 @@ def test_sessions_go_on_from_what_was_read(loaded: Any, tmp_path: Path) -> None:
     assert sessions.stats().hits == 1
 
 
+@pytest.mark.sample(2)
 def test_chat(folder: Path, loaded: Any, monkeypatch: Any, capsys: Any) -> None:
     model, tokenizer = loaded
     chat = Chat(model, tokenizer, max_tokens=4)
@@ -100,6 +102,7 @@ def test_perplexity(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert 1 < json.loads(capsys.readouterr().out)["perplexity"] < 1e6
 
 
+@pytest.mark.sample(2)
 def test_convert_verify_and_upload(folder: Path, tmp_path: Path) -> None:
     source = open_checkpoint(folder)
     report = convert(source, tmp_path / "m")
@@ -120,7 +123,7 @@ def test_convert_verify_and_upload(folder: Path, tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 def test_an_adapter_is_trained_and_used(folder: Path, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "data").mkdir()
     lines = [{"prompt": f"Number {n}?", "completion": "The cat."} for n in range(4)]

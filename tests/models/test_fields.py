@@ -42,6 +42,7 @@ def test_swish_is_silu(name: str) -> None:
         architecture.config.from_hub({**architecture.tiny, "hidden_act": "gelu"})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_names_of_one_activation_make_one_model(name: str) -> None:
     architecture = find(name)

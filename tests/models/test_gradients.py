@@ -93,6 +93,7 @@ def _check(model: Decoder, point: dict[str, np.ndarray]) -> set[str]:
     return set(gradients)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_parameter_against_finite_differences(form: str) -> None:
     model = _build("hgrn_bit", **FORMS[form])

@@ -25,6 +25,7 @@ def built(name: str, **changes: Any) -> nn.Module:
 TERNARY = {"quantization_config": TernaryLinears(norm_eps=1e-6).to_hub()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("changes", [{}, TERNARY], ids=["dense", "ternary"])
 @pytest.mark.parametrize("name", IMAGES)
 def test_every_parameter_learns(name: str, changes: dict[str, Any]) -> None:

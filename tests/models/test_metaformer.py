@@ -47,6 +47,7 @@ def _able(kind: str) -> list[str]:
     return [name for name, mixer in token_mixers().items() if getattr(mixer, kind)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", _able("causal"))
 def test_every_causal_mixer_continues_texts(name: str) -> None:
     model = build(token_mixer=name, linear_class="ternary", tie_word_embeddings=False)
@@ -60,6 +61,7 @@ def test_every_causal_mixer_continues_texts(name: str) -> None:
     assert relative_error(mx.concatenate(parts, axis=1), whole) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("task", ["masked_lm", "classifier"])
 @pytest.mark.parametrize("name", _able("bidirectional"))
 def test_every_bidirectional_mixer_sees_all(name: str, task: str) -> None:

@@ -95,6 +95,7 @@ def replace(model: Decoder, draw: Random) -> None:
 CHANGES: tuple[Change, ...] = (pack, adapt, encode, rotate, make_trits, replace)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", MODELS)
 def test_any_order(name: str, seed: int) -> None:

@@ -54,6 +54,7 @@ def test_gradients(name: str) -> None:
         assert relative_error(gradient, want[key]) <= GRADIENT_TOLERANCE, key
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*KNOWN, *IMAGES])
 def test_gradients_of_16_bits(name: str) -> None:
     """Within the tolerance of what the definition gives, which is off float32 by itself."""

@@ -219,6 +219,7 @@ def test_its_gradient_can_be_compiled_without_kernels() -> None:
         assert relative_error(g, w) <= GRADIENT_TOLERANCE
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", NEW)
 def test_it_learns_a_text(kind: str) -> None:
     model = build(kind)

@@ -6,6 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import pytest
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.channel_mixers import FeedForward
@@ -87,6 +88,7 @@ def _peak(depth: int, run: Run) -> int:
     return mx.get_peak_memory() - before - own
 
 
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_depth() -> None:
     run = ReversibleSequence.__call__
     assert _peak(16, run) <= 1.1 * _peak(4, run)

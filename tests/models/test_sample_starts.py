@@ -101,6 +101,7 @@ def _packed(model: Decoder) -> mx.array:
     return sum(_loss(*part) for part in parts)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_samples_equal_each_alone(name: str) -> None:
     model = MODELS[name]()
@@ -116,6 +117,7 @@ def test_packed_samples_equal_each_alone(name: str) -> None:
             assert relative_error(got_next, want_next) <= FLOAT32
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_packed_samples_are_the_sums_of_each_alone(name: str) -> None:
     model = MODELS[name]()

@@ -25,7 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(output) for output, _ in outputs]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     dtype = mx.float16 if "float16" in name else mx.float32

@@ -83,6 +83,7 @@ def pair(folder: Path) -> tuple[Decoder, Any]:
     return load(folder, dtype=mx.float32)
 
 
+@pytest.mark.sample(2)
 def test_batches_drafts_and_sessions_give_the_same_text(pair: tuple[Decoder, Any]) -> None:
     model, tokenizer = pair
     alone = [generate(model, tokenizer, prompt, max_tokens=8) for prompt in PROMPTS]
@@ -141,6 +142,7 @@ def test_serve(pair: tuple[Decoder, Any]) -> None:
         assert counts[0] < counts[1]
 
 
+@pytest.mark.sample(2)
 def test_perplexity(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, file = "One day there was a girl. She had a red ball and a dog.", tmp_path / "text.txt"
     file.write_text(text)
@@ -195,7 +197,7 @@ def test_verify_finds_a_damaged_tensor(family: str, folder: Path, tmp_path: Path
         verify(ParameterReader(source), ParameterReader(open_checkpoint(place)), FloatForms())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 def test_lora(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = "\n".join(json.dumps({"text": f"Number {n}. The cat."}) for n in range(4))
     for name in ("train", "valid"):
@@ -238,7 +240,7 @@ def weights_in_codes(model: Decoder) -> dict[str, mx.array]:
     return {path: each.layer.weight for path, each in found.items() if not each.is_plain}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 def test_gguf_both_ways(family: str, folder: Path, tmp_path: Path) -> None:
     kind: Any = FAMILIES[family][2]
     report = convert(open_checkpoint(folder), tmp_path / "g", to="gguf", gguf_type=kind)

@@ -30,6 +30,7 @@ def drawn(rows: int, classes: int) -> tuple[mx.array, mx.array, mx.array]:
     return 4 * mx.random.normal((2, rows, classes)), targets, mx.random.normal((2, rows))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize("classes", [1, 2, 15, 64, 1000, 2049, 5003])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

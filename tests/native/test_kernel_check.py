@@ -98,6 +98,7 @@ def run(command: list) -> str:
     return process.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_the_check_knows_the_kernels(tmp_path: Path) -> None:
     # the slow tests below run it

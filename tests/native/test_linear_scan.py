@@ -61,6 +61,7 @@ def parts(f: mx.array, i: mx.array, state: mx.array) -> dict[str, tuple[mx.array
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [(3, 7, 34), (2, 40, 1), (1, 1, 6)], ids=str)
 @pytest.mark.parametrize("form", list(parts(*random_inputs(1, 1, 2))))
 def test_inputs_of_any_layout(form: str, size: tuple[int, int, int], threads: int) -> None:

@@ -54,6 +54,7 @@ def projected(dtype: mx.Dtype = mx.float32) -> mx.array:
     return mx.random.normal((2, 5, (HEADS + 2 * GROUPS) * DIMS)).astype(dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

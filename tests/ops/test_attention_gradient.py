@@ -68,18 +68,19 @@ class TestOnMetal:
         sinks = mx.arange(sizes.heads) - 0.5 if has_sinks else None
         check(arguments(sizes), mask_of(mask, sizes), sizes, sinks)
 
-    @pytest.mark.sample(2)
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
     @pytest.mark.parametrize("mask", ["causal", "rows"])
     def test_other_dtypes(self, dtype: mx.Dtype, mask: str) -> None:
         sizes = Sizes(35, 40, 64, 64, heads=2)
         check(arguments(sizes, dtype), mask_of(mask, sizes), sizes)
 
+    @pytest.mark.exhaustive
     def test_hundreds_of_positions(self) -> None:
         sizes = Sizes(260, 260)
         check(arguments(sizes), "causal", sizes)
 
-    @pytest.mark.sample(2)
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("mask", [None, "causal", "rows"])
     def test_extreme_scores(self, mask: str | None) -> None:
         """Scores of hundreds, which float32 holds exactly, so that weights are 0, 1/2 and 1."""
@@ -105,6 +106,7 @@ class TestOnMetal:
         arrays[0][..., 0], arrays[1][..., 0] = offset, 4.0
         check(arrays, None, sizes)
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("mask", ["causal", "rows"])
     def test_queries_that_see_nothing(self, mask: str) -> None:
         """They give NaN, and add nothing to the gradients."""

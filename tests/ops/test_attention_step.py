@@ -139,6 +139,7 @@ def test_equals_the_formula(metal: None, kind: Given, dtype: mx.Dtype) -> None:
     check([37, 1], dtype=dtype, **kind)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize(
     ("lengths", "heads", "dims"),
@@ -148,6 +149,7 @@ def test_sizes(metal: None, lengths: list[int], heads: tuple[int, int], dims: in
     check(lengths, heads, dims, **ALL | {"rotated": min(48, dims)})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize(("window", "sinks"), [(7, 0), (1, 0), (5, 2), (40, 0)])
 def test_windows(metal: None, window: int, sinks: int) -> None:

@@ -287,6 +287,7 @@ def _existing_backends() -> list:
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("op", operations())
 def test_the_examples_of_an_operation_on_its_backends(op: str) -> None:
     """Whatever operation there is, the backends that run here agree on what it declares."""

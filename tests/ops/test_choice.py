@@ -255,7 +255,7 @@ def test_which_of_ours_computes(rows: int, dims: int, outputs: int, way: str) ->
     assert own_way(rows, dims, outputs) == way
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("name", choice.NAMES[1:])
@@ -323,6 +323,7 @@ def test_ternary_matmul_takes_the_faster(timed: Clock, costs: Any, kernel: str) 
     assert timed.runs == [kernel]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("costs", "rows", "kernels"),
     [

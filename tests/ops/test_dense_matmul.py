@@ -43,6 +43,7 @@ ON_METAL = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(
     ("backend", "dtype"),

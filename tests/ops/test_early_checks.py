@@ -137,6 +137,7 @@ def test_a_broken_kernel_is_switched_off_while_weights_load(
         assert mx.allclose(model(tokens)[0], want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.exhaustive
 def test_a_check_that_fails_breaks_nothing(
     device: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_sizes_that_fill_no_vectors(
     assert_close(got_gradients, want, GRADIENT_TOLERANCE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("use", USES)
 def test_long_text_at_the_size_of_a_model(use: str) -> None:
     given = arguments(4096, use, 4.0, (1, 1, 64, 64))
@@ -191,6 +192,7 @@ def test_gradients_are_those_of_finite_differences(backend: str, use: str) -> No
     assert abs(along - want) <= GRADIENT_TOLERANCE * max(1.0, abs(want))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("use", ["head", "channel", "removal"])
 def test_heads_side_by_side(backend: str, use: str) -> None:
     given = arguments(70, use, sizes=(2, 3, 19, 21))
@@ -212,6 +214,7 @@ def test_heads_side_by_side(backend: str, use: str) -> None:
     assert_close(got_gradients.values(), want_gradients.values(), GRADIENT_TOLERANCE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("use", USES)
 def test_gradient_of_a_gradient(backend: str, use: str) -> None:
     given = arguments(20, use, sizes=(1, 2, 4, 3))

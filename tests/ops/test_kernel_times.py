@@ -51,6 +51,7 @@ def test_each_kernel_is_timed_at_each_shape(device: Emulator) -> None:
     assert (read.bytes_per_second, read.share_of_read) == (2 * 64 / 0.5, 1.0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("way", "kernels"),
     [

@@ -80,7 +80,7 @@ def test_launches_of_a_decoded_token(emulated: Emulator, model_type: str, batch:
     assert relative_error(logits, want) <= TOLERANCE[mx.float32]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.metal
 @pytest.mark.parametrize("tokens", [9, 48, 49])
 @pytest.mark.parametrize("model_type", LAUNCHES)

@@ -68,6 +68,7 @@ def test_every_text_compiles(texts: dict[str, str]) -> None:
     compiler.check([*texts.values(), *fallbacks.values()])
 
 
+@pytest.mark.exhaustive
 def test_no_loop_shifts_by_variables_divides_or_calls(loops: dict[str, compiler.Loop]) -> None:
     assert {part: loop.slow for part, loop in loops.items() if loop.slow} == {}
 

@@ -160,6 +160,7 @@ def test_gradient_of_the_product(rows: int) -> None:
         assert_close(got, gradient(x), GRADIENT_TOLERANCE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_codes_with_a_weighted_norm(dims: int, dtype: mx.Dtype) -> None:
@@ -194,6 +195,7 @@ def test_codes_of_extreme_rows() -> None:
             assert mx.allclose(g, w, rtol=1e-5, atol=0, equal_nan=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("length", [1, 31, 63, 100, 200])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_scan(length: int, dtype: mx.Dtype) -> None:

@@ -62,6 +62,7 @@ def test_more_words_than_32_bits_count_are_left_to_plain_operations() -> None:
     assert ways == ["groups", None]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "outputs", [(32,), (1,), (4, 70, 4, 4), (5, 4, 40, 4, 6), (4,) * 9], ids=str
 )
@@ -159,6 +160,7 @@ def test_a_bad_row_stays_alone(quantize: bool, gate: Activation | None, eps: flo
     check_bad_row(quantize, gate, eps)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_step(dims: int, dtype: mx.Dtype) -> None:
@@ -189,6 +191,7 @@ def test_positions_of_published_models(dims: int) -> None:
     check_step(1, dims, mx.float16, length=9, is_masked=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_bounded", [True, False])
 @pytest.mark.parametrize("is_masked", [True, False])
 @pytest.mark.parametrize("has_starts", [True, False])
@@ -222,6 +225,7 @@ def test_gradient_of_positions() -> None:
         assert_close(got, want, GRADIENT_TOLERANCE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dims", SIZES)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gated_norm(dims: int, dtype: mx.Dtype) -> None:
@@ -240,6 +244,7 @@ def test_empty_arrays() -> None:
         assert (y.shape, last.tolist()) == ((2, 0, 3), [[1.0] * 3] * 2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [0, 1, 2, 12345])
 def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> None:
     emulated.seed = seed
@@ -250,6 +255,7 @@ def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> 
     check_gated_norm(*mx.random.normal((2, 2, 300)), mx.ones((300,)))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("rows", "groups"), [(1, 1), (3, 1), (4, 1), (6, 2), (8, 2)])
 @pytest.mark.parametrize("dims", [100, 2100])
 def test_a_group_of_rows_reads_each_packed_word_once(

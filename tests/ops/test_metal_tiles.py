@@ -51,6 +51,7 @@ def test_sums_for_the_inputs_of_published_models(dims: int) -> None:
     check_fused_sums(49, dims, (5, 9), mx.float16)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("outputs", [(2048,), (2560, 640, 640), (6912,)], ids=str)
 def test_sums_for_the_outputs_of_published_models(outputs: tuple[int, ...]) -> None:
     check_fused_sums(49, 33, outputs, mx.bfloat16)
@@ -128,6 +129,7 @@ def test_gradient() -> None:
         assert_close(got, want, GRADIENT_TOLERANCE)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 def test_the_order_of_threads_does_not_matter(emulated: Emulator, seed: int) -> None:
     emulated.seed = seed

@@ -105,6 +105,7 @@ def test_fault_is_seen(name: str, emulated: Emulator, monkeypatch: pytest.Monkey
     assert_seen(fault, KERNELS[fault.check], emulated, monkeypatch)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("check", KERNELS)
 def test_without_faults_all_is_well(check: Callable[[], None], emulated: Emulator) -> None:
     check()

@@ -292,6 +292,7 @@ def test_a_scan_may_be_cut(op: str, backend: str) -> None:
     )
 
 
+@pytest.mark.sample(2)
 @on_every_backend("mlgru_step")
 def test_steps_are_those_of_the_definition(op: str, backend: str) -> None:
     def claim(
@@ -335,7 +336,7 @@ def test_steps_are_those_of_the_definition(op: str, backend: str) -> None:
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @on_every_backend("attention")
 def test_attention_and_its_gradient_are_those_of_the_formula(op: str, backend: str) -> None:
     def claim(

@@ -86,6 +86,7 @@ def test_norm_of_a_wide_gate() -> None:
     assert error(y, normed(gate, weight) * silu(h)) < TOLERANCE[mx.float32]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("rows", [1, 48])
 def test_product_with_long_rows(rows: int) -> None:
@@ -152,7 +153,7 @@ def test_dense_product_with_long_rows() -> None:
     assert error(got, x.astype(np.float64) @ weight.T) < TOLERANCE[mx.float32]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("spread", [0.0, 1.0, 20.0])
 def test_attention_over_many_positions(spread: float) -> None:

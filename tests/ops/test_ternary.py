@@ -89,7 +89,7 @@ def test_packed_columns(start: int, stop: int) -> None:
     assert mx.array_equal(columns, pack_ternary(trits[:, start:stop]))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("times", "rows", "columns"), [(125, 256, 2_560), (27, 256, 2_560), (32, 96, 8_192)]

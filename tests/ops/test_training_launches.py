@@ -129,7 +129,7 @@ def test_the_gradient_of_a_ternary_product_is_one_dense_product(
     assert products == [(dtype, dtype)] * len(outputs)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.metal
 @pytest.mark.usefixtures("metal")
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)

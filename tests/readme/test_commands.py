@@ -120,7 +120,7 @@ def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("section", scripts(), ids=lambda section: section.name)
 def test_section_runs(section: Section, environment: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "checkout"

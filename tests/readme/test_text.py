@@ -168,6 +168,7 @@ def memory(model: Any) -> float:
         return memory_need(model, weights, context_length=CONTEXT).total_bytes / 1e9
 
 
+@pytest.mark.exhaustive
 @needs_graphs
 def test_table_of_models() -> None:
     """Memory and bounds are what the library computes from the published shapes."""

@@ -44,6 +44,7 @@ def _peak(mixer: TokenMixer, length: int, is_trained: bool) -> int:
     return mx.get_peak_memory() - before
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("is_trained", [False, True])
 @pytest.mark.parametrize("name", MIXERS)
 def test_memory_grows_with_the_length(name: str, is_trained: bool) -> None:

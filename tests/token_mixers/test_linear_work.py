@@ -97,6 +97,7 @@ def _decoding(mixer: TokenMixer, position: int) -> tuple[object, object]:
     return launches(mixer(piece[:, :1], state)), forms
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RECURRENT | WINDOWS)
 def test_a_token_costs_the_same_at_any_position(name: str) -> None:
     mixer = (RECURRENT | WINDOWS)[name]

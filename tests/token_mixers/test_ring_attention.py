@@ -41,7 +41,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Found, l
     return {size: run_group(tmp_path_factory.mktemp("ring"), size, _cases()) for size in (2, 4)}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_group_finds_what_one_process_finds(

@@ -111,6 +111,7 @@ def assert_same_bits(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -
         assert mx.array_equal(array, wanted[name]), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # a head of more than the numbers from which moments are kept in 8 bits

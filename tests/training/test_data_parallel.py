@@ -64,6 +64,7 @@ def test_losses_are_those_of_one_process_with_all_rows(
     assert two == pytest.approx(one, abs=1e-5, rel=0)
 
 
+@pytest.mark.exhaustive
 def test_quantised_training_begins_alike(
     ranks: tuple[Path, list[dict[str, Any]]], alone: Path
 ) -> None:

@@ -176,6 +176,7 @@ def without_curve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_mmfree.training.trainer.plot_run", lambda *_: True)
 
 
+@pytest.mark.exhaustive
 def test_each_stage_brings_the_student_closer(teacher_folder: Path) -> None:
     settings = settings_of(teacher_folder, "run", mixers_steps=40, hidden_steps=20, text_steps=0)
     report = Distillation(settings).run()

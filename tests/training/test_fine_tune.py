@@ -168,7 +168,7 @@ def test_killed_run_resumes_to_the_same_bits(data: Path, tokenizer: Tokenizer, k
         assert mx.array_equal(value, wanted[name]), name
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", sorted(set(OPTIMIZERS) - {"adam"}))
 def test_every_optimizer_resumes(data: Path, tokenizer: Tokenizer, optimizer: str) -> None:
     options: dict[str, Any] = {"optimizer": optimizer, "fine_tune_type": "dora", "iters": 4}

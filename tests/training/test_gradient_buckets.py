@@ -58,6 +58,7 @@ def _decoders() -> list[str]:
     ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("model_type", sorted(set(_decoders()) - TOGETHER))
 def test_gradients_follow_in_the_order_of_the_backward_pass(model_type: str) -> None:
     architecture = find(model_type)

@@ -152,6 +152,7 @@ def _problems(settings: FineTuneSettings, tokenizer: Tokenizer) -> Problems:
     return problems
 
 
+@pytest.mark.exhaustive
 def test_answers_are_those_of_the_model_with_its_adapter(data: Path, tokenizer: Tokenizer) -> None:
     settings = _grpo(data, temperature=1e-6, max_completion_length=9)
     model = _run(settings, tokenizer)

@@ -526,6 +526,7 @@ def test_norm_of_a_large_gradient() -> None:
     assert gradient_norm(gradient).item() == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [2**25, 100])
 def test_adafactor_measures_large_matrices_right(size: int) -> None:
     optimizer: Any = named_optimizer("adafactor", 1e-3)

@@ -138,6 +138,7 @@ def test_log_probabilities_are_those_of_the_answers() -> None:
     assert relative_error(got, mx.array(wanted)) <= TOLERANCE[mx.float32]
 
 
+@pytest.mark.exhaustive
 def test_a_published_vocabulary_in_blocks() -> None:
     mx.random.seed(3)
     llama = find("llama")

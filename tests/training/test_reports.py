@@ -70,6 +70,7 @@ def test_training_without_validation_names_no_best_step(
     assert re.search(rf"{_NUMBER} parameters, {_NUMBER} of them ternary; weights: float32", shown)
 
 
+@pytest.mark.exhaustive
 def test_a_run_without_a_better_step_says_that_nothing_was_learned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def test_what_goes_wrong_in_a_file_is_said(tmp_path: Path, text: str, words: str
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

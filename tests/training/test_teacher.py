@@ -90,6 +90,7 @@ class _Killer(Callback):
             raise _Kill
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_goes_on_with_its_teacher_alone(settings_of: Make) -> None:
     whole = settings_of(output="whole", teacher="teacher/model", tokenizer="teacher/model")
     train_model(whole)

@@ -74,6 +74,7 @@ def test_the_command(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "mmfree ternarize" in card and "ternary" in card
 
 
+@pytest.mark.exhaustive
 def test_its_gguf_has_the_same_text(dense: Path) -> None:
     assert main(flags_of(dense)) == 0
     folder = dense.parent
@@ -87,6 +88,7 @@ def test_its_gguf_has_the_same_text(dense: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@pytest.mark.exhaustive
 def test_a_rotated_model_opens_here(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags_of(dense, "--rotation", "32")) == 0
     run = dense.parent / "run"
@@ -112,6 +114,7 @@ def test_a_rotated_model_opens_here(dense: Path, capsys: pytest.CaptureFixture[s
     assert relative_error(plain(tokens)[0], wanted) <= TOLERANCE[mx.float16]
 
 
+@pytest.mark.exhaustive
 def test_a_minicpm_becomes_ternary(dense: Path) -> None:
     save_model(dense, dense_model("minicpm"), GOLDENS / "tokenizer_bpe", overwrite=True)
     assert main(flags_of(dense, "--rotation", "32")) == 0
@@ -142,7 +145,7 @@ def test_choices_that_do_not_fit(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "flags",
     [
@@ -175,6 +178,7 @@ def test_another_form_than_that_of_the_command_is_refused(
     assert "must be left out, as attention stays" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_distil_with_its_defaults_is_the_same_run(
     dense: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

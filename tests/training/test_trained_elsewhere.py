@@ -93,7 +93,7 @@ def test_llama_cpp_writes_the_same(trained: Any, name: str, tmp_path: Path) -> N
     assert_texts_are_those_of_llama_cpp(file, load_model(file), TOKENS[0].tolist())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_are_refused_with_the_reason(trained: Any, name: str, tmp_path: Path) -> None:
     source = open_checkpoint(trained(name))

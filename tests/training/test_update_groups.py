@@ -25,6 +25,7 @@ def optimizer_of(name: str) -> Any:
     return build_optimizer(RUN) if name == "several" else named_optimizer(name, 1e-2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "several"])
 def test_groups_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []

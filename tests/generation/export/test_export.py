@@ -68,6 +68,7 @@ def test_the_table_has_every_kind_of_causal_model() -> None:
     assert set(CAUSAL) <= set(architectures())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("beside", [False, True], ids=["inside", "beside"])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_stranger_computes_what_the_model_computes(
@@ -89,6 +90,7 @@ def test_a_stranger_computes_what_the_model_computes(
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("beside", [False, True], ids=["inside", "beside"])
 @pytest.mark.parametrize("name", ["hgrn_bit", "bitnet"])
 def test_the_description_holds(

@@ -59,7 +59,7 @@ def test_whatever_the_state(name: str) -> None:
     check_joining_and_leaving(MODELS[name](1), Characters(VOCABULARY), 12)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "settings",
     [

@@ -75,6 +75,7 @@ def _of_kind(kind: str, vocabulary: int) -> Decoder:
     return model
 
 
+@pytest.mark.sample(2)
 def test_a_lone_text_waits_for_no_state_and_few_states_wait(
     either: Decoder, tokenizer: Tokenizer
 ) -> None:
@@ -133,6 +134,7 @@ def reply_of(events: Sequence[Event]) -> list[int]:
     return tokens  # type: ignore[return-value]
 
 
+@pytest.mark.sample(2)
 def test_a_conversation_sent_again_reads_only_what_is_new(
     either: Decoder, tokenizer: Tokenizer
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_reply_that_comes_back_otherwise_costs_one_turn(
         marks.append(len(text))
 
 
+@pytest.mark.sample(2)
 def test_a_beginning_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer) -> None:
     server = Server(either, tokenizer)
     mark = len(SYSTEM)
@@ -261,7 +264,7 @@ def test_what_is_kept_has_the_bits_of_what_is_read_now(
         assert same_bits(known.state, state), length
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
 def test_many_conversations_at_once_are_those_alone(
     either: Decoder, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

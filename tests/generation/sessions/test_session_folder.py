@@ -45,6 +45,7 @@ def written(model: Decoder, folder: Path, *texts: list[int]) -> list[Path]:
     return made
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_new_process_goes_on(name: str, tmp_path: Path) -> None:
     model = MODELS[name](1)
@@ -279,6 +280,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_files_are_dropped_with_a_warning(name: str, tmp_path: Path) -> None:
     model = attention(1)

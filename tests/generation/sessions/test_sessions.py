@@ -73,6 +73,7 @@ def test_the_longest_beginning_is_found(name: str) -> None:
     assert sessions.find([]) == sessions.find([TEXT[0]]) == Known(0, None)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.equal_bits
 @pytest.mark.parametrize(
     ("name", "left"),
@@ -130,6 +131,7 @@ def test_what_is_found_and_missed_is_counted() -> None:
     assert (stats.sessions, stats.hits, stats.misses, stats.tokens_saved) == (2, 2, 1, 12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.equal_bits
 @pytest.mark.parametrize("name", MODELS)
 def test_a_decoding_does_not_write_to_what_is_kept(name: str) -> None:

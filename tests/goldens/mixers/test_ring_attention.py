@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import mlx.core as mx
+import pytest
 
 from mlx_mmfree.ops.ring_attention import Statistics
 from mlx_mmfree.token_mixers import RingAttention
@@ -11,6 +12,7 @@ from tests.goldens.mixers.passing import apart, passing, side_by_side
 from tests.token_mixers.ring import Arrays, run_group
 
 
+@pytest.mark.exhaustive
 @golden("ring_attention__multi_process")
 def test_several_processes(file: GoldenFile, tmp_path: Path) -> None:
     inputs = {name: file.inputs[name] for name in "qkv"}

@@ -59,6 +59,7 @@ def test_a_field_may_be_longer_than_the_limit_of_the_package(tmp_path: Path) -> 
     assert csv.field_size_limit() == limit
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -128,6 +129,7 @@ def test_a_faulty_list_names_the_line(tmp_path: Path, content: bytes | str, mess
         _rows(tmp_path / "a.json", content)
 
 
+@pytest.mark.exhaustive
 def test_compressed_rows(tmp_path: Path) -> None:
     for suffix, packed in ((".xz", lzma.compress), (".gz", gzip.compress)):
         assert _rows(tmp_path / f"a.csv{suffix}", packed(_table(",").encode())) == ROWS

@@ -43,6 +43,7 @@ def test_each_trained_model_is_used(settings_of: Make, capsys: pytest.CaptureFix
     assert pair["text"] == "the cat sat"
 
 
+@pytest.mark.exhaustive
 def test_texts_with_a_token_that_the_model_lacks_are_refused(
     settings_of: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,7 +83,19 @@ def test_other_files_are_left_alone(hub: HubServer, client: HubClient, source: P
         ("me/cat/small/", "but got 'me/cat/small/', which is neither"),
         ("me/cat/./small", "which is neither"),
         ("me/../cat/small", "which is neither"),
-        ("me/cat/absent", "'me/cat/absent' must be a folder of the repository"),
+        (
+            "me/cat/absent",
+            r"'me/cat/absent' must be a folder or a file of the repository.*Give one of the models "
+            "within: 'me/cat/small', 'me/cat/tiny', 'me/cat/two/deep'",
+        ),
+        (
+            "me/cat/small/absent.gguf",
+            "'me/cat/small/absent.gguf' must be a folder or a file of the",
+        ),
+        (
+            "me/cat",
+            "'me/cat' must hold a checkpoint but has no config.json. Give one of the models",
+        ),
     ],
 )
 def test_what_is_refused(client: HubClient, name: str, words: str) -> None:
@@ -126,6 +138,11 @@ def test_local_paths_go_before(
     shutil.copyfile(Q2, tmp_path / "me/cat/small/q2.gguf")
     with pytest.raises(CheckpointError, match=r"another kind\. Give 'me/cat/small/q2\.gguf'"):
         load_model("me/cat/small/parameters.pth")
+
+
+def test_a_folder_of_models_names_them(source: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"within: '{source}/small', '{source}/tiny'"):
+        load_model(source)
 
 
 def test_a_folder_of_pickles_names_the_gguf(source: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ...models import architectures, find_described
 from ...models.parts.architecture import WeightNames
 from ...models.parts.fields import dtype_name
 from ...models.parts.ternary_linears import TernaryLinears
-from ..remote.download import gguf_file, local_folder
+from ..remote.download import gguf_file, local_folder, models_within
 from .embedding_files import with_embedding
 from .gguf_checkpoint import read_gguf_checkpoint
 from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of, weight_forms
@@ -172,15 +172,16 @@ def open_checkpoint(
             return Checkpoint(folder, config, tensors, dtype)
     if kind != ".safetensors":
         folder = local_folder(path_or_repo, revision, patterns=checkpoint_files.TORCH_PATTERNS)
-    if not folder.exists() and name.count("/") > 1:
-        raise CheckpointError(
-            f"[load] '{name}' must be a folder of the repository, with a checkpoint, but there is none. "
-            "Check the spelling."
-        )
     if not (folder / checkpoint_files.CONFIG_FILE).exists():
+        within = models_within(path_or_repo, revision)
+        if not folder.exists() and name.count("/") > 1:
+            raise CheckpointError(
+                f"[load] '{name}' must be a folder or a file of the repository, with a checkpoint, but "
+                f"there is none. {_listed(within) or 'Check the spelling.'}"
+            )
         raise CheckpointError(
-            f"[load] '{folder}' must hold a checkpoint but has no "
-            f"{checkpoint_files.CONFIG_FILE}. {_place(folder)}"
+            f"[load] '{name}' must hold a checkpoint but has no {checkpoint_files.CONFIG_FILE}. "
+            f"{_place(folder, within)}"
         )
     config = read_json_object(folder / checkpoint_files.CONFIG_FILE)
     if _weight_files(folder)[0] is None:
@@ -275,13 +276,28 @@ def _format(file: Path) -> str | None:
     return safetensors.read_header(file)[1].get("format") if file.suffix == ".safetensors" else None
 
 
-def _place(folder: Path) -> str:
-    """Where the checkpoint may be that a folder does not hold, in words."""
+_SHOWN = 8
+
+
+def _listed(models: Sequence[str]) -> str:
+    """The models that a user may give instead, in words."""
+    shown = ", ".join(f"'{model}'" for model in models[:_SHOWN])
+    more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
+    return f"Give one of the models within: {shown}{more}." if models else ""
+
+
+def _place(folder: Path, within: Sequence[str]) -> str:
+    """Where the checkpoint may be that a folder does not hold, in words.
+
+    Args:
+        folder: The folder.
+        within: The models in its folders, as a user may give them.
+    """
     if (folder / RUN_MODEL / checkpoint_files.CONFIG_FILE).exists():
         return f"It is the folder of a run, whose model is '{folder / RUN_MODEL}'."
     if folder.is_dir() and (others := visible(folder, "*.pth")):
         return f"'{others[0].name}' is not read: give the GGUF file that is published beside it."
-    return "Give the folder that holds it."
+    return _listed(within) or "Give the folder that holds it."
 
 
 def _weight_files(folder: Path) -> tuple[str | None, list[Path]]:

@@ -126,6 +126,32 @@ def _gguf_files(
     return [name for name in names if not name.startswith(".")]
 
 
+def models_within(path_or_repo: str | os.PathLike[str], revision: str | None) -> list[str]:
+    """The folders with models in a folder or in the repository that a name means, sorted.
+
+    Args:
+        path_or_repo, revision: The arguments of `local_folder`.
+
+    Returns:
+        Each as `local_folder` takes it; none where the Hub does not list them.
+    """
+    name = os.fspath(path_or_repo)
+    here = expanded(name)
+    patterns = [f"*/{checkpoint_files.CONFIG_FILE}", f"*/*{checkpoint_files.GGUF_SUFFIX}"]
+    if here.is_dir():
+        files = [file for pattern in patterns for file in visible(here, pattern)]
+        return sorted({str(file.parent) for file in files})
+    place = place_in_hub(name)
+    if place is None:
+        return []
+    try:
+        listed = ask_hub(place[0], revision, tuple(patterns), dry_run=True, has_folders=True)
+    except DownloadError:
+        return []
+    found = {f"{place[0]}/{PurePosixPath(file.filename).parent}" for file in listed}
+    return sorted(each for each in found if place_in_hub(each) is not None)
+
+
 def gguf_file(
     folder: Path, path_or_repo: str | os.PathLike[str], revision: str | None
 ) -> Path | None:

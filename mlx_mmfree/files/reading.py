@@ -164,11 +164,11 @@ def check_link(file: Path) -> None:
 
 
 def _is_cached_content(folder: Path, target: Path) -> bool:
-    """Whether a snapshot of the Hub's cache, or a folder in it, may link to a file."""
-    snapshot = folder if folder.parent.name == "snapshots" else folder.parent
-    repository = snapshot.parent.parent
-    if snapshot.parent.name != "snapshots" or not _REPOSITORY.fullmatch(repository.name):
+    """Whether a snapshot of the Hub's cache, or a folder at any depth in it, may link to a file."""
+    snapshots = next((each for each in folder.parents if each.name == "snapshots"), None)
+    if snapshots is None or not _REPOSITORY.fullmatch(snapshots.parent.name):
         return False
+    repository = snapshots.parent
     shared = repository.parent / "blobs"
     return target.parent == repository / "blobs" or (
         target.is_relative_to(shared)

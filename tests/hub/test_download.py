@@ -291,7 +291,7 @@ def test_datasets_that_are_refused(
             "'me/absent/s/m.gguf' is no local folder or file, and the repository",
         ),
         ("me/absent/parameters.pth", "'me/absent/parameters.pth' is no local folder or file, and"),
-        ("me/hidden", "a private repository needs `hf auth login`"),
+        ("me/hidden", "A private repository needs `hf auth login`"),
         ("me/gated", "is gated. Ask for access on https://huggingface.co/me/gated"),
         ("me/broken", "cannot be reached"),
         ("me/two--dashes", "not a valid repository id"),
@@ -342,7 +342,7 @@ def test_without_network(source: Path, tmp_path: Path, want: Any) -> None:
             ):
                 each.call("logits", "me/absent/x")
         assert offline.call("logits", "me/tiny") == want
-        with pytest.raises(MMFreeError, match="unset HF_HUB_OFFLINE"):
+        with pytest.raises(MMFreeError, match="Unset HF_HUB_OFFLINE"):
             offline.call("logits", "me/absent")
 
 

@@ -63,6 +63,28 @@ def test_gguf_files_in_folders(client: HubClient, name: str, file: Path) -> None
     assert client.call("logits", name) == client.call("logits", str(file))
 
 
+def test_what_the_cache_holds_is_not_all(client: HubClient, source: Path) -> None:
+    client.call("logits", "me/cat/two/deep/one.gguf")
+    with pytest.raises(MMFreeError, match=r"must hold one .gguf file but holds 2"):
+        client.call("logits", "me/cat/two/deep")
+
+
+def test_folders_in_folders_and_without_a_network(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "deep" / "a" / "b" / "c").mkdir(parents=True)
+    shutil.copyfile(Q2, tmp_path / "deep" / "a" / "b" / "c" / "m.gguf")
+    (tmp_path / "home").mkdir()
+    with (
+        HubServer({"me/deep": tmp_path / "deep"}) as hub,
+        HubClient(hub.url, tmp_path / "home") as client,
+        HubClient(hub.url, tmp_path / "home", HF_HUB_OFFLINE="1") as offline,
+    ):
+        want = client.call("logits", str(Q2))
+        for name in ("me/deep/a/b/c", "me/deep/a/b/c/m.gguf"):
+            assert client.call("logits", name) == want
+        for name in ("me/deep/a/b/c", "me/deep/a/b/c/m.gguf"):
+            assert offline.call("logits", name) == want
+
+
 def test_other_files_are_left_alone(hub: HubServer, client: HubClient, source: Path) -> None:
     earlier = len(hub.downloaded())
     assert client.call("logits", "me/cat/tiny") == client.call("logits", str(source / "tiny"))

@@ -172,8 +172,13 @@ def gguf_file(
     name = os.fspath(path_or_repo)
     names = whole_models(file.name for file in visible(folder, f"*{checkpoint_files.GGUF_SUFFIX}"))
     place = None if Path(os.path.expanduser(name)).is_dir() else place_in_hub(name)
-    if not names and place is not None:
-        names = whole_models(_gguf_files(place[0], revision, place[1], name))
+    if place is not None:
+        try:
+            names = whole_models(_gguf_files(place[0], revision, place[1], name))
+        except DownloadError:
+            # without a network, what the cache holds of them
+            if not names:
+                raise
     if len(names) > 1:
         raise CheckpointError(
             f"[load] '{name}' must hold one {checkpoint_files.GGUF_SUFFIX} file but holds {len(names)}: "

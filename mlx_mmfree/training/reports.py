@@ -7,9 +7,9 @@ from typing import Any
 
 import mlx.nn as nn
 from mlx.utils import tree_reduce
-from tqdm import tqdm
 
 from ..layers.matrix import Matrix, matrices
+from ..platform.progress import Progress
 from .results import Callback
 
 _GB, _TRIT_BITS = 1e9, 2
@@ -59,7 +59,7 @@ def _named(key: str) -> str:
 
 def _write(line: str) -> None:
     """Prints a line; a bar on the terminal goes below it."""
-    tqdm.write(line, file=sys.stdout)
+    Progress.write(line, file=sys.stdout)
     sys.stdout.flush()
 
 

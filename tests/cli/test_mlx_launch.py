@@ -61,7 +61,7 @@ def test_the_host_file_of_the_page_starts_a_run(config: Path, tmp_path: Path) ->
         assert process.stdout is not None and process.stderr is not None
         output, errors = process.stdout.read(), process.stderr.read()
     assert process.returncode == 0, errors
-    assert output.count("Best step") == 1
+    assert output.count("best step") == 1
     log = read_log(config.parent / "run" / "log.jsonl")
     assert log[0]["processes"] == len(hosts) == 2
     assert log[-1]["step"] == 6

@@ -197,6 +197,8 @@ LORA_OPTIONS: list[Values] = [
     {"seed": 7},
     {"prompt_feature": "question", "completion_feature": "answer", "data": "renamed"},
     {"chat_feature": "talk", "data": "talks"},
+    {"chat_feature": "talk", "data": "talks", "chat_template": "template.jinja"},
+    {"valid_share": 0.25, "data": "unsplit"},
     {"text_feature": "line", "data": "lines"},
     GRPO,
     GRPO | {"num_generations": 2, "max_completion_length": 4, "temperature": 1.5},

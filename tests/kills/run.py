@@ -102,6 +102,10 @@ def write_files(folder: Path) -> None:
         model = architecture.build(architecture.config.from_hub(_SIZES | values))
         save_model(folder / name, model, TOKENIZER)
     save_model(folder / "packed", load_model(folder / "masters", packed=True), TOKENIZER)
+    # samples to learn from alone
+    (folder / "unsplit").mkdir()
+    shutil.copy(folder / "data" / "train.jsonl", folder / "unsplit")
+    (folder / "template.jinja").write_text(_TEMPLATE)
     _write_images(folder)
     _write_adapter(folder)
 
@@ -127,6 +131,7 @@ def _write_adapter(folder: Path) -> None:
     subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 
+_TEMPLATE = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
 _REWARD = """
 def short(completions):
     return [-len(text) for text in completions]

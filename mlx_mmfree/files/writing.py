@@ -153,6 +153,7 @@ def _locked_folder() -> Path:
 
 
 _SUFFIX = ".mmfree"
+_STAGE = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
 _NEW, _OLD = "new", "old"
 _FINDER = ".DS_Store"
 
@@ -256,6 +257,14 @@ def clear_leftovers(target: Path) -> bool:
             finally:
                 os.close(handle)
     return is_busy
+
+
+def target_of_stage(entry: Path) -> str | None:
+    """The name of the target whose staging folder an entry is; `None` if it is none of this user's."""
+    found = _STAGE.fullmatch(entry.name)
+    if found is None or entry not in own_folders(entry.parent, re.compile(re.escape(entry.name))):
+        return None
+    return found[1]
 
 
 def sync(path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from ..errors import CheckpointError, EffortError, MMFreeError, UsageError
 from ..files.reading import parse_json
-from ..platform.confinement.process import ConfinedProcess, LimitError
+from ..platform.confinement.policy import TEMPLATE
+from ..platform.confinement.process import LimitError
 from .vocabulary import Before, Shield, SpecialTokens, encode_split
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -277,17 +278,13 @@ EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _NEAR_EFFORT = re.compile(rf"{EFFORT}[^%}}]{{0,400}}")
 _QUOTED = re.compile(r"""['"]([A-Za-z_-]{1,20})['"]""")
 
-CPU_SECONDS = 2.0
-MEMORY_BYTES = 256 * 2**20
 MAX_CHARACTERS = 8 * 2**20
 _GROWTH, _MORE_CHARACTERS = 8, 1_000_000
 """A template writes at most so many times what it is given, and so many characters more."""
 _PROBE = "words of a part"
 _LISTED = re.compile(f"""['"]{_PROBE}['"]""")
 
-_renderer = ConfinedProcess(
-    "mlx_mmfree.tokenizer.chat_sandbox", ("jinja2", "markupsafe"), MEMORY_BYTES
-)
+_renderer = TEMPLATE.process()
 
 
 class ChatTemplate:
@@ -318,7 +315,7 @@ class ChatTemplate:
         try:
             given = [names.get(name) for name in ("messages", "tools", "documents")]
             most = min(MAX_CHARACTERS, _MORE_CHARACTERS + _GROWTH * sum(map(len, texts_in(given))))
-            answer = _renderer.ask((self.source, names, most), CPU_SECONDS)
+            answer = _renderer.ask((self.source, names, most), TEMPLATE.seconds)
         except LimitError as error:
             raise self._fault(str(error)) from error
         if "refused" in answer:
@@ -347,7 +344,7 @@ class ChatTemplate:
     def _takes(self, names: Mapping[str, Any]) -> bool:
         """Whether the template writes a text with these variables."""
         try:
-            return "text" in _renderer.ask((self.source, names, MAX_CHARACTERS), CPU_SECONDS)
+            return "text" in _renderer.ask((self.source, names, MAX_CHARACTERS), TEMPLATE.seconds)
         except LimitError:
             return False
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..errors import CheckpointError, UnsupportedModelError
 from ..files.reading import parse_json_object
-from ..platform.confinement.process import ConfinedProcess
+from ..platform.confinement.policy import TOKENIZED_TEXT, TOKENIZER_FILE
 from . import vocabulary
 from .from_gguf import BYTE_LEVEL_PATTERNS
 from .tokenizer_engine import Added, Description, TokenizerEngine
@@ -408,11 +408,6 @@ def _are_few(tokens: Collection[vocabulary.SpecialToken]) -> bool:
     )
 
 
-MEMORY_BYTES = 2**30
-READ_CPU_SECONDS = 10.0
-_ENCODE_CPU_SECONDS, _CHARACTERS_A_SECOND = 2.0, 50_000
-
-
 class ConfinedTokenizer:
     """Does what a `TokenizerEngine` does, in a confined process.
 
@@ -426,13 +421,11 @@ class ConfinedTokenizer:
 
     def __init__(self, data: bytes, listed: list[Added], roles: list[Added]) -> None:
         self._arguments = (data, listed, roles)
-        self._process = ConfinedProcess(
-            "mlx_mmfree.tokenizer.tokenizer_engine", ("tokenizers",), MEMORY_BYTES
-        )
+        self._process = TOKENIZER_FILE.process()
 
     def read(self) -> tuple[Description, dict[str, int]]:
         """Reads the file, and gives its description and the ids by piece."""
-        answer = self._process.ask(("read", self._arguments), READ_CPU_SECONDS)
+        answer = self._process.ask(("read", self._arguments), TOKENIZER_FILE.seconds)
         found = Description(
             special=[(*token,) for token in answer["special"]],
             frame=(answer["frame"][0], answer["frame"][1]),
@@ -446,7 +439,7 @@ class ConfinedTokenizer:
         """The ids of a text. If the last text ended the process, another one opens the file."""
         if self._process.process_id is None:
             self.read()
-        seconds = _ENCODE_CPU_SECONDS + len(text) / _CHARACTERS_A_SECOND
+        seconds = TOKENIZED_TEXT.seconds_for(len(text))
         ids: list[int] = self._process.ask(("encode", (text, split_special, before)), seconds)[
             "ids"
         ]

@@ -178,3 +178,19 @@ def test_files_that_no_checkpoint_has_are_kept(tmp_path: Path, source: Path, nam
     with pytest.raises(CheckpointError, match=name):
         convert(open_checkpoint(source), target, overwrite=True)
     assert (target / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(("name", "is_replaced"), [("README.md", True), ("notes.doc", False)])
+def test_what_a_killed_writer_left_of_a_file_is_replaced(
+    tmp_path: Path, name: str, is_replaced: bool
+) -> None:
+    folder = tiny_checkpoint(tmp_path / "m")
+    stage = folder / f".{name}.{'0' * 16}.mmfree"
+    stage.mkdir()
+    (stage / "new.md").write_text("half")
+    if is_replaced:
+        save_model(folder, tiny_model(), overwrite=True)
+        assert not stage.exists()
+    else:
+        with pytest.raises(CheckpointError, match=r"also has '\.notes\.doc\.0+\.mmfree'"):
+            save_model(folder, tiny_model(), overwrite=True)

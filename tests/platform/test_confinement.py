@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_mmfree.platform.confinement import loop, process
+from mlx_mmfree.platform.confinement import loop, policy, process
 from mlx_mmfree.platform.confinement.process import (
     Branch,
     ConfinedProcess,
@@ -244,8 +244,39 @@ def test_branches_end_with_their_objects_and_leave_nothing(confined: ConfinedPro
         assert shown == [str(last.process_id)]
 
 
+@pytest.mark.parametrize(
+    ("row", "limits"),
+    [
+        ("chat templates", (policy.TEMPLATE.seconds, "s", policy.TEMPLATE.memory_bytes)),
+        (
+            "`tokenizer.json`",
+            (policy.TOKENIZER_FILE.seconds, "s", policy.TOKENIZER_FILE.memory_bytes),
+        ),
+        (
+            "`tokenizer.json`",
+            (policy.TOKENIZED_TEXT.seconds, "s", policy.TOKENIZED_TEXT.memory_bytes),
+        ),
+        ("schemas", (policy.COMPILATION.seconds, "s", policy.COMPILATION.memory_bytes)),
+        ("schemas", (policy.FOLLOWING.seconds, "s", policy.FOLLOWING.memory_bytes)),
+        ("bodies above", (policy.BODY.memory_a_unit, "bytes a byte", policy.BODY.memory_bytes)),
+        ("parquet files", (policy.PARQUET_PART.seconds, "s", policy.PARQUET_PART.memory_bytes)),
+        (
+            "parquet files",
+            (policy.PARQUET_PART.memory_a_unit, "bytes a byte", policy.PARQUET_PART.memory_bytes),
+        ),
+    ],
+)
+def test_the_page_names_the_limits(row: str, limits: tuple[float, str, int]) -> None:
+    lines = (ROOT / ".github" / "SECURITY.md").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(f"| {row}")]
+    number, unit, memory_bytes = limits
+    size = f"{memory_bytes // policy.MB} MB".replace("1024 MB", "1 GB")
+    assert f"{number:g} {unit}" in line and size in line
+
+
 PROGRAM = """
 import os, sys
+from dataclasses import replace
 from pathlib import Path
 from mlx_mmfree.tokenizer.chat import ChatTemplate, _renderer
 import mlx_mmfree.tokenizer.chat as module
@@ -253,7 +284,7 @@ def render(source):
     return ChatTemplate(source, Path("folder")).render({"messages": []})
 assert render("ready") == "ready"
 print(_renderer.process_id, flush=True)
-module.CPU_SECONDS = 1
+module.TEMPLATE = replace(module.TEMPLATE, seconds=1)
 """
 ENDLESS = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -243,7 +244,7 @@ def test_what_is_known_is_not_compiled_again(
     for _ in range(2):
         assert all(isinstance(each, RequestError) for each in asyncio.run(several(HEAVY)))
     # soon, and then with all the time that there is
-    assert runs[1:] == [grammar._QUICK_SECONDS, grammar.COMPILER_SECONDS]
+    assert runs[1:] == [grammar._QUICK_SECONDS, grammar.COMPILATION.seconds]
     # a process that was killed is not taken
     (known, _) = next(iter(grammars._kept.values()))
     assert known.process_id is not None
@@ -309,7 +310,7 @@ def test_a_text_whose_process_fails_ends_alone(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The grammar is harmless, and to follow it gets no time or memory."""
-    monkeypatch.setattr(grammar, "_TEXT_MB", 0)
+    monkeypatch.setattr(grammar, "FOLLOWING", replace(grammar.FOLLOWING, memory_bytes=0))
     endless = {"type": "array", "items": {"enum": [f"{n:x}" for n in range(3000)]}}
     response = client.post(CHAT, json=body(endless, max_tokens=400, temperature=1))
     error = response.json()["error"]

@@ -5,13 +5,13 @@ import json
 import pickle
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlx_mmfree.errors import CheckpointError, UsageError
-from mlx_mmfree.platform.confinement.process import ConfinedProcess
 from mlx_mmfree.tokenizer import chat as chat_template
 from mlx_mmfree.tokenizer.chat import ChatTemplate
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
@@ -307,11 +307,10 @@ HOSTILE = {
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Limits that hostile templates reach soon."""
-    confined = ConfinedProcess(
-        "mlx_mmfree.tokenizer.chat_sandbox", ("jinja2", "markupsafe"), 64 * 2**20
-    )
+    small = replace(chat_template.TEMPLATE, memory_bytes=64 * 2**20, seconds=0.05)
+    confined = small.process()
     monkeypatch.setattr(chat_template, "_renderer", confined)
-    monkeypatch.setattr(chat_template, "CPU_SECONDS", 0.05)
+    monkeypatch.setattr(chat_template, "TEMPLATE", small)
     yield
     confined.close()
 

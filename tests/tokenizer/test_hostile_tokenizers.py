@@ -1,5 +1,6 @@
 """Vocabulary files made to explode end in one line; published kinds need no process of their own."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -83,9 +84,12 @@ def confines(tokenizer: Tokenizer) -> bool:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that hostile files reach soon."""
-    monkeypatch.setattr(confined_tokenizer, "MEMORY_BYTES", 96 * 2**20)
-    monkeypatch.setattr(confined_tokenizer, "READ_CPU_SECONDS", 0.5)
-    monkeypatch.setattr(confined_tokenizer, "_ENCODE_CPU_SECONDS", 0.1)
+    small = dataclasses.replace(
+        confined_tokenizer.TOKENIZER_FILE, memory_bytes=96 * 2**20, seconds=0.5
+    )
+    monkeypatch.setattr(confined_tokenizer, "TOKENIZER_FILE", small)
+    quick = dataclasses.replace(confined_tokenizer.TOKENIZED_TEXT, seconds=0.1)
+    monkeypatch.setattr(confined_tokenizer, "TOKENIZED_TEXT", quick)
 
 
 HOSTILE_FILES = {

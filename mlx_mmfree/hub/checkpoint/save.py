@@ -19,7 +19,7 @@ from ...files.tensors import (
     write_safetensors,
     write_shards,
 )
-from ...files.writing import new_folder, writing
+from ...files.writing import new_folder, target_of_stage, writing
 from ...layers.matrix import matrices, parameters, stored_layouts
 from ...models import EncoderDecoder, TokenModel, architecture_of
 from ...models.parts.architecture import WeightNames
@@ -140,8 +140,10 @@ def _is_replaceable(entry: Path) -> bool:
     if entry.name in _FOLDERS and entry.is_dir() and not entry.is_symlink():
         end = _FOLDERS[entry.name]
         return all(file.name.endswith(end) and not file.is_dir() for file in entry.iterdir())
-    return not entry.is_dir() and any(
-        fnmatch.fnmatchcase(entry.name, pattern) for pattern in CHECKPOINT_FILES
+    # a writer that was killed has left what it wrote of a file
+    staged = target_of_stage(entry)
+    return (staged is not None or not entry.is_dir()) and any(
+        fnmatch.fnmatchcase(staged or entry.name, pattern) for pattern in CHECKPOINT_FILES
     )
 
 

@@ -6,13 +6,11 @@ answered meanwhile.
 
 from typing import TypeVar
 
-from ...platform.confinement.process import ConfinedProcess, LimitError
+from ...platform.confinement.policy import BODY
+from ...platform.confinement.process import LimitError
 from ..errors import RequestError
 from ..schemas import Body, checked_body, checked_object
 from ..settings import LARGE_BODY_BYTES
-
-_MEMORY_BYTES, _MEMORY_A_BYTE = 2**30, 32
-_SECONDS, _SECONDS_A_BYTE = 10.0, 2e-6
 
 B = TypeVar("B", bound=Body)
 
@@ -26,11 +24,7 @@ class BodyReader:
 
     def __init__(self, max_bytes: int):
         self._max_bytes = max_bytes
-        self._process = ConfinedProcess(
-            "mlx_mmfree.server.bodies.body_server",
-            ("pydantic", "starlette", "typing_extensions"),
-            _MEMORY_BYTES + _MEMORY_A_BYTE * max_bytes,
-        )
+        self._process = BODY.process(max_bytes)
 
     def read(self, kind: type[B], text: bytes) -> B:
         """The request that a body makes.
@@ -41,9 +35,8 @@ class BodyReader:
         if len(text) <= LARGE_BODY_BYTES:
             return checked_body(kind, text, self._max_bytes)
         question = kind.__name__, text, self._max_bytes
-        seconds = _SECONDS + _SECONDS_A_BYTE * len(text)
         try:
-            answer = self._process.ask(question, seconds)
+            answer = self._process.ask(question, BODY.seconds_for(len(text)))
         except LimitError as error:
             raise RequestError(
                 f"[request] the body must be simpler: while it is checked, {error}.",

@@ -17,19 +17,16 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
+from ...platform.confinement.policy import COMPILATION, FOLLOWING, GRAMMARS, MB
 from ...platform.confinement.process import Branch, ConfinedProcess, LimitError, TimeLimitError
 from ..answers import token_bytes
 from ..errors import RequestError
 from .sources import Source
 
-COMPILER_SECONDS, COMPILER_MB = 1.0, 100
 # nearly every grammar needs less; those that do not wait apart, so that the others need not
 _QUICK_SECONDS = 0.1
-_TOKEN_SECONDS, _TEXT_MB = 0.1, 50
-_VOCABULARY_MB = 1024
 _KEPT, _KEPT_MB = 8, 100
 _REFUSALS, _REFUSED_SECONDS = 256, 60.0
-_MB = 2**20
 _MOST_WAITING = 32
 _NONE = -1
 
@@ -70,12 +67,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._lanes = lanes
         self._check = check
-        self._process = ConfinedProcess(
-            "mlx_mmfree.server.tool_calls.grammar_server",
-            ("llguidance",),
-            _VOCABULARY_MB * _MB,
-            first=self._vocabulary,
-        )
+        self._process = GRAMMARS.process(first=self._vocabulary)
         self._kept: OrderedDict[str, tuple[Branch, int]] = OrderedDict()
         self._refusals: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -130,7 +122,7 @@ class Grammars:
             try:
                 answer = await run(self._lanes.quick, compilation.run, _QUICK_SECONDS)
             except TimeLimitError:
-                answer = await run(self._lanes.long, compilation.run, COMPILER_SECONDS)
+                answer = await run(self._lanes.long, compilation.run, COMPILATION.seconds)
         except asyncio.CancelledError:
             compilation.leave()
             raise
@@ -145,7 +137,7 @@ class Grammars:
         compiled = compilation.branch
         # what is dropped ends with the last of its texts
         _keep(self._kept, key, (compiled, answer["held"]), _KEPT)
-        while sum(held for _, held in self._kept.values()) > _KEPT_MB * _MB:
+        while sum(held for _, held in self._kept.values()) > _KEPT_MB * MB:
             self._kept.popitem(last=False)
         return compiled
 
@@ -207,7 +199,7 @@ class _Compilation:
         """
         self._check()
         try:
-            self.branch = self._process.branch(COMPILER_MB * _MB)
+            self.branch = self._process.branch(COMPILATION.memory_bytes)
         except LimitError as error:
             raise RequestError(
                 f"[server] a grammar must be compiled in a process of its own, but none can be started: "
@@ -232,9 +224,9 @@ def _words(answer: Mapping[str, str], param: str) -> str:
     """Why a grammar is refused."""
     if "beyond" in answer:
         return (
-            f"[request] '{param}' must have a schema that compiles within {COMPILER_SECONDS:g} s and "
-            f"{COMPILER_MB} MB but got one that does not: {answer['beyond']}. Give it fewer or simpler "
-            "patterns, alternatives and definitions."
+            f"[request] '{param}' must have a schema that compiles within {COMPILATION.seconds:g} s and "
+            f"{COMPILATION.memory_bytes // MB} MB but got one that does not: {answer['beyond']}. Give "
+            "it fewer or simpler patterns, alternatives and definitions."
         )
     reason = " ".join(answer["refused"].split())
     return (
@@ -292,9 +284,9 @@ class Grammar:
     def _answer(self, token: int | None) -> dict[str, Any]:
         try:
             if self._text is None:
-                self._text = self._compiled.branch(_TEXT_MB * _MB)
+                self._text = self._compiled.branch(FOLLOWING.memory_bytes)
             encode = self._tokenizer.encode_continuation
-            answer = self._text.ask(("allowed", token), _TOKEN_SECONDS, encode)
+            answer = self._text.ask(("allowed", token), FOLLOWING.seconds, encode)
         except LimitError as error:
             answer = {"refused": f"while the text was written, {error}"}
         if "refused" in answer:

@@ -13,7 +13,8 @@ from typing import Any
 
 from ...errors import TrainingError, install_extra
 from ...files.reading import check_not_utf16, open_file, parse_json
-from ...platform.confinement.process import ConfinedProcess, LimitError
+from ...platform.confinement.policy import PARQUET_PART
+from ...platform.confinement.process import LimitError
 
 OnBytes = Callable[[int], object]
 """Is told how many more bytes of a file, as it lies on the disk, have been read."""
@@ -87,11 +88,6 @@ def unreadable(path: Path, error: Exception) -> TrainingError:
     return TrainingError(f"[data] '{path}' must be a readable UTF-8 text file: {error}.")
 
 
-# pages of texts grow to a few times their size, and are held a few times over
-_MEMORY_BYTES, _MEMORY_OF_A_BYTE = 2**30, 16
-_CPU_SECONDS = 60.0
-
-
 def parquet_documents(
     path: Path, column: str | None, most_bytes: int, on_bytes: OnBytes | None = None
 ) -> Iterator[str]:
@@ -118,19 +114,15 @@ def parquet_documents(
     process = None
     try:
         size = path.stat().st_size
-        process = ConfinedProcess(
-            "mlx_mmfree.training.corpus.parquet_server",
-            ("pyarrow",),
-            _MEMORY_BYTES + _MEMORY_OF_A_BYTE * size,
-        )
-        found = process.ask((str(path.absolute()), column, most_bytes), _CPU_SECONDS)
+        process = PARQUET_PART.process(size)
+        found = process.ask((str(path.absolute()), column, most_bytes), PARQUET_PART.seconds)
         if column is not None:
             _check_column(found["columns"], found["holds_texts"], column, path)
         # what the file says of itself, before anything is decompressed, and then what there is
         Growth(path, "text", size).add(found["size_bytes"])
         growth = Growth(path, "text", size)
         rows, read = max(found["rows"], 1), 0
-        while (part := process.ask(None, _CPU_SECONDS))["rows"]:
+        while (part := process.ask(None, PARQUET_PART.seconds))["rows"]:
             growth.add(part["size_bytes"])
             yield from part["texts"]
             if on_bytes is not None:

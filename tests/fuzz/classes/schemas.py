@@ -312,7 +312,7 @@ def _slowness() -> float:
 
 def exercise(folder: Path, rng: random.Random) -> None:
     """Sends the body. It is answered or refused soon, and the server does not grow."""
-    from mlx_mmfree.server.tool_calls.grammar import COMPILER_SECONDS
+    from mlx_mmfree.platform.confinement.policy import COMPILATION
 
     asked = client((folder / "base").resolve(), max_body_bytes=10**7, max_context=256)
     if not _Server.first_bytes:
@@ -325,7 +325,7 @@ def exercise(folder: Path, rng: random.Random) -> None:
     begun = time.perf_counter()
     answer = asked.post(_PATH, content=body, headers={"Content-Type": "application/json"})
     took = time.perf_counter() - begun
-    if took > COMPILER_SECONDS + 1 and took > (COMPILER_SECONDS + 1) * _slowness():
+    if took > COMPILATION.seconds + 1 and took > (COMPILATION.seconds + 1) * _slowness():
         raise Late(f"it took {took:.1f} s: {answer.text:.300}")
     if (growth := _held_bytes() - _Server.first_bytes) > _GROWTH_BYTES:
         raise AssertionError(f"the server has grown by {growth / 1e6:.0f} MB")

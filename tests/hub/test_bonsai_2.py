@@ -85,6 +85,19 @@ def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Sh
 
 
 @pytest.mark.sample(2)
+def test_published_types_compute_in_one_dtype_and_become_the_same_file(tmp_path: Path) -> None:
+    source = in_gguf(write_folded(tmp_path / "m", SMALL), tmp_path / "g")
+    want = load_model(source)(TOKENS)[0]
+    for kind in GGUF_TYPES:
+        file = write_gguf_in(kind, tmp_path / f"{kind}.gguf", source)
+        got = load_model(file)(TOKENS)[0]
+        assert got.dtype == want.dtype
+        assert relative_error(got, want) <= TOLERANCE[mx.float32], kind
+        if "64" not in kind:  # a scale for 64 inputs is no type of rotated weights that is written
+            report = convert(open_checkpoint(str(file)), tmp_path / kind, to="gguf")
+            assert report.logits_difference == 0
+
+
 @pytest.mark.parametrize("shape", TWINS, ids=str)
 def test_gguf_names_the_order_and_the_head_only_where_there_is_one(
     tmp_path: Path, shape: Shape

@@ -107,10 +107,12 @@ def read_gguf_checkpoint(
     pooling = files_of_pooling(metadata.get(f"{prefix}.pooling_type"))
     config = with_embedding(config, has_norms, bool(pooling) or (has_norms and is_tied))
     # beside codes, as llama.cpp computes: the norms are float32, and floats of a dtype of 16 bits rare
-    usual = mx.float32 if embedding.kind.code_bits else mx.float16
-    dtype: mx.Dtype | None = FLOAT_TYPES.get(embedding.kind.name, usual)
+    own = gguf_config.hub_name(_EMBEDDING, architecture).removesuffix(".weight")
+    in_codes = bool(embedding.kind.code_bits) or f"{own}.scales" in tensors
+    dtype: mx.Dtype | None = FLOAT_TYPES.get(embedding.kind.name, mx.float16)
+    dtype = mx.float32 if in_codes else dtype
     described = find(config["model_type"])
-    if described.layouts is not None and embedding.kind.name in FLOAT_TYPES:
+    if described.layouts is not None and embedding.kind.name in FLOAT_TYPES and not in_codes:
         # as from other files: the whole gain of a norm takes more bits than 16
         dtype = None
     elif described.needs_range and dtype == mx.float16:

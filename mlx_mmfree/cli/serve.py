@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..generation.sessions import Sessions
     from ..hub import Tokenizer
     from ..models import Decoder
-    from ..server.engine import Weights
+    from ..server.engine.weights import Weights
     from ..server.settings import ServedModel, Settings
 
 
@@ -335,7 +335,7 @@ def _one(args: argparse.Namespace) -> Iterator[Offer]:
     """One model, which is loaded now."""
     from ..generation.answers.completion import end_tokens
     from ..generation.prompt_cache import read_settings
-    from ..server.engine import Weights
+    from ..server.engine.weights import Weights
 
     if args.prompt_cache_file is not None:
         loading.adopt_key_value_settings(args, read_settings(args.prompt_cache_file)[0])
@@ -414,7 +414,7 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
     from ..hub.checkpoint.embedding_files import read_embedding_use
     from ..hub.checkpoint.load import OpenedModel
     from ..models import TextEmbedder
-    from ..server.engine import Weights
+    from ..server.engine.weights import Weights
     from ..server.settings import ServedModel
 
     opened, need = loading.planned(args, takes_embedders=True, **_sizes(args))

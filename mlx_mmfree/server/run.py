@@ -22,7 +22,8 @@ from ..generation.scheduling import Scheduler
 from ..generation.sessions import Sessions
 from .app import make_app
 from .connection import Connection
-from .engine import Engine, Weights
+from .engine.engine import Engine
+from .engine.weights import Weights
 from .errors import RequestError
 from .metrics import Metrics
 from .service import Service

@@ -19,7 +19,8 @@ from ..generation import scheduling
 from ..generation.sessions import Sessions
 from .answers import Answer, Batch, Sent
 from .bodies.reading import BodyReader
-from .engine import Channel, Engine, timeout_error
+from .engine.channel import Channel, timeout_error
+from .engine.engine import Engine
 from .errors import RequestError, ending_error, failure
 from .json_rows import encode, json_response
 from .kept import KeptResponses

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.generation.scheduling import Event, Request
-from mlx_mmfree.server.engine import MOST_UNREAD, Channel, Engine, Weights, pause_s
+from mlx_mmfree.server.engine.channel import MOST_UNREAD, Channel
+from mlx_mmfree.server.engine.engine import Engine, pause_s
+from mlx_mmfree.server.engine.weights import Weights
 from mlx_mmfree.server.errors import RequestError
 from mlx_mmfree.server.settings import ServedModel
 from tests.platform.test_threads import run_often

@@ -45,7 +45,7 @@ class Models:
         self.client: Any = None
 
     def weights(self, name: str, sessions: Any) -> Any:
-        from mlx_mmfree.server.engine import Weights
+        from mlx_mmfree.server.engine.weights import Weights
         from mlx_mmfree.server.settings import ServedModel
 
         def read() -> Sequence[ServedModel]:

@@ -1,250 +1,24 @@
-"""The one thread that runs the models, their weights, and the way of events from it to the client.
-
-Models may be loaded when they are asked for, and leave memory when others need it.
-"""
+"""The one thread that computes with the models, and the work that waits for it."""
 
 import asyncio
-import gc
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import mlx.core as mx
 
-from ..generation.memory import MemoryNeed, joint_bytes
-from ..generation.scheduling import Event, Request, Scheduler
-from ..models import Decoder
-from ..platform.threads import ComputingThread
-from .errors import RequestError
-from .settings import ServedModel
-
-
-class Weights:
-    """The weights that a model shares with its adapters, in memory or not.
-
-    Args:
-        models: The model and its adapters, as requests are checked against them. Where `load` is given,
-            they need no weights.
-        load: Loads them all, in this order; `None`: they are loaded and stay.
-        need: What they take, by the memory plan.
-
-    Attributes:
-        models, need: As above.
-        is_loaded: Whether they are in memory.
-        last_use: Greater than for all weights that were used before.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[ServedModel],
-        load: Callable[[], Sequence[ServedModel]] | None = None,
-        need: MemoryNeed | None = None,
-    ):
-        self.models = list(models)
-        self.need = need
-        self._load = load
-        self._loaded = list(models) if load is None else []
-        self.is_loaded = load is None
-        self.last_use = 0.0
-
-    def loaded(self, name: str) -> ServedModel:
-        """The model of a name, ready to compute; it is loaded if it must be.
-
-        Raises:
-            RequestError: It cannot be loaded.
-        """
-        if not self.is_loaded and self._load is not None:
-            self._loaded = self._read(self._load)
-            self.is_loaded = True
-        pairs = zip(self.models, self._loaded, strict=True)
-        known, found = next(pair for pair in pairs if pair[0].name == name)
-        # the tokenizer is always there
-        return replace(found, tokenizer=known.tokenizer)
-
-    def _read(self, load: Callable[[], Sequence[ServedModel]]) -> list[ServedModel]:
-        name, begun = self.models[0].name, time.perf_counter()
-        try:
-            loaded = list(load())
-        except Exception as error:
-            # its words may name files of this machine
-            _log.exception("The model %s cannot be loaded.", name)
-            raise RequestError(
-                f"[server] the model {name!r:.100} must be loaded but cannot be. The server's log has "
-                "more.",
-                500,
-                code="model_error",
-            ) from error
-        _log.info("Loaded %s in %.1f s.", name, time.perf_counter() - begun)
-        return loaded
-
-    def let_go(self) -> None:
-        """Frees the memory, once nobody else holds a model."""
-        self._loaded, self.is_loaded = [], False
-        # what the modules of a model hold of each other
-        gc.collect()
-        mx.clear_cache()
-        _log.info("%s has left memory.", self.models[0].name)
-
-
-def leaving(
-    wanted: Weights,
-    others: Sequence[Weights],
-    budget_bytes: int | None,
-    is_busy: Callable[[Weights], bool],
-) -> list[Weights] | None:
-    """The models that must leave before weights can be loaded, the least recently used first.
-
-    Weights that are too large for the plan alone are loaded alone.
-
-    Args:
-        wanted: Those to be loaded.
-        others: All others.
-        budget_bytes: What those in memory may take together; `None`: any number.
-        is_busy: Whether weights are under way, and so must stay.
-
-    Returns:
-        `None` if there is no room before some that are under way come to rest.
-    """
-
-    def fit() -> bool:
-        needs = [each.need for each in (*staying, wanted) if each.need is not None]
-        return budget_bytes is None or joint_bytes(needs) <= budget_bytes
-
-    staying = [each for each in others if each.is_loaded or is_busy(each)]
-    gone: list[Weights] = []
-    for each in sorted(staying, key=lambda each: each.last_use):
-        if fit():
-            break
-        if not is_busy(each):
-            staying.remove(each)
-            gone.append(each)
-    return gone if not staying or fit() else None
-
-
-MOST_UNREAD = 8192
-"""The most events that wait for a slow client before its request ends."""
-
-
-class Channel:
-    """The text that the model's thread has written for one request and the client has not read.
-
-    It is used on asyncio's thread alone.
-
-    Args:
-        size: How many texts the request asked for.
-        leave: Called once nobody reads it any more.
-        timeout_s: Seconds after which it ends with an error.
-
-    Attributes:
-        size: As above.
-        is_open: Whether a text is not finished.
-        on_first: Called when the first token comes.
-        is_taken: Set once the model is loaded and has taken the request, or the request has ended.
-    """
-
-    def __init__(self, size: int, leave: "Callable[[Channel], None]", timeout_s: float):
-        self.size = size
-        self._leave = leave
-        self._unread: list[tuple[int, Event]] = []
-        self._error: Exception | None = None
-        self._refusal: Exception | None = None
-        self.is_open = size > 0
-        self._unfinished = size
-        self.on_first: Callable[[], None] | None = None
-        self._news = asyncio.Event()
-        self.is_taken = asyncio.Event()
-        timer = asyncio.get_running_loop().call_later
-        self._deadline = timer(timeout_s, lambda: self.fail(timeout_error(timeout_s)))
-
-    def close(self) -> None:
-        """Must follow in any case; frees the rows of texts that are not finished."""
-        self._deadline.cancel()
-        self._leave(self)
-
-    async def begun(self, quiet_s: float | None = None) -> None:
-        """Waits until the model has taken the request, though no longer than some seconds.
-
-        Raises:
-            Exception: It has not, as its weights cannot be loaded, or what has ended the request before.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(quiet_s):
-                await self.is_taken.wait()
-        if self._refusal is not None:
-            raise self._refusal
-
-    def put(self, index: int, event: Event | Exception) -> None:
-        """Takes an event of a text, or the error that has ended it."""
-        error = event if isinstance(event, Exception) else event.error
-        if error is not None:
-            self.fail(error)
-            return
-        assert isinstance(event, Event)
-        if self.on_first is not None:
-            self.on_first()
-            self.on_first = None
-        self._unread.append((index, event))
-        self._unfinished -= event.finish_reason is not None
-        self.is_open = self._unfinished > 0
-        if len(self._unread) > MOST_UNREAD:
-            self._unread.clear()
-            self.fail(
-                RequestError(
-                    f"[server] the client must read its stream but is {MOST_UNREAD:,} steps behind.",
-                    408,
-                    code="client_too_slow",
-                )
-            )
-        self._news.set()
-
-    def fail(self, error: Exception) -> None:
-        """Ends the request with an error, once what has come is read; its rows are free at once."""
-        self._error = self._error or error
-        if not self.is_taken.is_set():
-            self._refusal = self._error
-        self._leave(self)
-        self._news.set()
-        self.is_taken.set()
-
-    async def batches(self, quiet_s: float | None = None) -> AsyncIterator[list[tuple[int, Event]]]:
-        """Yields all that has come, each time that something has, to the end of every text.
-
-        Args:
-            quiet_s: Seconds without anything after which an empty list is yielded; `None`: never.
-
-        Raises:
-            Exception: What has ended a text before its time.
-        """
-        while True:
-            if self._unread:
-                batch, self._unread = self._unread, []
-                yield batch
-            elif self._error is not None:
-                raise self._error
-            elif not self.is_open:
-                return
-            else:
-                self._news.clear()
-                try:
-                    async with asyncio.timeout(quiet_s):
-                        await self._news.wait()
-                except TimeoutError:
-                    yield []
-
-
-def timeout_error(seconds: float) -> RequestError:
-    return RequestError(
-        f"[server] the answer must be written within {seconds:g} s but is not. Ask for fewer tokens.",
-        504,
-        code="timeout",
-    )
-
+from ...generation.scheduling import Event, Request, Scheduler
+from ...models import Decoder
+from ...platform.threads import ComputingThread
+from ..errors import RequestError
+from ..settings import ServedModel
+from .channel import Channel, timeout_error
+from .weights import Weights, leaving
 
 _log = logging.getLogger(__name__)
 
@@ -465,6 +239,8 @@ class _Waiting:
 
 
 Delivery = tuple[Channel, int, Event | Exception]
+
+
 Result = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 

@@ -210,6 +210,8 @@ class TokenMixer(Mixer):
         padding_last: It is given rows whose padding stands after the tokens, and is zero:
             `context.counts` has their number, and `context.valid` is `None`.
         of_memory: The projections that read the second sequence, where there is one.
+        memory_states: The types of states that it has with a second sequence, beside that of
+            `init_state`.
         weighs_channels: `mixing_weights` has weights of each channel instead of each head.
         key_value_dims: Numbers of one key of those that its state holds; `None`: it holds none.
     """
@@ -226,6 +228,7 @@ class TokenMixer(Mixer):
     packs_samples: ClassVar[bool] = False
     padding_last: ClassVar[bool] = False
     of_memory: ClassVar[tuple[str, ...]] = ()
+    memory_states: ClassVar[tuple[type, ...]] = ()
     weighs_channels: ClassVar[bool] = False
     key_value_dims: int | None = None
 
@@ -328,7 +331,7 @@ class TokenMixer(Mixer):
             self._check_takes(starts, memory)
             context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
             checked = self.checked_state(x, state)
-            if state is not None:
+            if state is not None and not isinstance(state, self.memory_states):
                 own = self.init_state(x.shape[0], x.dtype)
                 check_state(type(self).__name__, own, state, is_fixed=self.recurrent)
             return self.run(x, checked, context, **arguments)

@@ -90,6 +90,7 @@ class MultiHeadAttention(SelfAttention):
     complexity: ClassVar[str] = "T^2 D"
     paper: ClassVar[str] = "arXiv 1706.03762"
     cross: ClassVar[bool] = True
+    memory_states: ClassVar[tuple[type, ...]] = (MemoryState,)
 
     def __init__(
         self,

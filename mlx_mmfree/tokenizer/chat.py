@@ -18,6 +18,8 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """The keys under which a message may hold its reasoning, in the order of transformers 5."""
 
 _MAX_DEPTH = 100
+MAX_CHARACTERS = 8 * 2**20
+"""The most characters that a template is given, and that it may write."""
 
 
 def reasoning_of(message: Mapping[str, Any]) -> Any:
@@ -43,12 +45,18 @@ def chat_data(
         variables: Further names for the template.
 
     Raises:
-        UsageError: A message has no role, a value is not plain data, or tools are not objects.
+        UsageError: A message has no role, a value is not plain data, tools are not objects, or all
+            have more characters than a template may write.
     """
     data = copy_data({**variables, "messages": check_messages(messages)})
     data["messages"] = [_normalized(message) for message in data["messages"]]
     if "tools" in data:
         data["tools"] = _tools(data["tools"])
+    if (count := sum(map(len, texts_in(data)))) > MAX_CHARACTERS:
+        raise UsageError(
+            f"[apply_chat_template] 'messages' must have at most {MAX_CHARACTERS:,} characters, with the "
+            f"tools, but have {count:,}. Make the conversation shorter."
+        )
     return {**data, "add_generation_prompt": bool(add_generation_prompt)}
 
 
@@ -278,7 +286,6 @@ EFFORTS = ("minimal", "low", "medium", "high", "xhigh", "max")
 _NEAR_EFFORT = re.compile(rf"{EFFORT}[^%}}]{{0,400}}")
 _QUOTED = re.compile(r"""['"]([A-Za-z_-]{1,20})['"]""")
 
-MAX_CHARACTERS = 8 * 2**20
 _GROWTH, _MORE_CHARACTERS = 8, 1_000_000
 """A template writes at most so many times what it is given, and so many characters more."""
 _PROBE = "words of a part"

@@ -188,7 +188,9 @@ class Shield:
         # parts at the ends may overlap whole tokens
         for start, stop in self._special.spans(text):
             if stop > done:
-                parts += [text[done:start], self._hidden(text[max(start, done) : stop])]
+                # a text of nothing but special tokens has no others between them
+                parts += [text[done:start]] if start > done else []
+                parts.append(self._hidden(text[max(start, done) : stop]))
                 done = stop
         return "".join([*parts, text[done:]]) if parts else text
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.errors import UsageError
-from mlx_mmfree.tokenizer.chat import ChatTemplate, chat_data
+from mlx_mmfree.tokenizer.chat import MAX_CHARACTERS, ChatTemplate, chat_data
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from tests.tokenizer.test_chat_template import GOLDENS, with_template
 
@@ -190,3 +190,10 @@ def test_a_part_that_is_no_text_is_refused_by_a_template_of_texts(tmp_path: Path
         UsageError, match=r"'messages\[1\].content' must be a text or a list.*image"
     ):
         tokenizer.apply_chat_template(messages)
+
+
+def test_a_conversation_beyond_what_a_template_may_write_is_refused_at_once() -> None:
+    message = {"role": "user", "content": "a" * (MAX_CHARACTERS // 2)}
+    with pytest.raises(UsageError, match="'messages' must have at most 8,388,608 characters"):
+        chat_data([message, message], True, {})
+    assert chat_data([message], True, {})["messages"] == [message]

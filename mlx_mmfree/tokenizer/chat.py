@@ -54,8 +54,8 @@ def chat_data(
         data["tools"] = _tools(data["tools"])
     if (count := sum(map(len, texts_in(data)))) > MAX_CHARACTERS:
         raise UsageError(
-            f"[apply_chat_template] 'messages' must have at most {MAX_CHARACTERS:,} characters, with the "
-            f"tools, but have {count:,}. Make the conversation shorter."
+            f"[apply_chat_template] 'messages' must have at most {MAX_CHARACTERS:,} characters, with "
+            f"the tools, but have {count:,}. Make the conversation shorter."
         )
     return {**data, "add_generation_prompt": bool(add_generation_prompt)}
 

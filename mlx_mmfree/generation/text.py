@@ -22,7 +22,8 @@ _SAMPLING = (
     *("temp", "temperature", "top_p", "top_k", "min_p", "xtc_probability", "xtc_threshold"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
 )
-Arguments, Result = ParamSpec("Arguments"), TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -33,7 +33,8 @@ def check_state(place: str, own: State, given: State, *, is_fixed: bool = False)
             f"{kinds[1].__name__}. Begin with state=None."
         )
     if is_fixed:
-        sizes = [[array.shape for _, array in tree_flatten(each)] for each in (own, given)]
+        flat: list[Any] = [tree_flatten(own), tree_flatten(given)]
+        sizes = [[array.shape for _, array in each] for each in flat]
         if sizes[0] != sizes[1]:
             raise ValueError(
                 f"[{place}] 'state' must have the shapes {sizes[0]} of this batch but has {sizes[1]}. "

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..files.reading import expanded, real_path
+from ..files.checkpoint_files import ADAPTER_CONFIG_FILE
+from ..files.reading import expanded, read_json_object, real_path
 from ..training.corpus.rows import KINDS, kind_of_file
 from .parts import flags, held_out_text, loading, source_card
 from .parts.command import command
@@ -60,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="UTF-8 text on which the loss is measured before and after, or data as for 'mmfree "
-        "lora': a folder, whose test or else validation samples count, or a file of samples",
+        "lora': a folder, whose test or else validation samples count, or a file of samples; keys and "
+        "columns have the names that they had in the training",
     )
     group.add_argument(
         "--mask-prompt",
@@ -83,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
+    args.data = None if args.data is None else expanded(args.data)
     _check(args)
     from ..hub import Tokenizer, open_checkpoint
     from ..hub.checkpoint.save import check_target
@@ -149,7 +152,7 @@ def _measure(
     from ..images import ImageProcessor
 
     is_of_images = isinstance(processor, ImageProcessor)
-    if expanded(args.data).is_dir() or is_of_images or kind_of_file(args.data) in KINDS:
+    if args.data.is_dir() or is_of_images or kind_of_file(args.data) in KINDS:
         loss_of = _loss_on_samples(args, processor, model)
     else:
         loss_of = _loss_on_text(args, processor, model.vocab_size)
@@ -185,9 +188,14 @@ def _loss_on_samples(
     from ..training.fine_tuning.fine_tune import held_out_loss
     from ..training.fine_tuning.settings import FineTuneSettings
 
-    settings = FineTuneSettings(data=str(args.data), mask_prompt=args.mask_prompt, test_batches=-1)
+    settings = FineTuneSettings(
+        data=str(args.data),
+        mask_prompt=args.mask_prompt,
+        test_batches=-1,
+        **_names_of_training(args.adapter_path),
+    )
     splits = read_data(settings, processor, model)
-    names = ("train",) if expanded(args.data).is_file() else ("test", "valid")
+    names = ("train",) if args.data.is_file() else ("test", "valid")
     samples = next((splits[name] for name in names if name in splits), None)
     if samples is None:
         raise UsageError(
@@ -196,6 +204,17 @@ def _loss_on_samples(
         )
     samples.check_some()
     return lambda model: held_out_loss(model, samples, settings)
+
+
+def _names_of_training(adapter_path: str | None) -> dict[str, Any]:
+    """The names of keys and columns with which an adapter was trained, as its configuration has them."""
+    from ..training.fine_tuning.settings import FineTuneSettings
+
+    if adapter_path is None:
+        return {}
+    config = read_json_object(expanded(adapter_path) / ADAPTER_CONFIG_FILE, is_optional=True)
+    names = [each.name for each in FineTuneSettings.declared() if each.name.endswith("_feature")]
+    return {name: config[name] for name in names if isinstance(config.get(name), str)}
 
 
 def _losses_before(

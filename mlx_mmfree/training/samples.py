@@ -397,9 +397,8 @@ class SampleEncoder:
                 return form
         raise RowError(
             f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
-            f"'{keys.text}', or '{INSTRUCTION}' and '{OUTPUT}' but has {names_in(line)}. Name the "
-            "keys that it has instead by 'prompt_feature' and 'completion_feature', 'chat_feature' or "
-            "'text_feature'."
+            f"'{keys.text}', or Alpaca's keys, but has {names_in(line)}. Name other keys by "
+            "--prompt-feature and --completion-feature, --chat-feature or --text-feature."
         )
 
     def completion(self, prompt: str, completion: str, line: Mapping[str, Any]) -> Encoded:

@@ -376,3 +376,17 @@ def test_uploaded_with_its_adapter(
     assert "adapters.safetensors" in uploaded
     card = uploaded["README.md"].decode()
     assert "base_model: them/tiny\nbase_model_relation: adapter" in card
+
+
+def test_samples_of_a_file_have_the_names_of_the_training(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my.csv").write_text("question,reply\nWho?,The King\nWhere?,At home\n")
+    flags = ["--data", "~/my.csv", "--output", str(tmp_path / "run"), "--batch-size", "1"]
+    flags += ["--prompt-feature", "question", "--completion-feature", "reply", "--steps", "1"]
+    assert main(["lora", "--train", "--num-layers", "1", *flags]) == 0
+    capsys.readouterr()
+    flags = ["--adapter-path", str(tmp_path / "run"), "--output", str(tmp_path / "fused")]
+    assert main(["fuse", *flags, "--data", "~/my.csv"]) == 0
+    assert capsys.readouterr().out.count("nats a token") == 2

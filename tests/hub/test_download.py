@@ -266,7 +266,7 @@ def test_a_dataset_comes_as_json_lines(hub: HubServer, client: HubClient, tmp_pa
         ("me/parquet", r"must hold train\.jsonl, .* but has none. Name a split .*me/parquet:train"),
         ("me/absent", "neither a local folder nor a repository of the Hub"),
         ("me/gated", "Ask for access on https://huggingface.co/datasets/me/gated"),
-        ("no folder", "'data' must be an existing folder with train.jsonl or a Hub dataset"),
+        ("no folder", "'data' must be an existing file or folder of samples, or a Hub dataset"),
     ],
 )
 def test_datasets_that_are_refused(

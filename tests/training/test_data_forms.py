@@ -172,7 +172,7 @@ def test_a_table_in_a_folder_with_names_of_its_own(
     names = {"prompt_feature": "question", "completion_feature": "reply"}
     assert _tokens(_read(str(tmp_path / "data"), tokenizer, **names)["train"]) == _tokens(want)
     with pytest.raises(
-        TrainingError, match=r"line 2: .* but has 'question', 'reply'\. Name the keys"
+        TrainingError, match=r"line 2: .* but has 'question', 'reply'\. Name other keys by --pr"
     ):
         _read(str(tmp_path / "data"), tokenizer)
 

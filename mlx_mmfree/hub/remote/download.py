@@ -210,7 +210,7 @@ def dataset_folder(path_or_repo: str, revision: str | None = None) -> Path:
         return folder
     if not REPOSITORY_NAME.fullmatch(path_or_repo) or folder.exists():
         raise CheckpointError(
-            "[data] 'data' must be an existing folder with train.jsonl or a Hub dataset 'owner/name' "
+            "[data] 'data' must be an existing file or folder of samples, or a Hub dataset 'owner/name' "
             f"but got {path_or_repo!r:.200}, which is neither. Check the spelling."
         )
     found = Path(ask_hub(path_or_repo, revision, DATASET_FILES, repo_type="dataset"))

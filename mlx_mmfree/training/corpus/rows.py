@@ -132,6 +132,13 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 
 def _text_rows(path: Path, key: str, on_bytes: OnBytes | None) -> Rows:
     for number, text in enumerate(read_documents(path, on_bytes=on_bytes), 1):
+        if len(text) > MAX_ROW_BYTES:
+            raise _fault(
+                path,
+                f"text {number}",
+                f"it must have at most {MAX_ROW_BYTES:,} characters but has {len(text):,}. Split it "
+                "with lines of <|endoftext|>.",
+            )
         yield f"text {number}", {key: text}
 
 

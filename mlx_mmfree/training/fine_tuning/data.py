@@ -210,7 +210,8 @@ def step_in_words(samples: Samples[Any], settings: FineTuneSettings, unit: str) 
         return f"A step learns from {rows:,} images."
     tokens = sum(len(text.tokens) for sample in samples.samples for text in sample.texts)
     mean = rows * tokens / len(samples.samples)
-    return f"A step learns from {rows:,} samples, about {mean:,.0f} {unit}."
+    plural = "" if rows == 1 else "s"
+    return f"A step learns from {rows:,} sample{plural}, about {mean:,.0f} {unit}."
 
 
 def batch_maker(

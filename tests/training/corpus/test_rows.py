@@ -150,6 +150,11 @@ def test_a_text_is_one_row(tmp_path: Path) -> None:
     ]
 
 
+def test_a_text_is_bounded(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"text 2: it must have at most 4,000,000 characters"):
+        _rows(tmp_path / "a.txt", "One<|endoftext|>" + "x" * 4_000_001)
+
+
 def test_other_kinds_of_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"must end in \.jsonl, .* but ends in '\.xlsx'"):
         _rows(tmp_path / "a.xlsx", "PK")

@@ -16,8 +16,10 @@ from mlx_mmfree import (
     SwiGLU,
     batch_generate,
     demo,
+    fuse,
     generate,
     load,
+    lora,
     save_model,
     stream_generate,
 )
@@ -130,3 +132,12 @@ def test_an_unknown_architecture_is_told_before_missing_weights(tmp_path: Path) 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "falcon9"}))
     with pytest.raises(UnsupportedModelError, match=r"'model_type' must be one of .*'falcon9'"):
         load(tmp_path)
+
+
+def test_forms_and_settings_of_another_kind(model: Decoder) -> None:
+    with pytest.raises(
+        ValueError, match=r"'form' must be one of 'dense', 'ternary' but got 'dens'"
+    ):
+        fuse(model, "dens")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be FineTuneSettings but got dict\. Make them"):
+        lora(model, None, {"data": "data"})  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -44,6 +44,7 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
         The model, without adapters. Its `config` describes the new layers.
 
     Raises:
+        ValueError: The form is unknown.
         UnsupportedModelError: `"dense"` was asked of an architecture whose ternary linears have a norm
             inside, of which no published form has dense linears with one; or of a ternary image
             model.
@@ -76,8 +77,11 @@ def check_form(model: Any, form: FusedForm) -> None:
     """Raises the error that `fuse` would raise, before anything is computed.
 
     Raises:
-        UnsupportedModelError: As `fuse`.
+        UnsupportedModelError, ValueError: As `fuse`.
     """
+    if form not in get_args(FusedForm):
+        known = ", ".join(map(repr, get_args(FusedForm)))
+        raise ValueError(f"[fuse] 'form' must be one of {known} but got {form!r:.60}.")
     is_of_images = isinstance(model, ImageClassifier)
     for name, layer in adapted_layers(model).items():
         if form == "dense" and layer.matrix.is_ternary and is_of_images:

@@ -49,6 +49,7 @@ def lora(
         CheckpointError: The folder is the model's, or one of the two contains the other.
         TrainingError: The data cannot be read or has no samples, the loss is not finite, or the folder
             holds another run.
+        TypeError: The settings are none.
         TrainingStopped: A signal ended the run early. Its state is saved.
         UnsupportedModelError: The architecture cannot be fine-tuned.
 
@@ -64,6 +65,11 @@ def lora(
         1
         >>> adapted, _ = load(demo.path(), adapter_path="adapters")
     """
+    if not isinstance(settings, FineTuneSettings):
+        raise TypeError(
+            f"[lora] 'settings' must be FineTuneSettings but got {type(settings).__name__}. Make them: "
+            "FineTuneSettings(data=..., adapter_path=...)."
+        )
     if (settings.teacher is None) != (teacher is None):
         raise TrainingError(
             "[lora] 'teacher' must be given as a loaded model where the settings name one, and only "

@@ -24,7 +24,7 @@ _BODY, _PATH, _LINK = "body", "path", "base"
 _MOST_S, _MOST_MB = 0.05, 100
 _TRIES = 3
 """How often a wait must be long: between two looks at the clock this process may itself have waited."""
-_MOST_BYTES = 8_000_000
+_MOST_BYTES, _MOST_NAMES = 8_000_000, 200_000
 _SIZES = (70_000, 500_000, 2_000_000, _MOST_BYTES - 1000)
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -73,8 +73,11 @@ _PLACES: dict[str, tuple[Callable[[Any], dict[str, Any]], ...]] = {
 }
 
 
-def _keyed(many: list[Any]) -> dict[str, Any]:
-    return {str(number): item for number, item in enumerate(many)}
+def _keyed(many: Any) -> dict[str, Any]:
+    """So many names as a body holds, or one long text under one."""
+    if isinstance(many, str):
+        return {"a": many}
+    return {str(number): item for number, item in enumerate(many[:_MOST_NAMES])}
 
 
 def make_sources(folder: Path) -> None:

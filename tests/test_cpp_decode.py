@@ -69,6 +69,7 @@ def test_attention_writes_the_same(program: Path, tmp_path: Path) -> None:
     assert printed == decoded(model, prompt, 12) + "\n"
 
 
+@pytest.mark.exhaustive
 def test_mistakes_are_said_in_a_line(program: Path, tmp_path: Path) -> None:
     model, tokenizer = load(demo.path())
     export_step(tmp_path / "step", model, tokenizer)

@@ -106,7 +106,7 @@ def _whole(settings: type[RunSettings]) -> list[str]:
     return [each.metadata.get("called") or each.name for each in whole]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("run", _RUNS)
 def test_settings(
     run: str, files: Path, ends_well: Callable[..., None], monkeypatch: pytest.MonkeyPatch

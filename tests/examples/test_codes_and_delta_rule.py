@@ -38,6 +38,7 @@ def test_codes(
     assert re.search(shown, printed), printed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("uncompiled")
 def test_delta_rule(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["delta_rule.py", "--quick"])

@@ -95,6 +95,7 @@ def test_plain_values(text: str, value: Any) -> None:
     assert parse_yaml(text.encode()) == value
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "text",
     [

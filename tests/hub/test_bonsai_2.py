@@ -127,7 +127,7 @@ def test_twins_of_each_width_compute_what_transformers_does(tmp_path: Path, shap
         assert relative_error(logits(form), want) <= 2e-5, form
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("unfused")  # mlx-lm lets MLX fuse its operations
 @pytest.mark.parametrize(
     "shape", [Shape(512, 1024, 512), *(replace(each, layers=2) for each in WIDTHS)], ids=str

@@ -67,6 +67,7 @@ def _write(folder: Path) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_tokenizers_and_sampling(tmp_path: Path) -> None:
     save_model(tmp_path / "m", tiny_transformer(vocab_size=518), GOLDENS / "tokenizer_bpe")
     vocabulary = tmp_path / "m" / "tokenizer.json"

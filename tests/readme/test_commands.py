@@ -120,8 +120,18 @@ def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
     }
 
 
+# sections that take more than some seconds
+LONG = {".: Fine-tune", "mlx_mmfree/training: Memory"}
+
+
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("section", scripts(), ids=lambda section: section.name)
+@pytest.mark.parametrize(
+    "section",
+    [
+        pytest.param(each, id=each.name, marks=[pytest.mark.exhaustive] * (each.name in LONG))
+        for each in scripts()
+    ],
+)
 def test_section_runs(section: Section, environment: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "checkout"
     write_working_folder(folder)

@@ -56,6 +56,7 @@ def test_a_group_finds_what_one_process_finds(
         assert relative_error(got[part], value) <= limit, part
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [2, 4])
 def test_parts_of_different_lengths_are_refused(
     groups: dict[int, tuple[Found, list[str]]], size: int

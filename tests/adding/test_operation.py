@@ -46,6 +46,7 @@ def test_it_makes_no_other_test_red() -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "tests.adding.search_path", "-n", "0", "-v"),
+            "--exhaustive",
             *("-p", "no:cacheprovider", *tests, "-k", words),
         ],
         cwd=ROOT,

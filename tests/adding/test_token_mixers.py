@@ -32,6 +32,7 @@ def passed() -> list[str]:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "tests.adding.search_path", "-n", "0", "-v"),
+            "--exhaustive",
             *("-p", "no:cacheprovider", "tests/token_mixers/contract"),
             *("-k", " or ".join(ASKED)),
         ],

@@ -38,4 +38,4 @@ if __name__ == "__main__":
         # with other shapes and values each time
         "tests/ops/test_properties.py",
     ]
-    sys.exit(pytest.main([*files, *quiet, *sys.argv[1:]]))
+    sys.exit(pytest.main(["--exhaustive", *files, *quiet, *sys.argv[1:]]))

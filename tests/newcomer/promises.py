@@ -72,7 +72,8 @@ def main(*words: str) -> int:
     for promise, tests in PROMISES.items():
         if words and not any(word.lower() in promise.lower() for word in words):
             continue
-        command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--no-header", "-m", "", *tests]
+        command = [sys.executable, "-m", "pytest", "--exhaustive", "-n", "0", "-q", "--no-header"]
+        command += ["-m", "", *tests]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         lines = done.stdout.strip().splitlines() or [done.stderr.strip()]
         print(f"{'yes' if done.returncode == 0 else 'NO '}  {promise}: {lines[-1]}", flush=True)

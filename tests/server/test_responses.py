@@ -516,13 +516,13 @@ def test_tools_that_are_left_out_take_no_time_for_each_other() -> None:
         compared = 0
 
         def __eq__(self, other: object) -> bool:
-            Counted.compared_with += 1
+            Counted.compared += 1
             return super().__eq__(other)
 
     hosted = [Counted(type="mcp", server=number) for number in range(100)]
     body = ResponsesRequest.model_validate({"input": ASKED, "tools": [*hosted, *TOOLS]})
     assert [tool.name for tool in body.tools] == ["look_up"]
-    assert Counted.compared_with == 0
+    assert Counted.compared == 0
 
 
 def test_a_response_may_be_nested_deeper_than_its_request(dictated: Dictated) -> None:

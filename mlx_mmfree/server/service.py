@@ -179,7 +179,9 @@ _MOST_SHOWN = 64
 
 
 async def _slices(batch: Batch) -> AsyncIterator[Batch]:
-    """A batch in slices, between which others are answered."""
+    """A batch in slices, between which others are answered; an empty one tells that nothing came."""
+    if not batch:
+        yield batch
     start = shown = 0
     for stop, (_, event) in enumerate(batch, 1):
         # each probability that is shown takes about as long as a step without one

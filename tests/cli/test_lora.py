@@ -340,7 +340,7 @@ def test_limits_of_memory_are_restored(folder: Path, data: Path) -> None:
             "--report-to must be wandb or tensorboard but got 'swanlab'",
         ),
         (["--train", "--clear-cache-threshold", "much"], "must be a size such as 500MB or 2GB"),
-        (["--train", "--data", "absent"], "--data must be an existing folder"),
+        (["--train", "--data", "absent"], "--data must be an existing file or folder of samples"),
         (["--test", "--adapter-path", "absent"], "--adapter-path must be a folder"),
         (
             ["--test", "--adapter-path", "/"],

@@ -198,12 +198,14 @@ def test_a_client_that_reads_nothing_is_left(server: ServerProcess) -> None:
     with server.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with suppress(ConnectionError):
-            for _ in range(300):
-                connection.sendall(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
+            # more than the system's buffers hold
+            for _ in range(200):
+                connection.sendall(b"GET /page/vendor/katex.min.js HTTP/1.1\r\n" + HOST + b"\r\n")
                 time.sleep(0.02)
         time.sleep(2)
         received = answers(connection, b"")
-    assert received.count(b"HTTP/1.1 200 ") < 300
+    assert b"HTTP/1.1 200 " in received
+    assert received.count(b"HTTP/1.1 200 ") < 200
 
 
 def test_an_upgrade_is_not_made(server: ServerProcess) -> None:

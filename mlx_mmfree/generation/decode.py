@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from time import perf_counter
 from typing import Protocol, cast
 
@@ -183,6 +184,11 @@ def generate_tokens(
 
 
 def check_max_tokens(max_tokens: int) -> None:
+    # A stream ends when its count equals the bound, which a fraction never does.
+    if not isinstance(max_tokens, Integral):
+        raise TypeError(
+            f"[generate] 'max_tokens' must be a whole number but got {max_tokens!r:.80}."
+        )
     if max_tokens < 1:
         raise ValueError(f"[generate] 'max_tokens' must be at least 1 but got {max_tokens}.")
 

@@ -92,6 +92,7 @@ def stream_generate(
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
             draft model has another vocabulary, or both kinds of drafts are asked for.
+        TypeError: `max_tokens` is not a whole number.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -180,6 +181,7 @@ def generate(
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
             draft model has another vocabulary, or both kinds of drafts are asked for.
+        TypeError: `max_tokens` is not a whole number.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -333,6 +335,7 @@ def batch_generate(
 
     Raises:
         ValueError: A prompt is empty or not in the vocabulary, or an option is out of its bounds.
+        TypeError: `max_tokens` is not a whole number.
 
     Example:
         >>> from mlx_mmfree import demo, load

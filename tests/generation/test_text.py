@@ -209,6 +209,14 @@ def test_bad_arguments_are_refused_at_once(
         stream_generate(model, tokenizer, prompt, **options)
 
 
+@pytest.mark.parametrize("max_tokens", [1.5, 20.0, "20", None])
+def test_a_bound_that_no_count_meets_is_refused(
+    model: Decoder, tokenizer: Tokenizer, max_tokens: Any
+) -> None:
+    with pytest.raises(TypeError, match="'max_tokens' must be a whole number but got"):
+        stream_generate(model, tokenizer, PROMPT, max_tokens=max_tokens)
+
+
 def test_verbose_prints_text_and_speeds(
     model: Decoder, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:

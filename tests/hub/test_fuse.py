@@ -78,6 +78,13 @@ def test_norms_inside_have_no_dense_form() -> None:
         fuse(model, "dense")
 
 
+def test_a_model_without_an_adapter_is_refused() -> None:
+    model = adapted(LLAMA, "lora")
+    fuse(model, "dense")
+    with pytest.raises(ValueError, match=r"'model' must have an adapter on it but has none\. Load"):
+        fuse(model, "dense")
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 @pytest.mark.parametrize("config", [LLAMA, BITNET], ids=["llama", "bitnet"])
 def test_dense_layers_keep_the_dtype_of_the_checkpoint(

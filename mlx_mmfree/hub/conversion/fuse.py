@@ -44,7 +44,7 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
         The model, without adapters. Its `config` describes the new layers.
 
     Raises:
-        ValueError: The form is unknown.
+        ValueError: The form is unknown, or the model has no adapter.
         UnsupportedModelError: `"dense"` was asked of an architecture whose ternary linears have a norm
             inside, of which no published form has dense linears with one; or of a ternary image
             model.
@@ -53,7 +53,10 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
 
     Example:
         >>> from mlx_mmfree import demo, load_model
-        >>> fuse(load_model(demo.path()), "ternary").dims  # without an adapter, nothing changes
+        >>> from mlx_mmfree.layers.lora import add_adapters
+        >>> model = load_model(demo.path())
+        >>> names = add_adapters(model, lambda name, layer: name.endswith("input_proj"))
+        >>> fuse(model, "ternary").dims
         384
     """
     check_form(model, form)
@@ -82,8 +85,14 @@ def check_form(model: Any, form: FusedForm) -> None:
     if form not in get_args(FusedForm):
         known = ", ".join(map(repr, get_args(FusedForm)))
         raise ValueError(f"[fuse] 'form' must be one of {known} but got {form!r:.60}.")
+    adapted = adapted_layers(model)
+    if not adapted:
+        raise ValueError(
+            "[fuse] 'model' must have an adapter on it but has none. Load it with one: "
+            "load(path, adapter_path=...)."
+        )
     is_of_images = isinstance(model, ImageClassifier)
-    for name, layer in adapted_layers(model).items():
+    for name, layer in adapted.items():
         if form == "dense" and layer.matrix.is_ternary and is_of_images:
             raise UnsupportedModelError(
                 f"[fuse] 'form' must be 'ternary' for '{name}' but got 'dense': the configuration of a "

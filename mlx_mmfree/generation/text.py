@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Names the way out to a caller who gives arguments of a sampler to what takes a sampler."""
+    """Names the way out to a caller who gives arguments of a sampler, or a number, for a sampler."""
 
     @wraps(function)
     def told(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -40,6 +40,11 @@ def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Argume
                     f"[{function.__name__}] '{name}' must be given as "
                     f"{way if is_choice else f'processors=make_processors({own}=...)'} but came alone."
                 )
+        if not callable(sampler := kwargs.get("sampler", greedy)):
+            raise TypeError(
+                f"[{function.__name__}] 'sampler' must be a function, such as make_sampler(temp=0.7), "
+                f"but got {sampler!r:.80}."
+            )
         return function(*args, **kwargs)
 
     return told
@@ -92,7 +97,7 @@ def stream_generate(
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
             draft model has another vocabulary, or both kinds of drafts are asked for.
-        TypeError: `max_tokens` is not a whole number.
+        TypeError: `max_tokens` is not a whole number, or `sampler` is not a function.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -181,7 +186,7 @@ def generate(
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
             draft model has another vocabulary, or both kinds of drafts are asked for.
-        TypeError: `max_tokens` is not a whole number.
+        TypeError: `max_tokens` is not a whole number, or `sampler` is not a function.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -335,7 +340,7 @@ def batch_generate(
 
     Raises:
         ValueError: A prompt is empty or not in the vocabulary, or an option is out of its bounds.
-        TypeError: `max_tokens` is not a whole number.
+        TypeError: `max_tokens` is not a whole number, or `sampler` is not a function.
 
     Example:
         >>> from mlx_mmfree import demo, load

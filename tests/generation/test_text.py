@@ -217,6 +217,16 @@ def test_a_bound_that_no_count_meets_is_refused(
         stream_generate(model, tokenizer, PROMPT, max_tokens=max_tokens)
 
 
+@pytest.mark.parametrize("sampler", [0.7, None])
+def test_a_sampler_that_cannot_be_called_is_refused(
+    model: Decoder, tokenizer: Tokenizer, sampler: Any
+) -> None:
+    with pytest.raises(
+        TypeError, match=r"^\[generate\] 'sampler' must be a function, such as make_"
+    ):
+        generate(model, tokenizer, PROMPT, sampler=sampler)
+
+
 def test_verbose_prints_text_and_speeds(
     model: Decoder, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,7 +183,7 @@ def generate_tokens(
     return (decoding.step(is_last=n == max_tokens)[0] for n in range(1, max_tokens + 1))
 
 
-def check_max_tokens(max_tokens: int) -> None:
+def check_max_tokens(max_tokens: object) -> None:
     # A stream ends when its count equals the bound, which a fraction never does.
     if not isinstance(max_tokens, Integral):
         raise TypeError(

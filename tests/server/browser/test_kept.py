@@ -152,6 +152,7 @@ def test_a_damaged_conversation_is_imported_or_refused(open_page: OpenPage, stor
         page.get_by_text("An answer.").wait_for()
         page.locator("#model option", has_text="m").wait_for(state="attached")
         page.reload()
+    page.locator("#list .open", has_text="Damaged").wait_for()
     assert _titles(page) == ["Damaged", "What is a fox?"]
 
 

@@ -26,8 +26,8 @@ LIMIT_BYTES = 24 * 2**20
 RUNS = """
 import sys
 from mlx_mmfree.cli.train import main
-from mlx_mmfree.training import loop
-loop.plot_run = lambda *_: True
+from mlx_mmfree.training import trainer
+trainer.plot_run = lambda *_: True
 for config in sys.argv[1:]:
     assert main(["--config", config]) == 0
 """

@@ -292,6 +292,7 @@ _OF_TRANSFORMERS = frozenset(
         "is_decoder",
         "is_encoder_decoder",
         "label2id",
+        "max_position_embeddings",
         "mlx_mmfree",
         "model_type",
         "output_attentions",

@@ -1,11 +1,13 @@
 """The weights that a run from a corpus begins with."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+import yaml
 from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import TrainingError
@@ -78,6 +80,13 @@ def test_a_key_that_nothing_reads_is_refused(key: str, value: Any, meant: str) -
 def test_keys_that_transformers_writes_are_taken() -> None:
     pasted = {"transformers_version": "5.0.0", "use_cache": True, "torch_dtype": "float32"}
     FirstModel(_settings(model=HGRN | pasted))
+
+
+@pytest.mark.parametrize("recipe", ["train", "teacher", "student", "longer/train"])
+def test_keys_of_the_recipes_are_taken(recipe: str) -> None:
+    folder = Path(__file__).parents[2] / "examples" / "demo_model"
+    described = yaml.safe_load((folder / f"{recipe}.yaml").read_text())["model"]
+    _check_keys(find_described(described), described)
 
 
 @pytest.mark.parametrize("name", sorted(architectures()))

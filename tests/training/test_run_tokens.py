@@ -180,11 +180,11 @@ def test_a_changed_token_file_is_not_taken_for_the_first(config: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mlx_mmfree.training import loop, optimizer_step
+from mlx_mmfree.training import optimizer_step, trainer
 from mlx_mmfree.training.loop import train_model
 from mlx_mmfree.training.settings import read_settings
 
-loop.plot_run = lambda *_: True
+trainer.plot_run = lambda *_: True
 call = optimizer_step.OptimizerStep.__call__
 
 def killed(self, step):

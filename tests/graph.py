@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from mlx_mmfree.ops.backend.graph import dispatches
+
 VIEWS = {
     *("Broadcast", "ExpandDims", "Flatten", "Full", "Reshape", "Slice", "Split", "Squeeze"),
     *("StopGradient", "Transpose", "Unflatten", "CustomTransforms"),
@@ -23,19 +25,28 @@ def operations(result: Any) -> Counter[str]:
     fusing is on.
     """
     found: Counter[str] = Counter()
-    for name, count in launches(result).items():
+    for name, _ in _nodes(result):
         is_fused = name.startswith("Compiled")
-        for part in re.findall("[A-Z][a-z]+", name)[1:] if is_fused else [name]:
-            found[part] += count
+        found.update(re.findall("[A-Z][a-z]+", name)[1:] if is_fused else [name])
     return Counter({name: count for name, count in found.items() if name not in VIEWS})
 
 
 def launches(result: Any) -> Counter[str]:
-    """As `operations`, but what MLX has fused is one."""
-    graph = io.StringIO()
-    mx.export_to_dot(graph, *(array for _, array in tree_flatten(result)))
-    found = Counter(re.findall(r'label ?= ?"([A-Za-z]+)"', graph.getvalue()))
-    return Counter({name: count for name, count in found.items() if name not in VIEWS})
+    """The kernels that a GPU launches for each operation of such a graph; what MLX has fused is one."""
+    found: Counter[str] = Counter()
+    for name, inputs in _nodes(result):
+        if name not in VIEWS:
+            found[name] += dispatches(name, inputs)
+    return found
+
+
+def _nodes(result: Any) -> list[tuple[str, int]]:
+    """The operations of a graph, each with the number of its inputs."""
+    text = io.StringIO()
+    mx.export_to_dot(text, *(array for _, array in tree_flatten(result)))
+    inputs = Counter(re.findall(r'"[A-Z]+" -> (\d+)', text.getvalue()))
+    names = re.findall(r'(\d+) \[label ?= ?"([A-Za-z]+)"', text.getvalue())
+    return [(name, inputs[place]) for place, name in names]
 
 
 def stand_in(shapes: list[Any], dtypes: list[mx.Dtype], *inputs: Any) -> list[mx.array]:

@@ -282,7 +282,7 @@ def test_the_gradient_takes_as_many_launches_for_any_length(recorded: None, gate
         mx.eval(given)
         return launches(mx.grad(loss, argnums=range(len(given)))(*given)).total()
 
-    assert launched(200) == launched(2000) <= {"none": 40, "head": 212, "channel": 300}[gate]
+    assert launched(200) == launched(2000) <= {"none": 40, "head": 263, "channel": 310}[gate]
 
 
 @pytest.mark.parametrize(

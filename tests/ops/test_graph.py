@@ -7,7 +7,8 @@ import pytest
 from mlx_mmfree import native
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.ops import gated_activation, rms_norm, rms_norm_quantize
-from mlx_mmfree.ops.backend.graph import graph_of
+from mlx_mmfree.ops.backend.graph import dispatches, graph_of
+from tests.graph import launches
 
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason="the compiled extension reads the graph"
@@ -28,6 +29,16 @@ def test_operations_stand_behind_those_they_read() -> None:
     assert mx.array_equal(made, mx.exp(x @ y)) and mx.array_equal(leaf, y)
     # an operation of MLX does not say what it was called with
     assert product.given is None and product.options == []
+
+
+def test_dispatches_of_copies() -> None:
+    """A GPU copies each part of a concatenation, and fills what is padded before it copies."""
+    x = mx.ones((3, 4))
+    results = [mx.concatenate([x, x, x]), mx.pad(x, [(0, 1), (0, 0)]), mx.exp(x)]
+    nodes = graph_of(results, [x]).nodes
+    found = {node.name: dispatches(node.name, len(node.inputs)) for node in nodes}
+    assert found | {"Concatenate": 3, "Pad": 2, "Exp": 1} == found
+    assert launches(results) == {"Concatenate": 3, "Pad": 2, "Exp": 1}
 
 
 def test_it_ends_at_leaves_whether_known_or_not() -> None:

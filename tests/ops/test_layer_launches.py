@@ -1,8 +1,9 @@
 """How many operations a layer launches on Metal, counted in the graph of the uncompiled step.
 
 MLX's fast operations and the library's kernels are stand-ins that count as one each, as does what the
-library lets MLX fuse; views count as none. A layer's own are what a model of three layers has beyond one
-of two. Weights are joined as they are when a model is loaded.
+library lets MLX fuse; views count as none. A concatenation counts as a copy of each part, and a pad as a
+fill and a copy. A layer's own are what a model of three layers has beyond one of two. Weights are joined
+as they are when a model is loaded.
 """
 
 from importlib import import_module
@@ -59,18 +60,18 @@ FORMS = {
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
     "hgrn_bit": (5, 10),
-    "bitnet": (7, 12),
-    "ternary llama": (7, 12),
-    "dense llama": (10, 11),
-    "biased llama": (12, 13),
-    f"biased llama, {BIASES}": (14, 15),
-    "qwen3": (10, 14),
-    "linear layer of qwen3.5": (10, 205),
-    "full layer of qwen3.5": (10, 17),
-    f"linear layer of qwen3.5, {CODES}": (12, 207),
-    f"full layer of qwen3.5, {CODES}": (12, 19),
-    f"linear layer of qwen3.5, {ROTATED}": (13, 208),
-    f"full layer of qwen3.5, {ROTATED}": (12, 19),
+    "bitnet": (7, 14),
+    "ternary llama": (7, 14),
+    "dense llama": (10, 13),
+    "biased llama": (12, 15),
+    f"biased llama, {BIASES}": (14, 17),
+    "qwen3": (10, 16),
+    "linear layer of qwen3.5": (10, 289),
+    "full layer of qwen3.5": (10, 20),
+    f"linear layer of qwen3.5, {CODES}": (12, 291),
+    f"full layer of qwen3.5, {CODES}": (12, 22),
+    f"linear layer of qwen3.5, {ROTATED}": (13, 292),
+    f"full layer of qwen3.5, {ROTATED}": (12, 22),
 }
 
 

@@ -11,7 +11,7 @@ from ...models import Decoder, check_causal
 from ...ops.backend import choice, dispatch, launch
 from ...ops.backend.compilation import without_fusion
 from ...ops.backend.cost import Call
-from ...ops.backend.graph import Graph, GraphNode, graph_of
+from ...ops.backend.graph import Graph, GraphNode, dispatches, graph_of
 from .primitives import VIEWS
 
 _PASSING = {"CustomTransforms"}
@@ -197,7 +197,9 @@ def metal_launches(model: Decoder, position: int) -> int:
             dispatch.forget_candidates()
     # `Depends` stands for a kernel
     silent = VIEWS - {"Depends"} | {"Full"}
-    return sum(node.name not in silent for node in graph.nodes)
+    return sum(
+        dispatches(node.name, len(node.inputs)) for node in graph.nodes if node.name not in silent
+    )
 
 
 def _arrays(tree: Any) -> list[tuple[str, mx.array]]:

@@ -53,3 +53,15 @@ def graph_of(results: Sequence[mx.array], leaves: Sequence[mx.array] = ()) -> Gr
     """
     arrays, nodes, places = native.kernels().graph_of(list(results), list(leaves))
     return Graph(arrays, [GraphNode(*node) for node in nodes], places)
+
+
+def dispatches(name: str, inputs: int) -> int:
+    """How many kernels MLX launches on a GPU for one of its operations that computes something.
+
+    Each part of a concatenation is copied on its own, and what is padded is filled before it is.
+
+    Args:
+        name: What MLX calls the operation.
+        inputs: How many arrays it takes.
+    """
+    return {"Concatenate": inputs, "Pad": 2}.get(name, 1)

@@ -86,9 +86,7 @@ def _certificate(args: argparse.Namespace) -> "Certificate":
         return certify(
             skeleton(read_config("audit", args.config), loading.dtype_of(args)), args.positions
         )
-    opened = OpenedModel(
-        loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
-    )
+    opened = OpenedModel(loading.checkpoint_of(args), loading.dtype_of(args))
     with loading.limited_memory(args, opened.nbytes):
         return certify(loading.with_adapter(args, opened), args.positions)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MeasurementError, UsageError
 from .parts.command import check_writable, command
 from .parts.flags import add_json_flag, add_picture_flag, positive
-from .parts.loading import add_model_flags, model_source
+from .parts.loading import add_model_flags, checkpoint_of, model_source
 from .parts.parser import CommandParser
 from .parts.show_attention import require_matplotlib
 
@@ -130,7 +130,7 @@ def _show_bound(args: argparse.Namespace) -> int:
     if args.config is not None:
         model = skeleton(read_config("bench", args.config))
     else:
-        model = OpenedModel(str(model_source(args)), args.revision, latent=args.latent).model
+        model = OpenedModel(checkpoint_of(args)).model
     name = args.config or args.model or "packaged model"
     lengths, positions = args.prompt_tokens or [512], args.positions or [512]
     bounds = bound.bounds(model, chip, positions, lengths)
@@ -168,7 +168,7 @@ def _subject(args: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
         return scaled.SCALED, given | {"name": full_name(args.config), "config": config}, ""
     given |= {"source": str(model_source(args)), "revision": args.revision, "latent": args.latent}
     # downloads the model, if need be, before anything is measured
-    opened = OpenedModel(given["source"], args.revision, latent=args.latent)
+    opened = OpenedModel(checkpoint_of(args))
     check_causal(opened.model)
     kind = f"{opened.checkpoint.config.get('model_type')} of {opened.nbytes / 1e6:.0f} MB"
     return benchmark.MODEL, given, kind

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     args.data = None if args.data is None else expanded(args.data)
     _check(args)
-    from ..hub import Tokenizer, open_checkpoint
+    from ..hub import Tokenizer
     from ..hub.checkpoint.save import check_target
     from ..hub.conversion.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.publish.upload import check_repository, plan_upload, upload
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.upload_repo is not None:
         check_repository(args.upload_repo)
     if args.adapter_path is None:
-        opened = open_checkpoint(loading.model_source(args), args.revision)
+        opened = loading.checkpoint_of(args)
         args.adapter_path = None if opened.keeps_adapter else "adapters"
     read = [expanded(name) for name in (args.model, args.adapter_path) if name]
     check_target(real_path(args.output), args.overwrite, "fuse", read)

@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     settings = _settings(args)
     from ..hub.adapters.adapter_folder import read_adapter
+    from ..hub.checkpoint.checkpoint import open_checkpoint
     from ..hub.checkpoint.load import OpenedModel
     from ..training.data_parallel import DataParallel
     from ..training.fine_tuning.fine_tune import check_fine_tunable, plan_fine_tune
@@ -104,16 +105,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_full = settings.is_full and bool(args.train)
     args.dtype = "float32" if is_full else settings.dtype
     opened = OpenedModel(
-        loading.model_source(args),
-        args.revision,
+        loading.checkpoint_of(args),
         loading.dtype_of(args),
         packed=not is_full,
-        latent=args.latent,
         rebuild_masters=bool(args.rebuild_masters),
     )
     check_fine_tunable(opened.model)
     other = settings.teacher or settings.reference_model_path
-    companion = None if other is None else OpenedModel(other)
+    companion = None if other is None else OpenedModel(open_checkpoint(other))
     model_bytes = opened.nbytes + (0 if companion is None else companion.nbytes)
     adapter = None
     if not args.train and not settings.is_full and settings.adapter_path:

@@ -411,6 +411,7 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
     """
     from ..generation.answers.completion import end_tokens
     from ..hub.adapters.adapter_folder import read_adapter
+    from ..hub.checkpoint.checkpoint import open_checkpoint
     from ..hub.checkpoint.embedding_files import read_embedding_use
     from ..hub.checkpoint.load import OpenedModel
     from ..models import TextEmbedder
@@ -424,12 +425,11 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
     for _, folder in args.adapter:
         read_adapter(folder)
     if need is not None and args.draft_model is not None:
-        draft_bytes = OpenedModel(args.draft_model).nbytes
+        draft_bytes = OpenedModel(open_checkpoint(args.draft_model)).nbytes
         need = replace(need, weights_bytes=need.weights_bytes + draft_bytes)
 
     def load() -> "list[ServedModel]":
-        source = loading.model_source(args)
-        again = OpenedModel(source, None, loading.dtype_of(args), latent=args.latent)
+        again = OpenedModel(loading.checkpoint_of(args), loading.dtype_of(args))
         model = loading.with_key_value_cache(args, loading.with_adapter(args, again))
         own = None if sessions is None else sessions.for_model(model)
         draft = loading.draft_of(args, model, tokenizer)

@@ -56,7 +56,7 @@ def _show_weights(args: argparse.Namespace) -> None:
     from ..evaluation.model_tree import count_trits, draw_trits
     from ..hub.checkpoint.load import OpenedModel
 
-    opened = OpenedModel(loading.model_source(args), args.revision, latent=args.latent)
+    opened = OpenedModel(loading.checkpoint_of(args))
     with loading.limited_memory(args, opened.nbytes):
         found = count_trits(opened.load())
     if not found:
@@ -90,9 +90,7 @@ def _show_tree(args: argparse.Namespace) -> None:
     from ..evaluation.model_tree import all_parts, model_tree, tree_rows
     from ..hub.checkpoint.load import OpenedModel
 
-    opened = OpenedModel(
-        loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
-    )
+    opened = OpenedModel(loading.checkpoint_of(args), loading.dtype_of(args))
     with loading.limited_memory(args, opened.nbytes):
         tree = model_tree(opened.load())
     if args.json:

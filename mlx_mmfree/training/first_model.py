@@ -18,6 +18,7 @@ from ..errors import (
     UnsupportedModelError,
 )
 from ..hub import Tokenizer
+from ..hub.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..hub.checkpoint.load import OpenedModel, load_text_tokenizer
 from ..layers.matrix import matrices, matrix_of, parameters
 from ..models.parts.ternary_linears import TernaryLinears
@@ -187,12 +188,10 @@ class FirstModel:
             self.model: Any = _random_model(settings)
             self.nbytes = sum(array.nbytes for array in parameters(self.model).values())
         else:
-            self._opened = _opened(
-                settings,
-                "init_from",
+            self._opened = OpenedModel(
+                _checkpoint(settings, "init_from", settings.latent),
                 dtype=mx.float32,
                 packed=False,
-                latent=settings.latent,
                 rebuild_masters=settings.rebuild_masters,
             )
             self.model = self._opened.model
@@ -254,7 +253,7 @@ class FirstModel:
                 f"[train] 'teacher' must be left out for a model for {self.model.purpose} but got "
                 f"{settings.teacher!r:.80}."
             )
-        opened = _opened(settings, "teacher", dtype=compute_dtype(settings.dtype))
+        opened = OpenedModel(_checkpoint(settings, "teacher"), compute_dtype(settings.dtype))
         if not isinstance(opened.model, models.Decoder):
             raise TrainingError(
                 f"[train] 'teacher' must be a model that continues texts but '{settings.teacher}' is "
@@ -264,12 +263,12 @@ class FirstModel:
         return opened
 
 
-def _opened(settings: Settings, name: str, **options: Any) -> OpenedModel:
+def _checkpoint(settings: Settings, name: str, latent: bool | None = None) -> Checkpoint:
     """Opens the folder, or else the repository, that a setting names."""
     value = str(getattr(settings, name))
     local = settings.path(value)
     try:
-        return OpenedModel(local if local.exists() else value, **options)
+        return open_checkpoint(local if local.exists() else value, latent=latent)
     except (CheckpointError, DownloadError) as error:
         raise type(error)(str(error).replace("'path_or_repo'", f"'{name}'")) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import TrainingError
-from ..hub.remote.download import names_split, split_files
+from ..hub.remote.datasets import names_split, split_files
 from . import run_settings
 from .corpus.mixture import ORDERS, Stage
 from .precision import compute_dtype

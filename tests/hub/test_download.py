@@ -19,7 +19,7 @@ from mlx_mmfree.files import checkpoint_files
 from mlx_mmfree.hub import load_model
 from mlx_mmfree.hub.checkpoint import pack_cache
 from mlx_mmfree.hub.remote.cache_content import Part, RemoteFile
-from mlx_mmfree.hub.remote.download import local_folder
+from mlx_mmfree.hub.remote.source import find_source
 from tests.files.torch_files import to_torch_checkpoint
 from tests.hub.checkpoints import GOLDENS, TOKENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
@@ -423,13 +423,13 @@ def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "me" / "tiny").mkdir(parents=True)
-    assert local_folder("me/tiny") == Path("me/tiny")
-    assert local_folder("~/me/tiny") == tmp_path / "me" / "tiny"
+    assert find_source("me/tiny").fetch() == Path("me/tiny")
+    assert find_source("~/me/tiny").fetch() == tmp_path / "me" / "tiny"
     with pytest.raises(CheckpointError, match="'revision' must be left out"):
-        local_folder("me/tiny", "v1")
+        find_source("me/tiny", "v1").fetch()
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="is a file"):
-        local_folder("file")
+        find_source("file").fetch()
 
 
 @pytest.mark.exhaustive
@@ -437,6 +437,6 @@ def test_the_model_in_the_package_has_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert local_folder("demo") == demo.path()
+    assert find_source("demo").fetch() == demo.path()
     (tmp_path / "demo").mkdir()
-    assert local_folder("demo") == Path("demo")
+    assert find_source("demo").fetch() == Path("demo")

@@ -11,7 +11,8 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint import checkpoint, pack_cache
+from mlx_mmfree.hub.checkpoint import pack_cache
+from mlx_mmfree.hub.remote.source import Source
 from mlx_mmfree.layers import PackedBitLinear, pack_linears
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from tests.hub.checkpoints import (
@@ -230,7 +231,7 @@ class TestLatent:
         self, folder: Path, revision: str, is_ternary: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         edit_json(folder / "config.json", quantization_config=..., is_bitnet_config=True)
-        monkeypatch.setattr(checkpoint, "local_folder", lambda *_: folder)
+        monkeypatch.setattr(Source, "fetch", lambda *_: folder)
         model = load_model("tiiuae/Falcon-E-1B-Base", revision)
         assert (model.config.linears is not None) == is_ternary
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError, MMFreeError
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.remote.download import place_in_hub
+from mlx_mmfree.hub.remote.source import hub_path
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import HubServer
@@ -186,5 +186,5 @@ def test_a_folder_of_pickles_names_the_gguf(source: Path) -> None:
     ],
 )
 def test_places(name: str, place: Any) -> None:
-    found = place_in_hub(name)
+    found = hub_path(name)
     assert found == place if place is None else (found[0], str(found[1])) == place

@@ -198,7 +198,7 @@ class TestPackCache:
         del tensors["model.norm.weight"]
         mx.save_safetensors(str(file), tensors, metadata)
         capsys.readouterr()
-        opened = OpenedModel(folders["masters"])
+        opened = OpenedModel(open_checkpoint(folders["masters"]))
         assert "is made again" in capsys.readouterr().err
         assert opened.nbytes == want == nbytes(opened.load())
 
@@ -206,10 +206,10 @@ class TestPackCache:
     def test_size_is_that_of_the_source(
         self, folders: dict[str, Path], cache: Path, form: str
     ) -> None:
-        first = OpenedModel(folders[form])
+        first = OpenedModel(open_checkpoint(folders[form]))
         want = first.nbytes
         assert nbytes(first.load()) == want
-        assert OpenedModel(folders[form]).nbytes == want
+        assert OpenedModel(open_checkpoint(folders[form])).nbytes == want
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -252,7 +252,7 @@ def test_masters_that_are_there_are_not_made_up(folders: dict[str, Path], tmp_pa
         **{name.replace(".", "__"): array for name, array in part.items()},
     )
     want = load_model(folders["masters"], packed=False)
-    opened = OpenedModel(tmp_path / "mixed", packed=False, rebuild_masters=True)
+    opened = OpenedModel(open_checkpoint(tmp_path / "mixed"), packed=False, rebuild_masters=True)
     model = opened.load()
     assert opened.nbytes == nbytes(model) == nbytes(want)
     assert all(type(linear) is BitLinear for linear in (model.head, want.head))

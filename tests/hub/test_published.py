@@ -8,7 +8,8 @@ import pytest
 
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.hub import load_model, save_model
-from mlx_mmfree.hub.checkpoint import checkpoint, pack_cache
+from mlx_mmfree.hub.checkpoint import pack_cache
+from mlx_mmfree.hub.remote.source import Source
 from mlx_mmfree.layers import PackedBitLinear, PackedLinear
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.models.parts.architecture import WeightNames
@@ -108,7 +109,7 @@ def test_floats_of_falcon_e(tmp_path: Path, name: str, monkeypatch: pytest.Monke
     written = write_published(tmp_path / "m", name)
     with pytest.raises(CheckpointError, match="'latent' must be given"):
         load_model(tmp_path / "m")
-    monkeypatch.setattr(checkpoint, "local_folder", lambda *_: tmp_path / "m")
+    monkeypatch.setattr(Source, "fetch", lambda *_: tmp_path / "m")
     model = load_model("tiiuae/Falcon-E-1B-Base", revision=name.split()[1])
     check(model, written, PackedBitLinear if ASKED[name] else PackedLinear)
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree.generation import generate_tokens, reader
-from mlx_mmfree.hub import load_model, save_model
+from mlx_mmfree.hub import load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint import load as opened_model
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.matrix import parameters
@@ -97,7 +97,7 @@ def test_the_graphs_of_every_architecture_are_built(
 ) -> None:
     """What fails to be built would be checked at its first use alone."""
     folder = checkpoint(tmp_path / "model", model_type, find(model_type).tiny)
-    opened = opened_model.OpenedModel(folder, dtype=dtype)
+    opened = opened_model.OpenedModel(open_checkpoint(folder), dtype=dtype)
     opened._build_graphs()
     built = {name: array.dtype for name, array in parameters(opened.model).items()}
     loaded = parameters(opened.load())

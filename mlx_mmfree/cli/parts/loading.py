@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ...generation.memory import MemoryNeed
     from ...hub import Tokenizer
+    from ...hub.checkpoint.checkpoint import Checkpoint
     from ...hub.checkpoint.load import OpenedModel
     from ...models import Decoder
     from ...training.memory import MemoryPlan
@@ -213,6 +214,18 @@ def model_source(args: argparse.Namespace) -> str | Path:
     return demo.path() if args.model is None else str(args.model)
 
 
+def checkpoint_of(args: argparse.Namespace) -> "Checkpoint":
+    """The checkpoint that the model flags name.
+
+    Raises:
+        UsageError: As for `model_source`.
+        CheckpointError, DownloadError, UnsupportedModelError: As for `open_checkpoint`.
+    """
+    from ...hub.checkpoint.checkpoint import open_checkpoint
+
+    return open_checkpoint(model_source(args), args.revision, args.latent)
+
+
 def check_revision(args: argparse.Namespace) -> None:
     """Refuses `--revision` without `--model`."""
     if args.model is None and args.revision is not None:
@@ -347,7 +360,7 @@ def planned(
     from ...hub.checkpoint.load import OpenedModel
     from ...models import ImageClassifier, TextEmbedder, check_causal
 
-    opened = OpenedModel(model_source(args), args.revision, dtype_of(args), latent=args.latent)
+    opened = OpenedModel(checkpoint_of(args), dtype_of(args))
     model: Any = opened.model
     if takes_images and isinstance(model, ImageClassifier):
         return opened, None

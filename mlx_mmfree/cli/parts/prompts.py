@@ -351,9 +351,10 @@ def opened_as(
     Raises:
         UsageError: It is a model of another kind.
     """
+    from ...hub.checkpoint.checkpoint import open_checkpoint
     from ...hub.checkpoint.load import OpenedModel
 
-    opened = OpenedModel(args.model, args.revision)
+    opened = OpenedModel(open_checkpoint(args.model, args.revision))
     planned: Any = opened.model
     if not isinstance(planned, kind):
         raise UsageError(

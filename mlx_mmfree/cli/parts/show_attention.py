@@ -77,9 +77,7 @@ def show_attention(args: argparse.Namespace) -> None:
     from ...hub.checkpoint.load import OpenedModel
     from ...models import TokenModel
 
-    opened = OpenedModel(
-        loading.model_source(args), args.revision, loading.dtype_of(args), latent=args.latent
-    )
+    opened = OpenedModel(loading.checkpoint_of(args), loading.dtype_of(args))
     planned: object = opened.model
     if not isinstance(planned, TokenModel):
         raise UsageError(

@@ -21,10 +21,11 @@ def certificate_section(folder: Path) -> str:
     from ...evaluation.audit import certify
     from ...evaluation.audit.section import section
     from ...hub.adapters.adapter import attach
+    from ...hub.checkpoint.checkpoint import open_checkpoint
     from ...hub.checkpoint.load import OpenedModel
 
     try:
-        opened = OpenedModel(folder)
+        opened = OpenedModel(open_checkpoint(folder))
         return section(certify(attach(opened.without_values(), opened.adapter())))
     except UnsupportedModelError:
         return ""
@@ -49,13 +50,12 @@ def model_card(
         folder: The folder that holds the source on this machine.
     """
     from ...hub.publish.model_card import CARD_FILE, CARD_PATTERNS, ModelCard, read_source_card
-    from ...hub.remote.download import local_folder, place_in_hub
+    from ...hub.remote.source import find_source
 
-    place = None if expanded(model).exists() else place_in_hub(model)
-    repository = None if place is None else place[0]
+    repository = find_source(model, revision).repository or None
     if repository is not None:
-        # the card lies at the top of the repository, whatever is read of it
-        folder = local_folder(repository, revision, patterns=CARD_PATTERNS)
+        # the card is at the top of the repository, whatever is read of it
+        folder = find_source(repository, revision).fetch(CARD_PATTERNS)
     source = read_source_card(folder)
     if source.problem is not None:
         print(

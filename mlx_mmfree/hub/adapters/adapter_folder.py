@@ -25,7 +25,7 @@ from ...layers.matrix import stored_layouts
 from ...models import Decoder
 from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
 from ...tokenizer.vocabulary import read_template
-from ..remote.download import local_folder, place_in_hub
+from ..remote.source import find_source, hub_path
 from . import peft_format
 from .adapter import Adapter, adapter_of, by_hub_names, with_tied_head
 
@@ -83,8 +83,8 @@ def adapter_template(path_or_repo: str | os.PathLike[str]) -> str | None:
 def _local(path_or_repo: str | os.PathLike[str]) -> Path:
     """The folder of an adapter, downloaded if it is a repository of the Hub."""
     path = expanded(path_or_repo)
-    if not path.exists() and place_in_hub(str(path_or_repo)) is not None:
-        return local_folder(str(path_or_repo), patterns=_FILES)
+    if not path.exists() and hub_path(str(path_or_repo)) is not None:
+        return find_source(str(path_or_repo)).fetch(_FILES)
     return path
 
 

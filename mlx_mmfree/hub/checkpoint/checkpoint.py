@@ -28,7 +28,7 @@ from ...models import architectures, find_described
 from ...models.parts.architecture import WeightNames
 from ...models.parts.fields import dtype_name
 from ...models.parts.ternary_linears import TernaryLinears
-from ..remote.download import gguf_file, local_folder, models_within
+from ..remote.source import Source, find_source
 from .embedding_files import with_embedding
 from .gguf_checkpoint import read_gguf_checkpoint
 from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of, weight_forms
@@ -157,13 +157,11 @@ def open_checkpoint(
         >>> sorted(open_checkpoint(demo.path()).tensors)[0]
         'lm_head.norm.weight'
     """
-    name = os.path.expanduser(path_or_repo)
-    # what lies here needs no Hub
-    is_here = revision is None and os.path.isdir(name)
-    folder = Path(name) if is_here else local_folder(path_or_repo, revision)
+    source = find_source(path_or_repo, revision)
+    folder = source.fetch()
     kind, _ = _weight_files(folder)
     if kind is None:
-        file = gguf_file(folder, path_or_repo, revision)
+        file = source.gguf_file(folder)
         if file is not None:
             beside = folder if folder.is_dir() else None
             folder, config, tensors, dtype = read_gguf_checkpoint(file, beside)
@@ -171,18 +169,9 @@ def open_checkpoint(
             config = with_latent(config, dtypes, revision, latent)
             return Checkpoint(folder, config, tensors, dtype)
     if kind != ".safetensors":
-        folder = local_folder(path_or_repo, revision, patterns=checkpoint_files.TORCH_PATTERNS)
+        folder = source.fetch(checkpoint_files.TORCH_PATTERNS)
     if not (folder / checkpoint_files.CONFIG_FILE).exists():
-        within = models_within(path_or_repo, revision)
-        if not folder.exists() and name.count("/") > 1:
-            raise CheckpointError(
-                f"[load] '{name}' must be a folder or a file of the repository, with a checkpoint, but "
-                f"there is none. {_listed(within) or 'Check the spelling.'}"
-            )
-        raise CheckpointError(
-            f"[load] '{name}' must hold a checkpoint but has no {checkpoint_files.CONFIG_FILE}. "
-            f"{_place(folder, within)}"
-        )
+        raise _without_config(source, folder)
     config = read_json_object(folder / checkpoint_files.CONFIG_FILE)
     if _weight_files(folder)[0] is None:
         # weights would not help a model that is not known
@@ -284,6 +273,20 @@ def _listed(models: Sequence[str]) -> str:
     shown = ", ".join(f"'{model}'" for model in models[:_SHOWN])
     more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
     return f"Give one of the models within: {shown}{more}." if models else ""
+
+
+def _without_config(source: Source, folder: Path) -> CheckpointError:
+    """The error for a folder without a `config.json`."""
+    within = source.models_within()
+    if not folder.exists() and source.repository and source.inner.name:
+        return CheckpointError(
+            f"[load] '{source.name}' must be a folder or a file of the repository, with a checkpoint, "
+            f"but there is none. {_listed(within) or 'Check the spelling.'}"
+        )
+    return CheckpointError(
+        f"[load] '{source.name}' must hold a checkpoint but has no {checkpoint_files.CONFIG_FILE}. "
+        f"{_place(folder, within)}"
+    )
 
 
 def _place(folder: Path, within: Sequence[str]) -> str:
@@ -391,7 +394,7 @@ def _read_index(file: Path, suffix: str) -> dict[str, str]:
     return places
 
 
-def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
+def described_checkpoint(source: Source) -> Checkpoint | None:
     """The model that a `config.json` describes, as floats, where nothing else is at hand.
 
     It stands alone in a folder, or is all that is downloaded of a repository of the Hub. A model can be
@@ -399,7 +402,7 @@ def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
     dtype that the configuration names, or bfloat16.
 
     Args:
-        path_or_repo: As of `load`.
+        source: The folder or repository.
 
     Returns:
         `None` if there are weights too, or no configuration, or if a repository's weights are packed,
@@ -410,12 +413,12 @@ def described_checkpoint(path_or_repo: str) -> Checkpoint | None:
         CheckpointError: The configuration is damaged, or there is no such folder.
         DownloadError: The Hub does not hand out the repository.
     """
-    folder = local_folder(path_or_repo, patterns=(checkpoint_files.CONFIG_FILE,))
+    folder = source.fetch((checkpoint_files.CONFIG_FILE,))
     if not (folder / checkpoint_files.CONFIG_FILE).is_file() or _weight_files(folder)[1]:
         return None
     config = read_json_object(folder / checkpoint_files.CONFIG_FILE)
     is_packed = any(config.get(key) for key in ("quantization", "quantization_config"))
-    if is_packed and not Path(path_or_repo).is_dir():
+    if is_packed and source.path is None:
         return None
     architecture = find_described(config)
     model = architecture.build(architecture.config.from_hub(config))

@@ -32,7 +32,7 @@ from ...tokenizer.translation_tokenizer import (
 )
 from ..adapters.adapter import Adapter, attach
 from ..adapters.adapter_folder import adapter_template, read_adapter
-from ..remote.download import gguf_file, local_folder
+from ..remote.source import find_source
 from .checkpoint import Checkpoint, notify, open_checkpoint
 from .embedding_files import read_embedding_use
 from .pack_cache import PackCache
@@ -60,14 +60,12 @@ def master_weight(packed: nn.Module) -> mx.array:
     return trits * (packed.scale / (share or 1.0))
 
 
-Source = str | os.PathLike[str] | Checkpoint
-
-
 class OpenedModel:
     """A model whose weights are not loaded yet.
 
     Args:
-        path_or_repo, revision, dtype, packed, latent, rebuild_masters: As for `load`.
+        checkpoint: The checkpoint.
+        dtype, packed, rebuild_masters: As for `load`.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -81,21 +79,12 @@ class OpenedModel:
 
     def __init__(
         self,
-        path_or_repo: Source,
-        revision: str | None = None,
+        checkpoint: Checkpoint,
         dtype: mx.Dtype | None = None,
         packed: bool = True,
-        latent: bool | None = None,
         rebuild_masters: bool = False,
     ):
-        if dtype is not None and dtype not in FLOATS:
-            raise ValueError(
-                f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}. Leave it "
-                "out to keep the checkpoint's."
-            )
-        if not isinstance(path_or_repo, Checkpoint):
-            path_or_repo = open_checkpoint(path_or_repo, revision, latent)
-        self.checkpoint = checkpoint = path_or_repo
+        self.checkpoint = checkpoint
         self.keeps_adapter = checkpoint.keeps_adapter
         if not packed:
             checkpoint.refuse_adapter("load", "to be trained further")
@@ -322,8 +311,26 @@ def _without_masters(checkpoint: Checkpoint) -> CheckpointError:
     )
 
 
+def _check_dtype(dtype: mx.Dtype | None) -> None:
+    """Refuses a dtype that is no float, before anything is downloaded."""
+    if dtype is not None and dtype not in FLOATS:
+        raise ValueError(
+            f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}. Leave it "
+            "out to keep the checkpoint's."
+        )
+
+
+def _checkpoint(
+    path_or_repo: str | os.PathLike[str] | Checkpoint, revision: str | None, latent: bool | None
+) -> Checkpoint:
+    """Opens a checkpoint, unless it is open already."""
+    if isinstance(path_or_repo, Checkpoint):
+        return path_or_repo
+    return open_checkpoint(path_or_repo, revision, latent)
+
+
 def load(
-    path_or_repo: Source,
+    path_or_repo: str | os.PathLike[str] | Checkpoint,
     revision: str | None = None,
     dtype: mx.Dtype | None = None,
     packed: bool = True,
@@ -366,7 +373,9 @@ def load(
         >>> logits.shape
         (1, 3, 2048)
     """
-    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
+    _check_dtype(dtype)
+    checkpoint = _checkpoint(path_or_repo, revision, latent)
+    opened = OpenedModel(checkpoint, dtype, packed, rebuild_masters)
     processor = opened.processor()
     if adapter_path is None:
         return opened.load(), processor
@@ -377,7 +386,7 @@ def load(
 
 
 def load_model(
-    path_or_repo: Source,
+    path_or_repo: str | os.PathLike[str] | Checkpoint,
     revision: str | None = None,
     dtype: mx.Dtype | None = None,
     packed: bool = True,
@@ -416,7 +425,9 @@ def load_model(
         >>> load_model(demo.path(), dtype=mx.float32).dims
         384
     """
-    opened = OpenedModel(path_or_repo, revision, dtype, packed, latent, rebuild_masters)
+    _check_dtype(dtype)
+    checkpoint = _checkpoint(path_or_repo, revision, latent)
+    opened = OpenedModel(checkpoint, dtype, packed, rebuild_masters)
     return opened.load(None if adapter_path is None else read_adapter(adapter_path))
 
 
@@ -454,8 +465,9 @@ def load_text_tokenizer(
 
 
 def _tokenizer_folder(path_or_repo: str | os.PathLike[str], revision: str | None) -> Path:
-    folder = local_folder(path_or_repo, revision, patterns=checkpoint_files.TOKENIZER_PATTERNS)
-    if not _has_vocabulary(folder) and gguf_file(folder, path_or_repo, revision) is not None:
+    source = find_source(path_or_repo, revision)
+    folder = source.fetch(checkpoint_files.TOKENIZER_PATTERNS)
+    if not _has_vocabulary(folder) and source.gguf_file(folder) is not None:
         return open_checkpoint(path_or_repo, revision).folder
     return folder
 
@@ -489,5 +501,5 @@ def needed_bytes(
         >>> needed_bytes(checkpoint) < needed_bytes(checkpoint, packed=False, rebuild_masters=True)
         True
     """
-    opened = OpenedModel(checkpoint, None, dtype, packed, rebuild_masters=rebuild_masters)
-    return opened.nbytes
+    _check_dtype(dtype)
+    return OpenedModel(checkpoint, dtype, packed, rebuild_masters).nbytes

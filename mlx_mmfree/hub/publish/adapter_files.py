@@ -11,7 +11,8 @@ from ...errors import DownloadError, UploadError
 from ...files.checkpoint_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, PEFT_ADAPTER_FILE
 from ...files.reading import expanded, json_text, read_json_object
 from ..adapters.adapter_folder import read_adapter
-from ..remote.download import REPOSITORY_NAME, local_folder
+from ..remote.download import REPOSITORY_NAME
+from ..remote.source import find_source
 from .model_card import CARD_PATTERNS, ModelCard, SourceCard, model_card, read_source_card
 
 _PEFT_BASE = "base_model_name_or_path"
@@ -66,7 +67,7 @@ def adapter_files(folder: Path, repository: str, base_model: str | None) -> Adap
     else:
         # without it the card asks the reader to find the licence
         with suppress(DownloadError):
-            source = read_source_card(local_folder(base_model, patterns=CARD_PATTERNS))
+            source = read_source_card(find_source(base_model).fetch(CARD_PATTERNS))
     rank = max(parts["lora_a"].shape[1] for parts in adapter.tensors.values())
     card = ModelCard(
         name=repository,

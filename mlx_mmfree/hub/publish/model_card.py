@@ -251,7 +251,7 @@ def read_source_card(folder: Path) -> SourceCard:
     """Reads the card and the licence files of a source folder.
 
     A card that is missing or cannot be read counts as empty, and `problem` says why. For a repository of
-    the Hub, download them first: `local_folder(name, patterns=CARD_PATTERNS)`.
+    the Hub, download them first: `find_source(name).fetch(CARD_PATTERNS)`.
     """
     metadata: dict[str, Any] = {}
     body, problem = "", None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...errors import TrainingError
 from ...files.reading import visible
-from ...hub.remote.download import SPLITS
+from ...hub.remote.datasets import SPLITS
 from .documents import COMPRESSED
 from .rows import KINDS, TEXTS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import TrainingError
 from ...files.writing import new_file
 from ...hub.checkpoint.load import load_text_tokenizer
-from ...hub.remote.download import names_split
+from ...hub.remote.datasets import names_split
 from ...tokenizer.documents import tokenizer_digest
 from ...tokenizer.tokenizer import Tokenizer
 from ..corpus import tokenize

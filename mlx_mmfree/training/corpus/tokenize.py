@@ -26,7 +26,7 @@ from ...files.reading import check_link, expanded, open_file, parse_json, tokeni
 from ...files.stored_array import StoredArray
 from ...files.writing import new_folder
 from ...hub.checkpoint.save import copy_files
-from ...hub.remote.download import dataset_files
+from ...hub.remote.datasets import dataset_files
 from ...platform.progress import Progress
 from ...tokenizer.documents import encode_documents, tokenizer_digest, train_vocabulary
 from ...tokenizer.tokenizer import Tokenizer

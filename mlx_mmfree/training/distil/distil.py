@@ -21,10 +21,11 @@ from ...errors import TrainingError
 from ...files.reading import open_file, write_json
 from ...files.stored_array import StoredArray
 from ...files.writing import new_file
-from ...hub.checkpoint.checkpoint import described_checkpoint
-from ...hub.checkpoint.load import OpenedModel, Source
+from ...hub.checkpoint.checkpoint import described_checkpoint, open_checkpoint
+from ...hub.checkpoint.load import OpenedModel
 from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard, table
+from ...hub.remote.source import find_source
 from ...layers.matrix import kept_names, matrices
 from ...layers.ternary.groups import make_ternary
 from ...models import Decoder, architecture_of
@@ -402,9 +403,8 @@ class Distillation:
 
     def __init__(self, settings: DistilSettings, *, only_plans: bool = False):
         self.settings = settings
-        self._source: Source = settings.model
-        if only_plans:
-            self._source = described_checkpoint(settings.model) or settings.model
+        described = described_checkpoint(find_source(settings.model)) if only_plans else None
+        self._checkpoint = described or open_checkpoint(settings.model)
         self._opened = self._open()
         folder = self._opened.checkpoint.folder
         check_apart(Path(settings.output).resolve(), [folder], settings.command)
@@ -541,11 +541,11 @@ class Distillation:
 
     def _open(self, dtype: mx.Dtype | None = None) -> OpenedModel:
         """The teacher, packed or in 16 bits where it can be."""
-        return OpenedModel(self._source, dtype=dtype or compute_dtype(self.settings.dtype))
+        return OpenedModel(self._checkpoint, dtype=dtype or compute_dtype(self.settings.dtype))
 
     def _masters(self) -> OpenedModel:
         """The teacher with float weights, as a student begins."""
-        return OpenedModel(self._source, dtype=mx.float32, packed=False, rebuild_masters=True)
+        return OpenedModel(self._checkpoint, dtype=mx.float32, packed=False, rebuild_masters=True)
 
     def _first_student(self, teacher: Decoder) -> Decoder:
         settings = self.settings

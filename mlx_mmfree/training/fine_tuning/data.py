@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import TrainingError
 from ...files.reading import expanded
-from ...hub.remote.download import SPLITS, dataset_folder, names_split, split_files
+from ...hub.remote.datasets import SPLITS, dataset_folder, names_split, split_files
 from ...images import ImageProcessor
 from ...models import ImageClassifier
 from ..batches import Batch, SampleBatches, padded_batch

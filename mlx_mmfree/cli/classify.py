@@ -54,12 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     texts = given_texts(args) if has_texts else []
     check_map(args)
-    from ..models import ImageClassifier, SequenceClassifier
 
-    kinds = (SequenceClassifier, ImageClassifier)
+    kinds = ("text-classification", "image-classification")
     opened = opened_as(kinds, args, "classify", "sort texts or images into classes")
     planned: Any = opened.model
-    if isinstance(planned, ImageClassifier) == has_texts:
+    if (planned.pipeline == kinds[1]) == has_texts:
         raise UsageError(
             f"[classify] the input must be {'images' if has_texts else 'texts'} but '{args.model}' is a "
             f"model for {planned.purpose}."
@@ -91,7 +90,7 @@ def _text_classes(
 ) -> "list[Classes]":
     from ..generation.predictions import classify
 
-    tokenizer = opened.tokenizer()
+    tokenizer = opened.processor()
     model = loading.with_adapter(args, opened)
     with texts_bar(len(texts)) as progress:
         return classify(model, tokenizer, texts, top_k=args.top_k, progress=progress)
@@ -159,7 +158,7 @@ def image_classes(args: argparse.Namespace, opened: "OpenedModel") -> "list[Clas
     from ..generation.predictions import classify_images
 
     labels = [] if args.labels is None else _read_labels(args.labels)
-    processor = opened.image_processor()
+    processor = opened.processor()
     model = loading.with_adapter(args, opened)
     with texts_bar(len(args.images), "image") as progress:
         found = classify_images(

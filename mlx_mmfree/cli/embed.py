@@ -58,11 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names, texts = _given(args)
     from ..generation import embed
-    from ..models import Decoder
 
-    opened = prompts.opened_as(Decoder, args, "embed", "embed or continue texts")
+    opened = prompts.opened_as(
+        ["feature-extraction", "text-generation"], args, "embed", "embed or continue texts"
+    )
     with loading.limited_memory(args, opened.nbytes):
-        tokenizer, model = opened.tokenizer(), opened.load()
+        tokenizer, model = opened.processor(), opened.load()
         with prompts.texts_bar(len(texts)) as progress:
             vectors = embed(
                 model,

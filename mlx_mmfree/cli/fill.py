@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..generation.predictions import fill
     from ..models import MaskedLM
 
-    opened = opened_as(MaskedLM, args, "fill", "fill in masked tokens")
+    opened = opened_as(["fill-mask"], args, "fill", "fill in masked tokens")
     with limited_memory(args, opened.nbytes):
-        tokenizer = opened.tokenizer()
+        tokenizer = opened.processor()
         model = cast(MaskedLM, opened.load())
         with argument_errors():
             found = fill(model, tokenizer, text, top_k=args.top_k)

@@ -87,7 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     args.data = None if args.data is None else expanded(args.data)
     _check(args)
-    from ..hub import Tokenizer
     from ..hub.checkpoint.save import check_target
     from ..hub.conversion.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
     from ..hub.publish.upload import check_repository, plan_upload, upload
@@ -101,10 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_target(real_path(args.output), args.overwrite, "fuse", read)
     sizes = {"batch_size": 8, "prefill_step_size": args.sequence_length}
     losses: dict[str, float] = {}
-    with loading.loaded(args, **sizes, takes_images=True) as (model, processor):
+    with loading.loaded(args, **sizes, also=["image-classification"]) as (model, processor):
+        reads_text = model.pipeline != "image-classification"
         if args.form == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
-            template = processor.given_template if isinstance(processor, Tokenizer) else None
+            template = processor.given_template if reads_text else None
             save_peft_adapter(
                 args.output, model, base=base, chat_template=template, overwrite=args.overwrite
             )
@@ -119,11 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             fuse(model, args.form)
             if measure is not None:
                 losses[args.form] = measure(model, args.form)
-        tokenizer = processor if isinstance(processor, Tokenizer) else None
+        tokenizer = processor if reads_text else None
         folder = expanded(args.model) if tokenizer is None else tokenizer.folder
         card = _card(args, arguments, losses, folder)
         save_with_adapter(args.output, model, tokenizer, card=card, overwrite=args.overwrite)
-    print(_result(args, losses, reads_text=tokenizer is not None))
+    print(_result(args, losses, reads_text=reads_text))
     if args.upload_repo is not None:
         print(f"Uploaded to {upload(plan_upload(args.output, args.upload_repo))}")
     return 0
@@ -149,9 +149,7 @@ def _measure(
     """A function that measures a model and prints its loss under a name; `None` without --data."""
     if args.data is None:
         return None
-    from ..images import ImageProcessor
-
-    is_of_images = isinstance(processor, ImageProcessor)
+    is_of_images = model.pipeline == "image-classification"
     if args.data.is_dir() or is_of_images or kind_of_file(args.data) in KINDS:
         loss_of = _loss_on_samples(args, processor, model)
     else:

@@ -168,7 +168,6 @@ def _read(
     args: argparse.Namespace, settings: FineTuneSettings, processor: Any, model: Any
 ) -> "dict[str, Samples[Any]]":
     """The samples of each split, which must have some for what the command is to do."""
-    from ..hub import Tokenizer
     from ..training.fine_tuning.data import read_data, step_in_words
 
     data = read_data(settings, processor, model)
@@ -178,8 +177,8 @@ def _read(
         if not getattr(args, split):
             continue
         if split not in data:
-            is_text = isinstance(processor, Tokenizer)
-            file = f"a {split}.jsonl" if is_text else f"a folder {split} or {split}.npz"
+            reads_text = model.pipeline != "image-classification"
+            file = f"a {split}.jsonl" if reads_text else f"a folder {split} or {split}.npz"
             raise UsageError(
                 f"[lora] 'data' must hold {file} for '{split}' but '{settings.data}' has none."
             )
@@ -308,9 +307,7 @@ def _train(
 
 def _unit(model: Any) -> str:
     """What a run of the model learns from."""
-    from ..models import ImageClassifier
-
-    return "images" if isinstance(model, ImageClassifier) else "tokens"
+    return "images" if model.pipeline == "image-classification" else "tokens"
 
 
 def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_full: bool) -> None:

@@ -340,7 +340,7 @@ def _one(args: argparse.Namespace) -> Iterator[Offer]:
     if args.prompt_cache_file is not None:
         loading.adopt_key_value_settings(args, read_settings(args.prompt_cache_file)[0])
     with (
-        loading.loaded(args, **_sizes(args), takes_embedders=True) as (model, tokenizer),
+        loading.loaded(args, **_sizes(args), also=["feature-extraction"]) as (model, tokenizer),
         opened_sessions(args, model) as sessions,
     ):
         with argument_errors():
@@ -414,11 +414,10 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
     from ..hub.checkpoint.checkpoint import open_checkpoint
     from ..hub.checkpoint.embedding_files import read_embedding_use
     from ..hub.checkpoint.load import OpenedModel
-    from ..models import TextEmbedder
     from ..server.engine.weights import Weights
     from ..server.settings import ServedModel
 
-    opened, need = loading.planned(args, takes_embedders=True, **_sizes(args))
+    opened, need = loading.planned(args, also=["feature-extraction"], **_sizes(args))
     tokenizer = loading.processor_of(args, opened)
     with argument_errors():
         end_tokens(tokenizer, args.extra_eos_token)
@@ -436,7 +435,7 @@ def _weights(args: argparse.Namespace, sessions: "Sessions | None") -> "Weights"
         return served_models(args, model, tokenizer, own, draft)
 
     shape: Any = opened.model
-    if isinstance(shape, TextEmbedder):
+    if shape.pipeline == "feature-extraction":
         shape.embedding = read_embedding_use(opened.checkpoint.folder)
     models = [
         ServedModel(name, shape, own, aliases=(*others,))

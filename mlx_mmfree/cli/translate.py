@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..generation.translation import translate
     from ..models import EncoderDecoder
 
-    opened = opened_as(EncoderDecoder, args, "translate", "turn one text into another")
+    opened = opened_as(["translation"], args, "translate", "turn one text into another")
     prefix = "" if args.language is None else f">>{args.language}<< "
     with limited_memory(args, opened.nbytes):
         tokenizer = opened.translation_tokenizer()

@@ -34,9 +34,11 @@ def load_companion(opened: OpenedModel, tokenizer: Tokenizer) -> models.Decoder:
 
     Raises:
         TrainingError: It has another vocabulary.
+        UnsupportedModelError: It does not continue texts.
         CheckpointError: It cannot be loaded.
     """
-    _check_same_tokens(tokenizer, opened.tokenizer(), str(opened.checkpoint.folder))
+    models.check_causal(opened.model)
+    _check_same_tokens(tokenizer, opened.processor(), str(opened.checkpoint.folder))
     return opened.load()
 
 
@@ -123,12 +125,12 @@ def _classes(settings: Settings) -> tuple[int, tuple[str, ...]]:
     return len(ordered) or max(count for count, _ in found), tuple(ordered)
 
 
-_TASKS: dict[type, type[Task]] = {
-    models.Decoder: CausalLMTask,
-    models.MaskedLM: MaskedLMTask,
-    models.SequenceClassifier: ClassifierTask,
-    models.EncoderDecoder: EncoderDecoderTask,
-    models.ImageClassifier: ImageTask,
+_TASKS: dict[str, type[Task]] = {
+    "text-generation": CausalLMTask,
+    "fill-mask": MaskedLMTask,
+    "text-classification": ClassifierTask,
+    "translation": EncoderDecoderTask,
+    "image-classification": ImageTask,
 }
 
 
@@ -138,11 +140,10 @@ def task_of(model: Any) -> type[Task]:
     Raises:
         UnsupportedModelError: Nothing, or the model is to continue texts but sees what comes after.
     """
-    if isinstance(model, models.Decoder):
+    if model.pipeline == "text-generation":
         models.check_causal(model)
-    for kind, task in _TASKS.items():
-        if isinstance(model, kind):
-            return task
+    if model.pipeline in _TASKS:
+        return _TASKS[model.pipeline]
     raise UnsupportedModelError(
         f"[train] a model for {model.purpose} cannot be trained with `mmfree train`."
     )
@@ -199,7 +200,7 @@ class FirstModel:
         self.task = task_of(self.model)
         self._settings = settings
         self.teacher = self._open_teacher()
-        if not isinstance(self.model, models.TokenModel):
+        if self.model.pipeline == "image-classification":
             _check_images(settings)
             if not settings.new_head:
                 self.model.check_classes("train")
@@ -254,7 +255,7 @@ class FirstModel:
                 f"{settings.teacher!r:.80}."
             )
         opened = OpenedModel(_checkpoint(settings, "teacher"), compute_dtype(settings.dtype))
-        if not isinstance(opened.model, models.Decoder):
+        if opened.model.pipeline != "text-generation":
             raise TrainingError(
                 f"[train] 'teacher' must be a model that continues texts but '{settings.teacher}' is "
                 f"one for {opened.model.purpose}."
@@ -345,7 +346,7 @@ def _random_model(settings: Settings) -> Any:
     _check_keys(architecture, described)
     model: Any = architecture.build(architecture.config.from_hub(described))
     _check_linear_class(model, settings.model)
-    if isinstance(model, models.TokenModel):
+    if model.pipeline != "image-classification":
         _draw_embedding(model, settings.embedding_std)
     return model
 

@@ -3,11 +3,11 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
 from ...platform.allocator import keep_freed_memory, return_freed_memory
@@ -340,14 +340,13 @@ def with_adapter(args: argparse.Namespace, opened: "OpenedModel") -> Any:
 def planned(
     args: argparse.Namespace,
     *,
-    takes_images: bool = False,
-    takes_embedders: bool = False,
+    also: Collection[str] = (),
     **sizes: int,
 ) -> "tuple[OpenedModel, MemoryNeed | None]":
     """Opens the model, and warns on stderr if it needs more memory than there is.
 
     Args:
-        args, takes_images, takes_embedders: As for `loaded`.
+        args, also: As for `loaded`.
         sizes: Those of its work, as for `memory_need`.
 
     Returns:
@@ -358,13 +357,14 @@ def planned(
     """
     from ...generation import check_memory, memory_need
     from ...hub.checkpoint.load import OpenedModel
-    from ...models import ImageClassifier, TextEmbedder, check_causal
+    from ...models import check_causal
 
     opened = OpenedModel(checkpoint_of(args), dtype_of(args))
     model: Any = opened.model
-    if takes_images and isinstance(model, ImageClassifier):
+    is_allowed = model.pipeline in also
+    if is_allowed and model.pipeline == "image-classification":
         return opened, None
-    if not (takes_embedders and isinstance(model, TextEmbedder)):
+    if not is_allowed:
         check_causal(model)
     # a separate model, which is freed before loading replaces the matrices of the first
     model = with_key_value_cache(args, model)
@@ -383,8 +383,7 @@ def loaded(
     prefill_step_size: int,
     context_length: int = 0,
     group: "mx.distributed.Group | None" = None,
-    takes_images: bool = False,
-    takes_embedders: bool = False,
+    also: Collection[str] = (),
 ) -> Iterator[tuple["Decoder", "Tokenizer"]]:
     """Loads the model and its tokenizer, with MLX's memory limits set inside the `with` block.
 
@@ -395,14 +394,13 @@ def loaded(
         prefill_step_size: Number of prompt tokens read at a time.
         context_length: Largest number of tokens of a text, as far as it is known.
         group: The processes over which the loaded model is split, or `None` to keep it whole.
-        takes_images: Whether it may be an image model, which comes with its image processor.
-        takes_embedders: Whether it may embed texts in place of writing them.
+        also: The tasks of a model that need not continue texts, as the Hub names them. An image model
+            comes with its image processor.
 
     Raises:
         UsageError: A flag has a value that does not fit.
         CheckpointError, DownloadError, UnsupportedModelError: As for `load`.
     """
-    from ...models import ImageClassifier
     from ...models.parts.tensor_parallel import shard
 
     opened, _ = planned(
@@ -410,10 +408,9 @@ def loaded(
         batch_size=batch_size,
         prefill_step_size=prefill_step_size,
         context_length=context_length,
-        takes_images=takes_images,
-        takes_embedders=takes_embedders,
+        also=also,
     )
-    is_of_images = isinstance(cast(Any, opened.model), ImageClassifier)
+    reads_images = opened.model.pipeline == "image-classification"
     with limited_memory(args, opened.nbytes):
         # before the weights come, so that they lie in large pages
         keep_freed_memory()
@@ -425,7 +422,7 @@ def loaded(
         # what loading needed beside the weights; then large pages for what comes after them
         return_freed_memory()
         keep_freed_memory()
-        yield model if is_of_images else with_key_value_cache(args, model), processor
+        yield model if reads_images else with_key_value_cache(args, model), processor
 
 
 def add_draft_flags(group: Any, reads: str, **options: Any) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -338,25 +338,25 @@ def given_texts(args: argparse.Namespace) -> list[str]:
 
 
 def opened_as(
-    kind: type[Any] | tuple[type[Any], ...], args: argparse.Namespace, place: str, task: str
+    pipelines: Collection[str], args: argparse.Namespace, place: str, task: str
 ) -> "OpenedModel":
-    """Opens a model of one kind, without its weights.
+    """Opens a model for some tasks, without its weights.
 
     Args:
-        kind: The class of the model, or several.
+        pipelines: The tasks, as the Hub names them.
         args: Has `model` and `revision`.
         place: The command.
         task: What its models must do.
 
     Raises:
-        UsageError: It is a model of another kind.
+        UsageError: It is a model for another task.
     """
     from ...hub.checkpoint.checkpoint import open_checkpoint
     from ...hub.checkpoint.load import OpenedModel
 
     opened = OpenedModel(open_checkpoint(args.model, args.revision))
     planned: Any = opened.model
-    if not isinstance(planned, kind):
+    if planned.pipeline not in pipelines:
         raise UsageError(
             f"[{place}] 'model' must {task} but '{args.model}' is a model for {planned.purpose}. Use "
             f"'mmfree {planned.command}' for it."

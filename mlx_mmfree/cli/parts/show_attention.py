@@ -75,11 +75,10 @@ def show_attention(args: argparse.Namespace) -> None:
     check_writable("[show] 'picture'", args.picture)
     from ...evaluation.maps import draw_maps
     from ...hub.checkpoint.load import OpenedModel
-    from ...models import TokenModel
 
     opened = OpenedModel(loading.checkpoint_of(args), loading.dtype_of(args))
-    planned: object = opened.model
-    if not isinstance(planned, TokenModel):
+    planned = opened.model
+    if planned.pipeline == "image-classification":
         raise UsageError(
             f"[show] 'model' must read texts but '{loading.model_name(args)}' is a "
             f"{type(planned).__name__}."
@@ -123,13 +122,12 @@ def _maps(
     from ...evaluation.maps import pair_maps, text_maps
     from ...models import EncoderDecoder
 
-    planned: object = opened.model
-    if not isinstance(planned, EncoderDecoder):
+    if opened.model.pipeline != "translation":
         if args.target is not None:
             raise UsageError(
                 "[show] 'target' must be left out for a model that reads one text but was given."
             )
-        tokenizer = opened.tokenizer()
+        tokenizer = opened.processor()
         tokens = _first(args, tokenizer.encode(text), "prompt")
         maps = text_maps(opened.load(), tokens, layers, heads)
         return maps, {"text": _labels(tokenizer, tokens)}

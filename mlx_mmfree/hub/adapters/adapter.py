@@ -20,7 +20,7 @@ from ...layers.lora import (
     remove_adapters,
 )
 from ...layers.matrix import are_same, matrices, parameters
-from ...models import Decoder, TokenModel
+from ...models import Decoder
 from ...models.parts.architecture import WeightNames, architecture_of, weight_names
 
 _EMBEDDING, _HEAD = "embed", "head"
@@ -178,7 +178,8 @@ def _without_tied_head(
 
 def _is_tied(model: Decoder, names: WeightNames) -> bool:
     """Whether the embedding is the head too, where others of the architecture have a head."""
-    return isinstance(model, TokenModel) and _HEAD not in model and names.has_module(_HEAD)
+    reads_text = model.pipeline != "image-classification"
+    return reads_text and _HEAD not in model and names.has_module(_HEAD)
 
 
 def _transposed(parts: Mapping[str, mx.array]) -> dict[str, mx.array]:

@@ -128,35 +128,23 @@ class OpenedModel:
         is_free = self._dtype is not None and stored in FLOATS and name not in self._exact
         return self._dtype if self._dtype is not None and is_free else stored
 
-    def tokenizer(self) -> Tokenizer:
-        """Reads the tokenizer.
+    def processor(self) -> Any:
+        """Reads the `Tokenizer`, the `TranslationTokenizer` of a Marian model or the `ImageProcessor`.
 
         Raises:
             CheckpointError: A file is missing or damaged.
+            UnsupportedModelError: An option of the files is not implemented.
         """
-        return Tokenizer.from_folder(self.checkpoint.folder)
-
-    def image_processor(self) -> ImageProcessor:
-        """Reads how an image model wants its pictures.
-
-        Raises:
-            CheckpointError, UnsupportedModelError: The files do not say it as they must.
-        """
-        return ImageProcessor.from_config(self.checkpoint.config)
-
-    def processor(self) -> Tokenizer | TranslationTokenizer | ImageProcessor:
-        """The tokenizer or image processor; raises as `tokenizer` and `image_processor` do."""
-        model: Any = self.model
-        if isinstance(model, models.ImageClassifier):
-            return self.image_processor()
-        if isinstance(model, models.EncoderDecoder):
-            pair = self.translation_tokenizer()
-            if isinstance(pair, TranslationTokenizer):
-                return pair
-        return Tokenizer.from_folder(self.checkpoint.folder)
+        folder = self.checkpoint.folder
+        if self.model.pipeline == "image-classification":
+            return ImageProcessor.from_config(self.checkpoint.config)
+        has_pair = (folder / checkpoint_files.TRANSLATION_FILES[0]).exists()
+        if self.model.pipeline == "translation" and has_pair:
+            return TranslationTokenizer(folder)
+        return Tokenizer.from_folder(folder)
 
     def translation_tokenizer(self) -> PairTokenizer:
-        """Reads the tokenizer of an encoder-decoder; raises as `tokenizer` does."""
+        """Reads the tokenizer of an encoder-decoder; raises as `processor` does."""
         return open_translation_tokenizer(self.checkpoint.folder)
 
     def adapter(self) -> Adapter | None:
@@ -207,9 +195,9 @@ class OpenedModel:
         model: Any = self.model
         if self._training:
             self._make_masters(model)
-        if isinstance(model, models.EncoderDecoder):
+        if model.pipeline == "translation":
             model.search_files = self._search_files()
-        if isinstance(model, models.TextEmbedder):
+        if model.pipeline == "feature-extraction":
             model.embedding = read_embedding_use(self.checkpoint.folder)
         if self._dtype is not None:
             converted(model, self._dtype, self._exact, self._skeleton.names.to_disk)
@@ -243,7 +231,7 @@ class OpenedModel:
     def _build_graphs(self) -> None:
         """Builds the graphs of a decoded token, and of a prompt that is read in the largest groups."""
         model: Any = self.without_values()
-        if not isinstance(model, models.TokenModel):
+        if model.pipeline == "image-classification":
             model.predictions(models.architecture_of(model.config).sample(model.config))
             return
         model.predictions(mx.zeros((1, 1), mx.int32))

@@ -21,7 +21,7 @@ from ...files.tensors import (
 )
 from ...files.writing import new_folder, target_of_stage, writing
 from ...layers.matrix import matrices, parameters, stored_layouts
-from ...models import EncoderDecoder, TokenModel, architecture_of
+from ...models import TokenModel, architecture_of
 from ...models.parts.architecture import WeightNames
 from ...models.parts.encoders import SEARCH_KEYS
 from ...ops.device import FLOATS
@@ -255,7 +255,7 @@ def write_tensors(
 def describe_model(model: TokenModel) -> dict[str, Any]:
     """The content of `config.json` for a model, without the ids of special tokens."""
     config: dict[str, Any] = {**model.config.to_hub(), WRITER_KEY: {"version": __version__}}
-    if isinstance(model, EncoderDecoder):
+    if model.pipeline == "translation":
         searched = model.search_files.config
         config |= {key: searched[key] for key in SEARCH_KEYS & searched.keys()}
     return config | described_matrices(model, config)
@@ -285,4 +285,4 @@ def _tokenizer_files(source: Path | None) -> dict[str, Path]:
 
 def _searched(model: TokenModel) -> dict[str, Any]:
     """The `generation_config.json` of an encoder-decoder."""
-    return dict(model.search_files.generation) if isinstance(model, EncoderDecoder) else {}
+    return dict(model.search_files.generation) if model.pipeline == "translation" else {}

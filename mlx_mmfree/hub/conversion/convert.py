@@ -19,7 +19,7 @@ from ...files.tensors import PlannedTensors, tensor_bytes, write_safetensors, wr
 from ...files.writing import new_folder, writing
 from ...layers.matrix import cast_weight, check_range
 from ...layers.ternary.values import scales_of_blocks
-from ...models import TextEmbedder, architecture_of
+from ...models import architecture_of
 from ...models.parts.architecture import GGUFForm
 from ...platform.progress import Progress
 from ...tokenizer.sampling_defaults import sampling_to_gguf
@@ -314,7 +314,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
         **sampling_to_gguf(reader.checkpoint.folder),
     }
-    if isinstance(reader.model, TextEmbedder):
+    if reader.model.pipeline == "feature-extraction":
         metadata[f"{architecture}.pooling_type"] = pooling_of_files(reader.checkpoint.folder)
     metadata |= planner.rotation()
     tensors = planner.plan()

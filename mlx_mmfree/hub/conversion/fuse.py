@@ -14,7 +14,7 @@ from ...files.reading import read_json_object, real_path, write_json
 from ...files.writing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
 from ...layers.matrix import kept_names, matrices, parameters
-from ...models import Decoder, ImageClassifier
+from ...models import Decoder
 from ...models.parts.architecture import weight_names
 from ...ops.device import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
@@ -91,9 +91,9 @@ def check_form(model: Any, form: FusedForm) -> None:
             "[fuse] 'model' must have an adapter on it but has none. Load it with one: "
             "load(path, adapter_path=...)."
         )
-    is_of_images = isinstance(model, ImageClassifier)
+    reads_images = model.pipeline == "image-classification"
     for name, layer in adapted.items():
-        if form == "dense" and layer.matrix.is_ternary and is_of_images:
+        if form == "dense" and layer.matrix.is_ternary and reads_images:
             raise UnsupportedModelError(
                 f"[fuse] 'form' must be 'ternary' for '{name}' but got 'dense': the configuration of a "
                 "model of images makes all linears of its blocks ternary or none. Fuse to ternary."

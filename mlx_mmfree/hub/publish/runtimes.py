@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...layers.attention.positions import yarn_attention_factor
-from ...models import TextEmbedder, architecture_of
+from ...models import architecture_of
 from ...models.parts.rotation import Rotation
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weight_form import forms_of, rotated_form
@@ -84,7 +84,7 @@ def _mlx_lm(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
     needed = architecture_of(written.model.config).mlx_lm(
         written.model.config, written.ternary_dims
     )
-    if isinstance(written.model, TextEmbedder):
+    if written.model.pipeline == "feature-extraction":
         return _no(MLX_LM, "it embeds no texts")
     if needed is None:
         return _no(MLX_LM, "it has no such architecture")

@@ -80,6 +80,7 @@ class TextEmbedder(Decoder):
         ((1, 3, 32), 'last')
     """
 
+    pipeline = "feature-extraction"
     purpose = "embedding texts"
     command = "embed"
     embedding = EmbeddingUse()

@@ -39,6 +39,7 @@ class MaskedLM(TokenModel):
         (1, 3, 100)
     """
 
+    pipeline = "fill-mask"
     purpose = "filling in masked tokens"
     command = "fill"
 
@@ -86,6 +87,7 @@ class SequenceClassifier(TokenModel):
         (1, 4)
     """
 
+    pipeline = "text-classification"
     purpose = "sorting texts into classes"
     command = "classify"
 
@@ -216,6 +218,7 @@ class EncoderDecoder(TokenModel):
         (1, 2, 100)
     """
 
+    pipeline = "translation"
     purpose = "turning one text into another"
     command = "translate"
 

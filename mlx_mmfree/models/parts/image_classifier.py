@@ -366,7 +366,8 @@ class ImageClassifier(nn.Module):
         config: The architecture's configuration, kept as the attribute `config`.
 
     Attributes:
-        purpose: What such a model is for, in the words of an error message.
+        pipeline: The task of such a model, as the Hub names it.
+        purpose: The same as part of an error message.
         command: The command that uses such a model.
         rounding: How its packed weights were made of floats, as `hub.checkpoint.checkpoint` has it.
 
@@ -384,6 +385,7 @@ class ImageClassifier(nn.Module):
         (1, 10)
     """
 
+    pipeline = "image-classification"
     purpose = "sorting images into classes"
     command = "classify"
 

@@ -196,7 +196,8 @@ class TokenModel(TokenLayers, Stack):
         positions: Adds positions to the embedded tokens; `None`: nothing does.
 
     Attributes:
-        purpose: What such a model is for, in the words of an error message.
+        pipeline: The task of such a model, as the Hub names it.
+        purpose: The same as part of an error message.
         command: The command that uses such a model.
         embed_scale: What embedded tokens are multiplied by.
         hidden_scale: What the head gets the normed residual stream times.
@@ -212,6 +213,7 @@ class TokenModel(TokenLayers, Stack):
         (True, 100, 32)
     """
 
+    pipeline = ""
     purpose = ""
     command = ""
 
@@ -292,6 +294,7 @@ class Decoder(TokenModel):
         ((1, 3, 100), 2)
     """
 
+    pipeline = "text-generation"
     purpose = "continuing a text"
     command = "generate"
 

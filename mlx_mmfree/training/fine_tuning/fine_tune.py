@@ -20,7 +20,7 @@ from ...hub.checkpoint.save import check_apart
 from ...images import ImageProcessor
 from ...layers.lora import AdapterKind, adapted_layers, add_adapters, can_adapt
 from ...layers.matrix import matrix_of, parameters
-from ...models import Decoder, ImageClassifier, check_causal
+from ...models import Decoder, check_causal
 from ...models.parts.architecture import architecture_of, layer_numbers, weight_names
 from ..batches import Batch, evaluation_batches
 from ..data_parallel import DataParallel
@@ -259,7 +259,7 @@ def check_fine_tunable(model: Any) -> None:
     Raises:
         UnsupportedModelError: It is such a model.
     """
-    if not isinstance(model, ImageClassifier):
+    if model.pipeline != "image-classification":
         check_causal(model)
 
 
@@ -450,7 +450,7 @@ def _loss(model: Any, settings: FineTuneSettings, teacher: Decoder | None) -> Lo
     if teacher is not None:
         return distillation_loss(teacher, model, **settings.divergence)
     mode = settings.train_mode
-    if isinstance(model, ImageClassifier):
+    if model.pipeline == "image-classification":
         return summed_loss(ImageTask)
     if mode == GRPO:
         return grpo_loss(**settings.group_loss_options)

@@ -31,6 +31,9 @@ class TensorType:
         has_scale_first: Whether the scale of a ternary block is stored before its codes.
         code_bits: The bits of a code in MLX's affine form, which then holds the tensor; 0 if it does
             not. With 2 bits, code 3 stands for twice the scale. Each block may have a scale of its own.
+        pack: Turns codes of blocks into their bytes without scales, for a ternary type that is written.
+        file_type: The number of `general.file_type` of a model in this type. bitnet.cpp and llama.cpp
+            gave one of them to two types.
     """
 
     name: str
@@ -41,6 +44,18 @@ class TensorType:
     codes: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] | None = None
     has_scale_first: bool = False
     code_bits: int = 0
+    pack: Callable[[np.ndarray], np.ndarray] | None = None
+    file_type: int = -1
+
+    @property
+    def has_one_scale(self) -> bool:
+        """Whether all blocks share a float32 scale, as for kernels with 8-bit activations."""
+        return self.tail_bytes > 0
+
+    @property
+    def has_zero(self) -> bool:
+        """Whether a ternary type holds zeros. One of a bit a weight has signs alone."""
+        return self.code_bits != 1
 
     def nbytes(self, values: int) -> int:
         """The number of bytes of a tensor with so many values."""
@@ -151,20 +166,85 @@ def _i2_s(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes.reshape(len(blocks), -1), np.empty(0, np.float32)
 
 
+_TRIT_WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint16)[:, None]
+
+
+def _q2_0_bytes(blocks: np.ndarray) -> np.ndarray:
+    four = blocks.reshape(len(blocks), -1, 4)
+    return four[..., 0] | four[..., 1] << 2 | four[..., 2] << 4 | four[..., 3] << 6
+
+
+def _q1_0_bytes(blocks: np.ndarray) -> np.ndarray:
+    return np.packbits(blocks == 2, axis=1, bitorder="little")
+
+
+def _tq2_0_bytes(blocks: np.ndarray) -> np.ndarray:
+    parts = blocks.reshape(-1, 2, 4, 32)
+    packed = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
+    return packed.reshape(len(blocks), 64)
+
+
+def _tq1_0_bytes(blocks: np.ndarray) -> np.ndarray:
+    parts = (
+        blocks[:, :160].reshape(-1, 5, 32),
+        blocks[:, 160:240].reshape(-1, 5, 16),
+        blocks[:, 240:].reshape(-1, 4, 4),
+    )
+    return np.concatenate([_base3_bytes(part) for part in parts], axis=1)
+
+
+def _base3_bytes(digits: np.ndarray) -> np.ndarray:
+    """Bytes of base-3 digits, most significant first along axis 1, as fractions of 3^5, rounded up."""
+    values = (digits * _TRIT_WEIGHTS[: digits.shape[1]]).sum(axis=1, dtype=np.uint16)
+    return ((values.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8)
+
+
+def _i2_s_bytes(blocks: np.ndarray) -> np.ndarray:
+    parts = blocks.reshape(-1, 4, 32)
+    return parts[:, 0] << 6 | parts[:, 1] << 4 | parts[:, 2] << 2 | parts[:, 3]
+
+
 TYPES: dict[int, TensorType] = {
-    0: TensorType("F32", 1, 4),
-    1: TensorType("F16", 1, 2),
+    0: TensorType("F32", 1, 4, file_type=0),
+    1: TensorType("F16", 1, 2, file_type=1),
     2: TensorType("Q4_0", 32, 18, decode=_q4_0),
     8: TensorType("Q8_0", 32, 34, decode=_q8_0),
     12: TensorType("Q4_K", 256, 144, decode=_q4_k),
     14: TensorType("Q6_K", 256, 210, decode=_q6_k),
-    30: TensorType("BF16", 1, 2),
-    34: TensorType("TQ1_0", 256, 54, codes=_tq1_0),
-    35: TensorType("TQ2_0", 256, 66, codes=_tq2_0),
-    36: TensorType("I2_S", 128, 32, 32, codes=_i2_s),
-    41: TensorType("Q1_0", 128, 18, codes=_q1_0, has_scale_first=True, code_bits=1),
-    42: TensorType("Q2_0", 64, 18, codes=_q2_0, has_scale_first=True, code_bits=2),
-    142: TensorType("PQ2_0", 128, 34, codes=_q2_0, has_scale_first=True, code_bits=2),
+    30: TensorType("BF16", 1, 2, file_type=32),
+    34: TensorType("TQ1_0", 256, 54, codes=_tq1_0, pack=_tq1_0_bytes, file_type=36),
+    35: TensorType("TQ2_0", 256, 66, codes=_tq2_0, pack=_tq2_0_bytes, file_type=37),
+    36: TensorType("I2_S", 128, 32, 32, codes=_i2_s, pack=_i2_s_bytes, file_type=40),
+    41: TensorType(
+        "Q1_0",
+        128,
+        18,
+        codes=_q1_0,
+        has_scale_first=True,
+        code_bits=1,
+        pack=_q1_0_bytes,
+        file_type=40,
+    ),
+    42: TensorType(
+        "Q2_0",
+        64,
+        18,
+        codes=_q2_0,
+        has_scale_first=True,
+        code_bits=2,
+        pack=_q2_0_bytes,
+        file_type=41,
+    ),
+    142: TensorType(
+        "PQ2_0",
+        128,
+        34,
+        codes=_q2_0,
+        has_scale_first=True,
+        code_bits=2,
+        pack=_q2_0_bytes,
+        file_type=142,
+    ),
     143: TensorType("PTQ1_0", 128, 28, codes=_ptq1_0, code_bits=2),
 }
 """The types that are read, by their numbers in the file."""
@@ -189,7 +269,7 @@ UNREAD = {
 
 def ternary_scale(kind: TensorType, data: np.ndarray) -> np.ndarray:
     """The distinct scales of a ternary tensor, sorted, without the zero scales of blocks of zeros."""
-    if kind.tail_bytes:
+    if kind.has_one_scale:
         return data[data.size - kind.tail_bytes :][:4].view("<f4")
     blocks = kind.blocks(data)
     return np.unique(_nonzero(_scales(kind, blocks)[:, 0]))
@@ -257,9 +337,6 @@ def dequantized(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> n
         return ((codes.astype(np.float16) - 1) * scales.astype(np.float16)[:, None]).reshape(shape)
 
 
-_TRIT_WEIGHTS = np.array([81, 27, 9, 3, 1], np.uint16)[:, None]
-
-
 def unpack_codes(words: np.ndarray, input_dims: int, bits: int = 2) -> np.ndarray:
     """The codes, `trit + 1`, of words in the layout of `ops.ternary`, or of signs of one bit each, as
     `uint8 (N, D)`.
@@ -271,67 +348,31 @@ def unpack_codes(words: np.ndarray, input_dims: int, bits: int = 2) -> np.ndarra
     return np.ascontiguousarray(codes.reshape(len(words), -1)[:, :input_dims])
 
 
-def encode(kind: str, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
+def encode(kind: TensorType, codes: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
     """The bytes of a ternary matrix in one of the types.
 
     Args:
-        kind: The name of the type.
-        codes: `trit + 1`, `uint8 (N, D)`, where D is a multiple of the type's block. Q1_0 has no 1.
-        scale: The number that trits are multiplied by. I2_S keeps it in float32. The other types round
-            it to float16 and also take one for each block of b inputs, `(N, D / b)`.
+        kind: The type.
+        codes: `trit + 1`, `uint8 (N, D)`, where D is a multiple of the type's block. Without zeros
+            there is no 1.
+        scale: The number that trits are multiplied by. A type with one scale stores it in float32.
+            The other types round it to float16 and also take one for each block of b inputs,
+            `(N, D / b)`.
 
     Returns:
         The bytes, `uint8` of one axis.
     """
-    if kind == "I2_S":
-        tail = np.full(8, scale, np.float32).view(np.uint8)
-        return np.concatenate([_i2_s_bytes(codes.reshape(-1, 128)).reshape(-1), tail])
-    if kind in ("Q2_0", "PQ2_0"):
-        return _q2_0_bytes(codes.reshape(-1, 64 if kind == "Q2_0" else 128), scale)
-    if kind == "Q1_0":
-        return _q1_0_bytes(codes.reshape(-1, 128), scale)
-    blocks = codes.reshape(-1, 256)
-    packed = _tq2_0_bytes(blocks) if kind == "TQ2_0" else _tq1_0_bytes(blocks)
-    return np.concatenate([packed, _scale_bytes(scale, len(blocks))], axis=1).reshape(-1)
+    if kind.pack is None:
+        raise ValueError(f"[GGUF] 'kind' must be one that is written but got {kind.name}.")
+    packed = kind.pack(codes.reshape(-1, kind.block))
+    if kind.has_one_scale:
+        tail = np.full(kind.tail_bytes // 4, scale, np.float32).view(np.uint8)
+        return np.concatenate([packed.reshape(-1), tail])
+    scales = _scale_bytes(scale, len(packed))
+    parts = [scales, packed] if kind.has_scale_first else [packed, scales]
+    return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def _scale_bytes(scale: float | np.ndarray, count: int) -> np.ndarray:
     scales = np.broadcast_to(np.asarray(scale, np.float16).reshape(-1, 1), (count, 1))
     return np.ascontiguousarray(scales).view(np.uint8)
-
-
-def _q2_0_bytes(blocks: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
-    four = blocks.reshape(len(blocks), -1, 4)
-    packed = four[..., 0] | four[..., 1] << 2 | four[..., 2] << 4 | four[..., 3] << 6
-    return np.concatenate([_scale_bytes(scale, len(blocks)), packed], axis=1).reshape(-1)
-
-
-def _q1_0_bytes(blocks: np.ndarray, scale: float | np.ndarray) -> np.ndarray:
-    packed = np.packbits(blocks == 2, axis=1, bitorder="little")
-    return np.concatenate([_scale_bytes(scale, len(blocks)), packed], axis=1).reshape(-1)
-
-
-def _tq2_0_bytes(blocks: np.ndarray) -> np.ndarray:
-    parts = blocks.reshape(-1, 2, 4, 32)
-    packed = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
-    return packed.reshape(len(blocks), 64)
-
-
-def _tq1_0_bytes(blocks: np.ndarray) -> np.ndarray:
-    parts = (
-        blocks[:, :160].reshape(-1, 5, 32),
-        blocks[:, 160:240].reshape(-1, 5, 16),
-        blocks[:, 240:].reshape(-1, 4, 4),
-    )
-    return np.concatenate([_base3_bytes(part) for part in parts], axis=1)
-
-
-def _base3_bytes(digits: np.ndarray) -> np.ndarray:
-    """Bytes of base-3 digits, most significant first along axis 1, as fractions of 3^5, rounded up."""
-    values = (digits * _TRIT_WEIGHTS[: digits.shape[1]]).sum(axis=1, dtype=np.uint16)
-    return ((values.astype(np.uint32) * 256 + 242) // 243).astype(np.uint8)
-
-
-def _i2_s_bytes(blocks: np.ndarray) -> np.ndarray:
-    parts = blocks.reshape(-1, 4, 32)
-    return parts[:, 0] << 6 | parts[:, 1] << 4 | parts[:, 2] << 2 | parts[:, 3]

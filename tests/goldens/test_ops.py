@@ -268,7 +268,7 @@ def test_blocks_of_gguf(blocks_folder: Path, name: str) -> None:
             np.testing.assert_array_equal(np.asarray(affine), values)
     if name in WRITTEN:
         codes = (block["codes"] + 1).astype(np.uint8)
-        written = encode(name, codes, block["scales"])
+        written = encode(kind, codes, block["scales"])
         np.testing.assert_array_equal(written, block["encoded"].reshape(-1))
 
 

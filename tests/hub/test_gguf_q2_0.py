@@ -307,7 +307,7 @@ def test_encoding() -> None:
     want, stood = q2_0(values, 64)
     codes = (np.sign(stood) + 1).astype(np.uint8)
     scales = np.abs(stood).reshape(3, 4, 64).max(axis=-1)
-    assert gguf_blocks.encode("Q2_0", codes, scales).tobytes() == want
+    assert gguf_blocks.encode(TYPES[Q2_0], codes, scales).tobytes() == want
 
 
 def test_room_that_fits_no_layout(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from mlx.utils import tree_flatten
 from mlx_mmfree import demo
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files import gguf_blocks
-from mlx_mmfree.files.gguf_blocks import TYPES
 from mlx_mmfree.hub import (
     convert,
     load,
@@ -26,6 +25,7 @@ from mlx_mmfree.hub import (
 )
 from mlx_mmfree.hub.checkpoint.weight_form import WRITER_KEY
 from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_gguf import WRITTEN
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops import pack_ternary, ternarize
@@ -317,7 +317,7 @@ def test_blocks_are_those_of_the_package_gguf(kind: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     trits = rng.integers(-1, 2, (6, 768), dtype=np.int8)
     scale = np.float32(np.float16(rng.uniform(0.01, 2)))
-    data = gguf_blocks.encode(kind, (trits + 1).astype(np.uint8), float(scale))
+    data = gguf_blocks.encode(WRITTEN[kind], (trits + 1).astype(np.uint8), float(scale))
     theirs = dequantize(data.reshape(6, -1), GGMLQuantizationType[kind])
     np.testing.assert_array_equal(theirs, trits * scale)
     want = quantize((trits * scale).astype(np.float32), GGMLQuantizationType[kind])
@@ -330,8 +330,8 @@ def test_codes_come_back(kind: str) -> None:
     codes = rng.integers(0, 3, (5, 512), dtype=np.uint8)
     words = np.array(pack_ternary(mx.array(codes.astype(np.int32) - 1)))
     np.testing.assert_array_equal(gguf_blocks.unpack_codes(words, 512), codes)
-    data = gguf_blocks.encode(kind, codes, 0.5)
-    stored = next(found for found in TYPES.values() if found.name == kind)
+    stored = WRITTEN[kind]
+    data = gguf_blocks.encode(stored, codes, 0.5)
     assert data.size == stored.nbytes(codes.size) and stored.codes is not None
     np.testing.assert_array_equal(stored.codes(stored.blocks(data))[0].reshape(5, 512), codes)
 

@@ -57,7 +57,7 @@ FAULTS = {
         ("goldens/test_ops.py",),
     ),
     "gguf: a row is written with the scale of its first group": Fault(
-        "hub/conversion/convert.py",
+        "hub/conversion/to_gguf.py",
         "np.repeat(scales, group, axis=1)",
         "np.repeat(0 * scales + scales[:, :1], group, axis=1)",
         ("hub/test_gguf_q2_0.py",),
@@ -850,13 +850,13 @@ FAULTS = {
         ("hub/test_qwen35_to_gguf.py",),
     ),
     "qwen: heads of values are sorted the other way in GGUF": Fault(
-        "hub/conversion/convert.py",
+        "hub/conversion/to_gguf.py",
         "np.take(numbers, np.argsort(places), axis)",
         "np.take(numbers, places, axis)",
         ("hub/test_qwen35_to_gguf.py",),
     ),
     "qwen: inputs that are rotated are sorted too": Fault(
-        "hub/conversion/convert.py",
+        "hub/conversion/to_gguf.py",
         "if found is None or (found[0] == 1 and path in self._rotated):",
         "if found is None:",
         ("hub/test_qwen35_to_gguf.py",),

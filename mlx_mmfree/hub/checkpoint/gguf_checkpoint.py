@@ -240,7 +240,7 @@ def _entries(
         order = heads if heads is not None else order
     elif tensor.name not in rotated:
         return _by_columns(GGUFMatrix(file, tensor, name), cast(np.ndarray, heads))
-    is_ternary = kind.codes is not None and (architecture.is_ternary or kind.name == "I2_S")
+    is_ternary = kind.codes is not None and (architecture.is_ternary or kind.has_one_scale)
     if linear is not None and architecture.is_ternary and not is_ternary:
         raise UnsupportedModelError(
             f"[GGUF] tensor {tensor.name!r:.100} must be stored as I2_S, TQ1_0, TQ2_0 or Q2_0 in this "
@@ -267,7 +267,7 @@ def _in_floats(matrix: GGUFMatrix) -> TensorEntry:
         if matrix.order is None:
             return matrix.entry(matrix.name, dtype, shape)
         return matrix.entry_of_rows(matrix.name, dtype, shape, partial(_plain, dtype.size, shape))
-    dtype = mx.float16 if kind.codes is not None and not kind.tail_bytes else mx.float32
+    dtype = mx.float16 if kind.codes is not None and not kind.has_one_scale else mx.float32
     return matrix.entry_of_rows(matrix.name, dtype, shape, partial(dequantized, kind, shape=shape))
 
 

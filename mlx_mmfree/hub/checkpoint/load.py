@@ -483,6 +483,9 @@ def needed_bytes(
     Returns:
         The number of bytes.
 
+    Raises:
+        ValueError: The dtype is no float.
+
     Example:
         >>> from mlx_mmfree import demo
         >>> checkpoint = open_checkpoint(demo.path())

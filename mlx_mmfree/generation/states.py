@@ -10,7 +10,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from ..layers.attention.options import Quantization
+from ..layers.quantization import Quantization
 from ..models import Decoder
 
 DEFAULT_GROUP_SIZES = (64, 32)

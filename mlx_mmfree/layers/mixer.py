@@ -11,12 +11,12 @@ import mlx.nn as nn
 from ..ops.activations import Activation
 from ..ops.device import FLOATS
 from .arguments import check_features, check_sequences
-from .attention.options import Quantization
 from .context import Context
 from .fusing import Parts, finished, fuses, inputs, widths_of
 from .linear import LinearFactory as LinearFactory
 from .linear import Linears as Linears
 from .linear import factory_of as factory_of
+from .quantization import Quantization
 from .states import State as State
 from .states import StateKind as StateKind
 from .states import StatesByPosition as StatesByPosition

@@ -1,4 +1,10 @@
-"""The limits of a connection before anybody knows who calls: how much it may send, and for how long."""
+"""The limits of a connection before anybody knows who calls: how much it may send, and for how long.
+
+uvicorn has no settings for the size, the number and the time of headers, for requests that are sent
+ahead and for answers that nobody reads, and its `limit_concurrency` refuses newcomers in place of idle
+connections. So these limits are set in a subclass of its protocol. Everything else of uvicorn is used
+through its settings.
+"""
 
 import logging
 from typing import Any

@@ -13,7 +13,8 @@ from mlx_mmfree.layers.attention.key_values import (
     extend,
     read,
 )
-from mlx_mmfree.layers.attention.options import BITS, KeyValueCache, Quantization, QuantizedArray
+from mlx_mmfree.layers.attention.options import KeyValueCache
+from mlx_mmfree.layers.quantization import BITS, Quantization, QuantizedArray
 from mlx_mmfree.ops.attention_step import next_place
 
 HEADS, DIMS = 2, 64

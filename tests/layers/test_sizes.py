@@ -16,8 +16,8 @@ from mlx_mmfree.layers import (
     RoPE,
     ShortConvolution,
 )
-from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.lora import DoRALinear, LoRAEmbedding, LoRALinear
+from mlx_mmfree.layers.quantization import Quantization
 from mlx_mmfree.models.parts.block import Block
 from mlx_mmfree.token_mixers import (
     GQA,

@@ -9,8 +9,8 @@ import pytest
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.attention import key_values as sequence_blocks
 from mlx_mmfree.layers.attention import served as attention
-from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.attention.positions import ALiBi
+from mlx_mmfree.layers.quantization import Quantization
 from mlx_mmfree.token_mixers import GQA, KeyValueCache
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 

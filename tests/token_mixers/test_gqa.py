@@ -8,8 +8,8 @@ from mlx.utils import tree_map
 
 from mlx_mmfree.layers import RoPE
 from mlx_mmfree.layers.attention.key_values import GROWTH_STEP
-from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.context import Context
+from mlx_mmfree.layers.quantization import Quantization
 from mlx_mmfree.token_mixers import GQA, KeyValueCache
 from tests.tolerances import TOLERANCE, relative_error
 

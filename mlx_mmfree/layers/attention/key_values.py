@@ -11,7 +11,8 @@ from ...ops.attention import Mask
 from ...ops.attention_step import held_positions, new_slots, slots_after, write_slots
 from ..context import sample_begins
 from ..mixer import StateKind
-from .options import KeyValueCache, Quantization, QuantizedArray
+from ..quantization import Quantization, QuantizedArray
+from .options import KeyValueCache
 
 Buffer = mx.array | QuantizedArray
 """Vectors in slots `(B, G, C, K)`; quantised, each of the three arrays has its slots on axis 2."""

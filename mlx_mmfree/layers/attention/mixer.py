@@ -15,8 +15,9 @@ from ..fusing import beside
 from ..linear import merge_heads, split_heads
 from ..mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, StateKind
 from ..norms import RMSNorm
+from ..quantization import GROUP_SIZES, Quantization
 from .key_values import KeyValueKind, KeyValueState, extend
-from .options import GROUP_SIZES, AttentionNorms, KeyValueCache, Quantization
+from .options import AttentionNorms, KeyValueCache
 from .positions import PositionBias, RoPE
 from .seen import see
 from .served import SelfAttentionState as SelfAttentionState

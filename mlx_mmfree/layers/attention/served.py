@@ -19,8 +19,9 @@ from ...ops.splitting import split_many
 from ..context import Context
 from ..fusing import Parts, beside, fuses
 from ..mixer import TokenMixer
+from ..quantization import Quantization
 from . import key_values
-from .options import KeyValueCache, Quantization
+from .options import KeyValueCache
 from .seen import relative_positions
 
 SelfAttentionState = key_values.KeyValueState | key_values.FixedKeyValueState | tuple[()]

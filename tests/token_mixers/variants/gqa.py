@@ -1,8 +1,8 @@
 """Options with which the contract is asked of `GQA`."""
 
 from mlx_mmfree.layers import DynamicRoPE, RoPE
-from mlx_mmfree.layers.attention.options import Quantization
 from mlx_mmfree.layers.attention.positions import ALiBi, RelativeBias
+from mlx_mmfree.layers.quantization import Quantization
 from mlx_mmfree.token_mixers import AttentionNorms, KeyValueCache
 
 VARIANTS: list[dict[str, object]] = [

@@ -67,6 +67,7 @@ class Plan:
         model_type: The teacher's architecture.
         initializer_range: Deviation of its first weights.
         dims: Model dims.
+        layers: Layers of the teacher.
         teacher_steps: Steps of the teacher.
         teacher_rate: Its learning rate.
         steps: Steps of a student in each of its stages; a twin has their sum.
@@ -90,6 +91,7 @@ class Plan:
     model_type: str = "llama"
     initializer_range: float = 0.02
     dims: int = 96
+    layers: int = 4
     teacher_steps: int = 4000
     teacher_rate: float = 2e-3
     steps: tuple[int, int, int] = (30, 30, 140)
@@ -139,7 +141,7 @@ QUICK = Plan(
 
 OF_TEACHER = (
     *("train", "valid", "documents", "every", "lines", "questions", "model_type"),
-    *("initializer_range", "dims", "teacher_steps", "teacher_rate", "rows", "length"),
+    *("initializer_range", "dims", "layers", "teacher_steps", "teacher_rate", "rows", "length"),
     "valid_tokens",
 )
 """The settings that the teacher depends on."""

@@ -62,7 +62,7 @@ def prepare(plan: Plan, folder: Path) -> Figures:
         "model_type": plan.model_type,
         "vocab_size": 512,
         "hidden_size": plan.dims,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": plan.layers,
         "intermediate_size": 3 * plan.dims,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,

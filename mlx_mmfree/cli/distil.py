@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(arguments)
     names = {field.name for field in fields(DistilSettings)}
     given = {name: value for name, value in vars(args).items() if name in names}
-    settings = read_settings(args.config, given)
+    settings = read_settings(args.config, given, DistilSettings)
     if settings.ternary and settings.to == ("same",):
         name = f"mmfree ternarize --scales {settings.scales}"
         print(f"note: `{name}` is made for this, with other defaults.", file=sys.stderr)
@@ -147,7 +147,7 @@ def efforts_shown(distillation: "Distillation") -> list[str]:
     for name, efforts in (*(stages.items() if len(stages) > 1 else ()), ("all", every)):
         tokens, operations = (sum(getattr(e, key) for e in efforts) for key in ("tokens", "total"))
         most = memory.get(name, max(memory.values()))
-        hours = (_hours(sum(e.hours(machine) for e in efforts)) for machine in MACHINES)
+        hours = (loading.hours_text(sum(e.hours(machine) for e in efforts)) for machine in MACHINES)
         rows.append((name, f"{tokens:,}", f"{operations:.2e}", terminal.size_text(most), *hours))
     lines = terminal.aligned(rows)
     if logits := distillation.settings.logits_bytes:
@@ -157,7 +157,3 @@ def efforts_shown(distillation: "Distillation") -> list[str]:
     )
     rates = (f"{name}: {m.rate / 1e12:.3g} TFLOP/s ({m.source})." for name, m in MACHINES.items())
     return [*lines, *rates]
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"

@@ -404,7 +404,7 @@ def test_settings_come_from_a_file_and_flags(
         f"model: {teacher_folder}\noutput: {folder / 'run'}\ndata: {folder / 'train.txt'}\n"
         "to: [{name: gla, gate_rank: 4}, same]\nlogits_rate: 1e-4\nbatch_size: 2\n"
     )
-    settings = read_settings(file, {"batch_size": 3, "valid": None})
+    settings = read_settings(file, {"batch_size": 3, "valid": None}, DistilSettings)
     assert settings.to == ({"name": "gla", "gate_rank": 4}, "same")
     assert (settings.batch_size, settings.logits_rate) == (3, 1e-4)
     assert settings.data == (str(folder / "train.txt"),)

@@ -8,7 +8,7 @@ import yaml
 
 from mlx_mmfree.cli import distil, lora, train
 from mlx_mmfree.errors import TrainingError
-from mlx_mmfree.training.distil.settings import read_settings
+from mlx_mmfree.training.distil.settings import DistilSettings, read_settings
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
 
 Captured = pytest.CaptureFixture[str]
@@ -51,7 +51,7 @@ def test_paths_of_a_file_begin_there(recipes: Path, capsys: Captured) -> None:
     assert (settings.data, settings.adapter_path) == ("recipes/data", "recipes/run")
     assert (model, settings.iters) == ("recipes/model", 7)
     config = written(recipes, {**DISTIL, "output": "student"})
-    read = read_settings(Path(config), {})
+    read = read_settings(Path(config), {}, DistilSettings)
     assert (read.output, read.model) == ("recipes/student", "recipes/teacher")
     assert (read.data, read.valid) == (("recipes/a.txt", "recipes/b.txt"), ("recipes/v.txt",))
     assert capsys.readouterr().err == ""

@@ -134,6 +134,11 @@ def show_plan(plan: "MemoryPlan") -> None:
         print("warning:", warning, file=sys.stderr)
 
 
+def hours_text(hours: float) -> str:
+    """Hours with as many digits as an estimate has."""
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
 @contextmanager
 def limited_memory(args: argparse.Namespace, model_bytes: int) -> Iterator[None]:
     """Sets MLX's memory limits inside the `with` block as the memory flags ask."""

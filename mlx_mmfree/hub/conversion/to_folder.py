@@ -51,6 +51,23 @@ class FolderPlan:
 
 
 @dataclass(frozen=True)
+class GivenCodes:
+    """The codes that take the place of a dense matrix.
+
+    Attributes:
+        group_size: Inputs that share a scale.
+        bits: Bits of a code.
+        dtype: The dtype of scales and biases.
+        make: Gives codes, scales and biases.
+    """
+
+    group_size: int
+    bits: int
+    dtype: mx.Dtype
+    make: Callable[[], Sequence[mx.array]]
+
+
+@dataclass(frozen=True)
 class FloatForms:
     """The form that weights take that are stored as floats.
 
@@ -62,6 +79,7 @@ class FloatForms:
         keep_masters: Write ternary linears as float master weights, in transformers' form.
         unrotate: Write rotated matrices as they are without their rotation, as floats or, in MLX's form,
             with codes of so many bits; `None` keeps the rotation where the form has it.
+        given_codes: Codes in the place of dense matrices, by their paths, in MLX's form.
     """
 
     dtype: mx.Dtype | None = None
@@ -70,6 +88,7 @@ class FloatForms:
     ternarize_groups: bool = False
     keep_masters: bool = False
     unrotate: Literal["dense"] | int | None = None
+    given_codes: Mapping[str, GivenCodes] = field(default_factory=dict)
 
 
 def float_tensor(
@@ -234,6 +253,12 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
     for path, (group_size, bits, quantize) in quantized.items():
         codes[reader.names.to_disk(path)] = group_size, bits
         plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
+        done |= reader.parts(path)
+    for path, given in forms.given_codes.items():
+        codes[name := reader.names.to_disk(path)] = given.group_size, given.bits
+        sizes = (*reader.matrix_shape(path), given.group_size, given.bits)
+        specs = weight_form.code_form()[1].specs(name, *sizes, given.dtype)
+        plan.tensors.append(PlannedTensors(specs, given.make))
         done |= reader.parts(path)
     rotated = {} if forms.unrotate else rotated_layers(reader)
     for path in rotated:

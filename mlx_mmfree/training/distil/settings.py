@@ -4,13 +4,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from ...errors import TrainingError
 from ...layers.ternary.groups import Scales, TernaryScheme
 from ...ops.hadamard import MAX_BLOCK
 from ..corpus.mixture import Stage as Mixture
-from ..run_settings import CorpusSettings, Rule, TeacherSettings, load_named, read_mapping, setting
+from ..run_settings import (
+    CorpusSettings,
+    Rule,
+    RunSettings,
+    TeacherSettings,
+    load_named,
+    read_mapping,
+    setting,
+)
 from ..settings import Settings
 
 StageName = Literal["mixers", "hidden", "logits", "text"]
@@ -46,7 +54,7 @@ def _layers(name: str, value: Any) -> tuple[int, ...]:
     return _several(name, value, {int: "whole numbers"})
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
+def texts_of(name: str, value: Any) -> tuple[str, ...]:
     return _several(name, value, {str: "texts"})
 
 
@@ -58,6 +66,9 @@ def _several(name: str, value: Any, kinds: Mapping[type, str]) -> tuple[Any, ...
             wanted = " or ".join(kinds.values())
             raise ValueError(f"'{name}' must hold {wanted} but holds {each!r:.80}")
     return values
+
+
+Kind = TypeVar("Kind", bound=RunSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +140,14 @@ class DistilSettings(CorpusSettings, TeacherSettings):
     data: tuple[str, ...] = setting(
         "Texts or token files to learn from.",
         rule=_SOME,
-        reader=_texts,
+        reader=texts_of,
         has_flag=False,
         holds="path",
     )
     valid: tuple[str, ...] = setting(
         "Held-out texts or token files. The first one picks the best weights of each stage.",
         (),
-        reader=_texts,
+        reader=texts_of,
         has_flag=False,
         holds="path",
     )
@@ -291,9 +302,7 @@ class TernarizeSettings(DistilSettings):
             self.check(name, getattr(self, name) == value, rule)
 
 
-def read_settings(
-    path: Path | None, given: Mapping[str, Any], kind: type[DistilSettings] = DistilSettings
-) -> DistilSettings:
+def read_settings(path: Path | None, given: Mapping[str, Any], kind: type[Kind]) -> Kind:
     """The settings of a run from a YAML file, or without one.
 
     Args:

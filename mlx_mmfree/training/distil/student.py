@@ -171,7 +171,7 @@ def _repeated(weight: mx.array, num_heads: int, num_kv_heads: int) -> mx.array:
 _SHARE = 0.3
 """The share of a GPU's bound that training reaches. Assumed: this library has timed no such training."""
 
-_APPLE = ("M2", "M4", "M4 Pro", "M4 Max")
+_APPLE = ("M1", "M2", "M4", "M4 Pro", "M4 Max")
 
 
 @dataclass(frozen=True)

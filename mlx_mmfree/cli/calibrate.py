@@ -1,0 +1,130 @@
+"""`mmfree calibrate`: makes a dense model ternary window by window, in the memory of a few layers."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import TrainingError
+from ..platform.allocator import keep_freed_memory
+from ..training.calibrate.settings import CalibrateSettings
+from ..training.distil.settings import read_settings
+from ..training.precision import precision_note
+from .parts import flags, loading, source_card, terminal
+from .parts.command import command
+from .parts.parser import CommandParser
+
+if TYPE_CHECKING:
+    from ..training.calibrate.plan import CalibrationPlan
+
+HELP = "make a dense model ternary window by window, in the memory of a few layers"
+
+_OTHERS = {"steps_per_report", "steps_per_eval", "save_every"}
+"""Settings of runs that say nothing where a window is a unit."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="mmfree calibrate",
+        usual="--config --model --output --data --valid --samples --length --epochs --window --rank "
+        "--dry-run",
+        description=f"{__doc__} Each window learns to give what the same dense layers give. The result "
+        "has the same architecture, and its matrices have 2 bits a weight, so that mlx-lm opens it, and "
+        "llama.cpp after `mmfree convert --to gguf`. A flag wins over the YAML file.",
+        epilog="Repeat the command to go on after a stop, which loses one window at most. Where the "
+        "whole model, its optimizer and its teacher fit into memory, `mmfree ternarize` gives a better "
+        "model.",
+    )
+    parser.add_argument(
+        "-c", "--config", type=Path, help="YAML file with the settings, whose keys are the flags"
+    )
+    parser.add_argument("--model", help="folder or Hub repository of the dense model")
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder of the run and of the ternary model"
+    )
+    parser.add_argument("--data", nargs="+", help="text or token files to learn from")
+    parser.add_argument("--valid", nargs="+", help="a held-out text or token file")
+    flags.add_settings_flags(parser, CalibrateSettings, _OTHERS)
+    flags.add_plugin_flag(parser)
+    loading.add_dry_run_flag(parser)
+    return parser
+
+
+@command
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = build_parser().parse_args(arguments)
+    names = {CalibrateSettings.key(field.name) for field in fields(CalibrateSettings)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    settings = read_settings(args.config, given, CalibrateSettings)
+    _run(arguments, settings, dry_run=args.dry_run)
+    return 0
+
+
+def _run(arguments: Sequence[str], settings: CalibrateSettings, *, dry_run: bool) -> None:
+    from ..training.calibrate.calibration import Calibration
+
+    keep_freed_memory()
+    if note := precision_note(settings.dtype):
+        print(note)
+    calibration = Calibration(settings, only_plans=dry_run)
+    try:
+        calibration.check_files()
+    except TrainingError as error:
+        # the plan follows from the shapes, so that it needs no texts
+        if not dry_run:
+            raise
+        print(f"note: {error}", file=sys.stderr)
+    print(*plan_shown(calibration.plan), sep="\n")
+    if warning := calibration.plan.memory.warning():
+        print("warning:", warning, file=sys.stderr)
+    if dry_run:
+        print(*times_shown(calibration.plan, settings.epochs), sep="\n")
+        return
+    card = source_card.model_card("calibrate", arguments, settings.model, None, calibration.folder)
+    figures = calibration.run(card)["figures"]
+    dense, ternary = figures["dense_loss"], figures["ternary_loss"]
+    print(
+        f"Held-out samples: {dense:.4f} nats a token before, {ternary:.4f} after, "
+        f"{100 * (ternary / dense - 1):.1f} % above.\nWrote the model to "
+        f"'{Path(settings.output) / 'model'}'."
+    )
+
+
+def plan_shown(plan: "CalibrationPlan") -> list[str]:
+    """The lines on memory and disk."""
+    lines = [str(plan.memory)]
+    if plan.rest_bytes > plan.memory.total:
+        lines.append(
+            f"To run dense layers, an embedding or a head takes more: "
+            f"{terminal.size_text(plan.rest_bytes)}."
+        )
+    lines.append(
+        f"The files of the run take up to {terminal.size_text(plan.disk_bytes)} of the disk."
+    )
+    return lines
+
+
+def times_shown(plan: "CalibrationPlan", epochs: int) -> list[str]:
+    """The lines on the time of a run."""
+    from ..training.distil.student import MACHINES
+
+    head = ("", "operations", *(f"hours, {name}" for name in MACHINES))
+    rows: list[Sequence[str]] = [head]
+    for words, effort in ((f"{epochs} epochs", plan.effort), ("1 epoch", plan.epoch)):
+        hours = (loading.hours_text(effort.hours(machine)) for machine in MACHINES)
+        rows.append((words, f"{effort.total:.2e}", *hours))
+    nights = ", ".join(
+        f"{name} {_NIGHT / plan.epoch.hours(name):,.3g}" for name in MACHINES if name[0] == "M"
+    )
+    return [
+        *terminal.aligned(rows),
+        f"Epochs in a night of {_NIGHT} hours: {nights}.",
+        "Computed, not measured: a GPU is taken to reach 30 % of its bound, which is that of `mmfree "
+        "bench --bound`.",
+    ]
+
+
+_NIGHT = 8

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # their parts have tests of their own, or image_table.py has the same ones
-LONG = ("distil.py", "grpo.py", "ternary_recipe.py", "without_attention.py")
+LONG = ("calibration.py", "distil.py", "grpo.py", "ternary_recipe.py", "without_attention.py")
 
 
 @pytest.mark.exhaustive

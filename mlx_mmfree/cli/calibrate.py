@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HELP = "make a dense model ternary window by window, in the memory of a few layers"
 
+_NIGHT_S = 8 * 3600
 _OTHERS = {"steps_per_report", "steps_per_eval", "save_every"}
 """Settings of runs that say nothing where a window is a unit."""
 
@@ -109,22 +110,22 @@ def plan_shown(plan: "CalibrationPlan") -> list[str]:
 
 def times_shown(plan: "CalibrationPlan", epochs: int) -> list[str]:
     """The lines on the time of a run."""
-    from ..training.distil.student import MACHINES
+    from ..training.distil.student import MACHINES, apple
 
-    head = ("", "operations", *(f"hours, {name}" for name in MACHINES))
+    machines = {"M1": apple("M1"), **MACHINES}
+    head = ("", "operations", *(f"hours, {name}" for name in machines))
     rows: list[Sequence[str]] = [head]
     for words, effort in ((f"{epochs} epochs", plan.effort), ("1 epoch", plan.epoch)):
-        hours = (loading.hours_text(effort.hours(machine)) for machine in MACHINES)
+        hours = (loading.hours_text(effort.total / m.rate / 3600) for m in machines.values())
         rows.append((words, f"{effort.total:.2e}", *hours))
     nights = ", ".join(
-        f"{name} {_NIGHT / plan.epoch.hours(name):,.3g}" for name in MACHINES if name[0] == "M"
+        f"{name} {_NIGHT_S * machine.rate / plan.epoch.total:,.2g}"
+        for name, machine in machines.items()
+        if name.startswith("M")
     )
     return [
         *terminal.aligned(rows),
-        f"Epochs in a night of {_NIGHT} hours: {nights}.",
+        f"Epochs in a night of 8 hours: {nights}.",
         "Computed, not measured: a GPU is taken to reach 30 % of its bound, which is that of `mmfree "
         "bench --bound`.",
     ]
-
-
-_NIGHT = 8

@@ -19,6 +19,7 @@ from mlx_mmfree.cli.parts.flags import (
     seed,
     size_bytes,
 )
+from mlx_mmfree.training.calibrate.settings import CalibrateSettings
 from mlx_mmfree.training.distil.settings import DistilSettings, TernarizeSettings
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.run_settings import RunSettings
@@ -61,6 +62,13 @@ _RUNS: dict[str, tuple[str, type[RunSettings], Values]] = {
         | _SHORT
         | {"model": "wide", "scales": "group", "steps": 1, "text_steps": 0}
         | {"sequence_length": 16, "output": "run"},
+    ),
+    "calibrate": (
+        "calibrate",
+        CalibrateSettings,
+        {name: DISTIL[name] for name in ("data", "valid")}
+        | {"model": "wide", "output": "run", "samples": 2, "valid_samples": 1, "batch_size": 1}
+        | {"length": 16, "epochs": 1, "group_size": 64},
     ),
 }
 

@@ -41,6 +41,7 @@ ONLY_PARSED = (
     "mmfree bench --config ",
     "mmfree distil ",
     "mmfree ternarize ",
+    "mmfree calibrate ",
     "mmfree launch -n 2 train --config examples/demo_model/longer/",
 )
 # pytest runs these by itself, and the examples with `--quick`

@@ -14,6 +14,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
+from ...errors import TrainingError
 from ...files.reading import open_file, read_json_object, write_json
 from ...files.tensors import TensorEntry, read_arrays
 from ...files.writing import check_space, new_file
@@ -418,6 +419,13 @@ class _Walk:
 
 def _rows(settings: CalibrateSettings, task: CausalLMTask) -> np.ndarray:
     """The tokens of all samples, int32 `(samples, length + 1)`; the last ones are held out."""
+    if task.repeats_at_once:
+        held_out = 0 if settings.valid else settings.valid_samples
+        raise TrainingError(
+            f"[calibrate] 'data' must hold more than {settings.samples + held_out:,} samples of "
+            f"'{settings.key('sequence_length')}' {settings.sequence_length:,} but holds fewer. Give "
+            "more text, or lower 'samples'."
+        )
     batch = task.batches(0)[0]
     rows = np.concatenate([batch.inputs, batch.targets[:, -1:]], axis=1)
     if settings.valid:

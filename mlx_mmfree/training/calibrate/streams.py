@@ -1,10 +1,11 @@
 """The activations between layers, which stay in files."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +16,7 @@ from ...files.stored_array import StoredArray
 from ...files.tensors import tensor_bytes
 from ...files.writing import new_file
 
-_WORDS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
+_WORDS: Mapping[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32)}
 
 
 @dataclass(frozen=True)

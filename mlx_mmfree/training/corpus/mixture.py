@@ -163,6 +163,16 @@ class EpochMixture:
                 drawn[name] += count
             first = end
 
+    @property
+    def repeats_at_once(self) -> bool:
+        """Whether the first step holds a window twice, since a file has too few."""
+        part = self._parts[0]
+        counts = part.shares.counts(self._rows)
+        return any(
+            count > self._windows[name].count
+            for name, count in zip(part.names, counts, strict=True)
+        )
+
     def rows(self, step: int) -> np.ndarray:
         """The token ids of one step, int32 `(rows, length + 1)`."""
         row = step * self._rows

@@ -171,7 +171,7 @@ def _repeated(weight: mx.array, num_heads: int, num_kv_heads: int) -> mx.array:
 _SHARE = 0.3
 """The share of a GPU's bound that training reaches. Assumed: this library has timed no such training."""
 
-_APPLE = ("M1", "M2", "M4", "M4 Pro", "M4 Max")
+_APPLE = ("M2", "M4", "M4 Pro", "M4 Max")
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Machine:
     source: str
 
 
-def _apple(name: str) -> Machine:
+def apple(name: str) -> Machine:
     """A chip of `mmfree bench --bound`, whose multiply-adds are two operations each."""
     of = chip(name)
     bound = 2 * of.rate
@@ -199,7 +199,7 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
         "2 CPU cores": Machine(
             0.154e12, "`examples/benchmarks/training.py` on an AMD EPYC with AVX-512, in float32"
         ),
-        **{name: _apple(name) for name in _APPLE},
+        **{name: apple(name) for name in _APPLE},
         "H100": Machine(_SHARE * 989e12, "989 of bfloat16 products by NVIDIA's data sheet"),
     }
 )

@@ -235,6 +235,11 @@ class CorpusTask(Task):
             f"sequences of {settings.sequence_length}."
         )
 
+    @property
+    def repeats_at_once(self) -> bool:
+        """Whether a run in epochs reads a sequence twice in its first step, as the files are short."""
+        return isinstance(self._mixture, EpochMixture) and self._mixture.repeats_at_once
+
     def _rows(self, step: int) -> np.ndarray:
         """The token ids of a step, int32 `(rows, sequence_length + 1)`."""
         return self._mixture.rows(step)

@@ -76,11 +76,18 @@ def test_an_error_follows_what_came_before_it() -> None:
     assert asyncio.run(main()) == ["a"]
 
 
-class Steps:
-    """A scheduler whose steps take given seconds and write a token each."""
+Piece = tuple[float, list[int | None]]
 
-    def __init__(self, seconds: Sequence[float]):
+
+class Steps:
+    """A scheduler whose steps write a token each, and take given seconds.
+
+    One without a number takes until all tokens before it were found.
+    """
+
+    def __init__(self, seconds: Sequence[float | None], found: Sequence[Piece]):
         self._left = list(seconds)
+        self._found = found
         self._last = len(seconds) - 1
         self._number = 0
 
@@ -93,8 +100,15 @@ class Steps:
         return 1
 
     def step(self) -> list[Event]:
-        time.sleep(self._left.pop(0))
+        seconds = self._left.pop(0)
         token = self._last - len(self._left)
+        if seconds is None:
+            until = time.monotonic() + 60
+            while sum(len(tokens) for _, tokens in self._found) < token:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+        else:
+            time.sleep(seconds)
         return [Event(1, "x", token, None, None if self._left else "length", 3, 0)]
 
     def cancel(self, request: int) -> None:
@@ -104,18 +118,19 @@ class Steps:
         pass
 
 
-def pieces(seconds: Sequence[float]) -> list[tuple[float, list[int | None]]]:
+def pieces(seconds: Sequence[float | None]) -> list[Piece]:
     """When each piece came, from the first on, and its tokens."""
     nothing: Any = None
     served = ServedModel("model", nothing, nothing)
 
-    def make(_: object) -> Any:
-        return Steps(seconds)
+    found: list[Piece] = []
 
-    async def read() -> list[tuple[float, list[int | None]]]:
+    def make(_: object) -> Any:
+        return Steps(seconds, found)
+
+    async def read() -> list[Piece]:
         engine = Engine([Weights([served])], make)
         engine.start()
-        found = []
         try:
             with closing(engine.submit(served, [Request([1, 2, 3])], 60.0)) as channel:
                 async for batch in channel.batches():
@@ -140,14 +155,13 @@ def test_pieces_of_many_texts_are_fewer() -> None:
 
 
 def test_slow_tokens_come_alone() -> None:
-    found = pieces([0.1] * 5)
+    found = pieces([None] * 5)
     assert [tokens for _, tokens in found] == [[0], [1], [2], [3], [4]]
 
 
 def test_no_token_waits_for_a_long_step() -> None:
-    found = pieces([0.001, 0.001, 0.001, 3.0, 0.001])
-    came = {token: at for at, tokens in found for token in tokens}
-    assert came[2] < 1.5 < came[3]
+    found = pieces([0.001, 0.001, 0.001, None, 0.001])
+    assert [token for _, tokens in found for token in tokens] == [0, 1, 2, 3, 4]
 
 
 _ENGINES = """

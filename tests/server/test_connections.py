@@ -195,17 +195,17 @@ def test_what_follows_an_answer_does_not_go_on_for_ever(server: ServerProcess) -
 
 
 def test_a_client_that_reads_nothing_is_left(server: ServerProcess) -> None:
+    until = time.monotonic() + 60
     with server.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with suppress(ConnectionError):
             # more than the system's buffers hold
-            for _ in range(200):
+            while time.monotonic() < until:
                 connection.sendall(b"GET /page/vendor/katex.min.js HTTP/1.1\r\n" + HOST + b"\r\n")
                 time.sleep(0.02)
-        time.sleep(2)
         received = answers(connection, b"")
+    assert time.monotonic() < until
     assert b"HTTP/1.1 200 " in received
-    assert received.count(b"HTTP/1.1 200 ") < 200
 
 
 def test_an_upgrade_is_not_made(server: ServerProcess) -> None:

@@ -47,6 +47,14 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("It does not become so.")
 
 
+def takes_no_connection(server: ServerProcess) -> bool:
+    try:
+        server.connect().close()
+    except ConnectionError:
+        return True
+    return False
+
+
 def wait_for(server: ServerProcess, number: int) -> None:
     """Waits until so many texts are under way."""
     wait_until(lambda: active(server) == number)
@@ -161,7 +169,7 @@ def test_a_second_signal_ends_it_at_once(first: signal.Signals, tmp_path: Path) 
             stream = events(response)
             next(stream)
             server.process.send_signal(first)
-            time.sleep(0.5)
+            wait_until(lambda: takes_no_connection(server))
             assert "error" not in next(stream)
             server.process.send_signal(signal.SIGINT)
             *_, last = stream

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,23 +31,49 @@ def signs_of(path: str, text: str) -> int:
     return text.count(": waiting\n\n")
 
 
+class Signs:
+    """Makes signs of life due soon, and counts those that are written."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        from mlx_mmfree.server import answers, messages, responses, service
+
+        self._count = 0
+        patch.setattr(service, "QUIET_SECONDS", 0.05)
+        for kind in (answers.Answer, messages.MessagesAnswer, responses.ResponsesAnswer):
+            patch.setattr(kind, "waiting", self._counted(kind.waiting))
+
+    def _counted(self, waiting: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def write(answer: Any) -> Any:
+            self._count += 1
+            return waiting(answer)
+
+        return write
+
+    def wait(self) -> None:
+        """Waits for two signs beside the one that a stream may begin with."""
+        until = time.monotonic() + 60
+        while self._count < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("slow", ["submit", "step"])
 def test_a_stream_that_waits_or_reads_tells_of_it(
     dictated: Dictated, monkeypatch: pytest.MonkeyPatch, path: str, slow: str
 ) -> None:
     from mlx_mmfree.generation.scheduling import Scheduler
-    from mlx_mmfree.server import service
 
     work = getattr(Scheduler, slow)
 
-    def slowly(*args: Any) -> Any:
-        # loads weights, waits for its turn, or reads a long prompt
-        time.sleep(1)
-        return work(*args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(service, "QUIET_SECONDS", 0.2)
+        signs = Signs(patch)
+
+        def slowly(*args: Any) -> Any:
+            # loads weights, waits for its turn, or reads a long prompt
+            signs.wait()
+            return work(*args)
+
         patch.setattr(Scheduler, slow, slowly)
         response = dictated.post(path, "Yes" * 9, stream=True, **BODIES[path])
     dictated.texts.clear()
@@ -63,10 +90,12 @@ def test_what_fails_after_the_head_is_an_event(
     dictated: Dictated, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     from mlx_mmfree.generation.scheduling import Scheduler
-    from mlx_mmfree.server import service
+
+    signs: list[Signs] = []
 
     def fails(*args: Any) -> Any:
-        time.sleep(1)
+        for each in signs:
+            each.wait()
         raise RuntimeError("a secret place")
 
     def asked() -> Any:
@@ -77,9 +106,9 @@ def test_what_fails_after_the_head_is_an_event(
 
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "submit", fails)
-        # by then it has a status of its own
+        # before the head is sent it has a status of its own
         assert asked().status_code == 500
-        patch.setattr(service, "QUIET_SECONDS", 0.2)
+        signs.append(Signs(patch))
         late = asked()
     assert late.status_code == 200
     last = json.loads(late.text.strip().splitlines()[-1].removeprefix("data: "))

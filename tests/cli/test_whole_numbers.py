@@ -25,8 +25,8 @@ from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.run_settings import RunSettings
 from mlx_mmfree.training.settings import Settings
 from tests.cli.flags_of_commands import first_name, flags, parsers
-from tests.kills.options import DISTIL, GRPO, LORA, TRAIN, Values
-from tests.kills.run import write_files
+from tests.fuzz.classes.training_kills import write_files
+from tests.fuzz.training_options import DISTIL, GRPO, LORA, TRAIN, Values
 from tests.whole_numbers import NUMBERS, changed, fault, places
 
 _SHORT = {"steps_per_report": 1, "steps_per_eval": 1, "save_every": 1}

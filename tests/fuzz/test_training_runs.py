@@ -1,4 +1,4 @@
-"""The script that kills training runs tries every option, and sees what differs."""
+"""The class of training runs that are killed has every option, and sees what differs."""
 
 import json
 import random
@@ -12,10 +12,9 @@ import pytest
 from mlx_mmfree.training.distil.settings import DistilSettings
 from mlx_mmfree.training.fine_tuning.settings import FineTuneSettings
 from mlx_mmfree.training.settings import Settings
-from tests.kills import case as cases
-from tests.kills import run as script
-from tests.kills.case import Refused, differences, draw_case, kill_and_compare
-from tests.kills.options import (
+from tests.fuzz import training_runs
+from tests.fuzz.classes import training_kills
+from tests.fuzz.training_options import (
     DISTIL,
     DISTIL_OPTIONS,
     LORA,
@@ -24,6 +23,7 @@ from tests.kills.options import (
     TRAIN_OPTIONS,
     Values,
 )
+from tests.fuzz.training_runs import Case, Refused, differences, draw_case, kill_and_compare
 
 # where the run and code of the user lie, and whether there is one
 NO_OPTIONS = {"output", "root", "adapter_path", "train", "path", "plugins"}
@@ -79,28 +79,39 @@ def test_each_difference_is_seen(tmp_path: Path, name: str, change: Callable[[Pa
     assert len(differences(*runs)) == 1
 
 
-def test_a_refused_option_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+def test_an_option_that_is_refused_alone_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Case] = []
+
+    def refuse(case: Case, *_: object) -> None:
+        tried.append(case)
         raise Refused("no such file")
 
-    monkeypatch.setattr(script, "kill_and_compare", refuse)
-    kills, [fault], is_refused = script._turn(0, 0, tmp_path)
-    assert (kills, is_refused) == (0, True)
-    assert fault.startswith("case 0: train") and fault.endswith("is refused: no such file")
+    monkeypatch.setattr(training_kills, "kill_and_compare", refuse)
+    (tmp_path / "seed.txt").write_text("0")
+    with pytest.raises(Refused):
+        training_kills.exercise(tmp_path, random.Random(0))
+    assert tried == [*draw_case(random.Random(0))]
+    assert Refused not in training_kills.CLASS.refusals
 
 
 def test_every_run_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float | None] = []
+    kills = 0
 
     def run(case: object, folder: Path, name: str, seconds: float | None) -> tuple[int, str]:
+        nonlocal kills
         limits.append(seconds)
         if not (folder / name).exists():
             _run(folder / name)
         # the first five end before they are killed
-        return -signal.SIGKILL if seconds is not None and len(limits) > 5 else 0, ""
+        is_killed = seconds is not None and len(limits) > 5
+        kills += is_killed
+        return -signal.SIGKILL if is_killed else 0, ""
 
-    monkeypatch.setattr(cases, "_run", run)
+    monkeypatch.setattr(training_runs, "_run", run)
     draw = random.Random(0)
-    kills, found = kill_and_compare(draw_case(0, draw), tmp_path, draw)
-    assert kills >= 1 and found == []
+    kill_and_compare(draw_case(draw)[0], tmp_path, draw)
+    assert kills >= 1
     assert limits[0] is None is limits[-1]

@@ -15,7 +15,7 @@ import yaml
 
 from mlx_mmfree.platform.process_group import start_group
 from mlx_mmfree.training.results import read_log
-from tests.kills.options import (
+from tests.fuzz.training_options import (
     DISTIL,
     DISTIL_OPTIONS,
     LORA,
@@ -71,9 +71,9 @@ class Refused(Exception):
     """The options do not go together."""
 
 
-def draw_case(number: int, draw: random.Random) -> Case:
-    """A case in which the option of this number has its turn, with others beside it."""
-    command, option = TURNS[number % len(TURNS)]
+def draw_case(draw: random.Random) -> tuple[Case, Case]:
+    """A case in which one option has its turn, with others beside it; and the same without these."""
+    command, option = draw.choice(TURNS)
     base, options = BASES[command]
     values = base | option
     for other in draw.sample(options, draw.choice([0, 0, 1, 2])):
@@ -81,34 +81,26 @@ def draw_case(number: int, draw: random.Random) -> Case:
             values |= other
     # the stages of a distillation run in one process
     processes = 1 if command == "distil" else draw.choice([1, 1, 1, 2])
-    return Case(command, _given(values), processes)
-
-
-def alone(number: int, case: Case) -> Case:
-    """The case without what stands beside the option whose turn it is."""
-    command, option = TURNS[number % len(TURNS)]
-    return Case(command, _given(BASES[command][0] | option), case.processes)
+    alone = Case(command, _given(base | option), processes)
+    return Case(command, _given(values), processes), alone
 
 
 def _given(values: Values) -> Values:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def kill_and_compare(case: Case, folder: Path, draw: random.Random) -> tuple[int, list[str]]:
-    """Runs the case whole, and once more with kills.
-
-    Returns:
-        How often it was killed, and what differs between the two.
+def kill_and_compare(case: Case, folder: Path, draw: random.Random) -> None:
+    """Runs the case whole, and once more with at least one kill.
 
     Raises:
         Refused: The options do not go together.
+        AssertionError: A run did not end as it should, or the two differ.
     """
     began = time.monotonic()
     status, output = _run(case, folder, "whole", None)
     if status == _REFUSED:
         raise Refused(output)
-    if status:
-        return 0, [f"the whole run ended with status {status}: {output[-2000:]}"]
+    assert not status, f"the whole run ended with status {status}: {output[-2000:]}"
     duration = time.monotonic() - began
     kills = 0
     while not kills:
@@ -119,9 +111,9 @@ def kill_and_compare(case: Case, folder: Path, draw: random.Random) -> tuple[int
         # it had ended before each of the moments
         duration /= 2
     status, output = _run(case, folder, "killed", None)
-    if status:
-        return kills, [f"the last start ended with status {status}: {output[-2000:]}"]
-    return kills, differences(folder / "whole", folder / "killed")
+    assert not status, f"the last start ended with status {status}: {output[-2000:]}"
+    if found := differences(folder / "whole", folder / "killed"):
+        raise AssertionError("; ".join(found))
 
 
 def _run(case: Case, folder: Path, run: str, seconds: float | None) -> tuple[int, str]:

@@ -1,29 +1,26 @@
-"""Kills training runs at random moments and compares them with whole ones, bit for bit.
+"""Training runs that are killed at random moments: they end as whole ones do, bit for bit.
 
-`python -m tests.kills.run --count 50` goes on until so many starts were killed. Each option has its
-turn, and each run is killed at least once. `--all` goes on until every option had its turn.
-`--first 12 --seed 3 --count 1` runs one case again.
+Each case has one option of `mmfree train`, `lora` or `distil`, and some others beside it.
 """
 
-import argparse
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from tqdm import tqdm
 
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.models import find
-from tests.kills.case import TURNS, Refused, alone, draw_case, kill_and_compare
-from tests.kills.options import image_model
+from tests.fuzz.case import command_class
+from tests.fuzz.commands import apart
+from tests.fuzz.training_options import image_model
+from tests.fuzz.training_runs import Refused, draw_case, kill_and_compare
 from tests.process_group import ROOT
 from tests.training.conftest import write_corpus
 
@@ -42,46 +39,26 @@ _MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=50, help="kills")
-    parser.add_argument("--all", action="store_true", help="go on until every option had its turn")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--seed", type=int, default=0, help="seed of moments and combinations")
-    arguments = parser.parse_args()
-    turns = len(TURNS) if arguments.all else 0
-    kills, cases, refused, faults = 0, 0, 0, []
-    with tempfile.TemporaryDirectory() as name, tqdm(total=arguments.count, unit="kill") as bar:
-        folder = Path(name)
-        write_files(folder)
-        while kills < arguments.count or cases < turns:
-            new, found, is_refused = _turn(arguments.first + cases, arguments.seed, folder)
-            kills, cases, refused = kills + new, cases + 1, refused + is_refused
-            faults += found
-            for fault in found:
-                tqdm.write(fault)
-            bar.update(new)
-    print(
-        f"{cases} runs were killed {kills} times; {refused} combinations were refused; "
-        f"{len(faults)} differences."
-    )
-    return int(bool(faults))
+def make_sources(folder: Path) -> None:
+    apart(lambda: write_files(folder), folder)
 
 
-def _turn(number: int, seed: int, folder: Path) -> tuple[int, list[str], bool]:
-    """The kills and faults of a case, and whether its option had to go alone."""
-    draw = random.Random(f"{seed} {number}")
-    case = draw_case(number, draw)
-    for each in (case, alone(number, case)):
-        try:
-            kills, found = kill_and_compare(each, folder, draw)
-            return kills, [f"case {number}: {each}: {text}" for text in found], each is not case
-        except Refused as refusal:
-            reason = str(refusal)
-        finally:
-            for run in ("whole", "killed"):
-                shutil.rmtree(folder / run, ignore_errors=True)
-    return 0, [f"case {number}: {each} is refused: {reason}"], True
+def mutate(sources: Path, target: Path, rng: random.Random) -> str:
+    """Draws the options of a run, and when it is killed."""
+    shutil.copytree(sources, target, symlinks=True)
+    seed = rng.getrandbits(64)
+    (target / "seed.txt").write_text(str(seed))
+    return str(draw_case(random.Random(seed))[0])
+
+
+def exercise(folder: Path, rng: random.Random) -> None:
+    """Kills the run; if its options do not go together, with one of them alone."""
+    draw = random.Random(int((folder / "seed.txt").read_text()))
+    case, alone = draw_case(draw)
+    try:
+        kill_and_compare(case, folder, draw)
+    except Refused:
+        kill_and_compare(alone, folder, draw)
 
 
 def write_files(folder: Path) -> None:
@@ -160,5 +137,4 @@ def _sample(features: tuple[str, ...], draw: random.Random) -> dict[str, object]
     return {name: draw.randrange(2) if name == "kind" else text() for name in features}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+CLASS = command_class(make_sources, mutate, exercise, refusals=())

@@ -1,27 +1,27 @@
-"""One client of a soak: random requests one after the other, some of which it leaves early."""
+"""Many clients at once, all of which a server must answer, and whose memory must stay flat.
+
+They send requests of all sizes in all dialects, go on with and fork conversations, and leave many
+answers early. A case is a few requests of each client to one server; thousands of cases take hours.
+"""
 
 import json
 import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx2
 
+from mlx_mmfree.hub import save_model
 from tests.fuzz import dialects
+from tests.fuzz.case import FuzzClass
+from tests.server.conftest import CALLING, with_template
 
-_WORDS = (
-    "once",
-    "upon",
-    "a",
-    "time",
-    "there",
-    "was",
-    "little",
-    "frog",
-    "and",
-    "bird",
-    "the",
-    "river",
-)
+_WORDS = "once upon a time there was little frog and bird the river".split()  # noqa: SIM905
 _TEXT = "/v1/completions"
 _EXPECTED = {200, 429}
 _LONGEST = 600
@@ -87,6 +87,12 @@ def ask(client: httpx2.Client, body: dict[str, Any], draw: random.Random) -> str
 
 
 _REFUSED = {400, 404, 413}
+_LINK, _SEED = "base", "seed.txt"
+_CLIENTS, _REQUESTS = 16, 6
+_CHATS = 0.8
+_TIMEOUT_S, _QUIET_S = 120.0, 60.0
+_LEAST_MEASURED = 30
+_SHARE, _BYTES = 0.02, 8_000_000
 
 
 def converse(client: httpx2.Client, draw: random.Random, kept: list[str]) -> str:
@@ -129,3 +135,88 @@ def _lines(response: httpx2.Response, most: int | None) -> list[str]:
         if line.startswith("data: "):
             found.append(line.removeprefix("data: "))
     return found
+
+
+def growth(memory: Sequence[float]) -> float:
+    """By how much the last third of some measurements lies above the second, by the medians.
+
+    Caches and threads arise in the first third.
+    """
+    third = len(memory) // 3
+    return median(memory[-third:]) - median(memory[third:-third])
+
+
+def is_flat(memory: Sequence[float]) -> bool:
+    """Whether memory, in bytes, has stopped growing, but for the little by which it goes up and down."""
+    third = len(memory) // 3
+    return growth(memory) <= _SHARE * median(memory[third:-third]) + _BYTES
+
+
+def make_sources(folder: Path) -> None:
+    """A model whose chat template writes calls."""
+    model, _ = with_template(folder / "tokenizer", CALLING)
+    save_model(folder / "m", model, folder / "tokenizer")
+
+
+def mutate(sources: Path, target: Path, rng: random.Random) -> str:
+    """Draws what the clients draw their requests by."""
+    target.mkdir()
+    (target / _LINK).symlink_to(sources / "m")
+    seed = rng.getrandbits(64)
+    (target / _SEED).write_text(str(seed))
+    return f"requests of seed {seed}"
+
+
+def exercise(folder: Path, rng: random.Random) -> None:
+    """Lets all clients ask, waits until nothing goes on, and looks at the server's memory."""
+    server, known, kept, memory = _server((folder / _LINK).resolve())
+    seed = (folder / _SEED).read_text()
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        list(pool.map(partial(_run, server.url, known, kept, seed), range(_CLIENTS)))
+    deadline = time.monotonic() + _QUIET_S
+    while active := httpx2.get(f"{server.url}/health").json()["active"]:
+        assert time.monotonic() < deadline, f"{active} texts go on without a client"
+        time.sleep(0.01)
+    assert "Traceback" not in server.log, server.log[-1500:]
+    memory.append(1e6 * server.resident_mb)
+    if len(memory) >= _LEAST_MEASURED and not is_flat(memory):
+        raise AssertionError(f"the server grew by {growth(memory) / 1e6:.1f} MB")
+
+
+def _run(url: str, known: list[str], kept: list[str], seed: str, number: int) -> None:
+    """The requests of one client."""
+    draw = random.Random(f"{seed} {number}")
+    with httpx2.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+        for _ in range(_REQUESTS):
+            if draw.random() < _CHATS:
+                converse(client, draw, kept)
+            else:
+                ask(client, draw_body(draw, known), draw)
+
+
+@cache
+def _server(model: Path) -> tuple[Any, list[str], list[str], list[float]]:
+    """A server that lives as long as this process, what it was asked, and its memory after each case."""
+    from tests.server.process import ServerProcess
+
+    # the sessions' limit is reached soon, so that old ones go all the time
+    flags = ("--model", model, "--session-memory", "2MB", "--decode-concurrency", "16")
+    return ServerProcess(*flags, first=_LIMITS), [], [], []
+
+
+# it lives longer than a case may take
+_LIMITS = """
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+
+CLASS = FuzzClass(
+    make_sources,
+    mutate,
+    exercise,
+    refusals=(),
+    cpu_seconds=30,
+    batch=100_000,
+    count=3,
+    packages=("starlette", "llguidance", "uvicorn", "httpx2"),
+)

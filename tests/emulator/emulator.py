@@ -3,15 +3,15 @@
 How it works:
 
 1. MLX writes the text of a kernel for a recorded call, also where there is no Metal.
-2. The text becomes C++: attributes go, threadgroup arrays become static, and `metal.h` takes the place of
-   Metal's library. The clang of the package `ziglang` compiles it, once for all runs with the same text.
-3. clang's thread sanitizer puts a call before each load and store of the kernel. `machine.cpp`, which the
-   kernel is linked to, answers these calls: it is the race detector, and needs no other sanitizer.
-4. The machine runs one threadgroup at a time. Each thread is a fiber with a stack of its own, which leaves
-   at barriers and SIMD-group operations; the next one then goes on, in an order drawn by `seed`.
-5. An access must lie within a buffer or a threadgroup array, and inputs are never stored to. For each byte
-   of threadgroup memory the machine keeps who wrote and read it since which barrier: an access that no
-   barrier separates from another thread's is a race. Lanes must reach the same operations together.
+2. The text becomes C++: attributes go, threadgroup arrays become static, and `metal.h` takes the place
+   of Metal's library. The clang of the package `ziglang` compiles each text once.
+3. clang's thread sanitizer puts a call before each load and store of the kernel. `machine.cpp`, which
+   the kernel is linked to, answers these calls: it is the race detector.
+4. The machine runs one threadgroup at a time. Each thread is a fiber with a stack of its own, which
+   leaves at barriers and SIMD-group operations; the next one then goes on, in an order drawn by `seed`.
+5. An access must lie within a buffer or a threadgroup array, and inputs are never stored to. For each
+   byte of threadgroup memory the machine keeps who wrote and read it since which barrier: an access that
+   no barrier separates from another thread's is a race. Lanes must reach the same operations together.
 6. Outputs and threadgroup memory start as NaN, so that what a kernel forgets to write is seen.
 
 Each of these faults is a `KernelError`. Tests plant faults with `edit`, which changes a text first.

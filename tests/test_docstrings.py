@@ -124,8 +124,9 @@ def _raises(value: Any) -> bool:
         return False
     makers = ("__init__", "__post_init__")
     made = [vars(value).get(maker) for maker in makers] if inspect.isclass(value) else [value]
-    written = [each for each in made if each and each.__code__.co_filename != "<string>"]
-    sources = [textwrap.dedent(inspect.getsource(inspect.unwrap(each))) for each in written]
+    unwrapped = [inspect.unwrap(each) for each in made if each]
+    written = [each for each in unwrapped if each.__code__.co_filename != "<string>"]
+    sources = [textwrap.dedent(inspect.getsource(each)) for each in written]
     nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
     is_checked = any(re.search(r"(^|[._])check(_|$)", call) for call in calls)

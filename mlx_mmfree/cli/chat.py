@@ -225,11 +225,7 @@ class Terminal:
             )
 
     def _regenerate(self) -> None:
-        try:
-            text = self._chat.take_back()
-        except UsageError as error:
-            _print_wrapped(f"error: {error}")
-            return
+        text = self._chat.take_back()
         if text is None:
             print("There is no message to answer yet.")
         else:

@@ -125,9 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(own)
         stack.enter_context(loading.limited_memory(args, model_bytes))
         processor: Any = _processor(opened, settings)
+        # a fault of the data is told before the weights take their time
+        data = _read(args, settings, processor, opened.model)
         model = opened.load()
         print(weights_in_words(model))
-        data = _read(args, settings, processor, model)
         if args.train:
             _prepare(model, settings)
         loaded = None if companion is None else load_companion(companion, processor)

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
 
+from ..arguments import did_you_mean
 from ..errors import UsageError
 from ..models import Decoder
 from .audit import Certificate, certify
@@ -126,10 +127,12 @@ def chip(words: str) -> Chip:
         name = each.name.lower().split()
         if asked in (name, [*name, str(each.cores)]):
             return each
-    names = ", ".join(dict.fromkeys(each.name for each in CHIPS))
+    names = list(dict.fromkeys(each.name for each in CHIPS))
+    # a chip that is not known yet is most like the newest
+    meant = did_you_mean(words.lower().removeprefix("apple").strip(), names, cutoff=0.5)
     raise UsageError(
-        f"[bench] 'bound' must be one of {names}, or one with its number of GPU cores, as 'M2 Max 30', "
-        f"but got {words!r}."
+        f"[bench] 'bound' must be one of {', '.join(names)}, or one with its number of GPU cores, as "
+        f"'M2 Max 30', but got {words!r}.{meant}"
     )
 
 

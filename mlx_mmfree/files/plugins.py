@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, cast
 
+from ..arguments import check_path, tells_names
 from ..errors import UsageError
 
 _PACKAGES = {"weight_forms": "mlx_mmfree.hub.checkpoint.forms"}
@@ -49,6 +50,7 @@ _roots: dict[str, str] = {}
 """Files and folders of code that is not the library's, with what messages call them."""
 
 
+@tells_names
 def load_plugin(source: str | Path) -> ModuleType:
     r"""Loads a file or module with mixers, architectures or forms of weights of your own.
 
@@ -65,6 +67,7 @@ def load_plugin(source: str | Path) -> ModuleType:
         The module. Loading it again returns the same one.
 
     Raises:
+        TypeError: The source is no text or path, or an argument is misspelt.
         UsageError: There is no such file or module, or it does not run to its end. The message names the
             line.
 
@@ -77,6 +80,7 @@ def load_plugin(source: str | Path) -> ModuleType:
         >>> find_token_mixer("mine") is module.Mine
         True
     """
+    check_path("load_plugin", "source", source, "a Python file or a module")
     name = _name(source)
     stem = Path(source).stem if _is_file(source) else name.rpartition(".")[2]
     for plugin in LOADED:

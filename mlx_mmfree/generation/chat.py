@@ -138,10 +138,7 @@ class Chat:
     @system_prompt.setter
     def system_prompt(self, text: str | None) -> None:
         if text is not None and not self.has_template:
-            raise UsageError(
-                "[chat] 'system_prompt' must be left out where the model has no chat template. Write "
-                "it into the text."
-            )
+            raise _without_template()
         self._first = [] if text is None else [_message("system", text)]
         self.reset()
 
@@ -149,31 +146,25 @@ class Chat:
     def messages(self) -> list[dict[str, str]]:
         """The conversation so far, each with `role` and `content`.
 
-        Others go on from there: the next turn reads them.
+        Others go on from there: the next turn reads them. Without a chat template they make one text.
 
         Raises:
-            UsageError: There is no chat template, which alone can write earlier turns.
+            UsageError: A system prompt is among them but there is no chat template.
         """
         return self._messages
 
     @messages.setter
     def messages(self, messages: Sequence[Mapping[str, str]]) -> None:
+        start = self._start
         if messages and not self.has_template:
-            raise UsageError(
-                "[chat] 'messages' must be left out where the model has no chat template, which writes "
-                "earlier turns."
-            )
+            start = self._after_text(messages)
         self._messages = [dict(message) for message in messages]
         self.turns = sum(message["role"] == "assistant" for message in messages)
-        self._marks = [self._start]
+        self._marks = [start]
         self._repeated = RepeatedText()
 
     def take_back(self) -> str | None:
-        """Takes the last question and its answer back, and returns the question; `None` without one.
-
-        Raises:
-            UsageError: There are earlier turns and no chat template, which alone can write them again.
-        """
+        """Takes the last question and its answer back, and returns the question; `None` without one."""
         asked = [n for n, message in enumerate(self._messages) if message["role"] == "user"]
         if not asked:
             return None
@@ -204,7 +195,9 @@ class Chat:
         """
         if not text:
             raise ValueError("[chat] 'text' must not be empty.")
-        messages = [*self.messages, _message("user", text)]
+        # the turns of a text that has ended are no part of the next one
+        is_new = not self.has_template and self._marks[-1] is self._start
+        messages = [*([] if is_new else self.messages), _message("user", text)]
         whole, mark, ids = self._prompt(messages, text)
         # the other marks are released before reading takes memory
         self._marks = [mark]
@@ -214,7 +207,8 @@ class Chat:
         size = mark.size - len(mark.unread) + len(ids)
         asked = _Mark(whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size)
         del mark
-        completion = Completion(self._tokenizer, (), self._end, max_tokens)
+        after = () if self.has_template else ids
+        completion = Completion(self._tokenizer, (), self._end, max_tokens, after)
         # its state is not known while a step runs
         idle: decode.Decoding | NgramDecoding | None = None
         try:
@@ -281,7 +275,7 @@ class Chat:
             check_text_length(self._tokenizer, mark.text + text, self._model.max_length)
             if mark is self._start:
                 return text, mark, self._tokenizer.encode(text)
-            text = text if mark.text[-1:].isspace() or text[0].isspace() else f" {text}"
+            text = _spaced(mark.text, text)
             more = self._tokenizer.encode_continuation(text)
             return mark.text + text, mark, [*mark.unread, *more]
         chat = self._tokenizer.render_chat(messages, **self._variables)
@@ -290,6 +284,17 @@ class Chat:
             if mark is not self._start and chat.text.startswith(mark.text):
                 return chat.text, mark, [*mark.unread, *chat.ids_after(len(mark.text))]
         return chat.text, self._start, chat.ids()
+
+    def _after_text(self, messages: Sequence[Mapping[str, str]]) -> _Mark:
+        """The place after the text that messages make where there is no chat template."""
+        text = ""
+        for message in messages:
+            if message["role"] == "system":
+                raise _without_template()
+            content = message["content"]
+            text += _spaced(text, content) if message["role"] == "user" and text else content
+        ids = tuple(self._tokenizer.encode(text))
+        return _Mark(text, self._start.state, ids, len(ids))
 
     def _marks_after(
         self,
@@ -313,6 +318,18 @@ class Chat:
             unread = tuple(tokens[-1 if self._ngram_drafts else max_tokens - 1 :])
         answered = _Mark(text, state, unread, asked.size + len(tokens))
         return [asked, answered] if self.has_template else [answered]
+
+
+def _without_template() -> UsageError:
+    return UsageError(
+        "[chat] 'system_prompt' must be left out where the model has no chat template. Write it into "
+        "the text."
+    )
+
+
+def _spaced(before: str, text: str) -> str:
+    """What is typed after a text, with a space between their words."""
+    return text if before[-1:].isspace() or text[:1].isspace() else f" {text}"
 
 
 def _message(role: str, content: str) -> dict[str, str]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from time import perf_counter
 from typing import Protocol, cast
 
 import mlx.core as mx
 
+from ..arguments import check_whole
 from ..models import Decoder
 from ..models.parts.token_checks import token_array
 from ..ops.device import on_cpu
@@ -185,11 +185,8 @@ def generate_tokens(
 
 def check_max_tokens(max_tokens: object) -> None:
     # A stream ends when its count equals the bound, which a fraction never does.
-    if not isinstance(max_tokens, Integral):
-        raise TypeError(
-            f"[generate] 'max_tokens' must be a whole number but got {max_tokens!r:.80}."
-        )
-    if max_tokens < 1:
+    check_whole("generate", max_tokens=max_tokens)
+    if cast(int, max_tokens) < 1:
         raise ValueError(f"[generate] 'max_tokens' must be at least 1 but got {max_tokens}.")
 
 

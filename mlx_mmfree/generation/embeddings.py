@@ -6,7 +6,9 @@ from typing import Any, get_args
 import mlx.core as mx
 import numpy as np
 
+from ..arguments import check_list, check_model, check_tokenizer, tells_names
 from ..errors import NumericalError
+from ..layers.arguments import check_array
 from ..models import Decoder
 from ..models.parts.embedder import embedding_use
 from ..models.parts.encoders import Pooling
@@ -21,6 +23,7 @@ CPU_BATCH = 128
 """The most tokens of several texts at a time on a CPU, whose caches hold what is worked out for them."""
 
 
+@tells_names
 def embed(
     model: Decoder,
     tokenizer: Any,
@@ -55,6 +58,7 @@ def embed(
 
     Raises:
         NumericalError: The model's numbers are not finite.
+        TypeError: An argument is misspelt or of another type.
         ValueError: There is no text, or one is empty or too long; the pooling or the prompt is unknown.
 
     Example:
@@ -64,9 +68,15 @@ def embed(
         >>> vectors.shape, round((vectors @ vectors.T)[0, 0].item(), 4)
         ((3, 384), 1.0)
     """
-    is_list = isinstance(texts, Sequence) and not isinstance(texts, str)
-    if not is_list or not all(isinstance(text, str) for text in texts):
-        raise ValueError("[embed] 'texts' must be a list of texts but is something else.")
+    check_model("embed", model, tokenizer)
+    check_tokenizer("embed", tokenizer)
+    check_list("embed", "texts", texts, "texts")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"[embed] 'texts' must hold texts but number {number} is {text!r:.80}. embed_tokens "
+                "takes ids."
+            )
     prompt = embedding_use(model).prompt(prompt_name)
     if (empty := next((n for n, text in enumerate(texts) if not text), None)) is not None:
         raise ValueError(f"[embed] 'texts' must hold no empty text but number {empty} is one.")
@@ -77,6 +87,7 @@ def embed(
     return _embedded(model, ids, pooling, progress)
 
 
+@tells_names
 def embed_tokens(
     model: Decoder,
     tokens: mx.array,
@@ -98,6 +109,7 @@ def embed_tokens(
 
     Raises:
         NumericalError: The model's numbers are not finite.
+        TypeError: An argument is misspelt or of another type.
         ValueError: The shapes do not agree, a row holds no token or too many, or the pooling is
             unknown.
 
@@ -108,6 +120,8 @@ def embed_tokens(
         >>> embed_tokens(model, tokens, valid).shape
         (2, 384)
     """
+    check_model("embed_tokens", model)
+    check_array("embed_tokens", tokens, "tokens")
     real = mx.ones(tokens.shape, mx.bool_) if valid is None else valid.astype(mx.bool_)
     if tokens.ndim != 2 or real.shape != tokens.shape:
         raise ValueError(

@@ -40,10 +40,20 @@ def prompt_tokens(
         most: The most tokens that the model reads, where it ends; longer texts are not encoded.
 
     Raises:
+        TypeError: The prompt is neither a text nor a list.
         ValueError: The prompt is empty, too long, no Unicode text, or has a token outside the
             vocabulary.
     """
     ids: Sequence[Any] = prompt
+    is_one = hasattr(prompt, "__len__") and getattr(prompt, "ndim", 1) == 1
+    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], (str, list, tuple)):
+        is_one = False
+    if not is_one:
+        got = f"an array of shape {prompt.shape}" if hasattr(prompt, "shape") else f"{prompt!r:.80}"
+        raise TypeError(
+            f"[generate] 'prompt' must be a text or a list of ids but got {got}. Several prompts are "
+            "for batch_generate."
+        )
     if isinstance(prompt, str) and prompt:
         check_text_length(tokenizer, prompt, most)
         ids = tokenizer.encode(prompt, parse_special=parse_special)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from ..arguments import check_list, check_numbers, check_whole, tells_names
 from ..ops import log_softmax, long_cumsum, relative_weights
 
 State = Any
@@ -204,6 +205,7 @@ class LogitBias:
         return ()
 
 
+@tells_names
 def make_processors(
     repetition_penalty: float = 1.0,
     repetition_context_size: int = 20,
@@ -224,12 +226,25 @@ def make_processors(
         What `processors` of `generate` takes; empty if nothing is asked for.
 
     Raises:
+        TypeError: An argument is misspelt or no number.
         ValueError: A value is out of its bounds.
 
     Example:
         >>> make_processors(repetition_penalty=1.1)
         [RepetitionPenalty(penalty=1.1, context_size=20)]
     """
+    check_numbers(
+        "make_processors",
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    check_whole("make_processors", repetition_context_size=repetition_context_size)
+    if logit_bias is not None and not isinstance(logit_bias, Mapping):
+        raise TypeError(
+            "[make_processors] 'logit_bias' must be a mapping of ids to numbers, as {5: -1.0}, but got "
+            f"{logit_bias!r:.80}."
+        )
     processors: list[LogitsProcessor] = [LogitBias.of(logit_bias)] if logit_bias else []
     # a size that is out of bounds is refused in any case
     if repetition_penalty != 1 or repetition_context_size < 1:
@@ -465,6 +480,7 @@ def chain(steps: Sequence[Filter], sampler: Sampler) -> Sampler:
     return sample
 
 
+@tells_names
 def make_sampler(
     temp: float = 0.0,
     top_p: float = 1.0,
@@ -491,12 +507,23 @@ def make_sampler(
         What `sampler` of `generate` takes.
 
     Raises:
+        TypeError: An argument is misspelt or no number.
         ValueError: A value is out of its bounds.
 
     Example:
         >>> make_sampler(temp=0.8, top_p=0.95)(mx.array([[0.0, 9.0]])).tolist()
         [1]
     """
+    check_numbers(
+        "make_sampler",
+        temp=temp,
+        top_p=top_p,
+        min_p=min_p,
+        xtc_probability=xtc_probability,
+        xtc_threshold=xtc_threshold,
+    )
+    check_whole("make_sampler", top_k=top_k, min_tokens_to_keep=min_tokens_to_keep)
+    check_list("make_sampler", "xtc_special_tokens", xtc_special_tokens, "ids")
     if not 0 <= temp < math.inf:
         raise ValueError(f"[make_sampler] 'temp' must be a finite number from 0 but got {temp}.")
     used: list[Filter] = []

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import mlx.core as mx
 
+from ..arguments import check_list, check_model, check_tokenizer, check_whole, tells_names
 from ..models import Decoder
 from ..platform.resident_memory import BYTES_PER_GB
 from . import decode, speculative
@@ -50,7 +51,38 @@ def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Argume
     return told
 
 
+def _check(
+    model: Any,
+    tokenizer: Any,
+    *,
+    processors: Any,
+    stop: Any,
+    extra_eos_tokens: Any,
+    prefill_step_size: Any,
+    draft_model: Any = None,
+) -> None:
+    """Refuses arguments of other types.
+
+    Raises:
+        TypeError: There is one.
+    """
+    check_model("generate", model, tokenizer)
+    check_tokenizer("generate", tokenizer)
+    if draft_model is not None:
+        check_model("generate", draft_model, name="draft_model")
+    if callable(processors) or not isinstance(processors, Collection):
+        raise TypeError(
+            "[generate] 'processors' must be a list, such as make_processors(repetition_penalty=1.1), "
+            f"but got {processors!r:.80}."
+        )
+    if not isinstance(stop, str):
+        check_list("generate", "stop", stop, "texts")
+    check_list("generate", "extra_eos_tokens", extra_eos_tokens, "tokens")
+    check_whole("generate", prefill_step_size=prefill_step_size)
+
+
 @_tells_of_sampling
+@tells_names
 def stream_generate(
     model: Decoder,
     tokenizer: Any,
@@ -97,7 +129,7 @@ def stream_generate(
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
             draft model has another vocabulary, or both kinds of drafts are asked for.
-        TypeError: `max_tokens` is not a whole number, or `sampler` is not a function.
+        TypeError: An argument is misspelt or of another type.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -106,6 +138,17 @@ def stream_generate(
         ...     print(response.text, end="", flush=True)
         , there was a little girl named Lily
     """
+    _check(
+        model,
+        tokenizer,
+        processors=processors,
+        stop=stop,
+        extra_eos_tokens=extra_eos_tokens,
+        prefill_step_size=prefill_step_size,
+        draft_model=draft_model,
+    )
+    if state is not None:
+        model.check_state(state, 1)
     decode.check_max_tokens(max_tokens)
     ids = prompt_tokens(tokenizer, prompt, model.vocab_size, most=model.max_length)
     after = () if is_answer else ids
@@ -138,6 +181,7 @@ def stream_generate(
 
 
 @_tells_of_sampling
+@tells_names
 def generate(
     model: Decoder,
     tokenizer: Any,
@@ -186,7 +230,7 @@ def generate(
     Raises:
         ValueError: The prompt is empty or not in the vocabulary, an option is out of its bounds, the
             draft model has another vocabulary, or both kinds of drafts are asked for.
-        TypeError: `max_tokens` is not a whole number, or `sampler` is not a function.
+        TypeError: An argument is misspelt or of another type.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -299,6 +343,7 @@ class BatchResponse:
 
 
 @_tells_of_sampling
+@tells_names
 def batch_generate(
     model: Decoder,
     tokenizer: Any,
@@ -340,7 +385,7 @@ def batch_generate(
 
     Raises:
         ValueError: A prompt is empty or not in the vocabulary, or an option is out of its bounds.
-        TypeError: `max_tokens` is not a whole number, or `sampler` is not a function.
+        TypeError: An argument is misspelt or of another type.
 
     Example:
         >>> from mlx_mmfree import demo, load
@@ -348,14 +393,19 @@ def batch_generate(
         >>> batch_generate(model, tokenizer, ["Once upon a time", "One day"], max_tokens=4).texts
         [', there was a', ', she went to']
     """
+    _check(
+        model,
+        tokenizer,
+        processors=processors,
+        stop=stop,
+        extra_eos_tokens=extra_eos_tokens,
+        prefill_step_size=prefill_step_size,
+    )
     decode.check_max_tokens(max_tokens)
+    check_whole("batch_generate", batch_size=batch_size)
     if batch_size < 1:
         raise ValueError(f"[batch_generate] 'batch_size' must be at least 1 but got {batch_size}.")
-    if isinstance(prompts, str):
-        raise ValueError(
-            f"[batch_generate] 'prompts' must be a list of prompts but got the text {prompts!r:.80}. "
-            "Write [text] for one prompt, or call generate."
-        )
+    check_list("batch_generate", "prompts", prompts, "prompts")
     rows = [
         prompt_tokens(tokenizer, prompt, model.vocab_size, most=model.max_length)
         for prompt in prompts

@@ -55,10 +55,13 @@ def check_array(place: str, x: Any, name: str = "x") -> None:
     if isinstance(x, mx.array):
         return
     kind = f"{type(x).__module__}.{type(x).__name__}".removeprefix("builtins.")
-    form = f"{name}.numpy()" if hasattr(x, "numpy") else name
-    raise TypeError(
-        f"[{place}] '{name}' must be an mx.array but got {kind}. Convert it: mx.array({form})."
-    )
+    way_out = ""
+    if isinstance(x, str):
+        way_out = " Encode it: mx.array([tokenizer.encode(text)])."
+    elif hasattr(x, "shape") or isinstance(x, (list, tuple, int, float)):
+        form = f"{name}.numpy()" if hasattr(x, "numpy") else name
+        way_out = f" Convert it: mx.array({form})."
+    raise TypeError(f"[{place}] '{name}' must be an mx.array but got {kind}.{way_out}")
 
 
 def check_sequences(place: str, x: mx.array, dims: int) -> None:

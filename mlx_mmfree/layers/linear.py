@@ -6,13 +6,14 @@ Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .. import ops
+from ..arguments import tells_names
 from ..ops.dense_matmul import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
@@ -32,20 +33,25 @@ def factory_of(linears: Linears, name: str) -> LinearFactory:
     """The function that makes the projection of this name.
 
     Raises:
-        TypeError: It is no function.
+        TypeError: It is no function, or a layer that is made already.
         ValueError: A mapping lacks the name.
     """
+    # a module is a mapping of its parameters
+    is_mapping = isinstance(linears, Mapping) and not isinstance(linears, nn.Module)
     try:
-        found = linears[name] if isinstance(linears, Mapping) else linears
+        found = cast(Mapping[str, LinearFactory], linears)[name] if is_mapping else linears
     except KeyError as error:
-        known = ", ".join(map(repr, linears)) if isinstance(linears, Mapping) else ""
+        known = ", ".join(map(repr, cast(Mapping[str, LinearFactory], linears)))
         raise ValueError(
             f"[linear] 'linear' must hold what makes {name!r} but holds {known}."
         ) from error
-    if not callable(found):
+    if isinstance(found, nn.Module) or not callable(found):
+        got = f"{found!r:.60}"
+        if isinstance(found, nn.Module):
+            got = f"a layer that is made already. Give its class: linear={type(found).__name__}"
         raise TypeError(
             "[linear] 'linear' must be a class or function that makes a linear layer, such as BitLinear "
-            f"or Linear of mlx_mmfree.layers, or a mapping to such, but got {found!r:.60}."
+            f"or Linear of mlx_mmfree.layers, or a mapping to such, but got {got}."
         )
     return found
 
@@ -89,6 +95,7 @@ class _TernaryLinear(Matrix, nn.Module):
     input_dims: int = 0
     output_dims: int = 0
 
+    @tells_names
     def __init__(
         self,
         input_dims: int,
@@ -217,7 +224,7 @@ class BitLinear(_FromMaster):
         Input `(..., input_dims)`, result `(..., output_dims)`.
 
     Raises:
-        TypeError: A size is not an integer.
+        TypeError: A size is not an integer, or an argument is misspelt.
         ValueError: A size is not positive.
 
     Example:
@@ -301,7 +308,7 @@ class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
         Input `(..., input_dims)`, result `(..., output_dims)`.
 
     Raises:
-        TypeError: A size is not an integer.
+        TypeError: A size is not an integer, or an argument is misspelt.
         ValueError: A size is not positive.
 
     Example:
@@ -437,7 +444,7 @@ class PackedLinear(PackedLayer):
         Input `(..., input_dims)`, result `(..., output_dims)`.
 
     Raises:
-        TypeError: A size is not an integer.
+        TypeError: A size is not an integer, or an argument is misspelt.
         ValueError: A size is not positive.
 
     Example:
@@ -450,6 +457,7 @@ class PackedLinear(PackedLayer):
     input_dims: int = 0
     output_dims: int = 0
 
+    @tells_names
     def __init__(
         self,
         input_dims: int,

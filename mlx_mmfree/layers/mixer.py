@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..arguments import tells_names
 from ..ops.activations import Activation
 from ..ops.device import FLOATS
 from .arguments import check_features, check_sequences
@@ -132,6 +133,8 @@ class Mixer(nn.Module):
         object.__setattr__(self, "projections", dict(projections))
 
     def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls):
+            cls.__init__ = tells_names(cls.__init__)  # type: ignore[method-assign]
         if {"__call__", "run"} & vars(cls).keys() and "is_cut" not in vars(cls):
             # who computes the projections together with what stands around would pass these by
             cls.is_cut = lambda self, x, state, context: False  # type: ignore[method-assign]

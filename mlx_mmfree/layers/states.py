@@ -32,14 +32,19 @@ def check_state(place: str, own: State, given: State, *, is_fixed: bool = False)
             f"[{place}] 'state' must be one that it returned before, of {kinds[0].__name__}, but got "
             f"{kinds[1].__name__}. Begin with state=None."
         )
-    if is_fixed:
-        flat: list[Any] = [tree_flatten(own), tree_flatten(given)]
-        sizes = [[array.shape for _, array in each] for each in flat]
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"[{place}] 'state' must have the shapes {sizes[0]} of this batch but has {sizes[1]}. "
-                "Begin with state=None."
-            )
+    flat: list[Any] = [tree_flatten(own), tree_flatten(given)]
+    sizes = [[array.shape for _, array in each] for each in flat]
+    texts, others = ({shape[0] for shape in each if shape} for each in sizes)
+    if texts and others and texts.isdisjoint(others):
+        raise ValueError(
+            f"[{place}] 'state' must be of as many texts as this batch has, {max(texts)}, but is of "
+            f"{max(others)}. Begin with state=None."
+        )
+    if is_fixed and sizes[0] != sizes[1]:
+        raise ValueError(
+            f"[{place}] 'state' must have the shapes {sizes[0]} of this batch but has {sizes[1]}. "
+            "Begin with state=None."
+        )
 
 
 _PLAIN = ("builtins", "mlx.core")

@@ -77,23 +77,22 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def weights_in_words(model: nn.Module) -> str:
-    """The numbers of parameters and of ternary ones among them, and the formats of the weights.
+    r"""The numbers of parameters and of ternary ones among them, and the formats of the weights.
 
     Example:
         >>> from mlx_mmfree import demo, load_model
-        >>> weights_in_words(load_model(demo.path()))
-        '9,259,801 parameters, 8,454,144 of them ternary; weights: trits of 2 bits, float32.'
+        >>> print(*weights_in_words(load_model(demo.path())).split(". "), sep="\n")
+        The model has 9,259,801 parameters, 8,454,144 of them ternary
+        Its matrices are stored as 2-bit trits and float32.
     """
     held = [matrix for matrix in matrices(model).values() if not matrix.is_shared]
     formats: Counter[str] = Counter()
     for matrix in held:
         formats[_format(matrix)] += _size(matrix)
-    names = ", ".join(name for name, _ in formats.most_common())
+    names = " and ".join(name for name, _ in formats.most_common())
     ternary = sum(_size(matrix) for matrix in held if _is_ternary(matrix))
-    return (
-        f"{parameter_count(model):,} parameters, {ternary:,} of them ternary; weights: "
-        f"{names or 'none in matrices'}."
-    )
+    words = f"The model has {parameter_count(model):,} parameters, {ternary:,} of them ternary."
+    return f"{words} Its matrices are stored as {names}." if names else words
 
 
 def _size(matrix: Matrix) -> int:
@@ -110,8 +109,8 @@ def _is_ternary(matrix: Matrix) -> bool:
 
 def _format(matrix: Matrix) -> str:
     if matrix.holds_trits:
-        return f"trits of {_TRIT_BITS} bits"
+        return f"{_TRIT_BITS}-bit trits"
     if matrix.holds_codes:
-        return f"codes of {matrix.layer.bits} bit{'' if matrix.layer.bits == 1 else 's'}"
+        return f"{matrix.layer.bits}-bit codes"
     dtype = str(matrix.layer.weight.dtype).removeprefix("mlx.core.")
     return f"{dtype} rounded to ternary" if matrix.is_ternary else dtype

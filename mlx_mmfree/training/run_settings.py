@@ -157,6 +157,8 @@ class RunSettings(Declared):
     seed: int = setting("Seed of weights and batches.", 0, NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
+        for each in self.declared():
+            self._check_kind(each)
         for each in fields(self):
             rule = each.metadata.get("rule")
             value = getattr(self, each.name)
@@ -170,6 +172,24 @@ class RunSettings(Declared):
             rows <= _MOST_ROWS and tokens <= _MOST_TOKENS,
             f"so small that a step has at most {_MOST_ROWS:,} rows and {_MOST_TOKENS:,} tokens",
         )
+
+    def _check_kind(self, declared: Field[Any]) -> None:
+        """Refuses a value of another type. A path, or a whole number written as 2.0, is taken as it is
+        meant.
+
+        Raises:
+            TrainingError: It is one.
+        """
+        name, value = declared.name, getattr(self, declared.name)
+        # what a reader makes of a list or a mapping has its type
+        if declared.metadata["reader"] is not None and not isinstance(value, str):
+            return
+        if declared.metadata["holds"] and isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        try:
+            object.__setattr__(self, name, _read(declared, value))
+        except ValueError as error:
+            raise TrainingError(f"[{self.command}] {error}.") from error
 
     def check(self, name: str, is_sound: bool, rule: str) -> None:
         """Refuses a value that does not keep a rule.

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
+from ..arguments import did_you_mean
 from ..errors import TrainingError
 from ..models.parts.token_checks import check_tokens
 from ..tokenizer.chat import check_messages, reasoning_of
@@ -155,6 +156,14 @@ class Features:
     text: str = "text"
     chosen: str = "chosen"
     rejected: str = "rejected"
+
+    def meant(self, line: Mapping[str, Any]) -> str:
+        """The question whether a key of a line was meant by a name that was given."""
+        for each in fields(self):
+            name = getattr(self, each.name)
+            if name != each.default and name not in line:
+                return did_you_mean(name, line)
+        return ""
 
 
 COUNTS = ("truncated", "dropped", "unanswered", "shortened", "without_thoughts", "converted")
@@ -399,6 +408,7 @@ class SampleEncoder:
             f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
             f"'{keys.text}', or Alpaca's keys, but has {names_in(line)}. Name other keys by "
             "--prompt-feature and --completion-feature, --chat-feature or --text-feature."
+            f"{keys.meant(line)}"
         )
 
     def completion(self, prompt: str, completion: str, line: Mapping[str, Any]) -> Encoded:

@@ -354,16 +354,19 @@ def test_a_conversation_is_saved_loaded_and_answered_anew(
     assert [each["role"] for each in messages] == ["system", "user", "assistant"]
 
 
-def test_a_base_model_writes_no_earlier_turns(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+def test_a_text_of_a_base_model_is_saved_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    file = tmp_path / "talk.json"
-    file.write_text('{"messages": [{"role": "user", "content": "Hi"}]}')
-    other = tmp_path / "other.json"
+    file, other = tmp_path / "talk.json", tmp_path / "other.json"
     other.write_text('{"messages": [{"role": "robot", "content": "Hi"}]}')
-    talk(monkeypatch, "/system Be kind.", f"/load {file}", f"/load {other}")
-    assert main(["chat"]) == 0
+    lines = ["Once upon a time", f"/save {file}", "and then", "/regen", f"/load {file}", "and then"]
+    talk(monkeypatch, *lines, "/system Be kind.", f"/load {other}", f"/load {tmp_path / 'absent'}")
+    assert main(["chat", "-m", "4", *GREEDY]) == 0
     shown = capsys.readouterr().out
+    loaded = f"The conversation of '{file}' goes on."
+    answered, _, after = shown.partition(f"Wrote '{file}'.\n")[2].partition(f"{loaded}\n")
+    answers = [*answered.splitlines(), after.splitlines()[0]]
+    assert len(answers) == 3 and len(set(answers)) == 1 and answers[0]
     assert "error: [chat] 'system_prompt' must be left out" in shown
-    assert "error: [chat] 'messages' must be left out" in shown
     assert f"error: [chat] '{other}' must hold" in shown
+    assert f"error: [chat] there is no file '{tmp_path / 'absent'}'. Name one that /save" in shown

@@ -251,17 +251,27 @@ def test_a_base_model_continues_one_text(
     words = [tokenizer.encode_continuation(text) for text in (" is old", " and wise")]
     chat = Chat(model, tokenizer, max_tokens=len(words[0]), sampler=Script(words[0]))
     assert not chat.has_template
-    assert said(chat, "The dog") == " is old" or source == SPM
+    assert said(chat, "The dog") == " is old"
     chat.sampler = Script(words[1], [end, 9])
     chat.max_tokens = 50
     said(chat, "but kind")
     first = tokenizer.decode([tokenizer.bos_token_id])
     told = tokenizer.decode(read).replace(f"{first} ", first)
     assert told == f"{first}The dog is old but kind and wise" + tokenizer.decode([end])
+    turns = chat.messages
+    assert [each["content"] for each in turns] == ["The dog", " is old", "but kind", " and wise"]
     read.clear()
     chat.sampler = Script([end, 9])
     said(chat, "The cat")
     assert read[: len(tokenizer.encode("The cat"))] == tokenizer.encode("The cat")
+    # the turns of a text that has ended are no part of the next one
+    assert [each["content"] for each in chat.messages] == ["The cat", ""]
+    read.clear()
+    chat.messages, chat.sampler = turns[:2], Script(words[1], [end, 9])
+    said(chat, "but kind")
+    assert tokenizer.decode(read).replace(f"{first} ", first) == told
+    with pytest.raises(UsageError, match="'system_prompt' must be left out"):
+        chat.messages = [{"role": "system", "content": "Be kind."}]
 
 
 def test_refusals(model: Decoder, tmp_path: Path) -> None:

@@ -98,12 +98,13 @@ def test_batches_are_of_like_lengths() -> None:
         ({"texts": "a text"}, "'texts' must be a list of texts"),
         ({"texts": None}, "'texts' must be a list of texts"),
         ({"texts": (text for text in ["a"])}, "'texts' must be a list of texts"),
+        ({"texts": ["a", [5]]}, r"number 1 is \[5\]\. embed_tokens takes ids"),
         ({"texts": ["a", ""]}, "must hold no empty text but number 1 is one"),
         ({"texts": ["a"], "pooling": "max"}, "'pooling' must be one of 'first', 'last', 'mean'"),
     ],
 )
 def test_refused(loaded: Loaded, arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         embed(*loaded, **arguments)
 
 

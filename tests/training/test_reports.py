@@ -29,7 +29,7 @@ def test_fine_tuning_tells_each_report_and_validation(
     flags += ["--steps-per-report", "2", "--steps-per-eval", "4"]
     assert lora(["--train", *flags]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("9,259,801 parameters, 8,454,144 of them ternary; weights: trits of 2")
+    assert "The model has 9,259,801 parameters, 8,454,144 of them ternary. Its matrices" in shown
     assert "train: 6 samples, " in shown and "A step learns from 2 samples, about " in shown
     wanted = [
         rf"Step 0 of 4: validation loss {_NUMBER}",
@@ -67,7 +67,7 @@ def test_training_without_validation_names_no_best_step(
     ]
     assert "2 steps, learned from 96 tokens." in shown and "est step" not in shown
     assert re.search(rf"{_NUMBER} tokens to learn from; 48 a step, in 6 sequences of 8\.", shown)
-    assert re.search(rf"{_NUMBER} parameters, {_NUMBER} of them ternary; weights: float32", shown)
+    assert re.search(rf"has {_NUMBER} parameters, {_NUMBER} of them ternary\. Its matrices", shown)
 
 
 @pytest.mark.exhaustive
@@ -94,7 +94,9 @@ def test_weights_of_a_dense_and_of_a_ternary_model() -> None:
     )
     model = llama.build(config)
     total = array_sizes(model.parameters())
-    assert weights_in_words(model) == f"{total:,} parameters, 0 of them ternary; weights: float32."
+    assert weights_in_words(model) == (
+        f"The model has {total:,} parameters, 0 of them ternary. Its matrices are stored as float32."
+    )
     packed = load_model(demo.path())
     ternary = sum(
         matrix.input_dims * matrix.output_dims
@@ -103,7 +105,7 @@ def test_weights_of_a_dense_and_of_a_ternary_model() -> None:
     )
     assert f"{ternary:,} of them ternary" in weights_in_words(packed)
     masters = hgrn_bit.build(hgrn_bit.Config(vocab_size=64, hidden_size=16, num_hidden_layers=1))
-    assert "float32 rounded to ternary, float32" in weights_in_words(masters)
+    assert "stored as float32 rounded to ternary and float32." in weights_in_words(masters)
     assert parameter_count(masters) == array_sizes(masters.parameters())
 
 

@@ -29,9 +29,11 @@ def read_conversation(file: Path) -> list[dict[str, str]]:
     """Reads what `write_conversation` wrote.
 
     Raises:
-        UsageError: The file does not hold a conversation.
+        UsageError: There is no such file, or it does not hold a conversation.
         MMFreeError: The file cannot be read or is no JSON.
     """
+    if not file.exists():
+        raise UsageError(f"[chat] there is no file '{file}'. Name one that /save wrote.")
     messages = read_json_object(file).get("messages")
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise UsageError(

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_unflatten
 
+from ...arguments import did_you_mean
 from ...errors import CheckpointError, UsageError
 from ...files.reading import read_json_object
 from ...hub.checkpoint.weight_form import code_form
@@ -47,7 +48,7 @@ def read_config(place: str, name: str) -> dict[str, Any]:
     if not path.exists():
         raise UsageError(
             f"[{place}] 'config' must be one of {', '.join(sorted(presets()))} or a config.json but got "
-            f"{name!r}."
+            f"{name!r}.{did_you_mean(name, presets())}"
         )
     return read_json_object(path / "config.json" if path.is_dir() else path)
 

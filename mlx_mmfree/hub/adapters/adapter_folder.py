@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...arguments import check_path
 from ...errors import CheckpointError
 from ...files.checkpoint_files import (
     ADAPTER_CONFIG_FILE,
@@ -82,6 +83,7 @@ def adapter_template(path_or_repo: str | os.PathLike[str]) -> str | None:
 
 def _local(path_or_repo: str | os.PathLike[str]) -> Path:
     """The folder of an adapter, downloaded if it is a repository of the Hub."""
+    check_path("adapter", "adapter_path", path_or_repo, "a folder or a Hub repository")
     path = expanded(path_or_repo)
     if not path.exists() and hub_path(str(path_or_repo)) is not None:
         return find_source(str(path_or_repo)).fetch(_FILES)

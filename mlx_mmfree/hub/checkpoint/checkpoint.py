@@ -148,8 +148,9 @@ def open_checkpoint(
         The checkpoint, of whose tensors only the headers were read.
 
     Raises:
-        CheckpointError: A file is missing, damaged or inconsistent.
+        CheckpointError: A file is missing, damaged or inconsistent, or it is the folder of an adapter.
         DownloadError: The Hub does not hand out the repository.
+        TypeError: The path is none.
         UnsupportedModelError: The checkpoint asks for something that is not implemented.
 
     Example:
@@ -277,6 +278,11 @@ def _listed(models: Sequence[str]) -> str:
 
 def _without_config(source: Source, folder: Path) -> CheckpointError:
     """The error for a folder without a `config.json`."""
+    if (folder / checkpoint_files.ADAPTER_CONFIG_FILE).exists():
+        return CheckpointError(
+            "[load] 'path_or_repo' must be a model, to which 'adapter_path' adds an adapter, but "
+            f"'{source.name}' is the folder of an adapter. Name its base model."
+        )
     within = source.models_within()
     if not folder.exists() and source.repository and source.inner.name:
         return CheckpointError(

@@ -15,6 +15,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ... import models
+from ...arguments import tells_names
 from ...errors import CheckpointError
 from ...files import checkpoint_files
 from ...files.reading import read_json_object
@@ -303,8 +304,8 @@ def _check_dtype(dtype: mx.Dtype | None) -> None:
     """Refuses a dtype that is no float, before anything is downloaded."""
     if dtype is not None and dtype not in FLOATS:
         raise ValueError(
-            f"[load] 'dtype' must be float32, float16, bfloat16 or None but got {dtype}. Leave it "
-            "out to keep the checkpoint's."
+            "[load] 'dtype' must be mx.float32, mx.float16, mx.bfloat16 or None but got "
+            f"{dtype!r:.60}. Leave it out to keep the checkpoint's."
         )
 
 
@@ -317,6 +318,7 @@ def _checkpoint(
     return open_checkpoint(path_or_repo, revision, latent)
 
 
+@tells_names
 def load(
     path_or_repo: str | os.PathLike[str] | Checkpoint,
     revision: str | None = None,
@@ -352,6 +354,7 @@ def load(
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent, or the adapter does not fit.
         DownloadError: The Hub does not hand out the repository.
+        TypeError: The path is none, or an argument is misspelt.
         UnsupportedModelError: The architecture is not implemented.
 
     Example:
@@ -373,6 +376,7 @@ def load(
     return opened.load(read_adapter(adapter_path)), processor
 
 
+@tells_names
 def load_model(
     path_or_repo: str | os.PathLike[str] | Checkpoint,
     revision: str | None = None,
@@ -406,6 +410,7 @@ def load_model(
     Raises:
         CheckpointError: A file is missing, damaged or inconsistent, or the adapter does not fit.
         DownloadError: The Hub does not hand out the repository.
+        TypeError: The path is none, or an argument is misspelt.
         UnsupportedModelError: The architecture is not implemented.
 
     Example:
@@ -419,6 +424,7 @@ def load_model(
     return opened.load(None if adapter_path is None else read_adapter(adapter_path))
 
 
+@tells_names
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:
     """Loads a tokenizer without its model. Of a repository, only the small files are downloaded.
 
@@ -433,6 +439,7 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
     Raises:
         CheckpointError: A file is missing or damaged.
         DownloadError: The Hub does not hand out the repository.
+        TypeError: The path is none, or an argument is misspelt.
 
     Example:
         >>> from mlx_mmfree import demo

@@ -9,6 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ...arguments import check_path, tells_names
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files import checkpoint_files
 from ...files.reading import open_file, read_json_object, real_path, tokenizer_files, write_json
@@ -165,6 +166,7 @@ def copy_files(files: dict[str, Path], folder: Path) -> None:
             shutil.copyfileobj(source, copy)
 
 
+@tells_names
 def save_model(
     path: str | os.PathLike[str],
     model: TokenModel,
@@ -185,6 +187,7 @@ def save_model(
 
     Raises:
         CheckpointError: The folder exists, the disk is full, or the model cannot be described.
+        TypeError: The path is none, or an argument is misspelt.
         UnsupportedModelError: The model is no model of a known architecture.
 
     Example:
@@ -194,6 +197,7 @@ def save_model(
         >>> load("my-model")[0].dims == model.dims
         True
     """
+    check_path("save_model", "path", path, "the folder to make")
     if getattr(model, "config", None) is None:
         raise UnsupportedModelError(
             "[save_model] 'model' must be one of a known architecture, which 'config' describes, but "

@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from ...arguments import check_model, tells_names
 from ...errors import UnsupportedModelError
 from ...files.checkpoint_files import CONFIG_FILE
 from ...files.reading import read_json_object, real_path, write_json
@@ -27,6 +28,7 @@ from ..publish.model_card import ModelCard, write_model_card
 FusedForm = Literal["dense", "ternary"]
 
 
+@tells_names
 def fuse(model: Decoder, form: FusedForm) -> Decoder:
     r"""Merges the adapter that is on a model, in place.
 
@@ -44,6 +46,7 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
         The model, without adapters. Its `config` describes the new layers.
 
     Raises:
+        TypeError: The model is none, or an argument is misspelt.
         ValueError: The form is unknown, or the model has no adapter.
         UnsupportedModelError: `"dense"` was asked of an architecture whose ternary linears have a norm
             inside, of which no published form has dense linears with one; or of a ternary image
@@ -82,6 +85,7 @@ def check_form(model: Any, form: FusedForm) -> None:
     Raises:
         UnsupportedModelError, ValueError: As `fuse`.
     """
+    check_model("fuse", model)
     if form not in get_args(FusedForm):
         known = ", ".join(map(repr, get_args(FusedForm)))
         raise ValueError(f"[fuse] 'form' must be one of {known} but got {form!r:.60}.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ... import demo
+from ...arguments import check_path
 from ...errors import CheckpointError, DownloadError
 from ...files import checkpoint_files
 from ...files.gguf_file import part_names, whole_models
@@ -165,7 +166,9 @@ def find_source(path_or_repo: str | os.PathLike[str], revision: str | None = Non
 
     Raises:
         CheckpointError: There is no such folder, and the name cannot be a repository.
+        TypeError: It is neither a text nor a path.
     """
+    check_path("load", "path_or_repo", path_or_repo, "a folder, a file or a Hub repository")
     name = os.fspath(path_or_repo)
     path = Path(os.path.expanduser(name))
     if name == BUNDLED and not path.exists():

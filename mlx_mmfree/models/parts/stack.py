@@ -355,17 +355,17 @@ class Decoder(TokenModel):
     ) -> tuple[mx.array, tuple[State, ...]]:
         ids = ids_array(tokens, self.vocab_size)
         if state is not None:
-            self._check_state(state, ids)
+            self.check_state(state, ids.shape[0])
         x, state = self.known_hidden(ids, state, valid, starts=starts)
         return self.logits(x), state
 
-    def _check_state(self, state: Any, tokens: mx.array) -> None:
-        """Refuses the state of another model.
+    def check_state(self, state: Any, batch_size: int) -> None:
+        """Refuses the state of another model, or of another number of texts.
 
         Raises:
             TypeError, ValueError: It is one.
         """
-        own = self.init_state(tokens.shape[0])
+        own = self.init_state(batch_size)
         if not isinstance(state, tuple) or len(state) != len(own):
             size = f" of {len(state)}" if isinstance(state, tuple) else ""
             raise TypeError(

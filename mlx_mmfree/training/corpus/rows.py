@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...arguments import did_you_mean
 from ...errors import MMFreeError, TrainingError
 from ...files.reading import check_not_utf16, decode_text, parse_json
 from .documents import (
@@ -108,7 +109,8 @@ def without_nulls(value: Any) -> Any:
 def text_of(row: Mapping[str, Any], key: str) -> str:
     """The text under a key of a row."""
     if key not in row:
-        raise RowError(f"it must have '{key}' but has {names_in(row)}.")
+        meant = did_you_mean(key, row)
+        raise RowError(f"it must have '{key}' but has {names_in(row)}.{meant}")
     value = row[key]
     if not isinstance(value, str):
         raise RowError(f"'{key}' must be text but is {kind_of(value)}.")
@@ -166,6 +168,8 @@ def _parsed(path: Path, place: str, text: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def _fault(path: Path, place: str, words: str) -> TrainingError:
+    # one place is told, that in the file
+    words = re.sub(r"^\[[\w .]+\] ", "", words)
     return TrainingError(f"[data] '{path}' {place}: {words}")
 
 

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...arguments import check_model, check_tokenizer, tells_names
 from ...errors import TrainingError
+from ...images import ImageProcessor
 from ...models import Decoder
 from ..results import Callback
 from .data import read_data
@@ -13,6 +15,7 @@ from .preferences import with_reference
 from .settings import FineTuneSettings
 
 
+@tells_names
 def lora(
     model: Decoder,
     processor: Any,
@@ -49,7 +52,7 @@ def lora(
         CheckpointError: The folder is the model's, or one of the two contains the other.
         TrainingError: The data cannot be read or has no samples, the loss is not finite, or the folder
             holds another run.
-        TypeError: The settings are none.
+        TypeError: The model, its tokenizer or the settings are none, or an argument is misspelt.
         TrainingStopped: A signal ended the run early. Its state is saved.
         UnsupportedModelError: The architecture cannot be fine-tuned.
 
@@ -65,6 +68,9 @@ def lora(
         1
         >>> adapted, _ = load(demo.path(), adapter_path="adapters")
     """
+    check_model("lora", model, processor)
+    if not isinstance(processor, ImageProcessor):
+        check_tokenizer("lora", processor)
     if not isinstance(settings, FineTuneSettings):
         raise TypeError(
             f"[lora] 'settings' must be FineTuneSettings but got {type(settings).__name__}. Make them: "
@@ -85,6 +91,8 @@ def lora(
             batch_size=settings.batch_size,
             folder=Path(settings.adapter_path),
         )
-    return fine_tune(
+    progress = fine_tune(
         model, processor, data, settings, teacher=teacher, reference=reference, callbacks=callbacks
     )
+    measured = ("best_loss", "best_step") if "valid" in data else ()
+    return {name: progress[name] for name in ("step", "tokens", *measured)}

@@ -132,7 +132,7 @@ class PromptReader:
     """
 
     def __init__(self, tokenizer: samples.SampleTokenizer, features: samples.Features):
-        self._prompt = features.prompt
+        self._features, self._prompt = features, features.prompt
         self._of_template = samples.OF_TEMPLATE if tokenizer.has_chat_template else ()
 
     def keys(self, line: Mapping[str, Any]) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class PromptReader:
         if prompt is None:
             raise RowError(
                 f"it must have its prompt under '{self._prompt}' or {', '.join(map(repr, PROMPTS))} but "
-                f"has {names_in(line)}. Name its key as 'prompt_feature'."
+                f"has {names_in(line)}. Name its key by --prompt-feature.{self._features.meant(line)}"
             )
         if isinstance(prompt, str) and not line.get(samples.SYSTEM):
             return prompt
@@ -199,7 +199,8 @@ class _PairEncoder(PromptReader):
         if any(line.get(key) is None for key in self._answers):
             raise RowError(
                 f"it must have '{self._answers[0]}' and '{self._answers[1]}' but has "
-                f"{names_in(line)}."
+                f"{names_in(line)}. Name other keys by --chosen-feature and --rejected-feature."
+                f"{self._features.meant(line)}"
             )
         prompt = self.prompt(line)
         answers = [_answer(line[key]) for key in self._answers]

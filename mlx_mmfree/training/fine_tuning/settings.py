@@ -7,6 +7,7 @@ from typing import Any, ClassVar, get_args
 
 import mlx.core as mx
 
+from ...arguments import tells_names
 from ...errors import TrainingError
 from ...hub.adapters.adapter_folder import adapter_options
 from ..losses.grpo_loss import GRPOLoss
@@ -59,7 +60,8 @@ class FineTuneSettings(LongSettings):
     Names and defaults are as in mlx-lm where it has them.
 
     Raises:
-        TrainingError: A value is out of its bounds, or values do not fit together.
+        TrainingError: A value is out of its bounds or of another type, or values do not fit together.
+        TypeError: An argument is misspelt, or `data` is missing.
 
     Example:
         >>> settings = FineTuneSettings(data="data", iters=200, mask_prompt=True)
@@ -405,6 +407,9 @@ class FineTuneSettings(LongSettings):
         if not self.is_full or self.dtype in (None, "float32"):
             del record["dtype"]
         return record
+
+
+FineTuneSettings.__init__ = tells_names(FineTuneSettings.__init__)  # type: ignore[method-assign]
 
 
 def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettings:

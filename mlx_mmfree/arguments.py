@@ -1,0 +1,183 @@
+"""Answers to wrong arguments that all packages share: names, numbers, paths and models."""
+
+import inspect
+import os
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+_OTHER_NAMES = {
+    "epsilon": "eps",
+    "heads": "num_heads",
+    "lr": "learning_rate",
+    "max_new_tokens": "max_tokens",
+    "output": "adapter_path",
+    "steps": "iters",
+    "temperature": "temp",
+}
+"""Names of arguments in other libraries and in the commands, with what they are called here."""
+
+
+def did_you_mean(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
+    """The question that names what is most like a misspelt name, with a space before it.
+
+    Args:
+        name: What was given.
+        known: What there is.
+        cutoff: The least likeness, between 0 and 1.
+
+    Returns:
+        The question, or an empty text where nothing is like the name.
+
+    Example:
+        >>> did_you_mean("bitnet", ["bitnet-2b-4t", "mmfreelm-370m"])
+        " Did you mean 'bitnet-2b-4t'?"
+        >>> did_you_mean("falcon", ["x"])
+        ''
+    """
+    lower = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    return f" Did you mean '{lower[close[0]]}'?" if close else ""
+
+
+def tells_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Names the nearest argument to a caller who misspells one; Python itself does so from 3.13 on."""
+    makes = function.__name__ == "__init__"
+    parameters = inspect.signature(function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return function
+    names = list(parameters)[makes:]
+    known = set(names)
+
+    @wraps(function)
+    def told(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not kwargs.keys() <= known:
+            given = next(name for name in kwargs if name not in known)
+            other = _OTHER_NAMES.get(given, given)
+            meant = did_you_mean(other if other in known else given, names)
+            place = type(args[0]).__name__ if makes else function.__name__
+            raise TypeError(
+                f"[{place}] the argument {given!r:.60} is not known."
+                + (meant or f" Known are {', '.join(names)}.")
+            )
+        return function(*args, **kwargs)
+
+    return told
+
+
+def check_numbers(place: str, **numbers: Any) -> None:
+    """Refuses what is no number.
+
+    Args:
+        place: What reports it.
+        numbers: By the names of the arguments.
+
+    Raises:
+        TypeError: One is a text, a boolean, an array or something else.
+    """
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Real):
+            raise TypeError(f"[{place}] '{name}' must be a number but got {number!r:.80}.")
+
+
+def check_whole(place: str, **numbers: Any) -> None:
+    """Refuses what is no whole number.
+
+    Args:
+        place: What reports it.
+        numbers: By the names of the arguments.
+
+    Raises:
+        TypeError: One has a fraction, or is no number.
+    """
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Integral):
+            raise TypeError(f"[{place}] '{name}' must be a whole number but got {number!r:.80}.")
+
+
+def check_path(place: str, name: str, path: Any, what: str) -> None:
+    """Refuses what is neither a text nor a path.
+
+    Args:
+        place: What reports it.
+        name: The argument.
+        path: Its value.
+        what: What it names, in words.
+
+    Raises:
+        TypeError: It is of another type.
+    """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"[{place}] '{name}' must be the text or path of {what} but got {path!r:.80}."
+        )
+
+
+def check_list(place: str, name: str, values: Any, what: str) -> None:
+    """Refuses a text, or what cannot be gone through, where a list is asked for.
+
+    Args:
+        place: What reports it.
+        name: The argument.
+        values: Its value.
+        what: What the list holds, in words.
+
+    Raises:
+        TypeError: It is a text or no collection. Of a text, each letter would count.
+    """
+    if isinstance(values, str):
+        raise TypeError(
+            f"[{place}] '{name}' must be a list of {what} but got the text {values!r:.80}. Write "
+            f"[{values!r:.80}]."
+        )
+    if not isinstance(values, Collection):
+        raise TypeError(f"[{place}] '{name}' must be a list of {what} but got {values!r:.80}.")
+
+
+def check_model(place: str, model: Any, tokenizer: Any = None, name: str = "model") -> None:
+    """Refuses what is no loaded model.
+
+    Args:
+        place: What reports it.
+        model: The model.
+        tokenizer: What came after it, which may be the model that was meant.
+        name: The argument.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if _is_model(model):
+        return
+    if _is_model(tokenizer):
+        raise TypeError(
+            f"[{place}] '{name}' must be the model but got {type(model).__name__}, and the model after "
+            "it. Swap the two: (model, tokenizer, ...)."
+        )
+    got = f"the text {model!r:.80}" if isinstance(model, str) else type(model).__name__
+    raise TypeError(
+        f"[{place}] '{name}' must be a loaded model but got {got}. Load it: model, tokenizer = "
+        "load(path)."
+    )
+
+
+def _is_model(value: Any) -> bool:
+    return callable(value) and hasattr(value, "parameters")
+
+
+def check_tokenizer(place: str, tokenizer: Any) -> None:
+    """Refuses what is no tokenizer.
+
+    Raises:
+        TypeError: It cannot encode and decode.
+    """
+    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+        got = f"{tokenizer!r:.80}" if isinstance(tokenizer, str) else type(tokenizer).__name__
+        raise TypeError(
+            f"[{place}] 'tokenizer' must be the one that load gives with the model but got {got}. "
+            f"Write: model, tokenizer = load(path); {place}(model, tokenizer, ...)."
+        )

@@ -1,0 +1,235 @@
+"""Wrong arguments of public functions are answered in words: misspelt names, other types."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+import mlx_mmfree
+from mlx_mmfree import (
+    GQA,
+    MLGRU,
+    BitLinear,
+    SwiGLU,
+    batch_generate,
+    demo,
+    embed,
+    embed_tokens,
+    fuse,
+    generate,
+    load,
+    load_plugin,
+    load_tokenizer,
+    lora,
+    make_processors,
+    make_sampler,
+    save_model,
+    stream_generate,
+)
+from mlx_mmfree.arguments import did_you_mean
+from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.token_mixers import SlidingWindowAttention
+from mlx_mmfree.training import FineTuneSettings
+
+Loaded = tuple[Any, Any]
+NAMES = [name for name in mlx_mmfree.__all__ if callable(getattr(mlx_mmfree, name))]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    model, tokenizer = load(demo.path())
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_nearest_argument_is_named(name: str) -> None:
+    function = getattr(mlx_mmfree, name)
+    for argument in inspect.signature(function).parameters:
+        with pytest.raises(TypeError) as error:
+            function(**{f"{argument}_": 1})
+        words = f"[{name}] the argument '{argument}_' is not known. Did you mean '{argument}'?"
+        assert str(error.value) == words
+
+
+def test_the_nearest_argument_of_settings_and_mixers_is_named() -> None:
+    made: Any = FineTuneSettings
+    for given, meant in (
+        ({"iter": 2}, "iters"),
+        ({"steps": 2}, "iters"),
+        ({"lr": 1e-3}, "learning_rate"),
+        ({"output": "a"}, "adapter_path"),
+    ):
+        with pytest.raises(TypeError, match=rf"\[FineTuneSettings\].* Did you mean '{meant}'\?"):
+            made(data="data", **given)
+    # its arguments go on to those of attention
+    with pytest.raises(TypeError, match=r"Did you mean 'num_heads'\?"):
+        SlidingWindowAttention(64, window=8, heads=8)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"\[make_sampler\].* Did you mean 'temp'\?"):
+        make_sampler(temperature=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'zzz' is not known\. Known are dims, num_heads"):
+        GQA(64, zzz=1)  # type: ignore[call-arg]
+
+
+def test_signatures_stay_as_they_are_written() -> None:
+    assert list(inspect.signature(make_sampler).parameters)[:2] == ["temp", "top_p"]
+    assert list(inspect.signature(MLGRU).parameters)[:2] == ["dims", "hidden_dims"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"temp": "hot"}, "'temp' must be a number but got 'hot'"),
+        ({"temp": True}, "'temp' must be a number but got True"),
+        ({"top_p": None}, "'top_p' must be a number but got None"),
+        ({"top_k": 2.5}, r"'top_k' must be a whole number but got 2\.5"),
+        ({"xtc_special_tokens": 5}, "'xtc_special_tokens' must be a list of ids but got 5"),
+    ],
+)
+def test_numbers_of_samplers(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=rf"\[make_sampler\] {words}"):
+        make_sampler(**given)
+
+
+def test_numbers_of_processors() -> None:
+    for given, words in (
+        ({"repetition_penalty": "x"}, "'repetition_penalty' must be a number but got 'x'"),
+        ({"logit_bias": [1]}, r"'logit_bias' must be a mapping .* but got \[1\]"),
+    ):
+        with pytest.raises(TypeError, match=rf"\[make_processors\] {words}"):
+            make_processors(**given)
+
+
+def test_numbers_of_settings(tmp_path: Path) -> None:
+    made: Any = FineTuneSettings
+    for given, words in (
+        ({"iters": "2"}, "'iters' must be a whole number but got '2'"),
+        ({"iters": 2.5}, r"'iters' must be a whole number but got 2\.5"),
+        ({"mask_prompt": "yes"}, "'mask_prompt' must be true or false but got 'yes'"),
+        ({"keys": "q_proj"}, "'keys' must be a list but got 'q_proj'"),
+        ({"data": 3}, "'data' must be text but got 3"),
+    ):
+        with pytest.raises(TrainingError, match=rf"\[lora\] {words}"):
+            made(**{"data": "data", **given})
+    settings = made(data=tmp_path, iters=2.0, keys=["q_proj"])
+    assert (settings.data, settings.iters) == (str(tmp_path), 2)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"x"])
+def test_paths(path: Any, loaded: Loaded) -> None:
+    for call in (load, mlx_mmfree.load_model, load_tokenizer):
+        with pytest.raises(TypeError, match=r"\[load\] 'path_or_repo' must be the text or path of"):
+            call(path)
+    with pytest.raises(TypeError, match=r"\[load_plugin\] 'source' must be the text or path of"):
+        load_plugin(path)
+    with pytest.raises(TypeError, match=r"\[save_model\] 'path' must be the text or path of"):
+        save_model(path, loaded[0])
+    if path is not None:
+        with pytest.raises(TypeError, match=r"\[adapter\] 'adapter_path' must be the text or path"):
+            load(demo.path(), adapter_path=path)
+
+
+def test_a_dtype_is_mlx_s_own() -> None:
+    with pytest.raises(ValueError, match=r"must be mx\.float32, .* but got 'float16'"):
+        load(demo.path(), dtype="float16")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [generate, stream_generate, batch_generate, embed])
+def test_models_and_tokenizers(function: Any, loaded: Loaded) -> None:
+    model, tokenizer = loaded
+    name = "embed" if function is embed else "generate"
+    for first, second, words in (
+        (tokenizer, model, r"Swap the two: \(model, tokenizer, \.\.\.\)"),
+        ("demo", tokenizer, r"'model' must be a loaded model but got the text 'demo'\. Load it"),
+        (loaded, tokenizer, "'model' must be a loaded model but got tuple"),
+        (model, "Once", "'tokenizer' must be the one that load gives .* but got 'Once'"),
+        (model, None, "'tokenizer' must be the one that load gives .* but got NoneType"),
+    ):
+        with pytest.raises(TypeError, match=rf"\[{name}\] .*{words}"):
+            function(first, second, ["Once"])
+
+
+def test_models_of_other_functions(loaded: Loaded) -> None:
+    model, tokenizer = loaded
+    settings = FineTuneSettings(data="data")
+    for call, words in (
+        (lambda: fuse("o2", "ternary"), r"\[fuse\] 'model' must be a loaded model"),  # type: ignore[arg-type]
+        (lambda: lora("demo", tokenizer, settings), r"\[lora\] 'model' must be a loaded model"),  # type: ignore[arg-type]
+        (lambda: lora(model, None, settings), r"\[lora\] 'tokenizer' must be the one"),
+        (lambda: embed_tokens(model, [1]), r"\[embed_tokens\] 'tokens' must be an mx\.array"),  # type: ignore[arg-type]
+        (
+            lambda: embed_tokens(tokenizer, mx.array([[1]])),
+            r"\[embed_tokens\] 'model' must be a loaded",
+        ),
+    ):
+        with pytest.raises(TypeError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("prompt", [None, 5, ["Once"], [[1]], mx.array([[1]])], ids=str)
+def test_prompts(prompt: Any, loaded: Loaded) -> None:
+    with pytest.raises(TypeError, match=r"'prompt' must be a text or a list of ids but got .*"):
+        generate(*loaded, prompt)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"processors": make_sampler(temp=1)}, "'processors' must be a list, such as"),
+        ({"stop": 5}, "'stop' must be a list of texts but got 5"),
+        ({"extra_eos_tokens": "x"}, r"must be a list of tokens .* Write \['x'\]"),
+        ({"draft_model": "demo"}, "'draft_model' must be a loaded model"),
+        ({"max_tokens": True}, "'max_tokens' must be a whole number but got True"),
+        ({"prefill_step_size": "a"}, "'prefill_step_size' must be a whole number"),
+    ],
+)
+def test_options_of_generation(given: dict[str, Any], words: str, loaded: Loaded) -> None:
+    with pytest.raises(TypeError, match=words):
+        generate(*loaded, "Once", **given)
+
+
+@pytest.mark.parametrize("made", [MLGRU, GQA, SwiGLU])
+def test_a_layer_is_no_class_of_layers(made: Any) -> None:
+    with pytest.raises(TypeError, match=r"made already\. Give its class: linear=BitLinear"):
+        made(64, linear=BitLinear(4, 4))
+    with pytest.raises(TypeError, match=r"made already"):
+        made(
+            64, linear={name: BitLinear(4, 4) for name in ("query_proj", "input_proj", "gate_proj")}
+        )
+
+
+def test_states_of_another_number_of_texts(loaded: Loaded) -> None:
+    model, tokenizer = loaded
+    words = "'state' must be of as many texts as this batch has, 1, but is of 2"
+    one, two = mx.ones((1, 1, 64)), mx.ones((2, 1, 64))
+    for mixer in (MLGRU(64), GQA(64)):
+        with pytest.raises(ValueError, match=rf"\[{type(mixer).__name__}\] {words}"):
+            mixer(one, mixer(two)[1])
+    _, state = model(mx.array([[1], [2]]))
+    for call in (
+        lambda: model(mx.array([[1]]), state),
+        lambda: generate(model, tokenizer, "Once", state=state),
+    ):
+        with pytest.raises(ValueError, match=rf"\[Decoder\] {words}"):
+            call()
+
+
+def test_lora_without_validation_has_no_best_loss(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text('{"text": "The frog hopped."}\n')
+    settings = FineTuneSettings(data="a.jsonl", iters=1, batch_size=1, num_layers=1)
+    assert lora(load(demo.path())[0], loaded[1], settings).keys() == {"step", "tokens"}
+
+
+def test_a_misspelt_name_of_the_package_is_answered_by_python() -> None:
+    with pytest.raises(AttributeError) as error:
+        _ = mlx_mmfree.BitLinaer
+    assert (error.value.name, error.value.obj) == ("BitLinaer", mlx_mmfree)
+
+
+def test_the_nearest_word() -> None:
+    assert did_you_mean("BITNET", ["bitnet-2b-4t", "x"]) == " Did you mean 'bitnet-2b-4t'?"
+    assert did_you_mean("falcon", ["x"]) == ""

@@ -5,13 +5,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 from pydantic import Field
 
+from ..arguments import did_you_mean
 from ..files.reading import parse_json
 from ..tokenizer.chat import reasoning_of
 from .errors import RequestError
@@ -164,7 +164,7 @@ def _unsupported(name: str, allowed: Sequence[Any]) -> RequestError:
 
 def _unknown(name: str, known: Iterable[str] = ()) -> RequestError:
     name = name[:_LONGEST_NAME]
-    meant = "".join(f" Did you mean '{each}'?" for each in get_close_matches(name, known, n=1))
+    meant = did_you_mean(name, list(known))
     return RequestError(
         f"[request] {name!r} must be left out, since this server does not know it.{meant}",
         param=name,

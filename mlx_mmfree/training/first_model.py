@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 
 from .. import models
+from ..arguments import did_you_mean
 from ..errors import (
     CheckpointError,
     DownloadError,
@@ -329,10 +329,9 @@ def _check_keys(architecture: models.Architecture, described: Mapping[str, Any])
             is_read = True
         if is_read:
             continue
-        close = get_close_matches(key, known, n=1)
-        meant = f"Did you mean '{close[0]}'?" if close else f"Known are {', '.join(sorted(known))}."
+        meant = did_you_mean(key, known) or f" Known are {', '.join(sorted(known))}."
         raise TrainingError(
-            f"[train] 'model' must hold keys that '{architecture.name}' reads but got {key!r:.80}. "
+            f"[train] 'model' must hold keys that '{architecture.name}' reads but got {key!r:.80}."
             f"{meant}"
         )
 

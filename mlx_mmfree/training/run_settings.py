@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, get_args
 
 import mlx.core as mx
 
+from ..arguments import did_you_mean
 from ..errors import TrainingError
 from ..files.declared import Declared, declare
 from ..files.plugins import load_listed
@@ -280,10 +281,9 @@ class RunSettings(Declared):
         if unknown := sorted(map(str, values.keys() - known)):
             shown = ", ".join(f"{name:.60}" for name in unknown[:_SHOWN_KEYS])
             more = f" and {len(unknown) - _SHOWN_KEYS} more" if unknown[_SHOWN_KEYS:] else ""
-            raise TrainingError(
-                f"[{cls.command}] {source} has unknown keys {shown}{more}. The known keys are "
-                f"{', '.join(map(cls.key, known))}."
-            )
+            names = [cls.key(name) for name in known]
+            meant = did_you_mean(unknown[0], names) or f" The known keys are {', '.join(names)}."
+            raise TrainingError(f"[{cls.command}] {source} has unknown keys {shown}{more}.{meant}")
         for name, each in known.items():
             if each.default is MISSING and each.default_factory is MISSING and name not in values:
                 raise TrainingError(

@@ -85,6 +85,7 @@ def test_flags_win_over_quick(capsys: Captured) -> None:
         (["--rounds", "0"], "must be a whole number from 1"),
         (["--model", "no/such/folder"], "no/such"),
         (["--config", "no-shape"], "--config must be one of "),
+        (["--config", "bitnet"], "but got 'bitnet'. Did you mean 'bitnet-2b-4t'?"),
         (["--bound", "M2"], "--quick must come without --bound"),
     ],
 )

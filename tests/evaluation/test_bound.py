@@ -135,3 +135,7 @@ def test_names_of_chips() -> None:
     for wrong in ("M2 Max 31", "M9", ""):
         with pytest.raises(UsageError, match=re.escape(f"but got {wrong!r}")):
             bound.chip(wrong)
+    # one that is not known yet is most like the newest
+    for wrong, meant in (("M9", "M5"), ("apple m2max", "M2 Max")):
+        with pytest.raises(UsageError, match=rf"Did you mean '{meant}'\?"):
+            bound.chip(wrong)

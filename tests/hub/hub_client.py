@@ -103,17 +103,17 @@ def encode(name: str) -> list[int]:
 
 def folder(name: str, revision: str | None = None, patterns: list[str] | None = None) -> str:
     """Where a repository lies on this machine."""
-    from mlx_mmfree.hub.remote.source import find_source
+    from mlx_mmfree.hub.remote.download import local_folder
 
     chosen = {} if patterns is None else {"patterns": tuple(patterns)}
-    return str(find_source(name, revision).fetch(**chosen))
+    return str(local_folder(name, revision, **chosen))
 
 
 def dataset(name: str) -> str:
-    """Where a dataset lies on this machine."""
-    from mlx_mmfree.hub.remote.datasets import dataset_folder
+    """Where the splits of a dataset lie on this machine."""
+    from mlx_mmfree.hub.remote.datasets import fetch_splits
 
-    return str(dataset_folder(name))
+    return str(fetch_splits(name, [[".jsonl"], [".csv", ".csv.gz"]])[0])
 
 
 def command(*arguments: str) -> tuple[int, str, str]:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mlx_mmfree.cli import main as command
 from mlx_mmfree.errors import CheckpointError
-from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
+from mlx_mmfree.hub import convert, load, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import (
     holds_adapter,
@@ -447,3 +448,15 @@ def test_dropout_is_kept_and_off_in_evaluation(tmp_path: Path) -> None:
     other.eval()
     assert mx.array_equal(other(TOKENS)[0], other(TOKENS)[0])
     assert isinstance(other.blocks[0].token_mixer.query_proj.dropout, nn.Dropout)
+
+
+def test_the_folder_of_an_adapter_is_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    words = "must be a model, to which {} adds an adapter, but '{}' is the folder of an adapter"
+    with pytest.raises(CheckpointError) as error:
+        load(tmp_path)
+    assert words.format("'adapter_path'", tmp_path) in str(error.value)
+    assert command(["generate", "--model", str(tmp_path)]) == 2
+    assert f"[load] --model {words.format('--adapter-path', tmp_path)}" in capsys.readouterr().err

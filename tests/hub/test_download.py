@@ -249,21 +249,25 @@ def test_revisions(client: HubClient) -> None:
         client.call("logits", "me/tiny", "v2")
 
 
-def test_a_dataset_comes_as_json_lines(hub: HubServer, client: HubClient, tmp_path: Path) -> None:
-    names = ["test.jsonl", "train.jsonl", "validation.jsonl"]
-    for name in (*names, "README.md", "script.py"):
-        (tmp_path / name).write_text("{}")
-    hub.add("me/words-data", tmp_path)
-    folder = Path(client.call("dataset", "me/words-data"))
-    assert sorted(file.name for file in folder.iterdir()) == names
-    assert hub.asked("GET", "^datasets/me/words-data/resolve/")
-    assert client.call("dataset", str(folder)) == str(folder)
+def test_a_dataset_comes_in_the_first_kind_of_its_files(
+    hub: HubServer, client: HubClient, tmp_path: Path
+) -> None:
+    for kind, others in ((".jsonl", ["train.csv"]), (".csv.gz", ["train.parquet"])):
+        names = [f"{split}{kind}" for split in ("test", "train", "validation")]
+        source, repository = tmp_path / kind, f"me/words{kind.replace('.', '-')}"
+        source.mkdir()
+        for name in (*names, *others, "README.md", "script.py"):
+            (source / name).write_text("{}")
+        hub.add(repository, source)
+        folder = Path(client.call("dataset", repository))
+        assert sorted(file.name for file in folder.iterdir()) == names
+        assert hub.asked("GET", f"^datasets/{repository}/resolve/")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("me/parquet", r"must hold train\.jsonl, .* but has none. Name a split .*me/parquet:train"),
+        ("me/parquet", r"as \.jsonl, \.csv but has none\. Name a split .*: 'me/parquet:train'"),
         ("me/absent", "neither a local folder nor a repository of the Hub"),
         ("me/gated", "Ask for access on https://huggingface.co/datasets/me/gated"),
         ("no folder", "'data' must be an existing file or folder of samples, or a Hub dataset"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import demo
+from mlx_mmfree.cli import main as command
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.training.corpus.tokenize import open_token_file
@@ -263,7 +264,6 @@ def test_rows_of_parquet_are_lines(tmp_path: Path, tokenizer: Tokenizer) -> None
         _read(str(tmp_path / "c.parquet"), tokenizer)
 
 
-@pytest.mark.parquet
 def _called(name: str, **arguments: Any) -> dict[str, Any]:
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "Yes.", "tool_calls": [call]}
@@ -338,6 +338,34 @@ def test_nulls_of_arguments_in_json_lines_are_absent(tmp_path: Path) -> None:
     assert _tokens(got) == _tokens(_read(_write(tmp_path / "b.jsonl", [want]), tokenizer)["train"])
 
 
+def test_a_fault_is_told_before_the_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mlx_mmfree.hub.checkpoint.load.OpenedModel.load", None)
+    data = _write(tmp_path / "a.jsonl", [LINES[0], {"prompt": "Who?"}])
+    assert command(["lora", "--train", "--data", data, "--output", str(tmp_path / "run")]) == 2
+    shown = capsys.readouterr()
+    assert f"[data] '{data}' line 2: it must have 'prompt' and 'completion'" in shown.err
+    assert not shown.out
+
+
+def test_a_name_of_a_key_that_is_misspelt(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    data = _write(tmp_path / "a.jsonl", [{"question": "Who?", "answer": "The cat."}])
+    names = {"prompt_feature": "question", "completion_feature": "answr"}
+    with pytest.raises(TrainingError, match=r"--text-feature\. Did you mean 'answer'\?"):
+        _read(data, tokenizer, **names)
+    with pytest.raises(TrainingError, match=r"--rejected-feature\. Did you mean 'answer'\?"):
+        _read(data, tokenizer, train_mode="dpo", chosen_feature="answr")
+
+
+def test_a_fault_of_a_line_has_one_place(tmp_path: Path) -> None:
+    data = _write(tmp_path / "a.jsonl", [{"conversations": TURNS}])
+    with pytest.raises(TrainingError) as error:
+        _read(data, Tokenizer.from_folder(demo.path()))
+    assert str(error.value).startswith(f"[data] '{data}' line 1: '{demo.path()}' must hold a chat")
+    assert str(error.value).count("[") == 1
+
+
 @pytest.mark.exhaustive
 def test_a_split_of_a_dataset(tmp_path: Path) -> None:
     for number in (0, 1):
@@ -346,11 +374,23 @@ def test_a_split_of_a_dataset(tmp_path: Path) -> None:
     _write_parquet(tmp_path / "set/data/train_gen-00000-of-00001.parquet", LINES)
     for place in ("main", "other"):
         _write(tmp_path / f"set/{place}/test.jsonl", LINES[:3])
+    for name in ("me/table", "me/parts"):
+        (tmp_path / name).mkdir(parents=True)
+    rows = _csv("prompt,completion", "Who?,The cat.").encode()
+    for name in ("me/table/train.csv", "me/table/dev.csv", "me/parts/train-00000-of-00001.csv.xz"):
+        (tmp_path / name).write_bytes(lzma.compress(rows) if ".xz" in name else rows)
+    folders = {name: tmp_path / name for name in ("me/table", "me/parts")}
     flags = ["--train", "--dry-run", "--output", str(tmp_path / "run"), "--batch-size", "1"]
     with (
-        HubServer({"me/set": tmp_path / "set"}) as server,
+        HubServer({"me/set": tmp_path / "set", **folders}) as server,
         HubClient(server.url, tmp_path / "home") as client,
     ):
+        for name, splits in (("me/table", ["train", "valid"]), ("me/parts:train", ["train"])):
+            status, out, error = client.call("command", "lora", "--data", name, *flags)
+            assert status == 0, error
+            told = [line.partition(":") for line in out.splitlines() if ": 1 sample, " in line]
+            assert [split for split, _, _ in told] == splits
+        server.requests.clear()
         status, out, error = client.call("command", "lora", "--data", "me/set:train_sft", *flags)
         assert status == 0, error
         assert "train: 4 samples, " in out
@@ -361,7 +401,10 @@ def test_a_split_of_a_dataset(tmp_path: Path) -> None:
         assert status == 0 and "train: 3 samples, " in out, error
         for name, words in (
             ("me/set:test", "lies in main, other. Name the folder: 'me/set:main/test'"),
-            ("me/set:train", "must name a split with JSON lines or parquet but the dataset holds"),
+            (
+                "me/set:train",
+                "must name a split with files of .jsonl, .json, .csv, .tsv, .parquet, ",
+            ),
         ):
             status, _, error = client.call("command", "lora", "--data", name, *flags)
             assert status == 2 and words in error, error

@@ -43,7 +43,7 @@ def test_numbers_of_a_schedule_are_finite(key: str, value: Any) -> None:
     ("values", "message"),
     [
         ({}, "'data' must be given"),
-        ({"data": "d", "ranks": 3}, "unknown keys ranks. The known keys are data, valid_share"),
+        ({"data": "d", "ranks": 3}, "unknown keys ranks. Did you mean 'rank'?"),
         ({"data": "d", "iters": 0}, "'iters' must be positive but got 0"),
         ({"data": "d", "iters": 2.5}, "'iters' must be a whole number but got 2.5"),
         ({"data": "d", "iters": True}, "'iters' must be a whole number but got True"),

@@ -1,4 +1,4 @@
-"""The files of a data set of the Hub: which there are, and their download."""
+"""The files of a dataset of the Hub, and those of its splits."""
 
 import re
 from collections.abc import Sequence
@@ -17,40 +17,50 @@ SPLITS = {
 }
 """The splits of a dataset, and the names that their files have."""
 
-DATASET_FILES = tuple(f"{name}.jsonl" for names in SPLITS.values() for name in names)
+LINES_OR_PARQUET = ((".jsonl",), (".parquet",))
+"""Kinds of files, each with its suffixes."""
 
 
-def dataset_folder(path_or_name: str, revision: str | None = None) -> Path:
-    """The folder that holds JSON lines, downloaded if it is a dataset of the Hub.
+def fetch_splits(
+    name: str, kinds: Sequence[Sequence[str]], revision: str | None = None
+) -> tuple[Path, Sequence[str]]:
+    """Downloads the files of the splits of a dataset, such as `train.jsonl`.
 
     Args:
-        path_or_name: An existing folder or a dataset id `owner/name`.
+        name: The dataset, `owner/name`.
+        kinds: Kinds of files, each with its suffixes. The first that any split has is downloaded.
         revision: Branch, tag or commit of the dataset.
 
+    Returns:
+        The folder of the files, and the suffixes of their kind.
+
     Raises:
-        CheckpointError: There is no such folder, and the name cannot be a dataset.
-        DownloadError: The Hub does not hand out the dataset, or it has no JSON lines.
+        CheckpointError: It cannot be the name of a dataset.
+        DownloadError: The Hub does not hand out the dataset, or it has no such files.
     """
-    folder = expanded(path_or_name)
-    if path_or_name and folder.is_dir():
-        return folder
-    if not REPOSITORY_NAME.fullmatch(path_or_name) or folder.exists():
+    if not REPOSITORY_NAME.fullmatch(name) or expanded(name).exists():
         raise CheckpointError(
             "[data] 'data' must be an existing file or folder of samples, or a Hub dataset 'owner/name' "
-            f"but got {path_or_name!r:.200}, which is neither. Check the spelling."
+            f"but got {name!r:.200}, which is neither. Check the spelling."
         )
-    found = Path(ask_hub(path_or_name, revision, DATASET_FILES, repo_type="dataset"))
-    if not any((found / name).is_file() for name in DATASET_FILES):
-        raise DownloadError(
-            f"[data] the dataset '{path_or_name}' must hold train.jsonl, valid.jsonl or test.jsonl "
-            "but has none. Name a split with other JSON lines or parquet: "
-            f"'{path_or_name}:train'."
+    for suffixes in kinds:
+        names = tuple(
+            f"{split}{suffix}"
+            for names in SPLITS.values()
+            for split in names
+            for suffix in suffixes
         )
-    return found
+        folder = Path(ask_hub(name, revision, names, repo_type="dataset"))
+        if any((folder / each).is_file() for each in names):
+            return folder, suffixes
+    forms = ", ".join(suffixes[0] for suffixes in kinds)
+    raise DownloadError(
+        f"[data] the dataset '{name}' must hold train, valid or test as {forms} but has none. Name a "
+        f"split whose files lie in a folder or are several: '{name}:train'."
+    )
 
 
 _SPLIT = re.compile(rf"({REPOSITORY_NAME.pattern}):((?:[\w.-]+/)*)([\w.-]+)", re.ASCII)
-_ROWS = ("*.jsonl", "*.parquet")
 
 
 def names_split(name: str) -> bool:
@@ -58,13 +68,18 @@ def names_split(name: str) -> bool:
     return _SPLIT.fullmatch(name) is not None and not expanded(name).exists()
 
 
-def split_files(name: str, revision: str | None = None) -> list["DatasetFile"]:
+def split_files(
+    name: str,
+    kinds: Sequence[Sequence[str]] = LINES_OR_PARQUET,
+    revision: str | None = None,
+) -> list["DatasetFile"]:
     """The files of a split of a dataset in the order of their names. Nothing is downloaded.
 
-    They are JSON lines or parquet called `split.jsonl` or `split-00000-of-00002.parquet`.
+    They are called as `split.jsonl` or `split-00000-of-00002.parquet`.
 
     Args:
         name: `owner/name:split`, or `owner/name:folder/split` where several folders have such a split.
+        kinds: Kinds of files, each with its suffixes. The first that the split has counts.
         revision: Branch, tag or commit of the dataset.
 
     Raises:
@@ -73,9 +88,11 @@ def split_files(name: str, revision: str | None = None) -> list["DatasetFile"]:
     found = _SPLIT.fullmatch(name)
     assert found is not None
     dataset, folder, split = found.groups()
-    listed = dataset_files(dataset, revision, _ROWS)
+    suffixes = [suffix for kind in kinds for suffix in kind]
+    listed = dataset_files(dataset, revision, [f"*{suffix}" for suffix in suffixes])
     # of several files, each has its number
-    part = re.compile(rf"{re.escape(split)}(-\d+(-of-\d+.*)?)?\.\w+")
+    endings = "|".join(map(re.escape, suffixes))
+    part = re.compile(rf"{re.escape(split)}(-\d+(-of-\d+[^.]*)?)?({endings})")
     places = [PurePosixPath(file.name) for file in listed]
     chosen = [
         file
@@ -88,13 +105,14 @@ def split_files(name: str, revision: str | None = None) -> list["DatasetFile"]:
             f"[data] '{name}' must be one split but lies in {', '.join(folders[:8])}. Name the folder: "
             f"'{dataset}:{folders[0]}/{split}'."
         )
-    kinds = [[f for f in chosen if f.name.endswith(kind[1:])] for kind in _ROWS]
-    if not (rows := kinds[0] or kinds[1]):
-        held = ", ".join(f.name for f in listed[:8]) or "no JSON lines and no parquet"
-        raise DownloadError(
-            f"[data] '{name}' must name a split with JSON lines or parquet but the dataset holds {held}."
-        )
-    return rows
+    for kind in kinds:
+        if rows := [file for file in chosen if file.name.endswith(tuple(kind))]:
+            return rows
+    forms = ", ".join(kind[0] for kind in kinds)
+    held = ", ".join(file.name for file in listed[:8]) or "none of these"
+    raise DownloadError(
+        f"[data] '{name}' must name a split with files of {forms} but the dataset holds {held}."
+    )
 
 
 @dataclass(frozen=True)

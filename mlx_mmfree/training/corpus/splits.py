@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 from ...errors import TrainingError
 from ...files.reading import visible
-from ...hub.remote.datasets import SPLITS
+from ...hub.remote.datasets import SPLITS, fetch_splits
 from .documents import COMPRESSED
 from .rows import KINDS, TEXTS
 
-_SUFFIXES = tuple(kind + packed for kind, packed in product((*KINDS, *TEXTS), ("", *COMPRESSED)))
-_FORMS = ", ".join(KINDS)
+FORMS = tuple(tuple(kind + packed for packed in ("", *COMPRESSED)) for kind in (*KINDS, *TEXTS))
+"""The kinds of files of samples, each with its suffixes."""
+
+_SUFFIXES = tuple(suffix for form in FORMS for suffix in form)
 
 
 def find_splits(folder: Path) -> dict[str, list[Path]]:
@@ -27,17 +28,33 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
     """
     if not folder.is_dir():
         raise TrainingError(
-            f"[data] 'data' must be a folder with train, valid or test as {_FORMS}, or a dataset of the "
-            f"Hub, but '{folder}' is neither."
+            f"[data] 'data' must be a folder with train, valid or test as {', '.join(KINDS)}, or a "
+            f"dataset of the Hub, but '{folder}' is neither."
         )
-    found = {split: find_split(folder, split, _SUFFIXES) for split in SPLITS}
+    found = _rows_in(folder, _SUFFIXES)
     texts = [file for suffix in TEXTS for file in visible(folder, f"*{suffix}")]
-    if all(file is None or file in texts for file in found.values()):
+    if all(file in texts for files in found.values() for file in files):
         split_of = {file: _split_of(file) for file in sorted(texts)}
         found_texts = {
             split: [file for file in split_of if split_of[file] == split] for split in SPLITS
         }
         return {split: files for split, files in found_texts.items() if files}
+    return found
+
+
+def dataset_splits(name: str) -> dict[str, list[Path]]:
+    """The files of a dataset of the Hub by their splits, as of `find_splits`, in the first form it has.
+
+    Raises:
+        CheckpointError: It cannot be the name of a dataset.
+        DownloadError: The Hub does not hand out the dataset, or it has no such files.
+        TrainingError: A split has several files.
+    """
+    return _rows_in(*fetch_splits(name, FORMS))
+
+
+def _rows_in(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
+    found = {split: find_split(folder, split, suffixes) for split in SPLITS}
     return {split: [file] for split, file in found.items() if file is not None}
 
 

@@ -103,10 +103,10 @@ def encode(name: str) -> list[int]:
 
 def folder(name: str, revision: str | None = None, patterns: list[str] | None = None) -> str:
     """Where a repository lies on this machine."""
-    from mlx_mmfree.hub.remote.download import local_folder
+    from mlx_mmfree.hub.remote.source import find_source
 
     chosen = {} if patterns is None else {"patterns": tuple(patterns)}
-    return str(local_folder(name, revision, **chosen))
+    return str(find_source(name, revision).fetch(**chosen))
 
 
 def dataset(name: str) -> str:

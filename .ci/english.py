@@ -1,9 +1,10 @@
-"""Counts how plain the English of pages, docstrings and comments is.
+"""Counts how plain the English of pages, docstrings, comments, messages and identifiers is.
 
 python .ci/english.py [--list WORDS] [--long]
 
-Prints the share of sentences with more than 30 words, and how often words stand that say little, or say
-it in a roundabout way. `--list behind` prints where one of them stands, and `--long` the long sentences.
+Prints the share of sentences with more than 30 words, the number of roundabout phrases, and how often
+words are used in a sense that the field has another word for, as the glossary in .github/CONTRIBUTING.md
+lists them. `--list behind` prints each use of one of them, and `--long` the long sentences.
 """
 
 import argparse
@@ -15,10 +16,11 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-WORDS = {
-    "behind": r"\bbehind\b",
+PHRASES = {
     "that of, those of": r"\b(that|those) of\b",
     "docstrings that begin with What": r"\AWhat\b",
+    "docstrings that begin with Whether": r"\AWhether\b",
+    "docstrings that begin with As or Those of": r"\A(As|Those of|The common part)\b",
     "model of images": r"\bmodels? of (images|pictures)\b",
     "choice of tokens": r"\bchoice of (the )?tokens?\b",
     "by heart": r"\bby heart\b",
@@ -27,6 +29,38 @@ WORDS = {
     "as they stand, as it stands": r"\bas (they|it) stands?\b",
     "what comes of": r"\bwhat (comes|came) of\b",
 }
+"""Roundabout phrases, looked for in pages, docstrings and comments."""
+
+COINED = {
+    "place": (
+        "places?",
+        r"(?<!\bin )(?<!\bin the )(?<!\btake the )(?<!\btakes the )(?<!\btakes its )\bplaces?\b",
+    ),
+    "form": ("forms?", r"(?<!closed )(?<!\bto )(?<!\bthat )\bforms?\b(?! (?:a|an|one|the)\b)"),
+    "beginning, marks": ("beginnings?|marks", r"\bbeginnings?\b|\bmarks\b"),
+    "kept, held, leave": (
+        "kept|held|leave|leaves",
+        r"\b(?:kept|held) (?:texts?|states?|responses?|sessions?|answers?|tokens?|results?|keys)\b",
+    ),
+    "room": ("rooms?", r"\brooms?\b"),
+    "piece": ("pieces?", r"\bpieces?\b"),
+    "thought": ("thoughts?", r"\bthoughts?\b"),
+    "said, told": ("said|told|says|tells", r"\b(?:is|are|was|were|be|been|not) (?:said|told)\b"),
+    "joined": ("joined", r"\bjoined\b"),
+    "handed, once": ("handed|once", r"\bhanded (?:on|out|over|down)\b"),
+    "way out, figures, words": (
+        "figures|way_out|in_words",
+        r"\bway out\b|\bfigures\b|\bin words\b",
+    ),
+    "behind": ("behind", r"\bbehind\b"),
+}
+"""For each word, patterns of it in identifiers and in texts, without the senses of the field."""
+
+FIELD = re.compile(
+    r"\bheld[ _-]out|\bsentence[ _]?pieces?|\bwrite[ _-]behind|\bwave ?forms?|\btree[_ ]leaves",
+    re.IGNORECASE,
+)
+"""The senses of the field."""
 LONG = 30
 """A sentence with more words is counted as long."""
 
@@ -34,14 +68,46 @@ Text = tuple[str, int, bool, str]
 """The file, the line, whether it is a docstring, and the words."""
 
 
+def files(suffix: str) -> Iterator[tuple[str, str]]:
+    """The names and contents of the files of the repository with a suffix."""
+    listed = subprocess.run(
+        ["git", "ls-files", f"*{suffix}"], capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.splitlines():
+        # this file spells what it looks for
+        if name != ".ci/english.py":
+            yield name, Path(name).read_text()
+
+
 def texts() -> Iterator[Text]:
     """The paragraphs of pages, docstrings and comments."""
-    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True)
-    for name in listed.stdout.splitlines():
-        if name.endswith(".md"):
-            yield from _paragraphs(name, Path(name).read_text())
-        elif name.endswith(".py"):
-            yield from _python(name, Path(name).read_text())
+    for name, page in files(".md"):
+        yield from _paragraphs(name, page)
+    for name, source in files(".py"):
+        yield from _python(name, source)
+
+
+def messages() -> Iterator[Text]:
+    """The other strings of more than one word, and the names of tests, which are sentences too."""
+    for name, source in files(".py"):
+        tree = ast.parse(source)
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                yield name, node.lineno, False, node.name.replace("_", " ")
+            elif not isinstance(node, ast.Constant) or id(node) in docstrings:
+                continue
+            elif isinstance(node.value, str) and " " in node.value:
+                yield name, node.lineno, False, node.value
+
+
+def identifiers() -> Iterator[Text]:
+    """The names in the code, the words of each between underscores."""
+    for name, source in files(".py"):
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.NAME and not token.string.startswith("test_"):
+                spelled = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", token.string).lower()
+                yield name, token.start[0], False, spelled
 
 
 def _paragraphs(name: str, page: str) -> Iterator[Text]:
@@ -92,31 +158,46 @@ def sentences(text: str) -> list[str]:
     return [each for each in re.split(r"(?<=[.!?:])\s+(?=[A-Z`*\[\"'(])", plain) if each.strip()]
 
 
+def uses(pattern: str, found: list[Text]) -> Iterator[Text]:
+    """Each use of a pattern in texts."""
+    for text in found:
+        for _ in re.finditer(pattern, text[3]):
+            yield text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--list", choices=WORDS, metavar="WORDS", help=f"one of {', '.join(WORDS)}")
+    known = [*PHRASES, *COINED]
+    parser.add_argument("--list", choices=known, metavar="WORDS", help=f"one of {', '.join(known)}")
     parser.add_argument("--long", action="store_true", help="print the long sentences")
     args = parser.parse_args()
-    found, counts, long = list(texts()), dict.fromkeys(WORDS, 0), 0
-    total = 0
-    for name, line, is_docstring, text in found:
-        for words, pattern in WORDS.items():
-            if "docstrings" in words and not is_docstring:
-                continue
-            hits = len(re.findall(pattern, text))
-            counts[words] += hits
-            if hits and args.list == words:
-                print(f"{name}:{line}: {text}")
+    prose = list(texts())
+    spoken = [(*head, FIELD.sub("", text)) for *head, text in [*prose, *messages()]]
+    names = [(*head, FIELD.sub("", text)) for *head, text in identifiers()]
+    found: dict[str, list[Text]] = {}
+    for words, pattern in PHRASES.items():
+        of_docstrings = [text for text in prose if text[2] or "docstrings" not in words]
+        found[words] = list(uses(pattern, of_docstrings))
+    counts = {}
+    for words, (in_names, in_texts) in COINED.items():
+        pattern = rf"(?<![^_])(?:{in_names})(?![^_])"
+        found[words] = [*uses(pattern, names), *uses(f"(?i){in_texts}", spoken)]
+        in_code = sum(" " not in text for *_, text in found[words])
+        counts[words] = f"{in_code:5} in identifiers, {len(found[words]) - in_code:4} in texts"
+    long, total = [], 0
+    for name, line, _, text in prose:
         for sentence in sentences(text):
             total += 1
             if len(sentence.split()) > LONG:
-                long += 1
-                if args.long:
-                    print(f"{name}:{line}: {sentence}")
-    if not args.list and not args.long:
-        print(f"{total} sentences, {100 * long / total:.1f} % of more than {LONG} words")
-        for words, count in counts.items():
-            print(f"{count:6} {words}")
+                long.append(f"{name}:{line}: {sentence}")
+    if args.long:
+        print(*long, sep="\n")
+    elif args.list:
+        print(*(f"{name}:{line}: {text}" for name, line, _, text in found[args.list]), sep="\n")
+    else:
+        print(f"{total} sentences, {100 * len(long) / total:.1f} % of more than {LONG} words")
+        for words, uses_of in found.items():
+            print(f"{len(uses_of):6} {words:42} {counts.get(words, '')}".rstrip())
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from ...hub.checkpoint.save import check_apart, check_target, write_tensors
 from ...hub.conversion.convert import convert
 from ...hub.conversion.to_folder import FloatForms, GivenCodes
 from ...hub.publish.model_card import ModelCard
+from ...hub.remote.source import find_source
 from ...layers.dense import QuantizedLinear
 from ...layers.embedding import embed_tokens
 from ...layers.matrix import Matrix, matrices
@@ -70,7 +71,7 @@ class Calibration:
 
     def __init__(self, settings: CalibrateSettings, *, only_plans: bool = False):
         self.settings = settings
-        described = described_checkpoint(settings.model) if only_plans else None
+        described = described_checkpoint(find_source(settings.model)) if only_plans else None
         checkpoint = described or open_checkpoint(settings.model)
         checkpoint.refuse_adapter("calibrate", "to be made ternary")
         self.folder = checkpoint.folder

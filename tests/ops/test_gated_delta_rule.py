@@ -311,7 +311,18 @@ def test_a_step_on_metal_of_many_keys(metal: None, keys: int, values: int) -> No
 @pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize(("length", "keys", "values"), [(33, 1, 1), (65, 32, 33), (200, 20, 5)])
+@pytest.mark.parametrize(
+    ("length", "keys", "values"),
+    [
+        (33, 1, 1),
+        (65, 32, 33),
+        (200, 20, 5),
+        (66, 32, 66),
+        (70, 130, 3),
+        (70, 288, 3),
+        (70, 260, 2),
+    ],
+)
 def test_chunks_on_metal(metal: None, use: str, length: int, keys: int, values: int) -> None:
     given = arguments(length, use, 4.0, (2, 2, keys, values))
     if "f" in given:
@@ -323,15 +334,16 @@ def test_chunks_on_metal(metal: None, use: str, length: int, keys: int, values: 
 @pytest.mark.metal
 @pytest.mark.parametrize("use", ["head", "removal"])
 def test_chunks_on_metal_read_and_write_each_state_once(emulated: Emulator, use: str) -> None:
-    given = arguments(130, use, sizes=(2, 2, 20, 33))
+    given = arguments(130, use, sizes=(2, 2, 32, 32))
     with use_backend("metal"):
         computed(**given)
         emulated.records.clear()
         assert_close(computed(**given), by_formula(given))
-    carry = next(record for record in emulated.records if "carry" in record.kernel)
+    lead = next(record for record in emulated.records if "lead" in record.kernel)
     state = given["state"].nbytes
-    assert carry.loaded["state"] == carry.stored["last"] == state
-    assert carry.stored["before"] == carry.loaded["added"] == 3 * state
+    assert lead.loaded["state"] == lead.stored["last"] == state
+    assert lead.stored["before"] == 3 * state
+    assert lead.loaded.get("added", 0) == (3 * state if use == "removal" else 0)
 
 
 @pytest.mark.sample(2)
@@ -378,7 +390,10 @@ def test_a_prompt_takes_as_many_launches_for_any_length(recorded: None, use: str
         mx.eval(given)
         return launches(computed(**given)).total()
 
-    assert launched(200) == launched(2000)
+    # with a last chunk that is filled up
+    assert launched(201) == launched(2001)
+    if use in ("none", "head"):
+        assert launched(200) == 14 and launched(201) == 22
 
 
 @pytest.mark.parametrize(
@@ -410,16 +425,30 @@ def step_that_removes() -> None:
     step_of("removal")
 
 
-def chunks() -> None:
-    given = arguments(130, "channel", sizes=(2, 2, 20, 33))
+def chunks_of(use: str) -> None:
+    given = arguments(130, use, sizes=(2, 2, 20, 33))
     with use_backend("metal"):
         assert_close(computed(**given), by_formula(given))
+
+
+def chunks() -> None:
+    chunks_of("channel")
+
+
+def chunks_of_heads() -> None:
+    chunks_of("head")
+
+
+def chunks_that_remove() -> None:
+    chunks_of("removal")
 
 
 KERNELS = {
     step: "gated_delta_rule_channel",
     step_that_removes: "gated_delta_rule_channel_removal",
-    chunks: "gated_delta_rule_carry_channel",
+    chunks: "gated_delta_rule_lead_channel",
+    chunks_of_heads: "gated_delta_rule_between",
+    chunks_that_remove: "gated_delta_rule_inverse",
 }
 
 FAULTS = {
@@ -438,11 +467,30 @@ FAULTS = {
     "chunks: barrier before reads are added up": Fault(chunks, BARRIER, "", 0),
     "chunks: barrier before they are replaced": Fault(chunks, BARRIER, "", 1),
     "chunks: state before the chunk": Fault(
-        chunks, "before[at] = piece", "before[at] = 0 * piece", 0
+        chunks, "kept[place + i * dims + c] = piece", "kept[place + i * dims + c] = 0 * piece", 0
     ),
-    "chunks: gates of another chunk": Fault(chunks, "gates[place", "gates[head", 0),
-    "chunks: what was read is kept": Fault(chunks, "next[i] -= own[row + i] * taken", "", 0),
-    "chunks: state stays": Fault(chunks, "piece[i][0] = next[i]", "", 0),
+    "chunks: gates of another chunk": Fault(chunks, "gates[chunk *", "gates[head *", 0),
+    "chunks: what was read is kept": Fault(chunks, "value[at] - sum", "value[at]", 0),
+    "chunks: state stays": Fault(chunks, "fma(number, left[c], piece[i][c])", "piece[i][c]", 0),
+    "chunks: pieces left out": Fault(chunks, "p < PARTS", "p < PARTS - 1", 0),
+    "chunks: columns beyond the last": Fault(chunks, "column < dims", "true", 0),
+    "chunks: rows beyond the last": Fault(chunks, "first + i < keys", "true", 1),
+    "between: barrier before gates are read": Fault(chunks_of_heads, BARRIER, "", 0),
+    "between: barrier before blocks are joined": Fault(chunks_of_heads, BARRIER, "", 1),
+    "between: barrier between products": Fault(chunks_of_heads, BARRIER, "", 2),
+    "between: gates beyond the last": Fault(chunks_of_heads, "&& position < length", "", 0),
+    "between: a gate too early": Fault(
+        chunks_of_heads, "column + 1; n < first", "column; n < first", 0
+    ),
+    "between: above the diagonal": Fault(
+        chunks_of_heads, "column > row ? 0.0f : asked", "asked", 0
+    ),
+    "inverse: barrier between products": Fault(chunks_that_remove, BARRIER, "", 1),
+    "inverse: the other sign": Fault(chunks_that_remove, "= -sum;", "= sum;", 0),
+    "inverse: blocks of one size left out": Fault(
+        chunks_that_remove, "int bits = 2", "int bits = 3", 0
+    ),
+    "inverse: columns of small blocks": Fault(chunks_that_remove, "* solved[m]", "", 0),
 }
 
 

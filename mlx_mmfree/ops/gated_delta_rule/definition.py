@@ -50,24 +50,29 @@ def reference(
 class Chunks(NamedTuple):
     """Arrays that are computed for all chunks at once, each `(B, H, chunks, ...)`.
 
-    With the state `S` before a chunk, its outputs are `queries S + outputs`, and the state after it is
-    `gates * S - keys.T (reads S) + added`.
+    With the state `S` before a chunk, its positions write `written = values - reads S`. The state after
+    it is `gates * S + keys.T written + added`, and its outputs are `queries S + weights written +
+    outputs`.
 
     Attributes:
         gates: Products of all gates of a chunk, `(K, 1)` or `(1, 1)`.
         keys: `(C, K)`.
         reads: `(C, K)`.
-        added: `(K, V)`.
+        values: `(C, V)`.
         queries: `(C, K)`.
-        outputs: `(C, V)`.
+        weights: `(C, C)`.
+        added: `(K, V)`; `None` stands for zeros.
+        outputs: `(C, V)`; `None` stands for zeros.
     """
 
     gates: mx.array
     keys: mx.array
     reads: mx.array
-    added: mx.array
+    values: mx.array
     queries: mx.array
-    outputs: mx.array
+    weights: mx.array
+    added: mx.array | None = None
+    outputs: mx.array | None = None
 
 
 def chunked(
@@ -85,21 +90,28 @@ def chunked(
     return o, last
 
 
-Lead = Callable[..., tuple[mx.array, mx.array]]
+Lead = Callable[..., tuple[mx.array, mx.array, mx.array]]
 """As `lead`."""
 
 
 def lead(
-    gates: mx.array, keys: mx.array, reads: mx.array, added: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """The state before each chunk, `(B, H, chunks, K, V)`, and the last one."""
-    states = [state]
+    gates: mx.array,
+    keys: mx.array,
+    reads: mx.array,
+    values: mx.array,
+    state: mx.array,
+    added: mx.array | None = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The state before each chunk, `(B, H, chunks, K, V)`, what is written, and the last state."""
+    states, written = [state], []
     for number in range(gates.shape[2]):
-        own = (x[:, :, number] for x in (gates, keys, reads, added))
-        gate, key, read, more = own
+        own = (x[:, :, number] for x in (gates, keys, reads, values))
+        gate, key, read, value = own
         last = states[-1]
-        states.append(gate * last - key.swapaxes(-1, -2) @ (read @ last) + more)
-    return mx.stack(states[:-1], axis=2), states[-1]
+        written.append(value - read @ last)
+        last = gate * last + key.swapaxes(-1, -2) @ written[-1]
+        states.append(last if added is None else last + added[:, :, number])
+    return mx.stack(states[:-1], axis=2), mx.stack(written, axis=2), states[-1]
 
 
 def lead_gradient(
@@ -109,17 +121,19 @@ def lead_gradient(
     lead: Lead,
 ) -> tuple[mx.array, ...]:
     """The gradient of `lead`: it is led backwards, where keys and reads change places."""
-    gates, keys, reads, _, _ = inputs
-    backwards = (x[:, :, ::-1] for x in (gates, reads, keys, cotangents[0]))
-    after, d_state = lead(*backwards, cotangents[1])
-    # the gradients of the states after the chunks
-    after, before = after[:, :, ::-1], outputs[0]
+    gates, keys, reads, _, _, *added = inputs
+    before, written, _ = outputs
+    d_before, d_written, d_last = cotangents
+    backwards = (x[:, :, ::-1] for x in (gates, reads, keys, -d_written))
+    after, falling, d_state = lead(*backwards, d_last, d_before[:, :, ::-1])
+    # the gradients of the states after the chunks, and those of what is written, with the other sign
+    after, falling = after[:, :, ::-1], falling[:, :, ::-1]
     of_gates = (after * before).sum(axis=-1, keepdims=True)
     if gates.shape[3] == 1:
         of_gates = of_gates.sum(axis=-2, keepdims=True)
-    of_keys = -(reads @ before) @ after.swapaxes(-1, -2)
-    of_reads = -(keys @ after) @ before.swapaxes(-1, -2)
-    return of_gates, of_keys, of_reads, after, d_state
+    of_keys = written @ after.swapaxes(-1, -2)
+    of_reads = falling @ before.swapaxes(-1, -2)
+    return of_gates, of_keys, of_reads, -falling, d_state, *(after for _ in added)
 
 
 def compute(
@@ -134,10 +148,18 @@ def compute(
     lead: Lead = lead,
 ) -> tuple[mx.array, mx.array]:
     """The operation in chunks, with everything in its graph kept for the gradient."""
-    chunks = parallel_part(q, k, v, a, f, b)
-    before, last = lead(*chunks[:4], state)
-    o = chunks.queries @ before + chunks.outputs
-    return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, : v.shape[2]], last
+    return led(parallel_part(q, k, v, a, f, b, inverse_of), state, v.shape[2], lead)
+
+
+def led(chunks: Chunks, state: mx.array, length: int, lead: Lead) -> tuple[mx.array, mx.array]:
+    """The outputs of so many positions, and the last state."""
+    added = () if chunks.added is None else (chunks.added,)
+    before, written, last = lead(*chunks[:4], state, *added)
+    within = chunks.weights @ written
+    if chunks.outputs is not None:
+        within = within + chunks.outputs
+    o = mx.addmm(within, chunks.queries, before)
+    return o.reshape(*o.shape[:2], -1, o.shape[-1])[:, :, :length], last
 
 
 def gradient(
@@ -157,7 +179,13 @@ _with_gradient = with_reference_gradient(compute, compute, gradient, is_differen
 
 
 def parallel_part(
-    q: mx.array, k: mx.array, v: mx.array, a: mx.array, f: mx.array, b: mx.array | None
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    a: mx.array,
+    f: mx.array,
+    b: mx.array | None,
+    inverse: Callable[[mx.array], mx.array],
 ) -> Chunks:
     """All that needs no state. The last chunk is filled up with what changes nothing."""
     length = v.shape[2]
@@ -174,15 +202,13 @@ def parallel_part(
     if b is not None:
         read_b = _moved(decayed_weights(earlier, removed, f)[0], -1)
         seen_b = decayed_weights(q, removed, f)[0]
-    inverse = _inverse(read_b)
-    keys, reads = removed * after, inverse @ (a * before)
-    taken = v if b is None else -(read_k @ v)
-    values = inverse @ taken
-    outputs, added = seen_b @ values, keys.swapaxes(-1, -2) @ values
-    if b is not None:
-        outputs, added = outputs + seen_k @ v, added + (k * after).swapaxes(-1, -2) @ v
-    gates = until[..., -1:, :].swapaxes(-1, -2)
-    return Chunks(gates, keys, reads, added, q * until - seen_b @ reads, outputs)
+    solved = inverse(read_b)
+    keys, reads = removed * after, solved @ (a * before)
+    queries, gates = q * until, until[..., -1:, :].swapaxes(-1, -2)
+    if b is None:
+        return Chunks(gates, keys, reads, solved @ v, queries, seen_b)
+    values, added = -(solved @ (read_k @ v)), (k * after).swapaxes(-1, -2) @ v
+    return Chunks(gates, keys, reads, values, queries, seen_b, added, seen_k @ v)
 
 
 def _moved(x: mx.array, places: int, filling: float = 0.0) -> mx.array:
@@ -193,7 +219,7 @@ def _moved(x: mx.array, places: int, filling: float = 0.0) -> mx.array:
     return mx.concatenate([row, x[..., :-1, :]], axis=-2)
 
 
-def _inverse(lower: mx.array) -> mx.array:
+def inverse_of(lower: mx.array) -> mx.array:
     """The inverse of the identity plus a matrix `(..., C, C)` that is zero on its diagonal and above."""
     size = lower.shape[-1]
     inverse = mx.ones((*lower.shape[:-2], size, 1, 1))

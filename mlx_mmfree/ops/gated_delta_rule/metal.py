@@ -2,13 +2,11 @@
 
 Over few positions, as when a text is decoded, it is one launch: a threadgroup holds some columns of the
 state of one head in registers, each thread a piece of some of them, and reads the state once and writes
-it once, however many positions there are. Of longer sequences, all that needs no state is computed for
-all chunks at once, as in `chunked`. One launch leads the state from chunk to chunk, and one its gradient
-back. The rest of the gradient is left to the products of matrices of `chunked`.
+it once, however many positions there are. Longer sequences are computed in chunks, see `metal_chunks`.
+The gradient is left to the products of matrices of `chunked`, but for the states between the chunks.
 """
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +15,8 @@ import mlx.core as mx
 from ..backend import launch, self_check
 from ..backend.gradient import with_reference_gradient
 from ..gated_linear_attention.definition import CHUNK_LENGTH
-from .definition import compute, gradient, lead, lead_gradient, reference
+from .definition import compute, gradient, reference
+from .metal_chunks import columns_and_piece, in_launches, lead_in_one_launch
 
 PIECE = 16
 """Rows of the state of which a thread holds its columns."""
@@ -32,9 +31,6 @@ COLUMNS = 4
 
 COLUMNS_OF_REMOVAL = 2
 """As many where something else than the key is removed, for which a thread keeps more numbers."""
-
-STEPS = 8
-"""Positions of a chunk whose reads are added up together."""
 
 _PLACE = """
     const int values = state_shape[3];
@@ -114,45 +110,6 @@ _STEP = """
     }
 """
 
-_CARRY = """
-    const int size = reads_shape[3];
-    const size_t chunks = reads_shape[2];
-    threadgroup float sums[PARTS * STEPS * 32];
-    for (size_t chunk = 0; chunk < chunks; chunk++) {
-        const size_t place = head * chunks + chunk;
-        const size_t begin = place * keys * values + column;
-        float next[PIECE];
-        for (int i = 0; i < PIECE; i++) {
-            const bool is_held = is_inside && (FULL || first + i < keys);
-            const size_t at = begin + static_cast<size_t>(first + i) * values;
-            next[i] = is_held ? <gate> * piece[i][0] + added[at] : 0.0f;
-            if (is_held) before[at] = piece[i][0];
-        }
-        for (int start = 0; start < size; start += STEPS) {
-            for (int n = 0; n < STEPS; n++) {
-                float sum = 0;
-                const size_t row = (place * size + start + n) * keys + first;
-                for (int i = 0; i < PIECE; i++) {
-                    const bool is_read = start + n < size && (FULL || first + i < keys);
-                    sum += is_read ? reads[row + i] * piece[i][0] : 0.0f;
-                }
-                sums[(part * STEPS + n) * 32 + lane] = sum;
-            }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            for (int n = 0; n < STEPS && start + n < size; n++) {
-                float taken = sums[n * 32 + lane];
-                for (int p = 1; p < PARTS; p++) taken += sums[(p * STEPS + n) * 32 + lane];
-                const size_t row = (place * size + start + n) * keys + first;
-                for (int i = 0; i < PIECE; i++) {
-                    if (FULL || first + i < keys) next[i] -= own[row + i] * taken;
-                }
-            }
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-        }
-        for (int i = 0; i < PIECE; i++) piece[i][0] = next[i];
-    }
-"""
-
 
 def _step_source(gate: str, has_removal: bool) -> str:
     of_head = "const float gate = f[position];"
@@ -181,19 +138,6 @@ _step_kernels = {
     for has_removal in (False, True)
 }
 
-_carry_kernels = {
-    gate: mx.fast.metal_kernel(
-        name=f"gated_delta_rule_carry_{gate}",
-        # (B, H, chunks, K or 1, 1), (B, H, chunks, C, K) twice, (B, H, chunks, K, V), (B, H, K, V)
-        input_names=["gates", "own", "reads", "added", "state"],
-        output_names=["before", "last"],  # (B, H, chunks, K, V), (B, H, K, V)
-        source=_PLACE
-        + _CARRY.replace("<gate>", f"gates[place{'' if gate == 'head' else ' * keys + first + i'}]")
-        + _LAST,
-    )
-    for gate in ("head", "channel")
-}
-
 
 def unsupported(
     q: mx.array,
@@ -207,12 +151,16 @@ def unsupported(
     keys, values = state.shape[2:]
     if keys > MAX_KEYS:
         return f"it takes up to {MAX_KEYS} dims of a key"
-    is_long = q.shape[2] > MAX_LENGTH
+    has_removal, is_long = b is not None, q.shape[2] > MAX_LENGTH
+    columns, piece = _columns(keys, values, has_removal), PIECE
+    if is_long:
+        columns, piece = columns_and_piece(keys, values)
     variant: dict[str, Any] = {
         "gate": _gate(f, keys),
-        "columns": 1 if is_long else _columns(keys, values, b is not None),
-        "is_full": keys % PIECE == 0,
-        "has_removal": b is not None,
+        "columns": columns,
+        "piece": piece,
+        "is_full": keys % piece == 0,
+        "has_removal": has_removal,
     }
     return self_check.kernel_fault(
         f"gated_delta_rule{'_chunks' if is_long else ''}",
@@ -248,10 +196,10 @@ def _columns(keys: int, values: int, has_removal: bool) -> int:
 
 
 def _check_inputs(
-    length: int, gate: str, columns: int, is_full: bool, has_removal: bool
+    length: int, gate: str, columns: int, piece: int, is_full: bool, has_removal: bool
 ) -> tuple[mx.array, ...]:
-    # two pieces of a column, and more columns than a threadgroup holds
-    keys = 2 * PIECE if is_full else PIECE + 1
+    # some pieces of a column, as many as make them so long, and more columns than a threadgroup holds
+    keys = (piece if piece == PIECE else 8 * piece) + (piece if is_full else 1)
     heads, values = (2, 1, length), columns * (launch.SIMD_GROUP + 1)
 
     def pattern(factor: int, *shape: int) -> mx.array:
@@ -283,7 +231,6 @@ def _launch(
             ("PIECE", PIECE),
             ("PARTS", parts),
             ("COLUMNS", columns),
-            ("STEPS", STEPS),
             ("FULL", state[2] % PIECE == 0),
         ],
         grid=(-(-state[3] // (launch.SIMD_GROUP * columns)) * threads, state[0] * state[1], 1),
@@ -303,7 +250,7 @@ def _computed(
     b: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
     if q.shape[2] > MAX_LENGTH:
-        return compute(q, k, v, a, f, state, b, lead=_lead)
+        return in_launches(q, k, v, a, f, state, b)
     kernel = _step_kernels[_gate(f, q.shape[3]), b is not None]
     inputs = [q, k, v, a, f, state, *([] if b is None else [b])]
     o, last = _launch(
@@ -312,31 +259,6 @@ def _computed(
     return o, last
 
 
-def _led(
-    gates: mx.array, keys: mx.array, reads: mx.array, added: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """The states in one launch."""
-    kernel = _carry_kernels["channel" if gates.shape[3] == added.shape[3] else "head"]
-    inputs = [gates, keys, reads, added, state]
-    before, last = _launch(kernel, inputs, [added.shape, state.shape], 1)
-    return before, last
-
-
-def _lead(*arrays: mx.array) -> tuple[mx.array, mx.array]:
-    """As `definition.lead`, forwards and backwards in one launch, however many chunks there are."""
-    before, last = _with_gradient_of_states(*arrays)
-    return before, last
-
-
-def _gradient_of_states(
-    inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
-) -> tuple[mx.array, ...]:
-    return lead_gradient(inputs, cotangents, outputs, _lead)
-
-
-_with_gradient_of_states = with_reference_gradient(
-    _led, lead, _gradient_of_states, is_differentiable=True
-)
 _with_gradient = with_reference_gradient(
-    _computed, compute, partial(gradient, lead=_lead), is_differentiable=True
+    _computed, compute, partial(gradient, lead=lead_in_one_launch), is_differentiable=True
 )

@@ -70,8 +70,9 @@ _with_gradient = with_reference_gradient(compute, compute)
 
 def in_chunks(x: mx.array, size: int, padding: float = 0.0) -> mx.array:
     """`(B, H, L, N)` in float32 as `(B, H, chunks, size, N)`; what is missing changes nothing."""
-    missing = [(0, 0), (0, 0), (0, -x.shape[2] % size), (0, 0)]
-    x = mx.pad(x.astype(mx.float32), missing, constant_values=padding)
+    x, missing = x.astype(mx.float32), -x.shape[2] % size
+    if missing:
+        x = mx.pad(x, [(0, 0), (0, 0), (0, missing), (0, 0)], constant_values=padding)
     return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
 
 

@@ -134,7 +134,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = None if companion is None else load_companion(companion, processor)
         teacher = None if settings.teacher is None else loaded
         if args.train:
-            loading.show_plan(plan_fine_tune(model, data, settings, processes, teacher=teacher))
+            plan = plan_fine_tune(model, data, settings, processes, teacher=teacher)
+            if not args.dry_run:
+                plan.check(args.memory_limit, {})
+            loading.show_plan(plan)
         if args.dry_run:
             return 0
         if settings.train_mode == "dpo":

@@ -67,7 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if note := precision_note(settings.dtype):
             print(note)
         teacher = None if first.teacher is None else first.teacher.without_values()
-        loading.show_plan(plan_training(settings, first.model, processes, teacher=teacher))
+        plan = plan_training(settings, first.model, processes, teacher=teacher)
+        if not args.dry_run:
+            plan.check(args.memory_limit, settings.model)
+        loading.show_plan(plan)
         if args.dry_run:
             return 0
         callbacks: list[Callback] = [StepReports(settings.steps, first.task.unit)]

@@ -6,8 +6,9 @@ to about a hundred tasks, so that memory depends on the order of the operations 
 followed here (`eval_impl` in MLX's transforms.cpp).
 """
 
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -17,10 +18,11 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..errors import BackendError
+from ..errors import BackendError, UsageError
 from ..models import TokenModel
 from ..ops.backend.graph import Graph, GraphNode, graph_of
 from ..platform.device import DeviceInfo, device_info
+from ..platform.resident_memory import BYTES_PER_GB
 from .batches import Batch
 from .data_parallel import DataParallel
 from .losses.loss import Loss, kept_logits
@@ -322,6 +324,45 @@ class MemoryPlan:
             "it may be slow or fail. Turn on grad_checkpoint, use adamw8bit or adapters, or lower the "
             "batch size (with more accumulation steps) or the length."
         )
+
+    def check(self, allowed_bytes: int | None, description: Mapping[str, Any]) -> None:
+        """Refuses a run that needs more than all memory of the device.
+
+        Args:
+            allowed_bytes: What the user lets it take all the same, where the system swaps.
+            description: What the user says of the model; empty for one that is read.
+
+        Raises:
+            UsageError: It needs more. The message names what asks for most of it.
+        """
+        most = max(self.device.memory_bytes, allowed_bytes or 0)
+        if self.total <= most:
+            return
+        model = self.masters + self.weights + self.moments + self.gradients
+        numbers = dict(_whole_numbers(description))
+        if model <= most:
+            cause = "the batch"
+            way = "lower 'batch_size' (with more accumulation steps), turn on grad_checkpoint"
+        elif numbers:
+            name = max(numbers, key=numbers.__getitem__)
+            cause = f"the 'model', whose largest number is {name!r:.80}, {numbers[name]:,}"
+            way = "lower it"
+        else:
+            cause, way = "the model", "take a smaller one, or train adapters"
+        raise UsageError(
+            f"[memory] the run must fit into the {_size(most)} of {self.device.name} but needs "
+            f"{_size(self.total)} for {cause}: {way}, or let it swap with --memory-limit "
+            f"{math.ceil(self.total / BYTES_PER_GB)}."
+        )
+
+
+def _whole_numbers(description: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers of a description by their names, those of nested ones too."""
+    for name, value in description.items():
+        if isinstance(value, Mapping):
+            yield from _whole_numbers(value)
+        elif type(value) is int:
+            yield name, value
 
 
 def plan_memory(

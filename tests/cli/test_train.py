@@ -56,6 +56,22 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
 
 
 @pytest.mark.usefixtures("here")
+def test_a_model_beyond_all_memory_is_refused_before_anything_is_written(
+    config: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    values = yaml.safe_load(config.read_text())
+    _change(config, model=values["model"] | {"hidden_size": 4096, "intermediate_size": 1_048_576})
+    assert main(["--config", str(config)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert "whose largest number is 'intermediate_size', 1,048,576: lower it" in printed.err
+    assert not (config.parent / values["output"]).exists()
+    # a plan alone takes none
+    assert main(["--config", str(config), "--dry-run"]) == 0
+    assert "warning: [memory] the run needs" in capsys.readouterr().err
+
+
 def test_dense_linears_by_flag(config: Path) -> None:  # noqa: F811
     assert main(["--config", str(config), "--linear-class", "dense", "--output", "dense"]) == 0
     model, _ = load(config.parent / "dense/model")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree import native
-from mlx_mmfree.errors import BackendError, TrainingError
+from mlx_mmfree.errors import BackendError, TrainingError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.models import Decoder, find
@@ -234,6 +234,27 @@ def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatc
     assert "has 900 MB" in (PLAN.warning() or "")
     limited = replace(PLAN.device, available_bytes=None, working_set_bytes=5 * 10**8)
     assert "has 500 MB" in (replace(PLAN, device=limited).warning() or "")
+
+
+def test_more_than_all_memory_is_refused_by_its_cause() -> None:
+    fits = replace(PLAN, activations=900 * MB)
+    fits.check(None, {})
+    with pytest.raises(
+        UsageError, match=r"the 1 GB of a chip but needs 1\.74 GB for the batch: lower 'batch_"
+    ):
+        PLAN.check(None, {"hidden_size": 10**6})
+    large = replace(fits, moments=1020 * MB)
+    sizes = {"hidden_size": 64, "inner": {"intermediate_size": 2**20, "bias": True}}
+    named = (
+        r"for the 'model', whose largest number is 'intermediate_size', 1,048,576: lower it, or let it "
+        r"swap with --memory-limit 2\."
+    )
+    with pytest.raises(UsageError, match=named):
+        large.check(10**9, sizes)
+    with pytest.raises(UsageError, match="for the model: take a smaller one, or train adapters"):
+        large.check(None, {})
+    # as much as the user allows
+    large.check(2 * 10**9, sizes)
 
 
 class _TwoProcesses(DataParallel):

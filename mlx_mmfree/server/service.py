@@ -7,7 +7,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -48,12 +48,20 @@ class _Body:
         size: Bytes that have come.
         is_coming: Whether more is waited for.
         error: Why it was ended.
+        pieces: What has come.
     """
 
     limit: asyncio.Timeout
     size: int = 0
     is_coming: bool = True
     error: RequestError | None = None
+    pieces: list[bytes] = field(default_factory=list)
+
+    def take(self) -> bytes:
+        """All of it, which is not kept."""
+        text = b"".join(self.pieces)
+        self.pieces.clear()
+        return text
 
     def end(self, error: RequestError) -> None:
         """Gives it up, and frees what has come of it."""
@@ -78,7 +86,7 @@ class Bodies:
         self._bodies: dict[_Body, None] = {}
 
     @asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[bytes]:
+    async def read(self, request: Request) -> AsyncIterator[_Body]:
         """The body of a request. Its bytes count until the block ends.
 
         Raises:
@@ -98,14 +106,13 @@ class Bodies:
         body = _Body(asyncio.timeout(BODY_SECONDS))
         self._bodies[body] = None
         try:
-            pieces = []
             try:
                 async with body.limit:
                     async for piece in request.stream():
                         body.size += len(piece)
                         if body.size > self._max_bytes:
                             raise self._too_large()
-                        pieces.append(piece)
+                        body.pieces.append(piece)
                         if sum(each.size for each in self._bodies) > HELD_BODIES * self._max_bytes:
                             self._make_room()
             except TimeoutError as error:
@@ -113,9 +120,7 @@ class Bodies:
                     f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
                 ) from error
             body.is_coming = False
-            text = b"".join(pieces)
-            pieces.clear()
-            yield text
+            yield body
         finally:
             del self._bodies[body]
 
@@ -366,18 +371,18 @@ class Service:
             RequestError: The body is too large or wrong, or the server can take no further request.
         """
         self.check_room(1)
-        async with self._bodies.read(request) as text:
+        async with self._bodies.read(request) as coming:
             self.check_room(1)
             self._preparing += 1
 
             def work() -> R:
                 self.check_room()
-                body = self._reader.read(kind, text)
+                body = self._reader.read(kind, coming.take())
                 request.state.user = getattr(body, "user", "")
                 return prepare(body)
 
             # large ones one after another, so that they leave threads to the others
-            is_large = len(text) > LARGE_BODY_BYTES
+            is_large = coming.size > LARGE_BODY_BYTES
             threads, call = (self._large, partial(_uncollected, work)) if is_large else (None, work)
             try:
                 working = asyncio.get_running_loop().run_in_executor(threads, call)

@@ -198,7 +198,14 @@ class Shield:
         """The text with what was hidden put back."""
         # these may be as large as the text, and the template has read them
         self._covered.clear()
-        # one after another, since what is put back is never hidden; other threads run between them
+        if not self._cover:
+            return text
+        # stretch by stretch, which takes less memory; other threads run between them
+        starts = range(0, len(text), STRETCH)
+        return "".join([self._restored(text[start : start + STRETCH]) for start in starts])
+
+    def _restored(self, text: str) -> str:
+        # one after another, since what is put back is never hidden
         for shown, hidden in self._cover.items():
             text = text.replace(hidden, shown)
         return text

@@ -1,6 +1,7 @@
-"""Large answers cross from the confined process in small chunks."""
+"""Large requests to a confined process, and its large answers, cross in small chunks."""
 
 import json
+import marshal
 from typing import Any
 
 import pytest
@@ -27,3 +28,13 @@ def test_values_are_put_together_again(value: Any) -> None:
         assert len(text) < 7 * SIZE
         builder.add(json.loads(text))
     assert builder.value == value
+
+
+def test_requests_hold_more_kinds_of_data() -> None:
+    request = ("name", b"\xff" * (3 * SIZE), {"long": ("a", b"b" * 9) * SIZE, "ids": [1, 2]}, None)
+    builder = Builder()
+    for chunk in chunks(request):
+        data = marshal.dumps(chunk)
+        assert len(data) < 7 * SIZE
+        builder.add(marshal.loads(data))
+    assert builder.value == request

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.platform.confinement import loop, policy, process
+from mlx_mmfree.platform.confinement.chunks import Builder
 from mlx_mmfree.platform.confinement.process import (
     Branch,
     ConfinedProcess,
@@ -68,7 +69,7 @@ def test_one_process_answers_all(confined: ConfinedProcess) -> None:
         (("exit", 7), "its process ended with status 7"),
         (("end", int(signal.SIGSEGV)), "its process was ended by SIGSEGV"),
         (("unknown", None), "ValueError: unknown"),
-        (("repeat", "a" * (MEMORY_BYTES // 4)), "it is given 64 MB, which is too much"),
+        (("repeat", "a" * (MEMORY_BYTES // 4)), "it is given over 64 MB, which is too much"),
     ],
     ids=["time", "memory", "exit", "signal", "error", "request"],
 )
@@ -100,10 +101,12 @@ def test_a_process_that_only_waits_is_ended(
 
 
 def test_memory_that_a_request_leaves_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop._Side, "given", Builder(), raising=False)
     for most, failed in ((None, False), (2**40, False), (2**10, True)):
         monkeypatch.setattr(loop._Side, "most_bytes", most, raising=False)
         (answer,) = map(
-            json.loads, loop._answer(lambda request: {"value": request}, CPU_SECONDS, 5)
+            json.loads,
+            loop._answer(lambda request: {"value": request}, CPU_SECONDS, ("items", [5])),
         )
         assert answer == ({"failure": "MemoryError", "message": ""} if failed else {"value": 5})
 

@@ -1,4 +1,4 @@
-"""Values of JSON in small chunks, none of which takes long to encode or to decode."""
+"""Plain data in small chunks, none of which takes long, or much memory, to encode or to decode."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -19,14 +19,14 @@ def chunks(value: Any) -> Iterator[tuple[str, Any]]:
         few = SIZE // _EACH
         yield from (("items", value[start : start + few]) for start in range(0, len(value), few))
         yield "end", "list"
-    elif isinstance(value, str):
+    elif isinstance(value, str | bytes):
         yield from (
             ("items", [value[start : start + SIZE]]) for start in range(0, len(value), SIZE)
         )
-        yield "end", "text"
-    elif isinstance(value, list):
+        yield "end", "text" if isinstance(value, str) else "bytes"
+    elif isinstance(value, list | tuple):
         yield from _grouped(value)
-        yield "end", "list"
+        yield "end", "list" if isinstance(value, list) else "tuple"
     else:
         yield from _grouped(list(chain.from_iterable(value.items())))
         yield "end", "object"
@@ -53,12 +53,12 @@ def _room(value: Any, room: int) -> int:
     values = [value]
     while values and room >= 0:
         value = values.pop()
-        room -= _EACH + (len(value) if isinstance(value, str) else 0)
-        if isinstance(value, (dict, list)) and len(value) * _EACH > room:
+        room -= _EACH + (len(value) if isinstance(value, str | bytes) else 0)
+        if isinstance(value, dict | list | tuple) and len(value) * _EACH > room:
             return -1
         if isinstance(value, dict):
             values += chain.from_iterable(value.items())
-        elif isinstance(value, list):
+        elif isinstance(value, list | tuple):
             values += value
     return room
 
@@ -89,6 +89,8 @@ class Builder:
 
 _KINDS: Mapping[str, Callable[[list[Any]], Any]] = {
     "list": list,
+    "tuple": tuple,
     "object": lambda items: dict(zip(items[::2], items[1::2], strict=True)),
     "text": "".join,
+    "bytes": b"".join,
 }

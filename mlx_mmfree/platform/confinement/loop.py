@@ -11,13 +11,13 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..resident_memory import peak_resident_bytes
-from .chunks import SIZE, chunks
+from .chunks import SIZE, Builder, chunks
 from .frames import receive, send
 
 _MAX_MESSAGE = 300
@@ -33,11 +33,13 @@ class _Side:
         connection: To the program.
         most_bytes: The resident memory that it may reach; `None` where the kernel holds it to less.
         branches: Those that were not ended yet.
+        given: What has come of a request.
     """
 
     connection: socket.socket
     most_bytes: int | None
     branches: set[int]
+    given: Builder
 
 
 def serve(handle: Handle, memory_bytes: int) -> None:
@@ -72,6 +74,7 @@ def ask_back(question: Any) -> Any:
 def _begin(connection: socket.socket, memory_bytes: int) -> None:
     _Side.connection = connection
     _Side.branches = set()
+    _Side.given = Builder()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     # elsewhere it is looked at after each request, and by the other side during it
@@ -79,11 +82,25 @@ def _begin(connection: socket.socket, memory_bytes: int) -> None:
     _Side.most_bytes = None if is_limited else peak_resident_bytes() + memory_bytes
 
 
-def _answer(handle: Handle, seconds: float, request: Any) -> list[bytes]:
-    """The answer as JSON, in chunks if it is large, or the kind and message of the failure."""
+def _take(chunk: Sequence[Any]) -> bytes:
+    """Keeps a chunk of a request, to which there is no answer yet."""
+    _Side.given.add(chunk)
+    return b""
+
+
+def _answer(handle: Handle, seconds: float, last: Sequence[Any]) -> list[bytes]:
+    """The answer as JSON, in chunks if it is large, or the kind and message of the failure.
+
+    Args:
+        handle: Makes it.
+        seconds: The processor time that it may take.
+        last: The last chunk of the request.
+    """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        answer = handle(request)
+        given, _Side.given = _Side.given, Builder()
+        given.add(last)
+        answer = handle(given.value)
         frames = [_encoded(answer)]
         if len(frames[0]) > SIZE:
             frames = [_encoded({"chunk": chunk}) for chunk in chunks(dict(answer))]
@@ -130,7 +147,7 @@ def _end(process_id: int) -> bytes:
     return _encoded({"status": os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])})
 
 
-_DOES: Mapping[str, Callable[..., bytes]] = {"branch": _branch, "end": _end}
+_DOES: Mapping[str, Callable[..., bytes]] = {"take": _take, "branch": _branch, "end": _end}
 
 
 def _encoded(answer: Mapping[str, Any]) -> bytes:

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from .chunks import Builder
+from .chunks import Builder, chunks
 from .frames import receive, send
 
 # A limit of time on the clock, for a process that is stopped or swaps and so uses no processor time.
@@ -107,13 +107,9 @@ class ConfinedProcess:
         Raises:
             LimitError: The answer took too long or too much memory, or the process ended.
         """
-        data = self._frame(request, cpu_seconds)
 
         def exchange(connection: socket.socket) -> dict[str, Any]:
-            nonlocal data
-            send(connection, data)
-            # it may be large, and so may the answer
-            data = b""
+            self._give(connection, request, cpu_seconds)
             answer = self._answer(connection)
             while tell is not None and "asked" in answer:
                 send(connection, marshal.dumps(tell(answer["asked"])))
@@ -204,18 +200,26 @@ class ConfinedProcess:
             # the first answer says that the process has imported everything
             answer = self._answer(self._running.connection)
             if self._first is not None:
-                send(self._running.connection, self._frame(self._first(), PATIENCE_S))
+                self._give(self._running.connection, self._first(), PATIENCE_S)
                 answer = self._answer(self._running.connection)
             if "failure" in answer:
                 raise LimitError(self._why_it_failed(answer))
         return self._running.connection
 
-    def _frame(self, request: Any, cpu_seconds: float) -> bytes:
-        # marshal goes to the process only; its answers are JSON, which can hold nothing but data
-        data = marshal.dumps(("ask", cpu_seconds, request))
-        if len(data) > self._memory_bytes // _SHARE_OF_REQUEST:
-            raise LimitError(f"it is given {len(data) // 2**20} MB, which is too much")
-        return data
+    def _give(self, connection: socket.socket, request: Any, cpu_seconds: float) -> None:
+        """Sends a request, a large one in chunks: other threads run between them."""
+        size = 0
+        last: tuple[str, Any] | None = None
+        for chunk in chunks(request):
+            if last is not None:
+                # marshal goes to the process only; its answers are JSON, which can hold nothing but data
+                data = marshal.dumps(("take", last))
+                size += len(data)
+                if size > self._memory_bytes // _SHARE_OF_REQUEST:
+                    raise LimitError(f"it is given over {size // 2**20} MB, which is too much")
+                send(connection, data)
+            last = chunk
+        send(connection, marshal.dumps(("ask", cpu_seconds, last)))
 
     def _start_values(self) -> str:
         names: list[str] = []

@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -428,3 +429,18 @@ def test_equals_transformers() -> None:
         assert render(source, TALK, tools=tools, eos_token="</s>") == (
             _compile_jinja_template(source).render(**variables)
         )
+
+
+def test_a_conversation_of_special_tokens_takes_a_few_times_its_size(tmp_path: Path) -> None:
+    tokenizer = with_template(GOLDENS / NAMES[1], tmp_path / "m", "{{ messages[0].content }}")
+    text = "<|eot_id|>" * 200_000
+    tokenizer.render_chat([{"role": "user", "content": "a"}])
+    tracemalloc.start()
+    try:
+        chat = tokenizer.render_chat([{"role": "user", "content": text}])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert chat.text == text
+    # characters for private use take two bytes
+    assert peak < 7 * len(text)

@@ -32,8 +32,6 @@ from tests.readme.documents import (
     MAIN,
     ROOT,
     Section,
-    anchors,
-    links,
     sections,
     table,
 )
@@ -79,17 +77,6 @@ def test_one_spelling_of_the_two_first_commands() -> None:
     assert "python generate.py" in beginning and "python convert.py" in beginning
     for text in (rest, *(file.read_text() for file in FOLDERS)):
         assert not re.search(r"python (generate|convert)\.py", text)
-
-
-@pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
-def test_links_lead_somewhere(file: Path) -> None:
-    for link in links(file):
-        if link.startswith("https://"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (file.parent / path).resolve() if path else file
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
 
 
 def test_all_commands_are_listed() -> None:

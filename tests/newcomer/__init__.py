@@ -1,1 +1,0 @@
-"""What newcomers are promised, with the tests that show it."""

@@ -135,7 +135,7 @@ class RewindingReader(Reader):
         """
         length = tokens.shape[0]
         if not self._unsettled and self._size + length + self._ahead > self._room:
-            self.go_on(self.state, length + self._ahead)
+            self.make_room(length + self._ahead)
         logits, finite, states = self._step(tokens, self.arrays)
         self.arrays = tuple(
             trail.add(state, length) for trail, state in zip(self._trails, states, strict=True)

@@ -154,6 +154,15 @@ class DecodedStates:
         """The ordinary form of a `fixed` state after `unread` tokens fewer than it had room for."""
         return state
 
+    def with_tail(self, state: State, slots: int) -> State:
+        """A `fixed` state whose next tokens go into a tail of so many slots, so that a GPU need not copy
+        what it still reads; the same state where there is nothing that a tail spares."""
+        return state
+
+    def without_tail(self, state: State, count: int) -> State:
+        """The `fixed` state with the tokens of the tail in it, of which there are `count`."""
+        return state
+
     def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> State:
         """The state of which another form is held, which has the shapes of its arrays.
 

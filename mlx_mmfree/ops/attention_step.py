@@ -5,18 +5,13 @@ latest token `S + p` with `p % W == j`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .attention import attention
-from .attention.metal_step import MAX_DIMS, MAX_SLOTS, one_token
-from .backend import self_check
 from .backend.cost import Call, Cost, meeting, norm_work, softmax_work, work
 from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
-from .backend.gradient import with_reference_gradient
-from .backend.launch import SIMD_GROUP
 from .rotated_heads import Rotation
 
 
@@ -101,7 +96,7 @@ def write_slots(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
 
 
 class Options(NamedTuple):
-    """The options that `attention_step` hands on to its backends beside the arrays that it changes."""
+    """The options of `attention_step` and `attention_tail`, beside the arrays that they change."""
 
     num_heads: int
     wavelengths: mx.array | None = None
@@ -111,7 +106,7 @@ class Options(NamedTuple):
     norm_eps: float = 1e-6
     window: int | None = None
     sinks: int = 0
-    place: Callable[[], Place] | None = None
+    place: Callable[[], Any] | None = None
     angles: Callable[[], Rotation] | None = None
     is_gated: bool = False
 
@@ -262,8 +257,12 @@ def reference(
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """The definition, in terms of `attention`."""
     place = _place(positions, keys.shape[2], options)
-    y, _, _, keys, values = _by_definition(projected, keys, values, place, options)
-    return y, keys, values, place.positions
+    q, k, v, gates = token_heads(projected, keys.shape[1], place.lengths, options)
+    keys = write_slots(keys, k.astype(keys.dtype), place.slots)
+    values = write_slots(values, v.astype(values.dtype), place.slots)
+    count = place.positions.shape[1]
+    y = attention(q, keys[:, :, :count], values[:, :, :count], place.mask)
+    return gated_result(y, gates, projected.dtype), keys, values, place.positions
 
 
 def _place(positions: mx.array, room: int, options: Options) -> Place:
@@ -272,12 +271,17 @@ def _place(positions: mx.array, room: int, options: Options) -> Place:
     return next_place(positions, room, options.window, options.sinks)
 
 
-def _by_definition(
-    projected: mx.array, keys: mx.array, values: mx.array, place: Place, options: Options
-) -> tuple[mx.array, ...]:
-    """The result of a token, its key and value as the cache holds them, and the cache."""
-    batch, groups, _, dims = keys.shape
-    num_heads, gates = options.num_heads, None
+def token_heads(
+    projected: mx.array, groups: int, lengths: mx.array, options: Options
+) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+    """The heads of a token that follows so many of its row, normed and rotated.
+
+    Returns:
+        Queries `(B, H, 1, K)`, keys and values `(B, G, 1, K)`, and gates `(B, 1, H K)` or `None`.
+    """
+    batch, num_heads, gates = projected.shape[0], options.num_heads, None
+    widths = (2 if options.is_gated else 1) * num_heads + 2 * groups
+    dims = projected.shape[2] // widths
     if options.is_gated:
         projected, gates = without_gates(projected, num_heads, dims)
     heads = projected.reshape(batch, -1, 1, dims)
@@ -295,16 +299,17 @@ def _by_definition(
             traditional=options.is_interleaved,
             base=None,
             scale=1.0,
-            offset=place.lengths,
+            offset=lengths,
             freqs=options.wavelengths,
         )
     q, k = mx.split(turned, [num_heads], axis=1)
-    k, v = k.astype(keys.dtype), heads[:, num_heads + groups :].astype(values.dtype)
-    keys, values = write_slots(keys, k, place.slots), write_slots(values, v, place.slots)
-    count = place.positions.shape[1]
-    y = attention(q, keys[:, :, :count], values[:, :, :count], place.mask).reshape(batch, 1, -1)
-    y = y if gates is None else y * mx.sigmoid(gates)
-    return y.astype(projected.dtype), k, v, keys, values
+    return q, k, heads[:, num_heads + groups :], gates
+
+
+def gated_result(y: mx.array, gates: mx.array | None, dtype: mx.Dtype) -> mx.array:
+    """The heads `(B, H, 1, K)` side by side, `(B, 1, H K)`, times the sigmoid of their gates."""
+    y = y.reshape(y.shape[0], 1, -1)
+    return (y if gates is None else y * mx.sigmoid(gates)).astype(dtype)
 
 
 def without_gates(projected: mx.array, num_heads: int, dims: int) -> tuple[mx.array, mx.array]:
@@ -313,141 +318,6 @@ def without_gates(projected: mx.array, num_heads: int, dims: int) -> tuple[mx.ar
     heads = mx.unflatten(both, -1, (num_heads, 2, dims))
     queries, gates = (mx.flatten(part, 2) for part in mx.split(heads, 2, axis=3))
     return mx.concatenate([queries, others], axis=-1), gates
-
-
-def _metal(
-    projected: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    positions: mx.array,
-    options: Options,
-) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """One launch, and an update for each buffer; the definition for sizes that the kernel does not take.
-
-    What the updates write comes from the launch that reads the buffers, so that these are free to be
-    written in place by then.
-    """
-    if not _fits(keys, positions, options):
-        return reference(projected, keys, values, positions, options)
-    place = _place(positions, keys.shape[2], options)
-    rotation = _rotation(place, options)
-    y, k, v = _attended(projected, keys, values, place, rotation, options)
-    keys, values = write_slots(keys, k, place.slots), write_slots(values, v, place.slots)
-    return y, keys, values, place.positions
-
-
-def _rotation(place: Place, options: Options) -> Rotation | None:
-    if options.wavelengths is None:
-        return None
-    if options.angles is not None:
-        return options.angles()
-    return Rotation.of(place.lengths, 1, options.wavelengths)
-
-
-def _attended(
-    projected: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    place: Place,
-    rotation: Rotation | None,
-    options: Options,
-) -> Any:
-    """The result of `metal_step.one_token`, with the gradient of the definition."""
-    given = (options.query_norm, options.key_norm)
-    norms = [norm for norm in given if norm is not None]
-    angles = () if rotation is None else (rotation.cosines, rotation.sines)
-
-    def run(projected: mx.array, keys: mx.array, values: mx.array, *norms: mx.array) -> Any:
-        return one_token(
-            projected,
-            keys,
-            values,
-            (place.slots, place.positions),
-            angles,
-            norms,
-            num_heads=options.num_heads,
-            eps=options.norm_eps,
-            is_interleaved=options.is_interleaved,
-            is_gated=options.is_gated,
-            is_windowed=options.window is not None,
-        )
-
-    def definition(projected: mx.array, keys: mx.array, values: mx.array, *norms: mx.array) -> Any:
-        given = options
-        if norms:
-            given = options._replace(query_norm=norms[0], key_norm=norms[1])
-        return list(_by_definition(projected, keys, values, place, given)[:3])
-
-    return with_reference_gradient(run, definition)(projected, keys, values, *norms)
-
-
-def _fits(keys: mx.array, positions: mx.array, options: Options) -> bool:
-    """Whether the kernel takes heads of these dims, and as many slots."""
-    dims, room = keys.shape[3], keys.shape[2]
-    used = min(slots_after(positions.shape[1], 1, options.window, options.sinks), room)
-    return dims % SIMD_GROUP == 0 and dims <= MAX_DIMS and used <= MAX_SLOTS
-
-
-def _metal_unsupported(
-    projected: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    positions: mx.array,
-    options: Options,
-) -> str | None:
-    if reason := _unsupported(projected, keys, values, positions, options):
-        return reason
-    if not _fits(keys, positions, options):
-        return None
-    dims = keys.shape[3]
-    norm, waves = options.query_norm, options.wavelengths
-    variant: dict[str, Any] = {
-        "projected": projected.dtype,
-        "keys": keys.dtype,
-        "values": values.dtype,
-        "norm": None if norm is None else norm.dtype,
-        "dims": dims,
-        "pairs": 0 if waves is None else waves.size,
-        "is_interleaved": options.is_interleaved,
-        "is_gated": options.is_gated,
-        "is_windowed": options.window is not None,
-    }
-    return self_check.kernel_fault(
-        "attention_step",
-        partial(_without_positions, _metal),
-        partial(_without_positions, reference),
-        partial(_step_to_check, **variant),
-        **variant,
-    )
-
-
-def _without_positions(run: Callable[..., Sequence[mx.array]], *arguments: Any) -> list[mx.array]:
-    return list(run(*arguments)[:3])
-
-
-def _step_to_check(
-    projected: mx.Dtype,
-    keys: mx.Dtype,
-    values: mx.Dtype,
-    norm: mx.Dtype | None,
-    dims: int,
-    pairs: int,
-    is_interleaved: bool,
-    is_gated: bool,
-    is_windowed: bool,
-) -> tuple[Any, ...]:
-    # a key head of two query heads, and more slots than SIMD groups, of which the last is free
-    batch, used, width = 2, 20, (6 if is_gated else 4) * dims
-    numbers = mx.arange(batch * (used + 1) * dims)
-    cache = ((numbers * 37 % 101) / 50.0 - 1.0).reshape(batch, 1, used + 1, dims)
-    token = ((mx.arange(batch * width) * 53 % 97) / 48.0 - 1.0).reshape(batch, 1, width)
-    positions = mx.broadcast_to(mx.arange(used), (batch, used))
-    scale = None if norm is None else (mx.arange(dims) % 3 + 1.0).astype(norm)
-    waves = mx.arange(pairs) + 2.0 if pairs else None
-    window = used if is_windowed else None
-    options = Options(2, waves, is_interleaved, scale, scale, window=window, is_gated=is_gated)
-    held = cache.astype(keys), (0.5 * cache).astype(values)
-    return token.astype(projected), *held, positions, options
 
 
 def native(
@@ -536,7 +406,6 @@ operation = Operation(
     check=check,
     costs={"AttentionStep": _cost},
     native=Backend(native, _unsupported, refuses=True),
-    metal=Backend(_metal, _metal_unsupported),
     chunked=reference,
     reference=reference,
 )

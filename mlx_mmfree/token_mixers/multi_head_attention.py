@@ -245,6 +245,12 @@ class _MemoryKind(StateKind):
     def growing(self, state: State, unread: int | None) -> State:
         return state if isinstance(state, MemoryState) else self._own.growing(state, unread)
 
+    def with_tail(self, state: State, slots: int) -> State:
+        return self._own.with_tail(state, slots)
+
+    def without_tail(self, state: State, count: int) -> State:
+        return self._own.without_tail(state, count)
+
     def joined(self, states: Sequence[State]) -> State:
         if not any(isinstance(state, MemoryState) for state in states):
             return self._own.joined(states)

@@ -7,7 +7,7 @@ extern "C" void* memcpy(void*, const void*, size_t);
 
 namespace machine {
 struct Access {  // since which barriers, by which thread (counted from 1)
-  uint epoch, simd_epoch, thread;
+  uint epoch, simd_epoch, by;
 };
 struct Shared {
   char* data;
@@ -67,9 +67,9 @@ static uint rest() {
 static uint simdgroup() { return current->attributes.simdgroup_index_in_threadgroup; }
 
 static bool is_ordered(const Access& past) {
-  if (past.epoch != epoch || past.thread == thread_number()) return true;
-  if (past.thread == MANY) return false;
-  return (past.thread - 1) / 32 == simdgroup() && past.simd_epoch != simd_epochs[simdgroup()];
+  if (past.epoch != epoch || past.by == thread_number()) return true;
+  if (past.by == MANY) return false;
+  return (past.by - 1) / 32 == simdgroup() && past.simd_epoch != simd_epochs[simdgroup()];
 }
 static void check_race(const Shared& array, ulong at, ulong bytes, bool is_store) {
   uint offset = 0;

@@ -118,6 +118,7 @@ static uint matrix_column() { return (machine::thread_number() - 1) % 4 * 2; }
 #define device __attribute__((opencl_global))
 #define constant __attribute__((opencl_constant))
 #define threadgroup __attribute__((opencl_local))
+#define thread
 
 template <class To, class From> inline To as_type(From value) {
   return __builtin_bit_cast(To, value);

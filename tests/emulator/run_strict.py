@@ -32,7 +32,7 @@ if __name__ == "__main__":
         "tests/ops/test_gated_delta_rule.py",
         "tests/ops/test_gated_delta_net.py",
         "tests/ops/test_gated_linear_attention.py",
-        "tests/ops/test_attention_step.py",
+        "tests/ops/test_attention_tail.py",
         "tests/ops/test_hadamard.py",
         "tests/ops/test_attention_gradient.py",
         # with other shapes and values each time

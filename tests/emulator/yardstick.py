@@ -310,34 +310,51 @@ _MLX_ATTENTION = """
 _CONSTANTS = {"has_mask", "bool_mask"}
 
 
+def text_of_attention(
+    dims: int,
+    *,
+    dtype: mx.Dtype = mx.float16,
+    is_gated: bool = False,
+    is_windowed: bool = False,
+    parts: int = 1,
+) -> tuple[str, str]:
+    """The name and text of the kernel that reads the cache for a token of 8 heads of so many dims."""
+    cache, seen = mx.zeros((1, 2, 256, dims), dtype), mx.zeros((1, 256), mx.bool_)
+    angles, norm, one = (
+        mx.zeros((1, 1, dims // 2)),
+        mx.ones((dims,), dtype),
+        mx.zeros((1,), mx.int32),
+    )
+    with launch.recording() as texts:
+        one_token(
+            mx.zeros((1, 1, (8 * (1 + is_gated) + 4) * dims), dtype),
+            (cache, cache),
+            (cache, cache),
+            (one, seen if is_windowed else one, one),
+            (angles, angles),
+            (norm, norm),
+            num_heads=8,
+            eps=1e-6,
+            is_interleaved=False,
+            is_gated=is_gated,
+            is_windowed=is_windowed,
+            parts=parts,
+        )
+    return next(iter(texts.items()))
+
+
 def of_attention() -> Iterator[Row]:
     """Attention of a decoded token, 128 dims a head, for each number of a key and its value."""
     dims = 128
-    cache, held = mx.zeros((1, 2, 256, dims), mx.float16), mx.zeros((1, 256), mx.int32)
-    angles, norm = mx.zeros((1, 1, dims // 2)), mx.ones((dims,), mx.float16)
-    for name, is_gated, is_windowed in (
-        ("", False, False),
-        (", gated", True, False),
-        (", with a window", False, True),
+    for name, options in (
+        ("`attention_step`", {}),
+        ("`attention_step`, gated", {"is_gated": True}),
+        ("`attention_step`, with a window", {"is_windowed": True}),
+        ("`attention_step`, bfloat16", {"dtype": mx.bfloat16}),
+        ("`attention_step`, in parts", {"parts": 2}),
     ):
-        token = mx.zeros((1, 1, (8 * (1 + is_gated) + 4) * dims), mx.float16)
-        with launch.recording() as texts:
-            one_token(
-                token,
-                cache,
-                cache,
-                (mx.zeros((1,), mx.int32), held),
-                (angles, angles),
-                (norm, norm),
-                num_heads=8,
-                eps=1e-6,
-                is_interleaved=False,
-                is_gated=is_gated,
-                is_windowed=is_windowed,
-            )
-        ((kernel, text),) = texts.items()
-        code = apple_gpu.machine_code(kernel, text, (512, 1, 1))
-        yield _of_slots(f"`attention_step`{name}", code, dims)
+        kernel, text = text_of_attention(dims, **options)
+        yield _of_slots(name, apple_gpu.machine_code(kernel, text, (512, 1, 1)), dims)
     text = _text_of_mlx("sdpa_vector.h")
     text = text[
         text.index("constant bool has_mask") : text.index(

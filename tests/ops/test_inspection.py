@@ -94,6 +94,6 @@ def test_one_broken_kernel_is_the_reason(emulated: Emulator) -> None:
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
 def test_without_metal_nothing_is_checked() -> None:
-    found = {report.get("metal") for op, report in operation_reports().items() if op != "adamw"}
+    found = {report["metal"] for report in operation_reports().values() if "metal" in report}
     assert found == {"no Metal device"}
     assert metal_kernels() == {}

@@ -14,7 +14,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_unflatten
 
-from mlx_mmfree.generation.reader import fixed_state
+from mlx_mmfree.generation.reader import TAIL_SLOTS, fixed_state, with_tails
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.joined import join_projections
 from mlx_mmfree.layers.rotated import RotatedLinear
@@ -60,18 +60,18 @@ FORMS = {
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
     "hgrn_bit": (5, 10),
-    "bitnet": (7, 14),
-    "ternary llama": (7, 14),
-    "dense llama": (10, 13),
-    "biased llama": (12, 15),
-    f"biased llama, {BIASES}": (14, 17),
-    "qwen3": (10, 16),
+    "bitnet": (5, 14),
+    "ternary llama": (5, 14),
+    "dense llama": (8, 13),
+    "biased llama": (10, 15),
+    f"biased llama, {BIASES}": (12, 17),
+    "qwen3": (8, 16),
     "linear layer of qwen3.5": (10, 21),
-    "full layer of qwen3.5": (10, 20),
+    "full layer of qwen3.5": (8, 20),
     f"linear layer of qwen3.5, {CODES}": (12, 23),
-    f"full layer of qwen3.5, {CODES}": (12, 22),
+    f"full layer of qwen3.5, {CODES}": (10, 22),
     f"linear layer of qwen3.5, {ROTATED}": (13, 24),
-    f"full layer of qwen3.5, {ROTATED}": (12, 22),
+    f"full layer of qwen3.5, {ROTATED}": (10, 22),
 }
 
 
@@ -111,6 +111,7 @@ def _decoded(model: Decoder, batch: int) -> Any:
     _, state = model.hidden(mx.ones((batch, 7), mx.int32), block_arguments=each)
     mx.eval(each, state)
     fixed, _ = fixed_state(model, state)
+    fixed = with_tails(model, fixed, TAIL_SLOTS)
     mx.eval(fixed)
     hidden, state = model.hidden(mx.ones((batch, 1), mx.int32), fixed, block_arguments=each)
     return model.logits(hidden), state

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 import mlx.core as mx
 from mlx.utils import tree_map
 
+from ...ops import attention_tail
 from ...ops.attention import Mask
 from ...ops.attention_step import held_positions, new_slots, slots_after, write_slots
 from ..context import sample_begins
@@ -96,6 +97,26 @@ class FixedKeyValueState(NamedTuple):
     keys: mx.array
     values: mx.array
     positions: mx.array
+
+
+class TailedKeyValueState(NamedTuple):
+    """A `FixedKeyValueState` whose last tokens are in a tail, so that its buffers are only read.
+
+    Attributes:
+        keys: Rotated keys `(B, G, C, K)`.
+        values: Values `(B, G, C, K)`.
+        positions: For each slot the position of its token, `(B, C)`; -1 where it is free.
+        tail: The tokens after them.
+    """
+
+    keys: mx.array
+    values: mx.array
+    positions: mx.array
+    tail: attention_tail.Tail
+
+
+FIXED = (FixedKeyValueState, TailedKeyValueState)
+"""The forms whose shapes stay."""
 
 
 def _grown(
@@ -435,7 +456,7 @@ def near_mask(
     return mx.logical_and(is_same, is_near)
 
 
-AnyKeyValueState = KeyValueState | FixedKeyValueState
+AnyKeyValueState = KeyValueState | FixedKeyValueState | TailedKeyValueState
 
 
 @dataclass(frozen=True, eq=False)
@@ -498,7 +519,7 @@ class KeyValueKind(StateKind):
 
     def can_rewind(self, state: AnyKeyValueState, count: int) -> bool:
         capacity = self.cache.capacity
-        if isinstance(state, FixedKeyValueState):
+        if isinstance(state, FIXED):
             # with a window it is not known here whether the next tokens take the slots of others
             return capacity is None and self.is_exact
         if not self.is_exact or (capacity is not None and state.used + count > capacity):
@@ -509,6 +530,10 @@ class KeyValueKind(StateKind):
     def rewound(self, state: AnyKeyValueState, count: int) -> AnyKeyValueState:
         positions = state.positions
         last = mx.max(positions, axis=1, keepdims=True) - count
+        if isinstance(state, TailedKeyValueState):
+            # those of the tail first
+            tail, last = state.tail, last + state.tail.count
+            state = state._replace(tail=tail._replace(count=mx.maximum(tail.count - count, 0)))
         positions = mx.where(positions > last, -1, positions)
         if isinstance(state, KeyValueState):
             # no row has a token in the last slots
@@ -545,6 +570,25 @@ class KeyValueKind(StateKind):
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
         keys, values, positions = state
         return KeyValueState(keys, values, positions[:, : positions.shape[1] - (unread or 0)])
+
+    def with_tail(self, state: Any, slots: int) -> Any:
+        """As `StateKind` has it, but for heads that no kernel takes, and for small windows."""
+        window = self.cache.window
+        is_small = window is not None and window < slots
+        if is_small or not isinstance(state, FixedKeyValueState) or not self._has_kernel:
+            return state
+        return TailedKeyValueState(*state, attention_tail.Tail.empty(state.keys, slots))
+
+    @property
+    def _has_kernel(self) -> bool:
+        """Whether a GPU has a kernel that reads a tail."""
+        return self.value_dims in (None, self.head_dim) and attention_tail.fits(self.head_dim)
+
+    def without_tail(self, state: Any, count: int) -> Any:
+        if not isinstance(state, TailedKeyValueState):
+            return state
+        window, sinks = self.cache.window, self.cache.sinks
+        return FixedKeyValueState(*attention_tail.join_tail(*state, count, window, sinks))
 
     def joined(self, states: Sequence[KeyValueState]) -> KeyValueState:
         """As `StateKind` has it; where one is quantised, the others become so."""

@@ -13,7 +13,9 @@ import mlx.core as mx
 
 from ...ops import Rotation
 from ...ops.attention import Mask
-from ...ops.attention_step import Options, Place, next_place, operation, without_gates
+from ...ops.attention_step import Options, next_place, operation, without_gates
+from ...ops.attention_tail import Tail, tail_place
+from ...ops.attention_tail import operation as tail_operation
 from ...ops.rotated_heads import operation as rotate_operation
 from ...ops.splitting import split_many
 from ..context import Context
@@ -24,7 +26,7 @@ from . import key_values
 from .options import KeyValueCache
 from .seen import relative_positions
 
-SelfAttentionState = key_values.KeyValueState | key_values.FixedKeyValueState | tuple[()]
+SelfAttentionState = key_values.AnyKeyValueState | tuple[()]
 
 PIECE = 256
 """Tokens that are read at a time at least, where a long call is read in pieces."""
@@ -66,7 +68,7 @@ class ServedAttention(TokenMixer):
     def _mixed(
         self, parts: Parts, state: SelfAttentionState, context: Context, **arguments: Any
     ) -> tuple[mx.array, SelfAttentionState]:
-        if isinstance(state, key_values.FixedKeyValueState):
+        if isinstance(state, key_values.FIXED):
             # its shapes serve the compiled step alone
             return self.fused(parts, state, context)
         first = None if fuses() else self._exact_tokens(state)
@@ -107,7 +109,7 @@ class ServedAttention(TokenMixer):
             `(B, L, H K)` and the state.
         """
         length = projected.shape[1]
-        is_fixed = isinstance(state, key_values.FixedKeyValueState)
+        is_fixed = isinstance(state, key_values.FIXED)
         if not length or (is_fixed and not projected.size):
             shape = (projected.shape[0], length, self.num_heads * self.head_dim)
             return mx.zeros(shape, projected.dtype), state
@@ -164,7 +166,7 @@ class ServedAttention(TokenMixer):
         With a window, a token of a long call costs what one of a short call does. With a bias, the
         scores of a piece are alive at once rather than all scores of the call.
         """
-        if isinstance(state, key_values.FixedKeyValueState):
+        if isinstance(state, key_values.FIXED):
             return list(range(1, length))
         cuts = set() if first is None or not 0 < first < length else {first}
         if isinstance(state, key_values.KeyValueState) and (
@@ -180,7 +182,8 @@ class ServedAttention(TokenMixer):
     ) -> tuple[mx.array, SelfAttentionState]:
         """As `attend`, of one token to itself and the tokens of an exact state."""
         window, sinks = self._cache.window, self._cache.sinks
-        keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state)
+        keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state[:3])
+        tail = state.tail if isinstance(state, key_values.TailedKeyValueState) else None
         if positions.shape[1] == keys.shape[2] and isinstance(state, key_values.KeyValueState):
             roomy = state.with_room(1, window, sinks)
             keys, values = cast("tuple[mx.array, mx.array]", roomy[:2])
@@ -199,8 +202,11 @@ class ServedAttention(TokenMixer):
             projected = mx.concatenate([mx.flatten(queries, -2), others], axis=-1)
         # layers share the place of the token and its rotation, where a backend asks for them
         room, used = keys.shape[2], positions.shape[1]
-        which = (used, room, window, sinks)
-        found = partial(next_place, positions, room, window, sinks)
+        which: tuple[Any, ...] = (used, room, window, sinks)
+        found: Callable[[], Any] = partial(next_place, positions, room, window, sinks)
+        if tail is not None:
+            which = ("tail", *which)
+            found = partial(tail_place, positions, tail.count, window, sinks)
         place = partial(context.once, ("place", *which), found)
         angles = None
         if waves is not None:
@@ -220,6 +226,9 @@ class ServedAttention(TokenMixer):
             angles,
             self._is_gated,
         )
+        if tail is not None:
+            y, *after = tail_operation(projected, keys, values, positions, tail, options)
+            return y, cast(Any, state)._replace(tail=Tail(*after))
         y, *new = operation(projected, keys, values, positions, options)
         return y, cast(Any, type(state))(*new)
 
@@ -376,6 +385,6 @@ class ServedAttention(TokenMixer):
         return queries, mx.concatenate([others, of_sinks], axis=-1)
 
 
-def _angles(place: Callable[[], Place], wavelengths: mx.array) -> Rotation:
+def _angles(place: Callable[[], Any], wavelengths: mx.array) -> Rotation:
     """The rotation of one token."""
     return Rotation.of(place().lengths, 1, wavelengths)

@@ -1,11 +1,14 @@
 """The Metal kernel for attention of one token: norms, rotation, softmax and gate in one launch.
 
-A threadgroup computes a query head. Its SIMD groups share the slots, and keep sums of their own until
-the end. The token's own key and value are not read from the cache, which MLX lets no kernel change: they
-come out beside the result, and one update each puts them there.
+Some threadgroups, the parts, share the slots of a query head, and the SIMD groups of all of them take
+slots in turn, with sums of their own until the end. A second launch adds up the sums of several parts.
+The cache is only read. The tail comes out anew with the token's key and value in it, which is as much as
+an update of it would copy while the step before is still computed.
 """
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import count
 from typing import Any
 
 import mlx.core as mx
@@ -16,24 +19,69 @@ from ..backend.metal_functions import SIGMOID
 MAX_DIMS = 256
 """The most dims of a head, of which a lane keeps 8 of the query and of the sums."""
 
-MAX_SLOTS = 4096
-"""The most slots that one threadgroup reads; MLX spreads more over several."""
-
 _SIMD_GROUPS = 16
 
-_kernel = mx.fast.metal_kernel(
-    name="attention_step",
-    # (B, 1, W), (B, G, C, K) twice, (1,) or (B, 1), (B, N), (1 or B, 1, PAIRS) twice, (K,) twice, ()
-    input_names=[
-        *("projected", "keys", "values", "slots", "held", "cosines", "sines"),
-        *("query_norm", "key_norm", "eps"),
-    ],
-    output_names=["y", "new_keys", "new_values"],  # (B, 1, H K), (B, G, 1, K) twice
-    header=SIGMOID,
-    source="""
+_FEW_SLOTS, _MANY_SLOTS = 512, 4096
+_CORES = {"s": (40,), "d": (80,)}
+"""The GPU cores of chips by the last letter of what MLX calls their architecture: Max and Ultra."""
+_CORES_OF_OTHERS = (8, 20)
+_UNEVEN = 1.25
+
+
+def parts_of(heads: int, slots: int, cores: Sequence[int]) -> int:
+    """The parts in which the slots of a head are read, so that GPU cores have even shares.
+
+    Args:
+        heads: Query heads of all rows.
+        slots: Slots of the cache. Where they are few, what a part takes beside them would outweigh the
+            gain. Where they are many, each core gets four parts, which suits every smaller chip too.
+        cores: Numbers of cores on which the busiest may have 1.25 times the mean at most.
+    """
+    if slots < _FEW_SLOTS:
+        return 1
+    if slots >= _MANY_SLOTS:
+        return -(-4 * max(cores) // heads)
+    return next(
+        parts
+        for parts in count(1)
+        if all(-(-heads * parts // n) * n <= _UNEVEN * heads * parts for n in cores)
+    )
+
+
+@cache
+def cores() -> Sequence[int]:
+    """The GPU cores that chips of this one's kind have."""
+    architecture = str(mx.device_info().get("architecture", ""))
+    return _CORES.get(architecture[-1:], _CORES_OF_OTHERS)
+
+
+_FUNCTIONS = """
+template <typename C, int EACH>
+inline void read_slot(
+    const device C* key, const device C* value, const thread float (&query)[EACH],
+    thread float& most, thread float& total, thread float (&sum)[EACH]) {
+    float score = 0;
+    #pragma clang loop unroll(full)
+    for (int n = 0; n < EACH; n++) score += query[n] * static_cast<float>(key[n]);
+    score = simd_sum(score);
+    const float more = max(most, score);
+    const float kept = precise::exp(most - more), weight = precise::exp(score - more);
+    most = more;
+    total = total * kept + weight;
+    #pragma clang loop unroll(full)
+    for (int n = 0; n < EACH; n++) sum[n] = sum[n] * kept + weight * static_cast<float>(value[n]);
+}
+template <typename C, int EACH>
+inline void write_slot(device C* slot, const thread C (&numbers)[EACH]) {
+    #pragma clang loop unroll(full)
+    for (int n = 0; n < EACH; n++) slot[n] = numbers[n];
+}
+"""
+
+_SOURCE = """
     const int groups = keys_shape[1];
     const int room = keys_shape[2];
-    const int count = held_shape[1];
+    const int slots = tail_keys_shape[2];
     constexpr int WIDE = GATED ? 2 : 1;
     const int heads = (projected_shape[2] / DIMS - 2 * groups) / WIDE;
     const int shared_by = heads / groups;
@@ -41,6 +89,8 @@ _kernel = mx.fast.metal_kernel(
     const int group = simdgroup_index_in_threadgroup;
     const int head = threadgroup_position_in_grid.x;
     const size_t row = threadgroup_position_in_grid.y;
+    const int part = threadgroup_position_in_grid.z;
+    const int parts = threadgroups_per_grid.z;
     const int key_head = head / shared_by;
     constexpr int EACH = DIMS / 32;
     threadgroup float turned[2 * DIMS];
@@ -83,89 +133,155 @@ _kernel = mx.fast.metal_kernel(
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const size_t cache = (row * groups + key_head) * room * DIMS + lane * EACH;
-    const int slot = slots[slots_shape[0] == 1 ? 0 : row];
+    const size_t own = row * groups + key_head;
     float query[EACH];
-    float own_key[EACH];
-    float own_value[EACH];
+    C own_key[EACH];
+    C own_value[EACH];
     float sum[EACH] = {};
     #pragma clang loop unroll(full)
     for (int n = 0; n < EACH; n++) {
         const int dim = lane * EACH + n;
         query[n] = turned[dim] * precise::rsqrt(static_cast<float>(DIMS));
         // as the cache holds them
-        const C key = static_cast<C>(turned[DIMS + dim]);
-        const C value = static_cast<C>(new_value[dim]);
-        own_key[n] = static_cast<float>(key);
-        own_value[n] = static_cast<float>(value);
-        if (group == 0 && head % shared_by == 0) {
-            new_keys[(row * groups + key_head) * DIMS + dim] = key;
-            new_values[(row * groups + key_head) * DIMS + dim] = value;
-        }
+        own_key[n] = static_cast<C>(turned[DIMS + dim]);
+        own_value[n] = static_cast<C>(new_value[dim]);
     }
+    const int first = SIMD_GROUPS * part + group;
+    const int step = SIMD_GROUPS * parts;
     float most = -INFINITY, total = 0;
-    if (group == 0) {
+    if (first == 0) {
         // the token itself
         most = 0;
         #pragma clang loop unroll(full)
         for (int n = 0; n < EACH; n++) {
-            most += query[n] * own_key[n];
-            sum[n] = own_value[n];
+            most += query[n] * static_cast<float>(own_key[n]);
+            sum[n] = static_cast<float>(own_value[n]);
         }
         most = simd_sum(most);
         total = 1;
     }
-    const auto seen = held + row * count;
-    // without a window, all tokens lie before this one
-    const int end = WINDOWED ? count : min(count, slot);
-    const auto own_keys = keys + cache;
-    const auto own_values = values + cache;
-    for (int place = group; place < end; place += SIMD_GROUPS) {
+    const auto own_keys = keys + own * room * DIMS + lane * EACH;
+    const auto own_values = values + own * room * DIMS + lane * EACH;
+    const int end = min(starts[row], room);
+    for (int place = first; place < end; place += step) {
         // numbers of 32 bits are enough from here
-        const auto key = own_keys + static_cast<uint>(place * DIMS);
-        const auto value = own_values + static_cast<uint>(place * DIMS);
-        if (!WINDOWED || (place != slot && seen[place] >= 0)) {
-            float score = 0;
-            #pragma clang loop unroll(full)
-            for (int n = 0; n < EACH; n++) score += query[n] * static_cast<float>(key[n]);
-            score = simd_sum(score);
-            const float more = max(most, score);
-            const float kept = precise::exp(most - more), weight = precise::exp(score - more);
-            most = more;
-            total = total * kept + weight;
-            #pragma clang loop unroll(full)
-            for (int n = 0; n < EACH; n++) {
-                sum[n] = sum[n] * kept + weight * static_cast<float>(value[n]);
-            }
+        const uint at = static_cast<uint>(place * DIMS);
+        if (!WINDOWED || seen[row * room + place]) {
+            read_slot<C, EACH>(own_keys + at, own_values + at, query, most, total, sum);
         }
     }
-    if (lane == 0) {
-        largest[group] = most;
-        totals[group] = total;
+    const size_t tail = own * slots * DIMS + lane * EACH;
+    const auto last_keys = tail_keys + tail;
+    const auto last_values = tail_values + tail;
+    const int tokens = min(count[0], slots - 1);
+    for (int place = first; place < tokens; place += step) {
+        const uint at = static_cast<uint>(place * DIMS);
+        read_slot<C, EACH>(last_keys + at, last_values + at, query, most, total, sum);
     }
-    #pragma clang loop unroll(full)
-    for (int n = 0; n < EACH; n++) sums[group * DIMS + lane * EACH + n] = sum[n];
+    // one head of those that share a key writes the tail that comes out
+    const int written = head % shared_by == 0 ? slots : 0;
+    for (int place = first; place < written; place += step) {
+        const uint at = static_cast<uint>(place * DIMS);
+        if (place == tokens) {
+            write_slot<C, EACH>(new_keys + tail + at, own_key);
+            write_slot<C, EACH>(new_values + tail + at, own_value);
+            continue;
+        }
+        C key[EACH];
+        C value[EACH];
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < EACH; n++) key[n] = last_keys[at + n];
+        #pragma clang loop unroll(full)
+        for (int n = 0; n < EACH; n++) value[n] = last_values[at + n];
+        write_slot<C, EACH>(new_keys + tail + at, key);
+        write_slot<C, EACH>(new_values + tail + at, value);
+    }
+    if (lane == 0) largest[group] = most;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    float top = largest[0], all = 0;
-    for (int g = 1; g < SIMD_GROUPS; g++) top = max(top, largest[g]);
-    for (int g = 0; g < SIMD_GROUPS; g++) all += totals[g] * precise::exp(largest[g] - top);
+    const float top = simd_max(lane < SIMD_GROUPS ? largest[lane] : -INFINITY);
+    // of a SIMD group, or all of a part, that has read nothing
+    const float kept = most == -INFINITY ? 0.0f : precise::exp(most - top);
+    if (lane == 0) totals[group] = total * kept;
+    #pragma clang loop unroll(full)
+    for (int n = 0; n < EACH; n++) sums[group * DIMS + lane * EACH + n] = sum[n] * kept;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    const float all = simd_sum(lane < SIMD_GROUPS ? totals[lane] : 0.0f);
+    const size_t result = row * heads + head;
     for (int dim = 32 * group + lane; dim < DIMS; dim += 32 * SIMD_GROUPS) {
         float read = 0;
-        for (int g = 0; g < SIMD_GROUPS; g++) {
-            read += sums[g * DIMS + dim] * precise::exp(largest[g] - top);
-        }
-        read /= all;
+        for (int g = 0; g < SIMD_GROUPS; g++) read += sums[g * DIMS + dim];
+"""
+
+_INPUTS = [
+    # (B, 1, W), (B, G, C, K) twice, (B, G, T, K) twice, (B,), (B, C) of booleans, (1,),
+    *("projected", "keys", "values", "tail_keys", "tail_values", "starts", "seen", "count"),
+    # (1 or B, 1, PAIRS) twice, (K,) twice, ()
+    *("cosines", "sines", "query_norm", "key_norm", "eps"),
+]
+_TAIL = ["new_keys", "new_values"]  # (B, G, T, K)
+
+_WHOLE = """        read /= all;
         if (GATED) read *= sigmoid(static_cast<float>(token[(2 * head + 1) * DIMS + dim]));
-        y[(row * heads + head) * DIMS + dim] = static_cast<T>(read);
+        y[result * DIMS + dim] = static_cast<T>(read);
     }
+"""
+
+_PART = """        sums_of_parts[(result * parts + part) * DIMS + dim] = read;
+    }
+    if (group == 0 && lane == 0) {
+        scales[2 * (result * parts + part)] = top;
+        scales[2 * (result * parts + part) + 1] = all;
+    }
+"""
+
+_of_whole = mx.fast.metal_kernel(
+    name="attention_step",
+    input_names=_INPUTS,
+    output_names=[*_TAIL, "y"],  # (B, 1, H K)
+    header=SIGMOID + _FUNCTIONS,
+    source=_SOURCE + _WHOLE,
+)
+_of_parts = mx.fast.metal_kernel(
+    name="attention_step_parts",
+    input_names=_INPUTS,
+    output_names=[*_TAIL, "sums_of_parts", "scales"],  # (B, H, P, K), (B, H, P, 2)
+    header=SIGMOID + _FUNCTIONS,
+    source=_SOURCE + _PART,
+)
+_join = mx.fast.metal_kernel(
+    name="attention_step_join",
+    input_names=["sums_of_parts", "scales", "projected"],
+    output_names=["y"],
+    header=SIGMOID,
+    source="""
+    const int parts = scales_shape[2];
+    const int heads = scales_shape[1];
+    const int head = threadgroup_position_in_grid.x;
+    const size_t row = threadgroup_position_in_grid.y;
+    const int dim = thread_index_in_threadgroup;
+    const auto own = scales + 2 * (row * heads + head) * parts;
+    float top = own[0];
+    for (int part = 1; part < parts; part++) top = max(top, own[2 * part]);
+    float all = 0, read = 0;
+    for (int part = 0; part < parts; part++) {
+        const float kept = precise::exp(own[2 * part] - top);
+        all += own[2 * part + 1] * kept;
+        read += sums_of_parts[((row * heads + head) * parts + part) * DIMS + dim] * kept;
+    }
+    read /= all;
+    if (GATED) {
+        const auto token = projected + row * projected_shape[2];
+        read *= sigmoid(static_cast<float>(token[(2 * head + 1) * DIMS + dim]));
+    }
+    y[(row * heads + head) * DIMS + dim] = static_cast<T>(read);
     """,
 )
 
 
 def one_token(
     projected: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    cache: Sequence[mx.array],
+    tail: Sequence[mx.array],
     places: Sequence[mx.array],
     angles: Sequence[mx.array],
     norms: Sequence[mx.array],
@@ -175,47 +291,80 @@ def one_token(
     is_interleaved: bool,
     is_gated: bool,
     is_windowed: bool,
+    parts: int,
 ) -> list[mx.array]:
-    """The result of a token, and its key and value as the cache holds them.
+    """The tail with a token's key and value in it, and its result.
 
     Args:
         projected: Heads of queries, each with its gate after it if there are some, keys and values.
-        keys, values: The cache, `(B, G, C, K)`.
-        places: The token's slots, and the position that each slot holds afterwards.
+        cache: Keys and values, `(B, G, C, K)`.
+        tail: Keys and values of the last tokens, `(B, G, T, K)`.
+        places: How many tokens of each row the cache holds, `(B,)`, which of its slots are seen,
+            booleans `(B, C)` that count with a window alone, and how many tokens are in the tail,
+            `(1,)`, fewer than `T`.
         angles: Cosines and sines of the rotation, `(1 or B, 1, R / 2)`; none without one.
         norms: Weights of the norms of queries and keys; none without them.
         num_heads: Query heads.
         eps: Epsilon of both norms.
         is_interleaved: Whether rotated pairs are neighbours.
         is_gated: Whether there are gates.
-        is_windowed: Whether slots are taken again, so that the token's may lie among others.
+        is_windowed: Whether some slots of the cache are not seen.
+        parts: The parts in which the slots of a head are read.
 
     Returns:
-        `(B, 1, H K)`, and `(B, G, 1, K)` twice.
+        `(B, G, T, K)` twice, and `(B, 1, H K)`.
     """
-    batch, groups, _, dims = keys.shape
-    slots, held = places
+    keys = cache[0]
+    batch, _, _, dims = keys.shape
     threads = launch.SIMD_GROUP * _SIMD_GROUPS
     # the cache stands in for what the kernel does not read
     weights = [keys, keys] if not norms else list(norms)
     turns: list[Any] = [keys, keys] if not angles else list(angles)
-    new = (batch, groups, 1, dims)
-    return launch.launch(
-        _kernel,
-        inputs=[projected, keys, values, slots, held, *turns, *weights, mx.array(eps, mx.float32)],
-        template=[
-            ("T", projected.dtype),
-            ("C", keys.dtype),
-            ("DIMS", dims),
-            ("PAIRS", angles[0].shape[2] if angles else 0),
-            ("NORMED", bool(norms)),
-            ("INTERLEAVED", is_interleaved),
-            ("GATED", is_gated),
-            ("WINDOWED", is_windowed),
-            ("SIMD_GROUPS", _SIMD_GROUPS),
+    call: dict[str, Any] = {
+        "inputs": [
+            *(projected, *cache, *tail, *places, *turns, *weights, mx.array(eps, mx.float32))
         ],
-        grid=(threads * num_heads, batch, 1),
-        threadgroup=(threads, 1, 1),
-        output_shapes=[(batch, 1, num_heads * dims), new, new],
-        output_dtypes=[projected.dtype, keys.dtype, keys.dtype],
+        "grid": (threads * num_heads, batch, parts),
+        "threadgroup": (threads, 1, 1),
+    }
+    template = [
+        ("T", projected.dtype),
+        ("C", keys.dtype),
+        ("DIMS", dims),
+        ("PAIRS", angles[0].shape[2] if angles else 0),
+        ("NORMED", bool(norms)),
+        ("INTERLEAVED", is_interleaved),
+        ("GATED", is_gated),
+        ("WINDOWED", is_windowed),
+        ("SIMD_GROUPS", _SIMD_GROUPS),
+    ]
+    shapes, dtypes = [each.shape for each in tail], [each.dtype for each in tail]
+    result: dict[str, Any] = {
+        "output_shapes": [(batch, 1, num_heads * dims)],
+        "output_dtypes": [projected.dtype],
+    }
+    if parts == 1:
+        return launch.launch(
+            _of_whole,
+            **call,
+            template=template,
+            output_shapes=[*shapes, *result["output_shapes"]],
+            output_dtypes=[*dtypes, projected.dtype],
+        )
+    sums = batch, num_heads, parts
+    *written, read, scales = launch.launch(
+        _of_parts,
+        **call,
+        template=template,
+        output_shapes=[*shapes, (*sums, dims), (*sums, 2)],
+        output_dtypes=[*dtypes, mx.float32, mx.float32],
     )
+    joined = launch.launch(
+        _join,
+        inputs=[read, scales, projected],
+        template=[("T", projected.dtype), ("DIMS", dims), ("GATED", is_gated)],
+        grid=(dims * num_heads, batch, 1),
+        threadgroup=(dims, 1, 1),
+        **result,
+    )
+    return [*written, *joined]

@@ -28,12 +28,12 @@ class Tail(NamedTuple):
     Attributes:
         keys: Rotated keys `(B, G, T, K)`.
         values: `(B, G, T, K)`.
-        count: How many tokens of each row there are, int32 `(1,)`.
+        used: The number of slots in use, int32 `(1,)`.
     """
 
     keys: mx.array
     values: mx.array
-    count: mx.array
+    used: mx.array
 
     @classmethod
     def empty(cls, keys: mx.array, slots: int) -> "Tail":
@@ -49,36 +49,36 @@ class TailPlace(NamedTuple):
     Attributes:
         lengths: The number of tokens before it in each row, int32 `(B,)`.
         starts: How many of them are in the cache, int32 `(B,)`.
-        count: How many of them are in the tail, int32 `(1,)`.
+        used: How many of them are in the tail, int32 `(1,)`.
         after: The same with the token.
         seen: Which slots of the cache it sees, booleans `(B, C)`.
     """
 
     lengths: mx.array
     starts: mx.array
-    count: mx.array
+    used: mx.array
     after: mx.array
     seen: mx.array
 
 
 def tail_place(
-    positions: mx.array, count: mx.array, window: int | None = None, sinks: int = 0
+    positions: mx.array, used: mx.array, window: int | None = None, sinks: int = 0
 ) -> TailPlace:
     """Finds the place of the next token.
 
     Args:
         positions: The position that each slot of the cache holds, int32 `(B, C)`, -1 for none.
-        count: How many tokens follow them in the tail.
+        used: How many tokens follow them in the tail, int32 `(1,)`.
         window: The number of slots after the sinks, or `None` if all tokens stay.
         sinks: The number of first tokens that stay.
     """
     starts = mx.max(positions, axis=1) + 1
-    lengths = starts + count
+    lengths = starts + used
     seen = positions >= 0
     if window is not None:
         is_near = positions > lengths[:, None] - window
         seen = mx.logical_and(seen, mx.logical_or(is_near, positions < sinks))
-    return TailPlace(lengths, starts, count, count + 1, seen)
+    return TailPlace(lengths, starts, used, used + 1, seen)
 
 
 def join_tail(
@@ -150,7 +150,7 @@ def attention_tail(
         >>> keys, tail = mx.zeros((1, 1, 8, 4)), Tail.empty(mx.zeros((1, 1, 8, 4)), 2)
         >>> positions = mx.array([[0, 1, 2, -1, -1, -1, -1, -1]])
         >>> y, tail = attention_tail(mx.ones((1, 1, 16)), keys, keys, positions, tail, Options(2))
-        >>> y.shape, tail.count.tolist()
+        >>> y.shape, tail.used.tolist()
         ((1, 1, 8), [1])
     """
     y, *after = operation(projected, keys, values, positions, tail, options)
@@ -194,8 +194,8 @@ def reference(
     """The definition, in terms of `attention`."""
     place = _place(positions, tail, options)
     q, k, v, gates = token_heads(projected, keys.shape[1], place.lengths, options)
-    tail_keys = write_slots(tail.keys, k.astype(keys.dtype), place.count)
-    tail_values = write_slots(tail.values, v.astype(values.dtype), place.count)
+    tail_keys = write_slots(tail.keys, k.astype(keys.dtype), place.used)
+    tail_values = write_slots(tail.values, v.astype(values.dtype), place.used)
     own = mx.arange(tail.keys.shape[2]) < place.after
     own = mx.broadcast_to(own, (keys.shape[0], own.size))
     mask = mx.concatenate([place.seen, own], axis=1)[:, None, None]
@@ -211,7 +211,7 @@ def reference(
 def _place(positions: mx.array, tail: Tail, options: Options) -> TailPlace:
     if options.place is not None:
         return options.place()
-    return tail_place(positions, tail.count, options.window, options.sinks)
+    return tail_place(positions, tail.used, options.window, options.sinks)
 
 
 def _metal(
@@ -239,7 +239,7 @@ def _metal(
             projected,
             arrays[:2],
             arrays[2:4],
-            (place.starts, place.seen if options.window is not None else place.starts, place.count),
+            (place.starts, place.seen if options.window is not None else place.starts, place.used),
             angles,
             arrays[4:],
             num_heads=options.num_heads,
@@ -254,8 +254,8 @@ def _metal(
         given = options._replace(place=lambda: place)
         if len(arrays) > 4:
             given = given._replace(query_norm=arrays[4], key_norm=arrays[5])
-        held = Tail(*arrays[2:4], tail.count)
-        y, *new, _ = reference(projected, *arrays[:2], positions, held, given)
+        held = Tail(arrays[2], arrays[3], tail.used)
+        y, *new, _ = reference(projected, arrays[0], arrays[1], positions, held, given)
         return [*new, y]
 
     arrays = projected, keys, values, tail.keys, tail.values, *norms

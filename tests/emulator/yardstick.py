@@ -381,8 +381,8 @@ def of_attention() -> Iterator[Row]:
 
 
 def _of_slots(name: str, code: Code, dims: int) -> Row:
-    """The loop over slots, before which angles are turned, and after which sums are joined."""
-    loop = code.loops[len(code.loops) // 2]
+    """The loop over slots of the cache: the only one, or that behind the one that turns angles."""
+    loop = code.loops[min(1, len(code.loops) - 1)]
     return Row(name, code, loop.instructions / (dims / 32), loop.slots / (dims / 32))
 
 

@@ -109,7 +109,7 @@ def joined_and_attended(given: Given) -> list[mx.array]:
         for each in ("keys", "values")
     )
     positions = mx.pad(given["positions"], [(0, 0), (0, missing)], constant_values=-1)
-    count = given["tail"].count.item()
+    count = given["tail"].used.item()
     cache = join_tail(keys, values, positions, given["tail"], count, window, sinks)
     held = held_positions(mx.array(lengths), used, window, sinks)
     assert mx.array_equal(cache[2][:, :used], held)
@@ -187,7 +187,7 @@ def check(
     **kind: Any,
 ) -> None:
     given = arguments(lengths, heads, dims, **kind)
-    before, count = given["tail"], given["tail"].count.item()
+    before, count = given["tail"], given["tail"].used.item()
     with use_backend("metal"), patch.object(ops_attention_tail, "parts_of", lambda *_: parts):
         got = tailed(given)
     with use_backend("reference"):
@@ -198,7 +198,7 @@ def check(
     formula, *own = (mx.array(each) for each in by_formula(given))
     assert relative_error(joined[:, 0], formula) <= tolerance
     for y, tail in (got, want):
-        assert y.dtype == dtypes[0] and tail.count.tolist() == [count + 1]
+        assert y.dtype == dtypes[0] and tail.used.tolist() == [count + 1]
         assert relative_error(y[:, 0], formula) <= tolerance
         for new, old, row in zip(tail[:2], before[:2], own, strict=True):
             assert new.dtype == dtypes[1] and new.shape == old.shape

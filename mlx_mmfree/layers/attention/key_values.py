@@ -532,8 +532,8 @@ class KeyValueKind(StateKind):
         last = mx.max(positions, axis=1, keepdims=True) - count
         if isinstance(state, TailedKeyValueState):
             # those of the tail first
-            tail, last = state.tail, last + state.tail.count
-            state = state._replace(tail=tail._replace(count=mx.maximum(tail.count - count, 0)))
+            tail, last = state.tail, last + state.tail.used
+            state = state._replace(tail=tail._replace(used=mx.maximum(tail.used - count, 0)))
         positions = mx.where(positions > last, -1, positions)
         if isinstance(state, KeyValueState):
             # no row has a token in the last slots

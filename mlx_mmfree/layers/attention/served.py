@@ -206,7 +206,7 @@ class ServedAttention(TokenMixer):
         found: Callable[[], Any] = partial(next_place, positions, room, window, sinks)
         if tail is not None:
             which = ("tail", *which)
-            found = partial(tail_place, positions, tail.count, window, sinks)
+            found = partial(tail_place, positions, tail.used, window, sinks)
         place = partial(context.once, ("place", *which), found)
         angles = None
         if waves is not None:

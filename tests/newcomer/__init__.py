@@ -1,0 +1,1 @@
+"""What newcomers are promised, with the tests that show it."""

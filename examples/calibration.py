@@ -18,6 +18,7 @@ import time
 from argparse import Namespace
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from mlx_mmfree.training.corpus.documents import read_documents
 from mlx_mmfree.training.distil.distil import Distillation
 from mlx_mmfree.training.distil.settings import TernarizeSettings
 
-ROUNDED, CALIBRATED, TRAINED = "rounded", "calibrated", "trained"
+DENSE, ROUNDED, CALIBRATED, TRAINED = "dense", "rounded", "calibrated", "trained"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Row:
 FULL, LONG = "full weights", "full weights, more passes"
 AS_OFTEN, AS_OFTEN_LONG = "trained, as many passes", "trained, more passes"
 ROWS: dict[str, Row] = {
+    DENSE: Row(DENSE),
     "absmean": Row(ROUNDED, {"threshold": 0.5}),
     "threshold 0.7, scale of what is kept": Row(ROUNDED, {"threshold": 0.7, "keeps_mean": False}),
     "modulation alone, hard trits": Row(CALIBRATED, {"rank": 0, "soft": False}),
@@ -85,6 +87,9 @@ ROWS: dict[str, Row] = {
     AS_OFTEN_LONG: Row(TRAINED, passes=4),
     "trained, ten times the tokens": Row(TRAINED, passes=0.2, tokens=10),
 }
+_MEASURED = 60
+"""Held-out stories that models are measured on."""
+
 BEST = (FULL, LONG, AS_OFTEN)
 """The rows that have several seeds."""
 
@@ -133,7 +138,7 @@ QUICK = Plan(
     passes=5,
     group_size=64,
     seeds=1,
-    names=("absmean", FULL, "last layer dense", AS_OFTEN),
+    names=(DENSE, "absmean", FULL, "last layer dense", AS_OFTEN),
 )
 
 
@@ -166,11 +171,10 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     """Runs the comparison, or only gathers the runs that are finished. Returns its table."""
     home = folder / "runs"
     home.mkdir(parents=True, exist_ok=True)
-    teacher = students.known_teacher(plan.teacher, home)
-    if teacher is None:
+    if students.known_teacher(plan.teacher, home) is None:
         if not trains:
-            return "The teacher has not been trained yet, so that there is no table."
-        teacher = prepare(plan.teacher, home)
+            return "The dense model has not been trained yet, so that there is no table."
+        prepare(plan.teacher, home)
     runs = runs_of(plan)
     for tokens in sorted({ROWS[run.row].tokens for run in runs}) if trains else ():
         _write_share(plan, home, tokens)
@@ -182,11 +186,11 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
         jobs=jobs,
         trains=trains,
     )
-    text = _table(plan, teacher, found)
+    text = _table(plan, found)
     with new_file(folder / "table.md") as new:
         new.write_text(text + "\n")
     written = [{**asdict(run), **figures} for run, figures in found.items()]
-    write_json(folder / "table.json", {"teacher": teacher, "runs": written})
+    write_json(folder / "table.json", {"runs": written})
     return text
 
 
@@ -228,6 +232,8 @@ def learn(run: Run, plan: Plan, folder: Path) -> Figures:
     start = time.process_time()
     more: Figures = {}
     teacher = (folder / students.TEACHER / "model").resolve()
+    if row.way == DENSE:
+        return _written(plan, run, folder, teacher, {})
     if row.way == ROUNDED:
         _round(plan, row, teacher, output)
     elif row.way == CALIBRATED:
@@ -242,8 +248,14 @@ def learn(run: Run, plan: Plan, folder: Path) -> Figures:
         settings = _training(run, plan, folder, output, teacher, row.passes, row.tokens, run.rate)
         Distillation(settings).run()
     more |= {"seconds": time.process_time() - start, "peak_bytes": mx.get_peak_memory()}
-    figures = {"value": _bits_per_byte(plan, output / "model", folder), **more}
+    figures = _written(plan, run, folder, output / "model", more)
     shutil.rmtree(folder / f"{run.name}.run", ignore_errors=True)
+    return figures
+
+
+def _written(plan: Plan, run: Run, folder: Path, model: Path, more: Figures) -> Figures:
+    """Measures a model, and writes down what it came to."""
+    figures = {"value": _bits_per_byte(plan, model, folder), **more}
     write_json(folder / f"{run.name}.json", {"settings": plan.described, **figures})
     return figures
 
@@ -299,21 +311,23 @@ def _training(
 
 def _bits_per_byte(plan: Plan, model: Path, folder: Path) -> float:
     loaded, tokenizer = load(model)
-    text = "\n".join(read_documents(folder / VALID))
+    text = "\n".join(islice(read_documents(folder / VALID), _MEASURED))
     ids = tokenizer.encode(text)
     measured = measure_perplexity(loaded, ids, len(text.encode()), length=plan.teacher.length)
     return measured.bits_per_byte
 
 
-def _table(plan: Plan, teacher: Figures, found: dict[Run, Figures]) -> str:
-    lines = []
+def _table(plan: Plan, found: dict[Run, Figures]) -> str:
+    lines, dense = [], found[Run(DENSE, 0.0)]["value"]
     for name in plan.names:
         row = ROWS[name]
+        if row.way == DENSE:
+            continue
         for rate in _rates(plan, name):
             runs = [each for run, each in found.items() if (run.row, run.rate) == (name, rate)]
             if not runs:
                 continue
-            above = [100 * (each["value"] / teacher["value"] - 1) for each in runs]
+            above = [100 * (each["value"] / dense - 1) for each in runs]
             tokens = 0 if row.way == ROUNDED else plan.samples * row.tokens * plan.teacher.length
             passes = f"{plan.passes * row.passes:g}" + (
                 f" + {plan.passes * row.then:g}" * bool(row.then)
@@ -324,15 +338,15 @@ def _table(plan: Plan, teacher: Figures, found: dict[Run, Figures]) -> str:
             cells += [f"{sum(seconds) / len(seconds):.0f}", f"{peak / 1e6:.1f}"]
             lines.append([name, *cells])
     header = ["way", "tokens", "passes", "above the dense model, %", "processor s", "peak, MB"]
-    return f"The dense model has {teacher['value']:.3f} bits per byte.\n\n{markdown(header, lines)}"
+    return f"The dense model has {dense:.3f} bits per byte.\n\n{markdown(header, lines)}"
 
 
 def _plan_of(arguments: Namespace) -> Plan:
     plan = plan_with(Plan(), arguments, ("rates", "seeds"))
-    return replace(plan, names=tuple(arguments.rows)) if arguments.rows else plan
+    return replace(plan, names=(DENSE, *arguments.rows)) if arguments.rows else plan
 
 
 if __name__ == "__main__":
     parser = parser_of(__doc__, "runs/calibration", "train a tiny teacher and four ternary models")
-    parser.add_argument("--rows", nargs="+", choices=tuple(ROWS), help="names of rows")
+    parser.add_argument("--rows", nargs="+", choices=tuple(ROWS)[1:], help="names of rows")
     run_comparison(parser, compare, _plan_of, lambda folder: QUICK)

@@ -169,6 +169,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
+    packed_forms=("mmfree", "affine"),
     mlx_lm=lambda config, ternary_dims: True,
     tiny={"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
     presets={

@@ -11,9 +11,10 @@ from mlx.utils import tree_unflatten
 
 from ...errors import TrainingError
 from ...hub.checkpoint.parameter_reader import ParameterReader
+from ...hub.checkpoint.weight_form import code_form
 from ...layers.context import Context
 from ...layers.matrix import matrices
-from ...models import Block, Decoder
+from ...models import Block, Decoder, architecture_of
 from ...ops.device import FLOATS
 
 _PLACE = "calibrate"
@@ -57,13 +58,18 @@ class LayerFiles:
             why = "does not continue texts"
         elif "positions" in model or not all(isinstance(block, Block) for block in model.blocks):
             why = "has other parts than an embedding, plain blocks, a norm and a head"
+        elif code_form()[0].method not in architecture_of(model.config).packed_forms:
+            why = (
+                f"is a {architecture_of(model.config).name}, which is not read with codes of 2 bits"
+            )
         elif any(matrix.is_packed or matrix.is_ternary for matrix in matrices(model).values()):
             why = "is in few bits already"
         if why is not None:
             folder = self._reader.checkpoint.folder
             raise TrainingError(
                 f"[{_PLACE}] 'model' must be a dense language model but '{folder}' {why}. "
-                "Give the dense model that it was made from, or use `mmfree ternarize`."
+                "Give a dense Llama, Qwen3, Qwen3.5, Qwen3-MoE or HGRNBit, or a dense student of "
+                "`mmfree distil`."
             )
 
     def _linears(self, block: nn.Module, group_size: int) -> list[str]:

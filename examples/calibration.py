@@ -239,13 +239,15 @@ def learn(run: Run, plan: Plan, folder: Path) -> Figures:
     elif row.way == CALIBRATED:
         more = Calibration(_calibration(run, plan, folder, output)).run()["figures"]
         if row.then:
-            settings = _training(
-                run, plan, folder, output / "then", output / "model", row.then, 1, plan.rates[0]
+            first = replace(run, rate=plan.rates[0])
+            settings = replace(
+                _training(first, plan, folder, output / "then", row.then, 1),
+                init_from=str((output / "model").resolve()),
             )
             Distillation(settings).run()
             output = output / "then"
     else:
-        settings = _training(run, plan, folder, output, teacher, row.passes, row.tokens, run.rate)
+        settings = _training(run, plan, folder, output, row.passes, row.tokens)
         Distillation(settings).run()
     more |= {"seconds": time.process_time() - start, "peak_bytes": mx.get_peak_memory()}
     figures = _written(plan, run, folder, output / "model", more)
@@ -290,21 +292,19 @@ def _training(
     plan: Plan,
     folder: Path,
     output: Path,
-    model: Path,
     passes: float,
     tokens: int,
-    rate: float,
 ) -> TernarizeSettings:
     rows = plan.teacher.rows
     steps = max(1, round(plan.samples * tokens * plan.passes * passes / rows))
     return TernarizeSettings(
-        model=str(model.resolve()),
+        model=str((folder / students.TEACHER / "model").resolve()),
         output=str(output.resolve()),
         data=(str(_share_file(folder, tokens).resolve()),),
         batch_size=rows,
         sequence_length=plan.teacher.length,
         logits_steps=steps,
-        logits_rate=rate,
+        logits_rate=run.rate,
         seed=run.seed,
     )
 

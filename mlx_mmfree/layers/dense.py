@@ -4,11 +4,12 @@ from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
 from ..ops import linear_product
 from ..ops.dense_matmul import add_bias
 from .fusing import Floats, Form, Fusable
-from .matrix import affine_form, affine_product
+from .matrix import Model, affine_form, affine_product, matrices
 
 
 class QuantizedLinear(Fusable, nn.QuantizedLinear):
@@ -81,3 +82,25 @@ class Linear(Fusable, nn.Linear):
             return super().to_quantized(group_size, bits, mode, quantize_input)
         make: Any = self.coded.from_linear
         return cast(nn.Module, make(self, group_size, bits, mode))
+
+
+def in_floats(model: Model) -> Model:
+    """The model with float32 matrices in the place of codes, in place.
+
+    Example:
+        >>> from mlx.nn import Sequential
+        >>> model = in_floats(Sequential(QuantizedLinear(64, 32)))
+        >>> model.layers[0].weight.shape
+        (32, 64)
+    """
+    found: list[tuple[str, nn.Module]] = []
+    for path, matrix in matrices(model).items():
+        if matrix.holds_codes:
+            given: Any = matrix.layer
+            layer = nn.Embedding(1, 1) if matrix.is_embedding else Linear(1, 1, "bias" in given)
+            layer.weight = matrix.written_out(given)
+            if "bias" in given:
+                layer.bias = given.bias
+            found.append((path, layer))
+    model.update_modules(tree_unflatten(found))
+    return model

@@ -337,3 +337,21 @@ def test_its_gguf_has_the_same_text(dense: Path) -> None:
         for source in (folder / "run/model", file)
     ]
     assert texts[0] == texts[1]
+
+
+def test_ternarize_goes_on_from_it(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It begins with the same trits and scales, and the dense model teaches it."""
+    assert main(flags_of(dense)) == 0
+    folder = dense.parent
+    first = load_model(folder / "run" / "model")
+    flags = ["ternarize", "--model", str(dense), "--output", str(folder / "further")]
+    flags += ["--data", str(folder / "train.txt"), "--sequence-length", "16", "--batch-size", "2"]
+    flags += ["--steps", "1", "--learning-rate", "1e-12", "--keep-embedding"]
+    assert main([*flags, "--init-from", str(folder / "run" / "model")]) == 0
+    further = load_model(folder / "further" / "model")
+    tokens = mx.array([[1, 5, 9, 2]])
+    assert relative_error(further(tokens)[0], first(tokens)[0]) <= TOLERANCE[mx.float16]
+    save_model(folder / "other", dense_model(hidden_size=64), GOLDENS / "tokenizer_bpe")
+    flags[flags.index("--output") + 1] = str(folder / "third")
+    assert main([*flags, "--init-from", str(folder / "other")]) == 2
+    assert "--init-from must be a model of the shape of --model" in capsys.readouterr().err

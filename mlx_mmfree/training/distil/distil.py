@@ -26,6 +26,7 @@ from ...hub.checkpoint.load import OpenedModel
 from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard, table
 from ...hub.remote.source import find_source
+from ...layers.dense import in_floats
 from ...layers.matrix import kept_names, matrices
 from ...layers.ternary.groups import make_ternary
 from ...models import Decoder, architecture_of
@@ -544,13 +545,26 @@ class Distillation:
         return OpenedModel(self._checkpoint, dtype=dtype or compute_dtype(self.settings.dtype))
 
     def _masters(self) -> OpenedModel:
-        """The teacher with float weights, as a student begins."""
-        return OpenedModel(self._checkpoint, dtype=mx.float32, packed=False, rebuild_masters=True)
+        """The model that a student begins as, with float weights or codes."""
+        first = self.settings.init_from
+        source = self._checkpoint if first is None else open_checkpoint(first)
+        opened = OpenedModel(source, dtype=mx.float32, packed=False, rebuild_masters=True)
+        own, wanted = (replace(each.config, linears=None) for each in (opened.model, self.teacher))
+        if own != wanted:
+            raise TrainingError(
+                f"[{self.settings.command}] 'init_from' must be a model of the shape of 'model' but "
+                f"'{first}' is described otherwise. Give one that was made of it, as `mmfree calibrate` "
+                "does."
+            )
+        return opened
 
-    def _first_student(self, teacher: Decoder) -> Decoder:
+    def _first_student(self, first: Decoder) -> Decoder:
         settings = self.settings
         student = build_student(
-            teacher, self._float_config, settings.seed, random_mixers=settings.random_mixers
+            in_floats(first),
+            self._float_config,
+            settings.seed,
+            random_mixers=settings.random_mixers,
         )
         return self._checkpointed(student)
 

@@ -87,6 +87,12 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         has_flag=False,
         holds="path",
     )
+    init_from: str | None = setting(
+        "Folder or Hub repository of a model of the same shape whose weights the student begins with, "
+        "such as one of `mmfree calibrate`. Default: those of the teacher.",
+        None,
+        holds="model",
+    )
     to: tuple[str | Mapping[str, Any], ...] = setting(
         "What takes the place of attention: names of token mixers, which repeat from layer to "
         "layer, or JSON objects with `name` and options; `same` keeps attention.",

@@ -494,7 +494,7 @@ def translate(
     Raises:
         CheckpointError: A value of the model's files is wrong, or the tokenizer names no end of a text.
         UnsupportedModelError: The files ask for a search that is not implemented.
-        ValueError: A number is not positive, or a token is outside the vocabulary.
+        ValueError: A number is not positive, a text is too long, or a token is outside the vocabulary.
 
     Example:
         >>> model, tokenizer = load("Helsinki-NLP/opus-mt-en-de")  # doctest: +SKIP
@@ -509,8 +509,10 @@ def translate(
         model, num_beams=num_beams, length_penalty=length_penalty, max_tokens=max_tokens
     )
     for text in texts:
-        check_text_length(tokenizer, text, model.max_length)
+        check_text_length(tokenizer, text, model.context_length)
     sources = [tokenizer.encode(text) for text in texts]
+    for source in sources:
+        check_length(len(source), model.context_length)
     order = sorted(range(len(sources)), key=lambda n: len(sources[n]))
     results = [""] * len(sources)
     for first in range(0, len(order), batch_size):

@@ -1,6 +1,7 @@
 """Vocabularies in SentencePiece's `tokenizer.model` format."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +17,8 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """How pieces spell a space."""
 
 _ERRORS = 2
+_WORDS = 3
+"""The kind of models whose pieces are whole words."""
 # of protobuf: how a field is written
 _VARINT, _SIZED, _FIXED_BYTES = 0, 2, {1: 8, 5: 4}
 # the last character for private use
@@ -228,6 +231,53 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
         place += 1
         if byte < 128:
             return number, place
+
+
+class LeastPieces:
+    """Counts how many pieces a text has at least, without splitting it.
+
+    A piece stands for as many characters as the longest has, of those that are pieces by themselves. Any
+    number of others may become one unknown piece.
+
+    Args:
+        processor: Knows the pieces.
+        model: The content of its file.
+    """
+
+    def __init__(self, processor: SentencePieceProcessor, model: bytes) -> None:
+        self._processor = processor
+        numbers = range(processor.get_piece_size())
+        pieces = {
+            processor.id_to_piece(number)
+            for number in numbers
+            if not (processor.is_control(number) or processor.is_unused(number))
+        }
+        self._longest = max(map(len, pieces), default=1)
+        # a model of whole words does not take a word apart
+        is_split = _model_type(model) != _WORDS
+        self._known = {piece for piece in pieces if len(piece) == 1} if is_split else set()
+
+    def of(self, text: str) -> int:
+        """The number for a text."""
+        # which takes an eighth of the time that splitting takes
+        text = self._processor.normalize(text)
+        counts: Counter[str] = Counter()
+        for start in range(0, len(text), vocabulary.STRETCH):
+            counts.update(text[start : start + vocabulary.STRETCH])
+        known = sum(count for character, count in counts.items() if character in self._known)
+        return -(-known // self._longest)
+
+
+def _model_type(model: bytes) -> int:
+    """The kind of a model (3), which its trainer (2) has set; the usual one is 1."""
+    types = [
+        value
+        for part, trainer in _fields(model)
+        if part == 2
+        for number, value in _fields(trainer)
+        if number == 3
+    ]
+    return int(types[-1]) if types else 1
 
 
 def load_processor(model: bytes, file: Path) -> SentencePieceProcessor:

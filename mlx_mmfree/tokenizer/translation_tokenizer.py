@@ -5,6 +5,7 @@ Marian has a tokenizer of two languages: a SentencePiece model for each, and one
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from ..errors import CheckpointError
 from ..files.checkpoint_files import TRANSLATION_FILES
 from ..files.reading import parse_json_object
 from . import vocabulary
-from .sentencepiece_model import SPACE, load_processor
+from .sentencepiece_model import SPACE, LeastPieces, load_processor
 from .tokenizer import Tokenizer
 
 SOURCE_FILE, TARGET_FILE, LIST_FILE = TRANSLATION_FILES
@@ -44,10 +45,10 @@ class TranslationTokenizer:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        self._source, self._target = (
-            load_processor(vocabulary.read_limited(file, vocabulary.MAX_VOCABULARY_BYTES), file)
-            for file in (self.folder / SOURCE_FILE, self.folder / TARGET_FILE)
-        )
+        files = [self.folder / name for name in (SOURCE_FILE, TARGET_FILE)]
+        models = [vocabulary.read_limited(file, vocabulary.MAX_VOCABULARY_BYTES) for file in files]
+        self._source, self._target = map(load_processor, models, files)
+        self._source_model = models[0]
         settings = vocabulary.read_settings(self.folder)
         names = [settings.named.get(key, usual) for key, usual in _NAMES.items()]
         self._ids = self._listed(names)
@@ -70,8 +71,14 @@ class TranslationTokenizer:
         return [first, *self._encoded(self._source, SOURCE_FILE, text[code.end() :])]
 
     def least_tokens(self, text: str) -> int:
-        """As of a `Tokenizer`: its model rewrites texts, so that it is not known."""
-        return 0
+        """As of a `Tokenizer`."""
+        code = _CODE.match(text)
+        return self._least.of(text if code is None else text[code.end() :])
+
+    @cached_property
+    def _least(self) -> LeastPieces:
+        with vocabulary.clean_errors(f"'{self.folder / SOURCE_FILE}' is damaged"):
+            return LeastPieces(self._source, self._source_model)
 
     def encode_target(self, text: str) -> list[int]:
         """As `encode`, for a text of the second language, which begins with no code."""

@@ -13,6 +13,7 @@ import pytest
 from sentencepiece import SentencePieceTrainer
 
 from mlx_mmfree import demo
+from mlx_mmfree.tokenizer.sentencepiece_model import LeastPieces, load_processor
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 from mlx_mmfree.tokenizer.tokenizer_json import BYTE_CHARACTERS
 from tests.tokenizer.test_hostile_tokenizers import (
@@ -175,6 +176,28 @@ def test_sentencepiece(
     )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
     check(Tokenizer.from_folder(tmp_path), is_known=is_known)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char", "word"])
+def test_pieces_of_normalized_text(kind: str) -> None:
+    written = BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(f"word {n} fox {n * 7} jumps é" for n in range(200)),
+        model_writer=written,
+        vocab_size=40,
+        hard_vocab_limit=False,
+        model_type=kind,
+        normalization_rule_name="nmt_nfkc",
+        user_defined_symbols="<|x|>",
+        minloglevel=2,
+    )
+    model = written.getvalue()
+    processor = load_processor(model, Path("m"))
+    least = LeastPieces(processor, model)
+    for text in (*texts(), "wxyz0123 " * 300, "o" * 2000, "\u2603o" * 900, "<|x|>" * 99):
+        assert least.of(text) <= len(processor.encode(text)), text[:80]
+    # a model of words knows the pieces of no long word
+    assert least.of("word fox " * 10_000) > 1000 if kind != "word" else least.of("o" * 99) == 0
 
 
 @pytest.mark.sample(2)

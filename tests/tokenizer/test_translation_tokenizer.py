@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from mlx_mmfree.errors import CheckpointError
+from mlx_mmfree.generation.translation import translate
+from mlx_mmfree.hub import load_model
 from mlx_mmfree.tokenizer.translation_tokenizer import TranslationTokenizer
 from tests.hub.marian_folder import marian_folder
 
@@ -29,6 +32,25 @@ def test_one_text_to_tokens_and_tokens_to_the_other(folder: Path) -> None:
     assert tokenizer.decode(padded) == "the cat"
     with pytest.raises(ValueError, match="but got 4000"):
         tokenizer.decode([4000])
+
+
+def test_a_text_beyond_the_longest_is_not_encoded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = cast(Any, load_model(folder))
+    tokenizer = TranslationTokenizer(folder)
+    for text in (
+        "the cat",
+        ">>fra<< the cat sat on a mat",
+        ">>" + "a" * 900 + "<<the cat",
+        "\u2603" * 99,
+    ):
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+    encode = tokenizer.encode
+    monkeypatch.setattr(TranslationTokenizer, "encode", lambda *_: pytest.fail("it was encoded"))
+    with pytest.raises(ValueError, match=r"at most 24 tokens.*but got at least [0-9]{3}"):
+        translate(model, tokenizer, ["the cat sat on a mat " * 100])
+    assert len(encode("\u2603" * 10_000)) < 24
 
 
 def test_an_unknown_token_keeps_the_words_around_it_apart(folder: Path) -> None:

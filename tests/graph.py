@@ -1,6 +1,7 @@
 """Which operations a graph of MLX is made of."""
 
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -115,3 +116,16 @@ def recorded_operations(function: Callable[..., Any], *arrays: mx.array) -> list
 
     mx.export_function(note, function, *arrays)
     return found
+
+
+def multiply_adds(function: Callable[..., Any], *arrays: mx.array) -> int:
+    """Those of the products of matrices in the results of a function of arrays."""
+    total = 0
+
+    def note(event: dict[str, Any]) -> None:
+        nonlocal total
+        if event["type"] == "primitive" and event["name"] in ("Matmul", "AddMM"):
+            total += math.prod(event["outputs"][0][1]) * event["inputs"][0][1][-1]
+
+    mx.export_function(note, function, *arrays)
+    return total

@@ -8,6 +8,7 @@ comes from is told in `apple_gpu.py`.
 
 import argparse
 import importlib.util
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from mlx_mmfree.ops.bit_linear.definition import Form
 from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS, Tuning, in_groups, slab_words
 from mlx_mmfree.ops.inspection import kernel_texts
 from mlx_mmfree.ops.ternary import packed_width
-from tests.emulator import apple_gpu
+from tests.emulator import apple_gpu, counts
 from tests.emulator.apple_gpu import Code
 
 PAGE = Path(__file__).parents[2] / "mlx_mmfree/ops/README.md"
@@ -453,6 +454,12 @@ def table(found: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def reports() -> Iterator[str]:
+    """What each kind of kernels takes."""
+    for file in pkgutil.iter_modules(counts.__path__, f"{counts.__name__}."):
+        yield f"{file.name.rpartition('.')[2]}:\n\n{importlib.import_module(file.name).report()}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the table to its page")
@@ -462,6 +469,8 @@ def main() -> None:
     counted = table(list(rows()))
     if not args.write:
         print(counted)
+        for report in reports():
+            print(f"\n{report}", flush=True)
         return
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]

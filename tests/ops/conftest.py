@@ -122,15 +122,20 @@ def _kernel_cache(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the backend `metal` build graphs of stand-ins, of what is chosen without timing."""
-    monkeypatch.setenv(choice.ENVIRONMENT_VARIABLE, choice.DEFAULT)
-    monkeypatch.setattr(dispatch, "metal_unavailable", lambda: None)
-    monkeypatch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
-    monkeypatch.setattr(launch, "launch", _launch)
-    monkeypatch.setattr(self_check, "kernel_fault", lambda *args, **kwargs: None)
+    build_stand_ins(monkeypatch)
+
+
+def build_stand_ins(patch: pytest.MonkeyPatch) -> None:
+    """Does so as long as the patch lasts."""
+    patch.setenv(choice.ENVIRONMENT_VARIABLE, choice.DEFAULT)
+    patch.setattr(dispatch, "metal_unavailable", lambda: None)
+    patch.setattr(dispatch, "native_unavailable", lambda: "it is left out")
+    patch.setattr(launch, "launch", _launch)
+    patch.setattr(self_check, "kernel_fault", lambda *args, **kwargs: None)
     for name in ("rope", "rms_norm"):
-        monkeypatch.setattr(mx.fast, name, getattr(graph, name))
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", graph.attention)
-    monkeypatch.setattr(mx, "dequantize", graph.dequantize)
+        patch.setattr(mx.fast, name, getattr(graph, name))
+    patch.setattr(mx.fast, "scaled_dot_product_attention", graph.attention)
+    patch.setattr(mx, "dequantize", graph.dequantize)
 
 
 def _launch(

@@ -7,8 +7,9 @@ import pytest
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import gated_delta_rule, use_backend
 from mlx_mmfree.ops.backend.dispatch import operations
+from mlx_mmfree.ops.backend.gradient import without_gradients
 from tests.emulator.emulator import Emulator
-from tests.graph import launches
+from tests.graph import launches, multiply_adds
 from tests.ops.planting import BARRIER, Fault, assert_seen
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
@@ -393,7 +394,26 @@ def test_a_prompt_takes_as_many_launches_for_any_length(recorded: None, use: str
     # with a last chunk that is filled up
     assert launched(201) == launched(2001)
     if use in ("none", "head"):
-        assert launched(200) == 14 and launched(201) == 22
+        assert launched(200) == 13 and launched(201) == 21
+
+
+@pytest.mark.parametrize("length", [33, 40, 64, 65, 130, 512])
+def test_products_of_chunks(recorded: None, length: int) -> None:
+    """Chunks are about as long as each other, and not filled up to 64 positions."""
+    keys, values = 8, 6
+    given = arguments(length, "head", sizes=(1, 1, keys, values))
+    mx.eval(given)
+
+    def outputs(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+        return computed(**dict(zip(given, arrays, strict=True)))
+
+    chunks = -(-length // 64)
+    size = -(-length // chunks)
+    # queries and reads with keys, the inverse with reads and values, weights with what is written
+    within = size * size * (3 * keys + 2 * values)
+    wanted = chunks * (within + size * keys * values)
+    with without_gradients():
+        assert multiply_adds(outputs, *given.values()) == wanted
 
 
 @pytest.mark.parametrize(

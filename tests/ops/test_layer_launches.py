@@ -66,11 +66,11 @@ LAUNCHES = {
     "biased llama": (10, 15),
     f"biased llama, {BIASES}": (12, 17),
     "qwen3": (8, 16),
-    "linear layer of qwen3.5": (10, 21),
+    "linear layer of qwen3.5": (10, 20),
     "full layer of qwen3.5": (8, 20),
-    f"linear layer of qwen3.5, {CODES}": (12, 23),
+    f"linear layer of qwen3.5, {CODES}": (12, 22),
     f"full layer of qwen3.5, {CODES}": (10, 22),
-    f"linear layer of qwen3.5, {ROTATED}": (13, 24),
+    f"linear layer of qwen3.5, {ROTATED}": (13, 23),
     f"full layer of qwen3.5, {ROTATED}": (10, 22),
 }
 
@@ -105,6 +105,11 @@ def _rotate(model: Decoder) -> None:
             model.update_modules(tree_unflatten([(path, rotated)]))
 
 
+def layer_models(name: str) -> tuple[Decoder, Decoder]:
+    """Two models, the second with one layer more."""
+    return _model(name, 2), _model(name, 3)
+
+
 def _decoded(model: Decoder, batch: int) -> Any:
     """One token of each row, as the decoding loop reads it."""
     each = model.block_arguments()
@@ -117,7 +122,7 @@ def _decoded(model: Decoder, batch: int) -> Any:
     return model.logits(hidden), state
 
 
-def _read(model: Decoder, batch: int, length: int = 64) -> Any:
+def read_prompt(model: Decoder, batch: int, length: int = 64) -> Any:
     """A prompt of more rows than one kernel projects, as the decoding loop reads it."""
     each = model.block_arguments()
     mx.eval(each)
@@ -127,16 +132,21 @@ def _read(model: Decoder, batch: int, length: int = 64) -> Any:
 def _read_split(model: Decoder, batch: int) -> Any:
     """The same, where split inputs were chosen."""
     with choice.use("split"):
-        return _read(model, batch)
+        return read_prompt(model, batch)
 
 
 @pytest.fixture
 def fused_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     """What MLX fuses on a GPU is one operation; a CPU would compile it when states are computed."""
-    monkeypatch.setattr(activations, "on_cpu", lambda: False)
-    monkeypatch.setattr(activations, "_fused_gate", lambda activation: _gated)
-    monkeypatch.setattr(dense_matmul, "on_cpu", lambda: False)
-    monkeypatch.setattr(dense_matmul, "_fused_sum", lambda: _gated)
+    fuse_gates(monkeypatch)
+
+
+def fuse_gates(patch: pytest.MonkeyPatch) -> None:
+    """Makes it one as long as the patch lasts."""
+    patch.setattr(activations, "on_cpu", lambda: False)
+    patch.setattr(activations, "_fused_gate", lambda activation: _gated)
+    patch.setattr(dense_matmul, "on_cpu", lambda: False)
+    patch.setattr(dense_matmul, "_fused_sum", lambda: _gated)
 
 
 def _gated(gate: mx.array, up: mx.array) -> mx.array:
@@ -148,9 +158,9 @@ def _gated(gate: mx.array, up: mx.array) -> mx.array:
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", [*MODELS, *FORMS])
 def test_launches_of_a_layer(name: str, batch: int) -> None:
-    models = [_model(name, layers) for layers in (2, 3)]
+    models = layer_models(name)
     decoded, read = LAUNCHES[name]
-    for call, count in ((_decoded, decoded), (_read, read), (_read_split, read)):
+    for call, count in ((_decoded, decoded), (read_prompt, read), (_read_split, read)):
         small, large = (graph.launches(call(model, batch)) for model in models)
         added = large - small
         assert added.total() == count, added
@@ -160,7 +170,8 @@ def test_launches_of_a_layer(name: str, batch: int) -> None:
 @pytest.mark.parametrize("name", [name for name in LAUNCHES if name.startswith("linear layer")])
 def test_launches_of_a_short_turn(name: str) -> None:
     """A layer with the gated delta rule, whether its last chunk is full or not."""
-    models = [_model(name, layers) for layers in (2, 3)]
+    models = layer_models(name)
     for length in (33, 40, 64, 65, 97, 200, 509, 512):
-        small, large = (graph.launches(_read(model, 1, length)) for model in models)
-        assert (large - small).total() <= 32, length
+        small, large = (graph.launches(read_prompt(model, 1, length)) for model in models)
+        # one more copies the outputs where the last chunk is not full
+        assert (large - small).total() + 1 <= 32, length

@@ -35,7 +35,7 @@ COUNTS = {
     "ternary llama": (240, 268),
     "dense llama": (55, 170),
     "qwen3": (63, 178),
-    "linear layer of qwen3.5": (685, 808),
+    "linear layer of qwen3.5": (684, 807),
     "full layer of qwen3.5": (73, 188),
 }
 # the same, once MLX has fused them
@@ -45,7 +45,7 @@ LAUNCHES = {
     "ternary llama": (143, 176),
     "dense llama": (46, 106),
     "qwen3": (52, 112),
-    "linear layer of qwen3.5": (568, 618),
+    "linear layer of qwen3.5": (567, 617),
     "full layer of qwen3.5": (62, 122),
 }
 

@@ -377,6 +377,4 @@ def in_launches(
         chunks = _with_gates_of_heads(q, k, v, a, f)
     else:
         chunks = parallel_part(q, k, v, a, f, b, inverse_in_one_launch)
-    o, last = led(chunks, state, v.shape[2], _led_in_one_launch)
-    # kernels take rows that follow one another
-    return mx.contiguous(o), last
+    return led(chunks, state, v.shape[2], _led_in_one_launch)

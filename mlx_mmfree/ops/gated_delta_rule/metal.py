@@ -154,7 +154,7 @@ def unsupported(
     has_removal, is_long = b is not None, q.shape[2] > MAX_LENGTH
     columns, piece = _columns(keys, values, has_removal), PIECE
     if is_long:
-        columns, piece = columns_and_piece(keys, values)
+        columns, piece = columns_and_piece(keys, values, has_removal)
     variant: dict[str, Any] = {
         "gate": _gate(f, keys),
         "columns": columns,

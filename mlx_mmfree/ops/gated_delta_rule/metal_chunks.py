@@ -21,7 +21,7 @@ _PARTS = 8
 """The most pieces of a column, of as many rows of the state or a multiple."""
 
 _COLUMNS = 2
-"""Columns of a thread, where there are enough: they share what is read for a row."""
+"""Columns of a thread, where there are enough and nothing is added: they share what is read."""
 
 _THREADS = 256
 
@@ -290,10 +290,10 @@ def _of_chunks(
     )
 
 
-def columns_and_piece(keys: int, values: int) -> tuple[int, int]:
-    """The columns of a thread, and the rows of them that it holds."""
+def columns_and_piece(keys: int, values: int, has_more: bool) -> tuple[int, int]:
+    """The columns of a thread, and the rows of them that it holds, by what registers suffice for."""
     is_filled = values % _COLUMNS == 0 and values >= launch.SIMD_GROUP * _COLUMNS
-    if is_filled and keys <= 8 * _PIECE and keys % _PIECE == 0:
+    if is_filled and keys <= 8 * _PIECE and keys % _PIECE == 0 and not has_more:
         return _COLUMNS, _PIECE
     return 1, _PIECE if keys <= 16 * _PIECE else 2 * _PIECE
 
@@ -309,7 +309,7 @@ def _led_in_one_launch(
     """As `definition.lead`."""
     batch, heads, dims, width = state.shape
     gate = "channel" if gates.shape[3] == dims else "head"
-    columns, piece = columns_and_piece(dims, width)
+    columns, piece = columns_and_piece(dims, width, added is not None)
     parts = -(-dims // piece)
     threads = launch.SIMD_GROUP * parts
     before, written, last = launch.launch(

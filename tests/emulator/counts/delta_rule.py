@@ -73,7 +73,7 @@ def _between(code: Code, size: int) -> float:
     earlier, later, above, down, spans, *products, writes = (a.instructions for a in code.loops)
     first, first_inner, second, second_inner = products
     # two SIMD groups have a position each; others begin with the products of the gates above
-    total = code.once.instructions * _SIMD_GROUPS + (earlier + later) * 96 + above * 2 * 96
+    total: float = code.once.instructions * _SIMD_GROUPS + (earlier + later) * 96 + above * 2 * 96
     total += down * 2 * size
     for bits in range(2, (size - 1).bit_length()):
         span = 1 << bits

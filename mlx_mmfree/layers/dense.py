@@ -7,7 +7,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ..ops import linear_product
-from ..ops.dense_matmul import add_bias
+from ..ops.linear_product import add_bias
 from .fusing import Floats, Form, Fusable
 from .matrix import Model, affine_form, affine_product, matrices
 

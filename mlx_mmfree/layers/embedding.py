@@ -6,8 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..ops import dense_matmul, linear_product
-from ..ops.dense_matmul import add_bias
 from ..ops.device import with_reference_gradient
+from ..ops.linear_product import add_bias
 from .arguments import check_array
 from .matrix import affine_form, matrix_of
 
@@ -101,7 +101,7 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
     if not is_plain and form is None:
         y: mx.array = head.as_linear(x) if hasattr(head, "as_linear") else head(x)
         return y
-    y = dense_matmul(x, head.weight, form).astype(x.dtype)
+    y = dense_matmul(x, head.weight, form, dtype=x.dtype)
     return add_bias(y, head.bias) if "bias" in head else y
 
 

@@ -26,9 +26,9 @@ import mlx.nn as nn
 from .. import ops
 from ..ops.activations import Activation
 from ..ops.bit_linear import Options, operation
-from ..ops.dense_matmul import add_bias
 from ..ops.device import FLOATS, runs_metal_kernels
 from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
+from ..ops.linear_product import add_bias
 from .arguments import check_features
 from .joined import joined_parts
 from .norms import is_rms_norm

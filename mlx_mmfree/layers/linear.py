@@ -14,7 +14,7 @@ from mlx.utils import tree_unflatten
 
 from .. import ops
 from ..arguments import tells_names
-from ..ops.dense_matmul import add_bias
+from ..ops.linear_product import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .dense import Linear

@@ -21,12 +21,12 @@ from .bit_linear import bit_linear as bit_linear
 from .cross_entropy import cross_entropy as cross_entropy
 from .dense_matmul import AffineForm as AffineForm
 from .dense_matmul import dense_matmul as dense_matmul
-from .dense_matmul import linear_product as linear_product
 from .depthwise_convolution import depthwise_convolution as depthwise_convolution
 from .gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .gated_linear_attention import gated_linear_attention as gated_linear_attention
 from .gather_ternary_matmul import gather_ternary_matmul as gather_ternary_matmul
 from .hadamard import hadamard as hadamard
+from .linear_product import linear_product as linear_product
 from .linear_scan import linear_scan as linear_scan
 from .long_sums import log_softmax as log_softmax
 from .long_sums import logsumexp as logsumexp

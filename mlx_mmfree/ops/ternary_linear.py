@@ -11,7 +11,7 @@ from .backend.cost import Call, Cost, work
 from .backend.dispatch import FLOATS, Example, Operation, native_kernel, use_any_backend
 from .backend.gradient import with_reference_gradient
 from .bit_linear import Projection, bit_linear
-from .dense_matmul import linear_product
+from .linear_product import linear_product
 from .long_sums import long_sum
 from .norms import rms_norm
 from .rms_norm_quantize import Rounding, normed, rms_norm_quantize

@@ -132,6 +132,7 @@ inline float max(float a, float b) { return __builtin_fmaxf(a, b); }
 inline float min(float a, float b) { return __builtin_fminf(a, b); }
 inline float abs(float x) { return __builtin_fabsf(x); }
 inline float rint(float x) { return __builtin_rintf(x); }
+inline float select(float a, float b, bool takes_b) { return takes_b ? b : a; }
 inline float round(float x) { return __builtin_roundf(x); }
 inline float floor(float x) { return __builtin_floorf(x); }
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

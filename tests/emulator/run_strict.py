@@ -33,6 +33,7 @@ if __name__ == "__main__":
         "tests/ops/test_gated_delta_net.py",
         "tests/ops/test_gated_linear_attention.py",
         "tests/ops/test_attention_tail.py",
+        "tests/ops/test_codes_on_metal.py",
         "tests/ops/test_hadamard.py",
         "tests/ops/test_attention_gradient.py",
         # with other shapes and values each time

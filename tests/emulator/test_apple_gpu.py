@@ -3,6 +3,7 @@
 import pytest
 
 from tests.emulator import apple_gpu, yardstick
+from tests.emulator.counts import codes
 from tests.emulator.yardstick import Row
 
 pytestmark = pytest.mark.slow
@@ -127,3 +128,27 @@ def test_instructions_of_a_loop(body: str, instructions: tuple[int, int]) -> Non
     least, most = instructions
     assert least <= code.hot.instructions <= most
     assert code.spills == 0
+
+
+# of whole kernels for 4096 and 5120 inputs, a weight and row, by the bits of a code
+OF_CODES = {1: 2.4, 2: 2.5, 6: 3.1}
+
+
+@pytest.mark.parametrize("bits", OF_CODES)
+def test_products_with_codes(bits: int) -> None:
+    one = codes.own(bits, 1)
+    assert max(one.whole(4096), one.whole(5120)) <= OF_CODES[bits] < codes.of_mlx(bits).loop
+    if bits == 2:
+        assert one.whole(2048) <= 2.6
+    counted = [one, *(codes.own(bits, rows) for rows in range(2, codes.metal.MOST_ROWS))]
+    for rows, count in enumerate(counted, 1):
+        assert (count.code.stack, count.code.spills) == (0, 0), count.name
+        assert count.code.bytes <= INSTRUCTION_CACHE, count.name
+        if rows > 1:
+            most = 2.2 if bits <= 2 else OF_CODES[bits]
+            assert max(count.whole(4096), count.whole(5120)) <= most, count.name
+
+
+def test_a_product_with_codes_without_halves_takes_fewer_than_that_of_mlx() -> None:
+    for bits in OF_CODES:
+        assert codes.own(bits, 1, are_halves=False).loop < codes.of_mlx(bits).loop

@@ -2,8 +2,8 @@
 
     python -m tests.emulator.yardstick [--write]
 
-Prints the table of `mlx_mmfree/ops/README.md`, or writes it there. Nothing is timed: where the compiler
-comes from is told in `apple_gpu.py`.
+Prints the table of `mlx_mmfree/ops/README.md`, or writes it there, and then what each file of
+`tests/emulator/counts` reports. Nothing is timed: `apple_gpu.py` says where the compiler comes from.
 """
 
 import argparse
@@ -30,28 +30,13 @@ from mlx_mmfree.ops.inspection import kernel_texts
 from mlx_mmfree.ops.ternary import packed_width
 from tests.emulator import apple_gpu, counts
 from tests.emulator.apple_gpu import Code
+from tests.emulator.counts import codes
+from tests.emulator.texts_of_mlx import text_of
 
 PAGE = Path(__file__).parents[2] / "mlx_mmfree/ops/README.md"
 _BEGIN, _END = "<!-- counted -->", "<!-- end -->"
 WIDTHS = (2560, 6912)
 """The inputs of a row for which whole kernels are counted."""
-
-_MLX_PRODUCT = """
-[[kernel]] void custom_kernel_qmv_fast(
-    const device uint32_t* w [[buffer(0)]],
-    const device float16_t* scales [[buffer(1)]],
-    const device float16_t* biases [[buffer(2)]],
-    const device float16_t* x [[buffer(3)]],
-    device float16_t* y [[buffer(4)]],
-    const constant int& dims [[buffer(5)]],
-    const constant int& outputs [[buffer(6)]],
-    uint3 threadgroup_position_in_grid [[threadgroup_position_in_grid]],
-    uint simdgroup_index_in_threadgroup [[simdgroup_index_in_threadgroup]],
-    uint thread_index_in_simdgroup [[thread_index_in_simdgroup]]) {
-  qmv_fast_impl<float16_t, 128, <bits>>(w, scales, biases, x, y, dims, outputs,
-      threadgroup_position_in_grid, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -186,31 +171,12 @@ def _bit_linear(
     )
 
 
-def _text_of_mlx(file: str) -> str:
-    """One of MLX's files of Metal kernels, without comments."""
-    found = importlib.util.find_spec("mlx")
-    assert found is not None and found.submodule_search_locations
-    folder = Path(found.submodule_search_locations[0], "include/mlx/backend/metal/kernels")
-    return re.sub(r"//[^\n]*", "", (folder / file).read_text())
-
-
 def _of_others() -> Iterator[Row]:
-    """The same work in MLX's kernel for products with 2-bit weights, and in mlx-lm's for BitNet."""
-    text = _text_of_mlx("quantized.h")
-    first, fast = text.index("MLX_MTL_CONST int SIMD_SIZE"), text.index("void qmv_fast_impl(")
-    shared = text[first : text.rindex("template <", 0, text.index("void qmv_quad_impl("))]
-    product = text[text.rindex("template <", 0, fast) :]
-    product = product[: product.index("\n}\n") + 3]
-    # a round takes a word of each of 4 rows
+    """The same work in MLX's kernel for products with codes, and in mlx-lm's for BitNet."""
     for bits, name in ((2, "product alone"), (1, "codes of 1 bit")):
-        called = _MLX_PRODUCT.replace("<bits>", str(bits))
-        code = apple_gpu.machine_code(
-            "custom_kernel_qmv_fast", shared + product + called, (32, 2, 1)
-        )
-        loop, weights = code.hot, 4 * 32 // bits
-        yield Row(
-            f"MLX's `qmv_fast`, {name}", code, loop.instructions / weights, loop.slots / weights
-        )
+        count = codes.of_mlx(bits)
+        slots = count.code.hot.slots / count.codes
+        yield Row(f"MLX's `qmv_fast`, {name}", count.code, count.loop, slots)
     if importlib.util.find_spec("mlx_lm") is None:
         return
     from mlx_lm.models.bitlinear_layers import make_bitlinear_kernel
@@ -266,7 +232,7 @@ def of_rotation() -> Iterator[Row]:
     for kind in ("", "_of_norm", "_of_sum", "_of_gate"):
         code = _code(texts, f"hadamard{kind}__float16_t_1024_16_1_0_", threads)
         yield _of_numbers(f"`hadamard{kind}`", code, numbers, dims // (4 * threads))
-    text = _text_of_mlx("hadamard.h")
+    text = text_of("hadamard.h")
     text = text[text.index("template <short R>") : text.index("template <typename T, int N, int M")]
     text = re.sub(r"\[\[.*?\]\]", "", text.replace("[[kernel]] ", "inline "))
     text = text.replace("STEEL_PRAGMA_UNROLL", "#pragma clang loop unroll(full)")
@@ -356,7 +322,7 @@ def of_attention() -> Iterator[Row]:
     ):
         kernel, text = text_of_attention(dims, **options)
         yield _of_slots(name, apple_gpu.machine_code(kernel, text, (512, 1, 1)), dims)
-    text = _text_of_mlx("sdpa_vector.h")
+    text = text_of("sdpa_vector.h")
     text = text[
         text.index("constant bool has_mask") : text.index(
             "template <typename T, int D, int V = D, int TK"

@@ -138,7 +138,7 @@ def test_rounding_is_asked_for_by_the_environment_and_named(
 
 
 def test_many_outputs_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("mlx_mmfree.ops.dense_matmul")
+    module = importlib.import_module("mlx_mmfree.ops.dense_matmul.definition")
     monkeypatch.setattr(module, "BLOCK_WEIGHTS", 64 * 7)
     codes, quantization = quantize(40, 64, 32, 4, mx.bfloat16)
     x = mx.random.normal((3, 64))

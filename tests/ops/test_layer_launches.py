@@ -24,7 +24,7 @@ from mlx_mmfree.ops.backend import choice
 from tests import graph
 
 # the package names its function so
-dense_matmul = import_module("mlx_mmfree.ops.dense_matmul")
+linear_product = import_module("mlx_mmfree.ops.linear_product")
 TERNARY = {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear"}}
 HEADS = {"head_dim": 64}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -145,8 +145,8 @@ def fuse_gates(patch: pytest.MonkeyPatch) -> None:
     """Makes it one as long as the patch lasts."""
     patch.setattr(activations, "on_cpu", lambda: False)
     patch.setattr(activations, "_fused_gate", lambda activation: _gated)
-    patch.setattr(dense_matmul, "on_cpu", lambda: False)
-    patch.setattr(dense_matmul, "_fused_sum", lambda: _gated)
+    patch.setattr(linear_product, "on_cpu", lambda: False)
+    patch.setattr(linear_product, "_fused_sum", lambda: _gated)
 
 
 def _gated(gate: mx.array, up: mx.array) -> mx.array:

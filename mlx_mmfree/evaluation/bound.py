@@ -3,7 +3,7 @@
 What one token takes is counted by `mmfree audit`, see `certificate`. The chip has limits of three kinds,
 and the slowest one binds:
 
-- bytes: weights and state at the memory's nominal bandwidth,
+- bytes: weights and state at the memory's nominal bandwidth, and what MLX copies of the state,
 - instructions: for a decoded token the hot loops that multiply packed weights, counted in
   machine code (`ops/README.md`); for a prompt its multiply-adds,
 - launches: a kernel that needs what the one before it wrote waits for it.
@@ -23,6 +23,7 @@ from ..arguments import did_you_mean
 from ..errors import UsageError
 from ..models import Decoder
 from .audit import Certificate, certify
+from .audit.metal_step import BUFFER_LIMIT, LARGE_BUFFER_LIMIT
 
 LAUNCH_SECONDS = 1.3e-6
 
@@ -56,6 +57,12 @@ class Chip(NamedTuple):
     bandwidth: float
     clock: float = 0
     has_issue_rates: bool = False
+
+    @property
+    def buffer_limit(self) -> int:
+        """How many launches MLX gathers in a command buffer."""
+        is_large = {"Max", "Ultra"} & set(self.name.split())
+        return LARGE_BUFFER_LIMIT if is_large else BUFFER_LIMIT
 
     @property
     def rate(self) -> float:
@@ -157,9 +164,10 @@ def _bound(tokens: int, seconds: dict[str, float]) -> Bound:
 
 def decoding_bound(token: Certificate, of: Chip) -> Bound:
     """The bound for decoding after as many tokens as the certificate says."""
+    step, limit = token.on_metal, of.buffer_limit
     seconds = {
-        "bandwidth": token.traffic.far / of.bandwidth,
-        "launches": token.launches["metal"] * LAUNCH_SECONDS,
+        "bandwidth": (token.traffic.far + step.moved(limit)) / of.bandwidth,
+        "launches": step.launches(limit) * LAUNCH_SECONDS,
     }
     if of.has_issue_rates:
         slots = sum(SLOTS.get(product.storage, 0) * product.macs for product in token.products)

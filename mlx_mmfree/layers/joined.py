@@ -21,13 +21,14 @@ class JoinedLinears:
 
     Args:
         linears: Linears of one `form`, whose arrays become views.
+        is_lazy: Whether the joined arrays are left to be computed.
 
     Attributes:
         whole: One linear that gives the results of all, side by side.
         count: How many there are.
     """
 
-    def __init__(self, linears: Sequence[nn.Module]):
+    def __init__(self, linears: Sequence[nn.Module], *, is_lazy: bool = False):
         first = linears[0]
         self.whole = copy(first)
         self.count = len(linears)
@@ -39,8 +40,9 @@ class JoinedLinears:
             if name in first:
                 joined = mx.concatenate([linear[name] for linear in linears])
                 parts = mx.split(joined, cuts[1:-1])
-                # the arrays of a pair of layers at a time are in memory twice
-                mx.eval(joined, parts)
+                if not is_lazy:
+                    # the arrays of a pair of layers at a time are in memory twice
+                    mx.eval(joined, parts)
                 self.whole[name] = joined
                 for linear, part in zip(linears, parts, strict=True):
                     linear[name] = part
@@ -55,11 +57,15 @@ class JoinedLinears:
         )
 
 
-def join_projections(model: nn.Module) -> nn.Module:
+def join_projections(model: nn.Module, *, is_lazy: bool = False) -> nn.Module:
     """Joins the projections of each mixer's input, on Metal, in place.
 
     A product of one row takes about as long as its launch in a small layer. Results are the same, and no
     array is in memory twice.
+
+    Args:
+        model: Its linears become views.
+        is_lazy: Whether the joined arrays are left to be computed, where nobody asks for their values.
 
     Returns:
         The model.
@@ -72,7 +78,7 @@ def join_projections(model: nn.Module) -> nn.Module:
             alike = list(group)
             if form is not None and len(alike) > 1 and _rotate_alike(alike):
                 # an ordinary attribute, since items of a module are parameters
-                object.__setattr__(alike[0], "joined", JoinedLinears(alike))
+                object.__setattr__(alike[0], "joined", JoinedLinears(alike, is_lazy=is_lazy))
     return model
 
 

@@ -20,7 +20,6 @@ import mlx.core as mx
 
 from mlx_mmfree.ops import Projection, gated_delta_rule, use_backend
 from mlx_mmfree.ops.activations import Activation
-from mlx_mmfree.ops.attention.metal_step import one_token
 from mlx_mmfree.ops.backend import launch
 from mlx_mmfree.ops.backend.launch import generated_text
 from mlx_mmfree.ops.bit_linear import Options
@@ -30,6 +29,7 @@ from mlx_mmfree.ops.inspection import kernel_texts
 from mlx_mmfree.ops.ternary import packed_width
 from tests.emulator import apple_gpu, counts
 from tests.emulator.apple_gpu import Code
+from tests.emulator.attention_texts import text_of_attention
 from tests.emulator.counts import codes
 from tests.emulator.texts_of_mlx import text_of
 
@@ -275,39 +275,6 @@ _MLX_ATTENTION = """
 """
 # what MLX's kernel is compiled for: a mask of booleans
 _CONSTANTS = {"has_mask", "bool_mask"}
-
-
-def text_of_attention(
-    dims: int,
-    *,
-    dtype: mx.Dtype = mx.float16,
-    is_gated: bool = False,
-    is_windowed: bool = False,
-    parts: int = 1,
-) -> tuple[str, str]:
-    """The name and text of the kernel that reads the cache for a token of 8 heads of so many dims."""
-    cache, seen = mx.zeros((1, 2, 256, dims), dtype), mx.zeros((1, 256), mx.bool_)
-    angles, norm, one = (
-        mx.zeros((1, 1, dims // 2)),
-        mx.ones((dims,), dtype),
-        mx.zeros((1,), mx.int32),
-    )
-    with launch.recording() as texts:
-        one_token(
-            mx.zeros((1, 1, (8 * (1 + is_gated) + 4) * dims), dtype),
-            (cache, cache),
-            (cache, cache),
-            (one, seen if is_windowed else one, one),
-            (angles, angles),
-            (norm, norm),
-            num_heads=8,
-            eps=1e-6,
-            is_interleaved=False,
-            is_gated=is_gated,
-            is_windowed=is_windowed,
-            parts=parts,
-        )
-    return next(iter(texts.items()))
 
 
 def of_attention() -> Iterator[Row]:

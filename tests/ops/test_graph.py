@@ -32,13 +32,16 @@ def test_operations_stand_behind_those_they_read() -> None:
 
 
 def test_dispatches_of_copies() -> None:
-    """A GPU copies each part of a concatenation, and fills what is padded before it copies."""
+    """A GPU copies each part of a concatenation, fills what is padded before it copies, and finds where
+    an update goes before it writes."""
     x = mx.ones((3, 4))
     results = [mx.concatenate([x, x, x]), mx.pad(x, [(0, 1), (0, 0)]), mx.exp(x)]
+    results.append(mx.slice_update(x, mx.ones((1, 4)), mx.array([1]), (0,)))
     nodes = graph_of(results, [x]).nodes
     found = {node.name: dispatches(node.name, len(node.inputs)) for node in nodes}
-    assert found | {"Concatenate": 3, "Pad": 2, "Exp": 1} == found
-    assert launches(results) == {"Concatenate": 3, "Pad": 2, "Exp": 1}
+    wanted = {"Concatenate": 3, "Pad": 2, "Exp": 1, "DynamicSliceUpdate": 2}
+    assert found | wanted == found
+    assert launches(results) == wanted
 
 
 def test_it_ends_at_leaves_whether_known_or_not() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 from ...errors import UnsupportedModelError
 from ...models import Decoder
 from ...ops.backend.cost import Call, Cost, Work, product_work
+from .metal_step import MetalStep, metal_step
 from .primitives import VIEWS, cost_of_kernel, cost_of_mlx
 from .products import MatrixProduct, products_of
-from .record import Recording, metal_launches, record
+from .record import Recording, record
 
 SOURCE = "M. Horowitz, Computing's energy problem, ISSCC 2014, figure 1.1.9 (45 nm, 0.9 V)"
 
@@ -130,8 +131,9 @@ class Certificate:
         work: Arithmetic.
         traffic: Bytes.
         state_bytes: Bytes of the state after the token.
-        launches: Operations that run on a CPU, `cpu_kernels` of this library and `cpu_mlx`, and those
+        launches: Operations that run on a CPU, `cpu_kernels` of this library and `cpu_mlx`, and kernels
             that would run on Metal, `metal`.
+        on_metal: The step there.
         lookups: Tables of weights of which a token reads rows.
         products: All products, in the order in which they are computed.
         twin_work, twin_traffic: The same of a model with float16 matrices of the same shapes.
@@ -145,6 +147,7 @@ class Certificate:
     traffic: Traffic
     state_bytes: int
     launches: Mapping[str, int]
+    on_metal: MetalStep
     lookups: tuple[str, ...]
     products: tuple[MatrixProduct, ...]
     twin_work: Work
@@ -224,7 +227,7 @@ def certify(model: Decoder, position: int = 16) -> Certificate:
         products += found
         if name := _lookup(recording, number):
             lookups[name] = None
-    arrays = recording.graph.arrays
+    arrays, on_metal = recording.graph.arrays, metal_step(model, position)
     own = sum(operations[name] for name in kernels)
     return Certificate(
         position,
@@ -237,8 +240,9 @@ def certify(model: Decoder, position: int = 16) -> Certificate:
         {
             "cpu_kernels": own,
             "cpu_mlx": operations.total() - own,
-            "metal": metal_launches(model, position),
+            "metal": on_metal.launches(),
         },
+        on_metal,
         tuple(lookups),
         tuple(products),
         twin.work,

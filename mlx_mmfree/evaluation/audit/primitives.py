@@ -45,6 +45,9 @@ _OPERATIONS: dict[str, str] = {
 }
 """Of each number of the result, one operation of this kind."""
 
+ELEMENTWISE = {*_OPERATIONS, "AsType"}
+"""Operations that MLX fuses where a step is compiled on a GPU."""
+
 _SUMS = {"Sum": "add", "Prod": "multiply", "CumSum": "add", "CumProd": "multiply"} | dict.fromkeys(
     ("Max", "Min", "And", "Or", "ArgReduce", "ArgMax", "ArgMin", "CumMax", "CumMin"), "other"
 )

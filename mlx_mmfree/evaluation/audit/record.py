@@ -5,13 +5,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...generation.reader import fixed_state
+from ...generation.reader import TAIL_SLOTS, fixed_state, with_tails
 from ...generation.states import blank_state
 from ...models import Decoder, check_causal
-from ...ops.backend import choice, dispatch, launch
 from ...ops.backend.compilation import without_fusion
 from ...ops.backend.cost import Call
-from ...ops.backend.graph import Graph, GraphNode, dispatches, graph_of
+from ...ops.backend.graph import Graph, GraphNode, graph_of
 from .primitives import VIEWS
 
 _PASSING = {"CustomTransforms"}
@@ -28,8 +27,10 @@ class Recording:
         token: The place of the token.
         new_state: The places of the new state.
         hidden: The place of what the head gets.
+        state_tree: The old state.
 
     Attributes:
+        state_tree: As the argument.
         new_state: The places of the new state.
         state: The arrays of the old and the new state, of which others are views.
         depends: Of each array, whether it depends on the token or the state.
@@ -45,8 +46,10 @@ class Recording:
         old_state: list[int],
         new_state: list[int],
         hidden: int,
+        state_tree: Any,
     ):
-        self.graph, self.names = graph, names
+        self.graph, self.names, self.state_tree = graph, names, state_tree
+        self._readers: dict[int, list[int]] = {}
         self._maker = {array: n for n, node in enumerate(graph.nodes) for array in node.outputs}
         self.new_state = new_state
         self.state = {*old_state, *map(self.origin, new_state)}
@@ -113,6 +116,15 @@ class Recording:
         found = self._maker.get(array)
         return None if found is None else self.graph.nodes[found]
 
+    def readers(self, array: int) -> list[int]:
+        """The operations that read an array, or a view of it."""
+        if not self._readers:
+            for number, node in enumerate(self.graph.nodes):
+                if node.name not in VIEWS - {"Depends"}:
+                    for place in {self.origin(place) for place in node.inputs}:
+                        self._readers.setdefault(place, []).append(number)
+        return self._readers.get(array, [])
+
     def makers(self, array: int) -> list[GraphNode]:
         """All operations that an array is made by."""
         return [self.graph.nodes[number] for number in self._ancestors([array])]
@@ -143,12 +155,13 @@ class Recording:
         return (layer if parameter in ("weight", "scales", "biases") else name) or "a constant"
 
 
-def record(model: Decoder, position: int) -> Recording:
+def record(model: Decoder, position: int, *, has_tails: bool = False) -> Recording:
     """Records how a model decodes the token after so many others, one text alone, on the CPU.
 
     Args:
         model: Its weights need no values.
         position: The tokens before it.
+        has_tails: Whether keys and values go into tails, as on Metal.
 
     Raises:
         UnsupportedModelError: The model cannot continue a text.
@@ -162,6 +175,8 @@ def record(model: Decoder, position: int) -> Recording:
         kinds = [mixer.state_kind for mixer in model.token_mixers]
         pairs = zip(kinds, fixed, rooms, strict=True) if rooms else ()
         state = tuple(kind.growing(part, room) for kind, part, room in pairs) or fixed
+        if has_tails and rooms:
+            state = with_tails(model, fixed, TAIL_SLOTS)
         arguments = model.block_arguments()
         hidden, new_state = model.hidden(token, state, block_arguments=arguments)
         logits = model.logits(hidden)
@@ -176,30 +191,7 @@ def record(model: Decoder, position: int) -> Recording:
     _, last, *places = graph.results
     after, before = places[: len(new)], places[len(new) :]
     names = dict(zip(before[1 + len(old) :], named, strict=True))
-    return Recording(graph, names, before[0], before[1 : 1 + len(old)], after, last)
-
-
-def metal_launches(model: Decoder, position: int) -> int:
-    """How many kernels of this library and of MLX decode a token; numbers and views launch none.
-
-    They are counted in a graph that is built without Metal. The kernels are those that are chosen where
-    none was timed.
-    """
-    with (
-        launch.recording(is_linked=True),
-        dispatch.use_any_backend(),
-        choice.use(choice.DEFAULT),
-    ):
-        dispatch.forget_candidates()
-        try:
-            graph = record(model, position).graph
-        finally:
-            dispatch.forget_candidates()
-    # `Depends` stands for a kernel
-    silent = VIEWS - {"Depends"} | {"Full"}
-    return sum(
-        dispatches(node.name, len(node.inputs)) for node in graph.nodes if node.name not in silent
-    )
+    return Recording(graph, names, before[0], before[1 : 1 + len(old)], after, last, state)
 
 
 def _arrays(tree: Any) -> list[tuple[str, mx.array]]:

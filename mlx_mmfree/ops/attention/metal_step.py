@@ -19,7 +19,8 @@ from ..backend.metal_functions import SIGMOID
 MAX_DIMS = 256
 """The most dims of a head, of which a lane keeps 8 of the query and of the sums."""
 
-_SIMD_GROUPS = 16
+SIMD_GROUPS = 16
+"""Those of a threadgroup."""
 
 _FEW_SLOTS, _MANY_SLOTS = 512, 4096
 _CORES = {"s": (40,), "d": (80,)}
@@ -316,7 +317,7 @@ def one_token(
     """
     keys = cache[0]
     batch, _, _, dims = keys.shape
-    threads = launch.SIMD_GROUP * _SIMD_GROUPS
+    threads = launch.SIMD_GROUP * SIMD_GROUPS
     # the cache stands in for what the kernel does not read
     weights = [keys, keys] if not norms else list(norms)
     turns: list[Any] = [keys, keys] if not angles else list(angles)
@@ -336,7 +337,7 @@ def one_token(
         ("INTERLEAVED", is_interleaved),
         ("GATED", is_gated),
         ("WINDOWED", is_windowed),
-        ("SIMD_GROUPS", _SIMD_GROUPS),
+        ("SIMD_GROUPS", SIMD_GROUPS),
     ]
     shapes, dtypes = [each.shape for each in tail], [each.dtype for each in tail]
     result: dict[str, Any] = {

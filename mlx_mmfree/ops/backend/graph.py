@@ -58,10 +58,13 @@ def graph_of(results: Sequence[mx.array], leaves: Sequence[mx.array] = ()) -> Gr
 def dispatches(name: str, inputs: int) -> int:
     """How many kernels MLX launches on a GPU for one of its operations that computes something.
 
-    Each part of a concatenation is copied on its own, and what is padded is filled before it is.
+    Each part of a concatenation is copied on its own, what is padded is filled before it is, and a place
+    that is not known beforehand is computed first. An array that is written into is copied before, if
+    something else holds it; that launch is left out.
 
     Args:
         name: What MLX calls the operation.
         inputs: How many arrays it takes.
     """
-    return {"Concatenate": inputs, "Pad": 2}.get(name, 1)
+    found = {"Concatenate": inputs, "Pad": 2, "DynamicSlice": 2, "DynamicSliceUpdate": 2}
+    return found.get(name, 1)

@@ -328,7 +328,7 @@ def one_token(
         "grid": (threads * num_heads, batch, parts),
         "threadgroup": (threads, 1, 1),
     }
-    template = [
+    template: list[tuple[str, Any]] = [
         ("T", projected.dtype),
         ("C", keys.dtype),
         ("DIMS", dims),

@@ -57,8 +57,8 @@ def check(file: Path) -> list[str]:
             and name not in (".ci", needed)
         ]
     faults += [f"it lacks {each}" for each in wanted if not any(n.startswith(each) for n in names)]
-    rooms = sorted({name.partition("/")[0] for name in others})
-    faults += [f"it holds files of {room}, which are no part of it" for room in rooms]
+    capacities = sorted({name.partition("/")[0] for name in others})
+    faults += [f"it holds files of {capacity}, which are no part of it" for capacity in capacities]
     return faults + check_metadata(described, kernels)
 
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint
-from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarized
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats, ternarized
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.platform.allocator import keep_freed_memory
 from mlx_mmfree.training import Settings, train_model
@@ -127,7 +127,7 @@ class Comparison:
         self.samples = windows(read(plan.train, self.tokenizer, folder))
         # the float matrices become master weights of ternary ones
         source = ternarized(open_checkpoint(self.float_model))
-        convert(source, folder / "ternary", to="hf", forms=FloatForms(keep_masters=True))
+        convert(source, folder / "ternary", to="hf", formats=FloatFormats(keep_masters=True))
 
     def loss(self, model: Decoder) -> float:
         """The held-out cross-entropy in nats a token."""

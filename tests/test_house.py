@@ -13,7 +13,7 @@ import pytest
 
 import mlx_mmfree
 from mlx_mmfree import ops
-from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
+from mlx_mmfree.hub.checkpoint.weight_format import weight_formats
 from mlx_mmfree.models import architectures
 
 ROOT = Path(mlx_mmfree.__file__).parent
@@ -132,11 +132,11 @@ def test_functions_are_short() -> None:
     assert median(lengths.values()) <= 8
 
 
-def test_only_its_record_names_a_weight_form() -> None:
-    """What reads, converts and publishes checkpoints asks the records of `hub.checkpoint.forms`."""
-    own = ROOT / "hub" / "checkpoint" / "forms"
+def test_only_its_record_names_a_weight_format() -> None:
+    """What reads, converts and publishes checkpoints asks the records of `hub.checkpoint.formats`."""
+    own = ROOT / "hub" / "checkpoint" / "formats"
     # some names are those of architectures, of operations or of this library too
-    names = "|".join({*weight_forms()} - {*architectures(), *vars(ops), "mmfree"})
+    names = "|".join({*weight_formats()} - {*architectures(), *vars(ops), "mmfree"})
     named = re.compile(rf"(?<![a-z_])_?({names})(?!\.py)")
     imported = re.compile(r"\bforms(\.\w+)? import")
     found = [

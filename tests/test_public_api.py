@@ -37,7 +37,7 @@ SIGNATURES = {
     + _GENERATE.format("batch_size=32, ", ", progress=None, is_answer=False"),
     "embed": "(model, tokenizer, texts, *, pooling=None, prompt_name=None, progress=None)",
     "embed_tokens": "(model, tokens, valid=None, *, pooling=None)",
-    "fuse": "(model, form)",
+    "fuse": "(model, format)",
     "generate": "(model, tokenizer, prompt, *, "
     + _GENERATE.format("state=None, ", _DRAFT + ", verbose=False"),
     "load": _LOAD,

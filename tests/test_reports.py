@@ -120,7 +120,9 @@ def test_workflows_run_what_is_there(line: str) -> None:
     assert all((ROOT / file).is_file() for file in files)
 
 
-def test_the_form_asks_for_what_the_command_writes() -> None:
-    form: dict[str, Any] = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/machine.yml").read_text())
-    labels = [part["attributes"].get("label") for part in form["body"]]
+def test_the_format_asks_for_what_the_command_writes() -> None:
+    format: dict[str, Any] = yaml.safe_load(
+        (ROOT / ".github/ISSUE_TEMPLATE/machine.yml").read_text()
+    )
+    labels = [part["attributes"].get("label") for part in format["body"]]
     assert "mmfree doctor --report" in labels

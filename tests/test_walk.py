@@ -117,7 +117,7 @@ SIZES = {
 
 
 def _tiny() -> Decoder:
-    """A Llama of two layers of ternary weights, in its training form."""
+    """A Llama of two layers of ternary weights, in its training variant."""
     mx.random.seed(3)
     return llama.build(llama.Config.from_hub(SIZES))
 

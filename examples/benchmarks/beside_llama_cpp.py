@@ -135,7 +135,7 @@ def _measure_decode(
 
 
 def _open(file: str, threads: int, longest: int) -> Feed:
-    """Loads a model with room for `longest` tokens."""
+    """Loads a model with capacity for `longest` tokens."""
     import llama_cpp
 
     llama_cpp.llama_backend_init()

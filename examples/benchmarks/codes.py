@@ -22,7 +22,7 @@ import mlx.core as mx
 from mlx_mmfree.cli.parts.terminal import markdown
 from mlx_mmfree.evaluation.benchmark import Limits
 from mlx_mmfree.ops import (
-    AffineForm,
+    AffineFormat,
     Projection,
     bit_linear,
     dense_matmul,
@@ -58,8 +58,8 @@ def products(rows: int, outputs: int, inputs: int) -> Calls:
     for name, bits in (("1 bit", 1), ("2 bits", 2)):
         codes, scales, biases = mx.quantize(weight, group_size=GROUP, bits=bits)
         mx.eval(codes, scales, biases)
-        form = AffineForm(scales, biases, GROUP, bits)
-        multiply = partial(dense_matmul, weight=codes, quantization=form)
+        format = AffineFormat(scales, biases, GROUP, bits)
+        multiply = partial(dense_matmul, weight=codes, quantization=format)
         calls[name] = partial(multiply, x)
         calls[f"{name}, 8-bit input"] = partial(multiply, x, activation_bits=8)
         calls[f"gradient, {name}"] = partial(gradient, multiply, x, dy)
@@ -97,7 +97,7 @@ def limits(outputs: int, inputs: int, seconds: float, cold_bytes: int) -> None:
         mx.eval(x, dy, weight, matrices)
         multiply = [
             partial(
-                dense_matmul, weight=codes, quantization=AffineForm(scales, biases, GROUP, bits)
+                dense_matmul, weight=codes, quantization=AffineFormat(scales, biases, GROUP, bits)
             )
             for codes, scales, biases in matrices
         ]
@@ -149,7 +149,7 @@ def rotations(seconds: float, shapes: Sequence[tuple[int, int]]) -> None:
         mx.eval(x, signs, codes, scales)
         calls[f"rotation {number}"] = partial(hadamard, x, BLOCK, signs)
         calls[f"product {number}"] = partial(
-            dense_matmul, x, codes, AffineForm(scales, scales, GROUP, 2)
+            dense_matmul, x, codes, AffineFormat(scales, scales, GROUP, 2)
         )
     found = fastest(calls, seconds)
     both = [

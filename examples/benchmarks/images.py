@@ -250,11 +250,11 @@ def build_parser() -> CommandParser:
         action="store_true",
         help="try the command in a short time; the figures say nothing about speed",
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
+    format = parser.add_mutually_exclusive_group()
+    format.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
-    form.add_argument(
+    format.add_argument(
         "--markdown", action="store_true", help="print a row for each model in Markdown"
     )
     return parser

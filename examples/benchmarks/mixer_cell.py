@@ -39,7 +39,7 @@ TOO_LARGE = "memory"
 """Why a measurement stopped: it needed more memory than it may take."""
 
 DECODED_TOKENS = 16
-_PIECE = 512
+_PART = 512
 _WARM_UP = 16
 _WATCH_SECONDS = 0.02
 
@@ -190,10 +190,10 @@ def _backward(mixer: nn.Module, x: mx.array) -> None:
 
 
 def _decoded(mixer: TokenMixer, x: mx.array, length: int, rounds: int) -> dict[str, Any]:
-    """The seconds of a token, in rounds of several, after a text that was read in pieces."""
+    """The seconds of a token, in rounds of several, after a text that was read in chunks."""
     state: State = mixer.init_state(x.shape[0], x.dtype)
-    for start in range(0, length, _PIECE):
-        state = mixer(x[:, start : min(start + _PIECE, length)], state)[1]
+    for start in range(0, length, _PART):
+        state = mixer(x[:, start : min(start + _PART, length)], state)[1]
         mx.eval(state)
     state_bytes = total_bytes(held_arrays(state))
     token = mx.contiguous(x[:, :1])

@@ -127,9 +127,11 @@ def build_parser() -> CommandParser:
 
 
 def _add_output_flags(group: Any) -> None:
-    form = group.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    form.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
+    format = group.add_mutually_exclusive_group()
+    format.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables"
+    )
+    format.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     group.add_argument(
         "--results",
         type=Path,

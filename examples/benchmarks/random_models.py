@@ -63,7 +63,7 @@ def write_tokenizer(folder: Path, size: int) -> None:
 def random_model(
     config: Mapping[str, Any], dtype: mx.Dtype | None = None, head_bits: int | None = None
 ) -> Decoder:
-    """A model in its inference form with random weights.
+    """A model in its inference variant with random weights.
 
     Args:
         config: Configuration, as in a `config.json` of the Hub.
@@ -160,7 +160,7 @@ def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
             is_parameter = not name.startswith("_")
             if is_wide and is_parameter and name not in kept:
                 module[name] = value.astype(dtype)
-        # one module at a time, since a cast holds both forms in memory
+        # one module at a time, since a cast holds both formats in memory
         mx.eval([value for value in module.values() if isinstance(value, mx.array)])
 
 

@@ -221,14 +221,14 @@ class Answer:
 
     Attributes:
         sent: When the request was sent, in seconds of `time.perf_counter`.
-        pieces: When each piece of text came.
+        chunks: When each chunk of text came.
         ended: When the answer had ended.
         text: Its text.
         prompt_tokens, cached_tokens, completion_tokens: As the server counts them.
     """
 
     sent: float
-    pieces: tuple[float, ...]
+    chunks: tuple[float, ...]
     ended: float
     text: str
     prompt_tokens: int
@@ -305,7 +305,7 @@ def _read(program: str, response: http.client.HTTPResponse, sent: float) -> Answ
         raise MeasurementError(
             f"[bench] the server of {program} refused a request with status {response.status}: {told}"
         )
-    pieces, texts = [], []
+    chunks, texts = [], []
     usage: Mapping[str, Any] | None = None
     for line in response:
         if not line.startswith(b"data: {"):
@@ -314,15 +314,15 @@ def _read(program: str, response: http.client.HTTPResponse, sent: float) -> Answ
         if "error" in event:
             raise MeasurementError(f"[bench] the server of {program} failed: {event['error']}")
         if text := "".join(choice["text"] for choice in event["choices"]):
-            pieces.append(time.perf_counter())
+            chunks.append(time.perf_counter())
             texts.append(text)
         usage = event.get("usage") or usage
-    if usage is None or not pieces:
+    if usage is None or not chunks:
         raise MeasurementError(f"[bench] the server of {program} broke off an answer.")
     details = usage.get("prompt_tokens_details") or {}
     return Answer(
         sent,
-        tuple(pieces),
+        tuple(chunks),
         time.perf_counter(),
         "".join(texts),
         usage["prompt_tokens"],

@@ -119,8 +119,8 @@ class RateFigure:
         clients: How many ask at the same time.
         tokens_per_second: Of all clients together, in the median round.
         best: In the fastest round.
-        first: Seconds up to the first piece of text, over all rounds; `None` without HTTP.
-        between: Seconds from one piece of text to the next of the same answer.
+        first: Seconds up to the first chunk of text, over all rounds; `None` without HTTP.
+        between: Seconds from one chunk of text to the next of the same answer.
     """
 
     program: str
@@ -140,7 +140,7 @@ class TurnsFigure:
         turns: How many.
         prompt_tokens: Of the last turn.
         cached: The share of the last turn's prompt that was cached.
-        first: Seconds up to the first piece of text in the first turn.
+        first: Seconds up to the first chunk of text in the first turn.
         last: The same in the last turn, over all rounds.
     """
 
@@ -201,7 +201,7 @@ class ResumedFigure:
     Attributes:
         sessions: How many the server kept.
         bytes: What they count in its memory.
-        asked: Seconds up to the first piece of text when they began.
+        asked: Seconds up to the first chunk of text when they began.
         resumed: The same when they went on.
         cached: The share of the tokens of a resumed prompt that were cached.
     """
@@ -386,8 +386,8 @@ def turns_figure(program: str, rounds: Sequence[Sequence[Answer]]) -> TurnsFigur
         turns=len(rounds[0]),
         prompt_tokens=last[0].prompt_tokens,
         cached=cached,
-        first=_first_pieces([answers[0] for answers in rounds]),
-        last=_first_pieces(last),
+        first=_first_chunks([answers[0] for answers in rounds]),
+        last=_first_chunks(last),
     )
 
 
@@ -425,13 +425,13 @@ def rate_figure(program: str, clients: int, runs: Sequence[Run]) -> RateFigure:
     """The figures of some rounds of the same measurement together."""
     rates = [_rate(run) for run in runs]
     answers = [answer for run in runs if isinstance(run, list) for answer in run]
-    between = [later - one for answer in answers for one, later in pairwise(answer.pieces)]
+    between = [later - one for answer in answers for one, later in pairwise(answer.chunks)]
     return RateFigure(
         program,
         clients,
         tokens_per_second=median(rates),
         best=max(rates),
-        first=_first_pieces(answers) if answers else None,
+        first=_first_chunks(answers) if answers else None,
         between=Spread.of(between) if between else None,
     )
 
@@ -487,12 +487,12 @@ def measure_resumed(model: str, settings: ServeSettings) -> ResumedFigure:
         resumed = _ask(server, longer, end)
     cached = sum(a.cached_tokens for a in resumed) / sum(a.prompt_tokens for a in resumed)
     return ResumedFigure(
-        kept["states"], kept["bytes"], _first_pieces(began), _first_pieces(resumed), cached
+        kept["states"], kept["bytes"], _first_chunks(began), _first_chunks(resumed), cached
     )
 
 
-def _first_pieces(answers: Sequence[Answer]) -> Spread:
-    return Spread.of([answer.pieces[0] - answer.sent for answer in answers])
+def _first_chunks(answers: Sequence[Answer]) -> Spread:
+    return Spread.of([answer.chunks[0] - answer.sent for answer in answers])
 
 
 def _ask(server: Server, texts: Sequence[str], end: tuple[int, ...]) -> list[Answer]:
@@ -544,9 +544,11 @@ def build_parser() -> CommandParser:
         action="store_true",
         help="try the command in a short time; the figures say nothing about speed",
     )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    form.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
+    format = parser.add_mutually_exclusive_group()
+    format.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables"
+    )
+    format.add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     return parser
 
 
@@ -609,7 +611,7 @@ def _rate_rows(figures: Sequence[RateFigure]) -> list[list[str]]:
     heading = ["server", "clients", "tokens/s", "best", "of one client", "of the scheduler"]
     heading += [
         f"{kind}, {which}"
-        for kind in ("first piece", "between pieces")
+        for kind in ("first chunk", "between chunks")
         for which in ("median", "95 %")
     ]
     one = {each.program: each.best for each in figures if each.clients == 1}

@@ -121,7 +121,7 @@ class Figure:
     """The rate of one program.
 
     Attributes:
-        program: `dense`, `ternary` or `torch`, or `lora` with the form of the base.
+        program: `dense`, `ternary` or `torch`, or `lora` with the format of the base.
         threads: Number of threads.
         tokens_per_second: In the median step of all processes.
         tokens_per_processor_second: Likewise, of processor time.
@@ -229,7 +229,7 @@ def _model(setup: Setup, program: str) -> Decoder:
     model.update(tree_unflatten(weights))
     if program in _LORA:
         if program.endswith("2-bit"):
-            # the dense model in the form of Bonsai
+            # the dense model in the format of Bonsai
             group_size = math.gcd(_GROUP, setup.hidden_size, setup.intermediate_size)
             nn.quantize(model, group_size, 2, class_predicate=_is_in_a_block)
         pack_linears(model)

@@ -16,7 +16,7 @@ from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.evaluation.model_tree import model_tree
 from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.hub import convert, open_checkpoint
-from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarized
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats, ternarized
 from mlx_mmfree.training import Settings, train_model
 from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.image_sets import read_images
@@ -118,7 +118,7 @@ def recover(run: Run, plan: Plan, folder: Path, *, dense: Run) -> Figures:
     if start.exists():
         shutil.rmtree(start)
     source = ternarized(open_checkpoint(folder / f"{dense.name}.run" / "model"))
-    convert(source, start, to="hf", forms=FloatForms(keep_masters=True))
+    convert(source, start, to="hf", formats=FloatFormats(keep_masters=True))
     before = {"at_once": _accuracy(start, plan)}
     values = {
         "init_from": str(start.resolve()),

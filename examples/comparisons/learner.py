@@ -84,13 +84,13 @@ def bits_per_character(
     carries_state: bool = False,
     most: int | None = None,
 ) -> float:
-    """Of held-out stories, read in pieces of `length` bytes, which may go on from each other.
+    """Of held-out stories, read in chunks of `length` bytes, which may go on from each other.
 
     Args:
         model: The model.
-        length: Bytes of a piece.
+        length: Bytes of a chunk.
         stories: Number of stories.
-        carries_state: Whether a piece goes on from the one before.
+        carries_state: Whether a chunk goes on from the one before.
         most: The most bytes that are read.
     """
     model.eval()

@@ -19,11 +19,11 @@ from .tasks import Task
 _SOLVED = 0.99
 """The share of the answers that softmax attention must give for a generated task to count."""
 
-_FORMS = {
+_FORMATS = {
     "MLGRU": "ternary MatMul-free model",
     "positions": "positions of softmax attention",
 }
-"""The ablations that are one value a form, and what their forms are."""
+"""The ablations that are one value a format, and what their formats are."""
 
 Results = Mapping[Run, Figures]
 
@@ -44,8 +44,8 @@ def write_report(folder: Path, plan: Plan, best: Sequence[Run], results: Results
         _verdicts(plan, chosen, results),
     ]
     parts += [
-        _form_table(part, heading, plan, chosen, results)
-        for part, heading in _FORMS.items()
+        _format_table(part, heading, plan, chosen, results)
+        for part, heading in _FORMATS.items()
         if part in plan.ablations
     ]
     if "sinks" in plan.ablations:
@@ -130,7 +130,7 @@ def _verdicts(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
     return "\n".join(lines)
 
 
-def _form_table(
+def _format_table(
     part: str, heading: str, plan: Plan, chosen: Mapping[Row, Run], results: Results
 ) -> str:
     rows = [
@@ -146,7 +146,7 @@ def _rate(run: Run | None) -> str:
 
 
 def _sinks_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
-    """Perplexities of characters: of pieces as long as those learned from, and of the long text."""
+    """Perplexities of characters: of chunks as long as those learned from, and of the long text."""
     rows = []
     for row in rows_of(plan):
         run = chosen.get(row)
@@ -157,7 +157,7 @@ def _sinks_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str
         for name in found[0]["long"]:
             values = [2 ** figures["long"][name] for figures in found]
             rows.append([row.model, name, short, mean_and_spread(values)])
-    header = ["learned to see", "sees", "perplexity of pieces", "of the long text"]
+    header = ["learned to see", "sees", "perplexity of chunks", "of the long text"]
     return markdown(header, rows) if rows else ""
 
 

@@ -11,17 +11,17 @@ from mlx_mmfree.files.reading import write_json
 
 from .learner import accuracy, bits_per_character, learn
 from .models import (
-    HYBRID_FORMS,
+    HYBRID_FORMATS,
     LAYERS,
-    MLGRU_FORMS,
+    MLGRU_FORMATS,
     OPTIONS,
-    POSITION_FORMS,
+    POSITION_FORMATS,
     REFERENCE,
-    SINK_FORMS,
+    SINK_FORMATS,
     SIZES,
     causal_mixers,
     metaformer,
-    mlgru_form,
+    mlgru_format,
     positions_of,
 )
 from .runs import Figures
@@ -84,7 +84,7 @@ class Row:
     Attributes:
         part: "table" or one of `ABLATIONS`.
         task: The task.
-        model: Name of the mixer or of the form.
+        model: Name of the mixer or of the format.
         linear: Kind of the linears.
     """
 
@@ -116,35 +116,35 @@ def rows_of(plan: Plan) -> list[Row]:
     text = next((task for task in plan.tasks if not task.is_generated), TASKS[0])
     others = []
     if "MLGRU" in plan.ablations:
-        others += [Row("MLGRU", text, form, "ternary") for form in MLGRU_FORMS]
+        others += [Row("MLGRU", text, format, "ternary") for format in MLGRU_FORMATS]
     if "positions" in plan.ablations:
-        others += [Row("positions", text, form, "dense") for form in POSITION_FORMS]
+        others += [Row("positions", text, format, "dense") for format in POSITION_FORMATS]
     if "sinks" in plan.ablations:
-        others += [Row("sinks", text, form, "dense") for form in SINK_FORMS]
+        others += [Row("sinks", text, format, "dense") for format in SINK_FORMATS]
     if "hybrids" in plan.ablations:
         tasks = [task for task in plan.tasks or TASKS if task.name in _TASKS_OF_HYBRIDS]
         others += [
-            Row("hybrids", task, form, linear)
+            Row("hybrids", task, format, linear)
             for linear in plan.linears
             for task in tasks
-            for form in HYBRID_FORMS
+            for format in HYBRID_FORMATS
         ]
     return [*table.get("dense", ()), *others, *table.get("ternary", ())]
 
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
     """The settings that a result depends on, as JSON gives them back."""
-    forms: dict[str, Mapping[str, Any]] = {
+    formats: dict[str, Mapping[str, Any]] = {
         "table": OPTIONS,
-        "MLGRU": MLGRU_FORMS,
-        "positions": POSITION_FORMS,
-        "sinks": SINK_FORMS,
-        "hybrids": HYBRID_FORMS,
+        "MLGRU": MLGRU_FORMATS,
+        "positions": POSITION_FORMATS,
+        "sinks": SINK_FORMATS,
+        "hybrids": HYBRID_FORMATS,
     }
     row = run.row
     settings = {
         **asdict(run),
-        "model": {**SIZES, "form": forms[row.part].get(row.model)},
+        "model": {**SIZES, "format": formats[row.part].get(row.model)},
         "positions": positions_of(row.model) if row.part == "table" else None,
         "batches": plan.held_out_batches,
         "stories": plan.stories,
@@ -157,14 +157,14 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
     """Trains a run, measures it and writes down what it came to."""
     row, task = run.row, run.row.task
     if row.part == "MLGRU":
-        model = mlgru_form(task, run.seed, **MLGRU_FORMS[row.model])
+        model = mlgru_format(task, run.seed, **MLGRU_FORMATS[row.model])
     elif row.part == "positions":
-        form = POSITION_FORMS[row.model]
-        model = metaformer([{"name": REFERENCE}], task, run.seed, **form)
+        format = POSITION_FORMATS[row.model]
+        model = metaformer([{"name": REFERENCE}], task, run.seed, **format)
     elif row.part == "sinks":
-        model = metaformer([SINK_FORMS[row.model][0]], task, run.seed)
+        model = metaformer([SINK_FORMATS[row.model][0]], task, run.seed)
     else:
-        names = HYBRID_FORMS[row.model] if row.part == "hybrids" else (row.model,)
+        names = HYBRID_FORMATS[row.model] if row.part == "hybrids" else (row.model,)
         mixers = [{"name": name} for name in names]
         layers = max(len(names), LAYERS)
         model = metaformer(mixers, task, run.seed, layers, linear_class=row.linear)
@@ -180,7 +180,7 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
             figures["value"] = bits_per_character(model, task.length, plan.stories)
     if row.part == "sinks" and figures["value"] is not None:
         figures["long"] = {}
-        for name, mixer in SINK_FORMS[row.model][1].items():
+        for name, mixer in SINK_FORMATS[row.model][1].items():
             reader = metaformer([mixer], task, run.seed, max_position_embeddings=plan.long_text)
             reader.update(model.parameters())
             figures["long"][name] = bits_per_character(

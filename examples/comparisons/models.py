@@ -1,4 +1,4 @@
-"""The models that are compared: metaformers of equal size, and forms of a MatMul-free model."""
+"""The models that are compared: metaformers of equal size, and formats of a MatMul-free model."""
 
 import inspect
 from collections.abc import Container, Mapping, Sequence
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sliding_window_attention": {"window": 16},
 }
 """What differs from the defaults: windows shorter than the sequences, keys and values shared by heads,
-room for the gMLP's matrix, and keys of Mamba-2 as long as those of other heads."""
+capacity for the gMLP's matrix, and keys of Mamba-2 as long as those of other heads."""
 
 _KNOWS_ORDER = (
     *("delta_net", "gated_delta_net", "gla", "gmlp", "gru", "hgrn", "hgrn2", "kda", "mamba2"),
@@ -56,7 +56,7 @@ _KNOWS_ORDER = (
 _SHIFT = {"name": "sliding_window_attention", "window": 2}
 """Brings each token the one before. Many memories cannot, and other models have a short convolution."""
 
-MLGRU_FORMS: dict[str, dict[str, Any]] = {
+MLGRU_FORMATS: dict[str, dict[str, Any]] = {
     "MLGRU": {},
     "no lower bound": {"has_bound": False},
     "sigmoid for the gated norm": {"output_gate": "sigmoid"},
@@ -64,7 +64,7 @@ MLGRU_FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-POSITION_FORMS: dict[str, dict[str, Any]] = {
+POSITION_FORMATS: dict[str, dict[str, Any]] = {
     "rotation": {"positions": "rope"},
     "sinusoidal": {"positions": "sinusoidal"},
     "learned": {"positions": "learned"},
@@ -76,7 +76,7 @@ _FULL = {"name": "multi_head_attention"}
 _WINDOW = {"name": "sliding_window_attention", "window": 32}
 _SINKS = {"name": "attention_sink", "window": 28, "sinks": 4}
 _LEARNED = {"name": "attention_sink", "window": 32, "sinks": 0, "is_learned": True}
-SINK_FORMS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
+SINK_FORMATS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "all tokens": (_FULL, {"all tokens": _FULL, "window": _WINDOW, "sinks and window": _SINKS}),
     "window": (_WINDOW, {"window": _WINDOW}),
     "sinks and window": (_SINKS, {"sinks and window": _SINKS}),
@@ -84,7 +84,7 @@ SINK_FORMS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 """What a model attends to while it learns, and the mixers that read a long text with its weights."""
 
-HYBRID_FORMS: dict[str, tuple[str, ...]] = {
+HYBRID_FORMATS: dict[str, tuple[str, ...]] = {
     "mlgru + gated_delta_net": ("mlgru", "gated_delta_net"),
     "4 mlgru": ("mlgru",) * 4,
     "3 mlgru + gated_delta_net": ("mlgru", "mlgru", "mlgru", "gated_delta_net"),
@@ -170,7 +170,7 @@ def _with_options(mixer: Mapping[str, Any]) -> dict[str, Any]:
     return heads | OPTIONS.get(name, {}) | dict(mixer)
 
 
-def mlgru_form(
+def mlgru_format(
     task: Task,
     seed: int,
     *,

@@ -201,7 +201,7 @@ class Timer(Callback):
 
 
 def measured(plan: Plan, output: Path, folder: Path, seconds: float) -> Figures:
-    """Bits per byte of held-out stories in pieces of a length, recalled answers, and samples."""
+    """Bits per byte of held-out stories in chunks of a length, recalled answers, and samples."""
     model, tokenizer = load(output / "model")
     text = "\n".join(read_documents(folder / VALID))
     ids = tokenizer.encode(text)

@@ -89,7 +89,7 @@ def copying(task: Task, random: np.random.Generator) -> Rows:
 
 
 def induction(task: Task, random: np.random.Generator) -> Rows:
-    """Induction (Olsson et al., arXiv 2209.11895), in the form of Fu et al., arXiv 2212.14052.
+    """Induction (Olsson et al., arXiv 2209.11895), in the format of Fu et al., arXiv 2212.14052.
 
     Random tokens with `count` marks at random places. What follows the first mark follows the others
     too.

@@ -32,7 +32,7 @@ PACKAGES = {
     "training": "one loop for all tasks",
     "evaluation": "perplexity, audits, speed",
     "generation": "decoding, chats, caches",
-    "hub": "checkpoints in every form",
+    "hub": "checkpoints in every format",
     "tokenizer": "text and tokens",
     "images": "pixels",
     "models": "a file for each architecture",

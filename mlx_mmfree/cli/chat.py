@@ -164,7 +164,7 @@ class Terminal:
         self._args = args
         self._special_tokens = special_tokens
         self._last: GenerationResponse | None = None
-        self._is_in_thought = False
+        self._is_in_reasoning = False
 
     def run(self) -> None:
         read = MessageReader(PROMPT, keeps_history=not self._args.no_history)
@@ -316,7 +316,7 @@ class Terminal:
     def _show(self, responses: "Iterator[GenerationResponse]", interruption: Interruption) -> str:
         """Prints an answer as it comes and returns a note on how it was cut, if it was."""
         wrap = WordWrap(shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
-        self._is_in_thought = False
+        self._is_in_reasoning = False
         note = ""
         for response in responses:
             interruption.has_tokens = True
@@ -336,19 +336,19 @@ class Terminal:
         return note
 
     def _print_part(self, part: "Part", wrap: WordWrap | None) -> None:
-        """Prints a piece of an answer, dimmed where it is a thought."""
+        """Prints a chunk of an answer, dimmed where it is reasoning."""
         from ..generation.answers.answer_parts import TextDelta, ThinkingDelta
 
         if not isinstance(part, TextDelta | ThinkingDelta):
             return
-        is_thought = isinstance(part, ThinkingDelta)
+        is_reasoning = isinstance(part, ThinkingDelta)
         text = part.text
-        if self._is_in_thought and not is_thought:
+        if self._is_in_reasoning and not is_reasoning:
             text = f"\n\n{text}"
-        self._is_in_thought = is_thought
+        self._is_in_reasoning = is_reasoning
         if wrap is not None:
             text = wrap.add(shown(text))
-            text = f"{_DIM}{text}{_PLAIN}" if is_thought else text
+            text = f"{_DIM}{text}{_PLAIN}" if is_reasoning else text
         print(text, end="", flush=True)
 
     def _show_statistics(self) -> None:

@@ -14,7 +14,7 @@ from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
     from ..hub import Checkpoint, Report
-    from ..hub.conversion.to_folder import FloatForms
+    from ..hub.conversion.to_folder import FloatFormats
     from ..hub.publish.model_card import ModelCard
 
 HELP = "write a checkpoint in the format of MLX, transformers or GGUF"
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         to=args.to,
         gguf_type=args.gguf_type,
         trits_per_byte=args.trits_per_byte or 4,
-        forms=_float_forms(args),
+        formats=_float_formats(args),
         max_part_bytes=args.split_max_size,
         check=args.verify,
         overwrite=args.overwrite,
@@ -181,10 +181,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _float_forms(args: argparse.Namespace) -> "FloatForms":
-    from ..hub.conversion.to_folder import FloatForms
+def _float_formats(args: argparse.Namespace) -> "FloatFormats":
+    from ..hub.conversion.to_folder import FloatFormats
 
-    return FloatForms(
+    return FloatFormats(
         dtype=loading.dtype_of(args),
         embed_bits=args.embed_bits,
         head_bits=args.head_bits,

@@ -18,7 +18,7 @@ HELP = "write one step of decoding, for programs in C++ or Swift"
 
 _CONTEXT = 2048
 
-_FORM = """\
+_FORMAT = """\
 The folder gets step.mlxfn, which MLX's import_function reads in C++, Swift, C and Python; step.json
 with the names, shapes and dtypes of all that goes in and comes out; and the tokenizer's files. What was
 written is imported and run before the folder appears under its name. The function runs on the kind of
@@ -32,7 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="mmfree export",
         description=__doc__,
         usual="--model --adapter-path --output --weights --context --overwrite",
-        epilog=_FORM,
+        epilog=_FORMAT,
     )
     add_model_flags(parser)
     group = parser.add_argument_group("result")
@@ -48,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--context",
         type=positive,
         metavar="N",
-        help="number of tokens that attention has room for, at least; each step takes as long as if "
+        help="number of tokens that attention has space for, at least; each step takes as long as if "
         f"all were in use ({_CONTEXT})",
     )
     group.add_argument(
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             plain=args.plain,
             overwrite=args.overwrite,
         )
-    if args.context is not None and done.room is None:
+    if args.context is not None and done.capacity is None:
         print(
             "note: the state of the model has a constant size. These flags have no effect: --context.",
             file=sys.stderr,
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(path: str, done: "Export") -> str:
     prompt, tokens = done.example
     near = done.agreement
-    room = "any number of tokens" if done.room is None else f"{done.room:,} tokens"
+    capacity = "any number of tokens" if done.capacity is None else f"{done.capacity:,} tokens"
     kernels = (
         "MLX's own, without kernels of this library. A ternary product is quantized_matmul with 2 bits."
         if done.is_plain
@@ -108,7 +108,7 @@ def _report(path: str, done: "Export") -> str:
             f"Wrote {path}: "
             + ", ".join(f"{name} ({size_text(size)})" for name, size in done.sizes.items()),
             f"Operations: {kernels}",
-            f"Room: {room}",
+            f"Capacity: {capacity}",
             f"Checked: imported and run, it gives the logits that it was exported with, to the last "
             f"bit. After {' '.join(map(str, prompt))} it chooses {' '.join(map(str, tokens))}. The "
             f"model as it runs here chooses {same}, and its logits differ by at most "

@@ -29,27 +29,27 @@ HELP = "merge an adapter into its model, or put both into one folder"
 _ADAPTED = "base + adapter"
 _DATA = "[fuse] 'data'"
 
-_FORMS = """\
-The sum of a ternary matrix and an adapter is not ternary. --form keep loses nothing: the folder holds
+_FORMATS = """\
+The sum of a ternary matrix and an adapter is not ternary. --format keep loses nothing: the folder holds
 the packed base model and the adapter, and every command uses both, such as 'mmfree generate --model
 DIR'. Other programs see the base model alone, and mlx-lm takes the same folder as its --adapter-path.
---form dense merges the adapter into float matrices of the checkpoint's float type. In 16 bits they take
-8 times the memory, and their activations are no longer rounded to 8 bits. MatMul-free models have no
-dense form, because their linear layers contain a norm. --form ternary rounds the sum to ternary again,
-which loses part of what was learned. It needs --data, and prints the loss before and after. Both forms
-merge the adapters of layers that are not ternary into dense layers. --form peft writes the adapter
-alone, in the files of PEFT. Without --adapter-path, the adapter is the one beside the base model, or
-else that of the folder 'adapters'."""
+--format dense merges the adapter into float matrices of the checkpoint's float type. In 16 bits they
+take 8 times the memory, and their activations are no longer rounded to 8 bits. MatMul-free models have
+no dense variant, because their linear layers contain a norm. --format ternary rounds the sum to ternary
+again, which loses part of what was learned. It needs --data, and prints the loss before and after. Both
+formats merge the adapters of layers that are not ternary into dense layers. --format peft writes the
+adapter alone, in the files of PEFT. Without --adapter-path, the adapter is the one beside the base
+model, or else that of the folder 'adapters'."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    usual = "--model --adapter-path --output --form --data --overwrite --upload-repo"
-    parser = CommandParser(prog="mmfree fuse", description=__doc__, usual=usual, epilog=_FORMS)
+    usual = "--model --adapter-path --output --format --data --overwrite --upload-repo"
+    parser = CommandParser(prog="mmfree fuse", description=__doc__, usual=usual, epilog=_FORMATS)
     loading.add_model_flags(parser)
     group = parser.add_argument_group("result")
     flags.add_output_flag(group, "--save-path", default="fused_model")
     group.add_argument(
-        "--form",
+        "--format",
         choices=("keep", "dense", "ternary", "peft"),
         default="keep",
         help="keep the adapter beside its base model, merge it into dense or into ternary layers, or "
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.data = None if args.data is None else expanded(args.data)
     _check(args)
     from ..hub.checkpoint.save import check_target
-    from ..hub.conversion.fuse import check_form, fuse, save_peft_adapter, save_with_adapter
+    from ..hub.conversion.fuse import check_format, fuse, save_peft_adapter, save_with_adapter
     from ..hub.publish.upload import check_repository, plan_upload, upload
 
     if args.upload_repo is not None:
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     losses: dict[str, float] = {}
     with loading.loaded(args, **sizes, also=["image-classification"]) as (model, processor):
         reads_text = model.pipeline != "image-classification"
-        if args.form == "peft":
+        if args.format == "peft":
             base = None if args.model is None or Path(args.model).exists() else args.model
             template = processor.given_template if reads_text else None
             save_peft_adapter(
@@ -110,15 +110,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             print(f"Wrote the adapter alone to {args.output}, for PEFT and for --adapter-path.")
             return 0
-        if args.form != "keep":
-            check_form(model, args.form)
+        if args.format != "keep":
+            check_format(model, args.format)
         measure = _measure(args, processor, model)
         if measure is not None:
             losses |= _losses_before(model, measure)
-        if args.form != "keep":
-            fuse(model, args.form)
+        if args.format != "keep":
+            fuse(model, args.format)
             if measure is not None:
-                losses[args.form] = measure(model, args.form)
+                losses[args.format] = measure(model, args.format)
         tokenizer = processor if reads_text else None
         folder = expanded(args.model) if tokenizer is None else tokenizer.folder
         card = _card(args, arguments, losses, folder)
@@ -130,15 +130,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.form == "ternary" and args.data is None:
+    if args.format == "ternary" and args.data is None:
         raise UsageError(
-            "[fuse] 'data' must be given with '--form ternary', which loses part of what was "
+            "[fuse] 'data' must be given with '--format ternary', which loses part of what was "
             "learned, so that the loss can be measured before and after. Give a text like the "
             "training data."
         )
-    if args.form == "peft" and (args.data is not None or args.upload_repo is not None):
+    if args.format == "peft" and (args.data is not None or args.upload_repo is not None):
         raise UsageError(
-            "[fuse] 'data' and 'upload_repo' must be left out with '--form peft', which writes the "
+            "[fuse] 'data' and 'upload_repo' must be left out with '--format peft', which writes the "
             "adapter as it is. Upload it with 'hf upload'."
         )
 
@@ -232,20 +232,20 @@ def _card(
     return replace(
         source_card.model_card("fuse", arguments, args.model or str(folder), args.revision, folder),
         name=args.upload_repo or Path(args.output).name,
-        relation="adapter" if args.form == "keep" else "finetune",
+        relation="adapter" if args.format == "keep" else "finetune",
         losses=losses,
     )
 
 
 def _result(args: argparse.Namespace, losses: dict[str, float], *, reads_text: bool) -> str:
     folder = shlex.quote(args.output)
-    if args.form == "keep":
+    if args.format == "keep":
         use = f"generate --model {folder}"
         if not reads_text:
             use = f"classify --model {folder} picture.jpg"
         return f"Wrote the base model and the adapter to {args.output}. To use both: mmfree {use}"
     if losses:
-        change = losses[args.form] - losses[_ADAPTED]
+        change = losses[args.format] - losses[_ADAPTED]
         unit = "a token" if reads_text else "an image"
         return f"Wrote {args.output}. Merging changed the loss by {change:+.4f} nats {unit}."
     return (

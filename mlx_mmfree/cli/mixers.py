@@ -28,9 +28,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="list the mixers for images instead of those for texts",
     )
     add_plugin_flag(parser)
-    form = parser.add_mutually_exclusive_group()
-    add_json_flag(form)
-    form.add_argument("--markdown", action="store_true", help="print the table in Markdown")
+    format = parser.add_mutually_exclusive_group()
+    add_json_flag(format)
+    format.add_argument("--markdown", action="store_true", help="print the table in Markdown")
     return parser
 
 

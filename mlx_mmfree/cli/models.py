@@ -25,14 +25,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="mmfree models",
         description=__doc__,
-        epilog="A packed form made from a local folder is listed under the name of its file.",
+        epilog="A packed format made from a local folder is listed under the name of its file.",
     )
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
         "--known",
         action="store_true",
-        help="list the repositories of the Hub that are known to load, with the form of their weights "
-        "and what small models in this form were compared with",
+        help="list the repositories of the Hub that are known to load, with the format of their weights "
+        "and what small models in this format were compared with",
     )
     chosen.add_argument(
         "--remove",
@@ -158,7 +158,7 @@ def _json(models: "Sequence[CachedModel]") -> str:
 def _table(models: "Sequence[CachedModel]") -> list[str]:
     if not models:
         return ["The caches hold no models."]
-    rows = [("model", "family", "size", "packed form", "last used")]
+    rows = [("model", "family", "size", "packed format", "last used")]
     for model in models:
         rows.append(
             (

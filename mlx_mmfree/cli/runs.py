@@ -80,8 +80,8 @@ def _row(name: str, run: "RunSummary") -> list[str]:
     ]
 
 
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _text(value: float | None, format: str) -> str:
+    return "-" if value is None else format.format(value)
 
 
 def _shortened(text: str) -> str:

@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=flags.positive,
         default=4096,
         help="write at most this many tokens in an answer (%(default)s), and no more than the context "
-        "has room for",
+        "has space for",
     )
     flags.add_sampling_flags(answers, temp=1.0)
     prompts.add_chat_template_flag(answers)

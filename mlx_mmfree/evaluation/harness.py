@@ -173,9 +173,9 @@ class HarnessAdapter:
                     f"[evaluate] 'max_tokens' must be less than {most}, the length that the model was "
                     f"made for, but a task asks for answers of {max_tokens}. Give a smaller number."
                 )
-            room = most - max_tokens
-            self._tell_of_cut(sum(len(prompt) > room for prompt in prompts))
-            prompts = [prompt[-room:] for prompt in prompts]
+            capacity = most - max_tokens
+            self._tell_of_cut(sum(len(prompt) > capacity for prompt in prompts))
+            prompts = [prompt[-capacity:] for prompt in prompts]
         until = options.get("until") or []
         penalty = float(options.get("repetition_penalty", 1.0))
         return batch_generate(
@@ -251,7 +251,7 @@ def harness_model(
     template_variables: Mapping[str, Any] | None = None,
     prefill_step_size: int = PREFILL_STEP_SIZE,
 ) -> "TemplateLM":
-    """A model in the form that `lm_eval.simple_evaluate` takes.
+    """A model in the format that `lm_eval.simple_evaluate` takes.
 
     Args:
         model: The model.

@@ -61,7 +61,7 @@ def _part(module: nn.Module, path: str, name: str) -> Part:
     if matrix is not None:
         shape = (matrix.output_dims, matrix.input_dims)
         bias = arrays["bias"].size if "bias" in arrays else 0
-        # scales and codes are the form of the matrix, not parameters beside it
+        # scales and codes are the format of the matrix, not parameters beside it
         own = bias + (shape[0] * shape[1] if not matrix.is_shared else 0)
     elif len(arrays) == 1 and not parts:
         shape = next(iter(arrays.values())).shape
@@ -118,7 +118,7 @@ def _alike(parts: Sequence[Part]) -> list[tuple[str, Part]]:
     """Each part with its name; those in a row that are alike as one, which counts them all."""
     groups: list[list[Part]] = []
     for part in parts:
-        if groups and "." in part.name and _form(groups[-1][0]) == _form(part):
+        if groups and "." in part.name and _format(groups[-1][0]) == _format(part):
             groups[-1].append(part)
         else:
             groups.append([part])
@@ -131,9 +131,9 @@ def _alike(parts: Sequence[Part]) -> list[tuple[str, Part]]:
     return found
 
 
-def _form(part: Part) -> tuple[object, ...]:
+def _format(part: Part) -> tuple[object, ...]:
     """The common properties of parts that are alike."""
-    inner = tuple((each.name, _form(each)) for each in part.parts)
+    inner = tuple((each.name, _format(each)) for each in part.parts)
     return part.kind, part.shape, part.parameters, part.nbytes, inner
 
 

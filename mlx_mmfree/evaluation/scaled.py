@@ -130,7 +130,7 @@ def _with_vocabulary(config: Mapping[str, Any], size: int) -> dict[str, Any]:
 
 
 def draw_weights(model: Decoder) -> None:
-    """Draws some rows of each matrix in the form that it is held in, and repeats them.
+    """Draws some rows of each matrix in the format that it is held in, and repeats them.
 
     Codes of 2 bits are ternary, and codes of 1 bit are signs, as in the models that have them.
     """

@@ -29,7 +29,7 @@ class TensorType:
             float32 scales, one for each block. Where the scale follows the last block, there are none.
             A type of signs has no code 1.
         has_scale_first: Whether the scale of a ternary block is stored before its codes.
-        code_bits: The bits of a code in MLX's affine form, which then holds the tensor; 0 if it does
+        code_bits: The bits of a code in MLX's affine format, which then holds the tensor; 0 if it does
             not. With 2 bits, code 3 stands for twice the scale. Each block may have a scale of its own.
         pack: Turns codes of blocks into their bytes without scales, for a ternary type that is written.
         file_type: The number of `general.file_type` of a model in this type. bitnet.cpp and llama.cpp
@@ -294,7 +294,7 @@ def ternary_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) ->
 
 
 def code_words(kind: TensorType, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The codes of an affine type in MLX's form, `uint32 (rows, inputs * bits / 32)`."""
+    """The codes of an affine type in MLX's format, `uint32 (rows, inputs * bits / 32)`."""
     blocks = kind.blocks(data)
     if kind.codes is not None and not kind.has_scale_first:
         return pack_codes(kind.codes(blocks)[0].reshape(shape))

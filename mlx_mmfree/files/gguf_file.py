@@ -99,7 +99,7 @@ class StoredTensor:
 
 
 class _Header:
-    """The part of a file before its data, read piece by piece. No piece is longer than the rest."""
+    """The part of a file before its data, read chunk by chunk. No chunk is longer than the rest."""
 
     def __init__(self, stream: BinaryIO, file: Path):
         self._stream = stream
@@ -223,10 +223,10 @@ def _with_layout_of_q2_0(
 ) -> list[_Described]:
     """The tensors, with the type PQ2_0 where the file has the number of Q2_0 for it.
 
-    Only the room that the file leaves for such tensors tells the two types apart.
+    Only the space that the file leaves for such tensors tells the two types apart.
     """
     starts = [*sorted(offset for *_, offset in described), size]
-    rooms = [
+    capacities = [
         (shape, starts[min(bisect_right(starts, offset), len(described))] - offset)
         for _, number, shape, offset in described
         if number == Q2_0
@@ -234,15 +234,16 @@ def _with_layout_of_q2_0(
     for meant in (Q2_0, PQ2_0):
         kind = TYPES[meant]
         if all(
-            shape[-1] % kind.block == 0 and 0 <= room - kind.nbytes(math.prod(shape)) < alignment
-            for shape, room in rooms
+            shape[-1] % kind.block == 0
+            and 0 <= capacity - kind.nbytes(math.prod(shape)) < alignment
+            for shape, capacity in capacities
         ):
             return [
                 (name, meant if number == Q2_0 else number, shape, offset)
                 for name, number, shape, offset in described
             ]
     raise header.problem(
-        "leaves room for its Q2_0 tensors that fits groups neither of 64 nor of 128, or ends early"
+        "leaves space for its Q2_0 tensors that fits groups neither of 64 nor of 128, or ends early"
     )
 
 
@@ -469,13 +470,13 @@ def write_parts(
         OSError: A file cannot be written.
     """
     parts: list[list[PlannedGGUFTensor]] = [[]]
-    room = max_bytes or 0
+    capacity = max_bytes or 0
     for tensor in tensors:
-        if max_bytes is not None and tensor.nbytes > room and parts[-1]:
+        if max_bytes is not None and tensor.nbytes > capacity and parts[-1]:
             parts.append([])
-            room = max_bytes
+            capacity = max_bytes
         parts[-1].append(tensor)
-        room -= tensor.nbytes
+        capacity -= tensor.nbytes
     if len(parts) == 1:
         write_gguf(folder / f"{stem}.gguf", metadata, tensors, on_bytes)
         return

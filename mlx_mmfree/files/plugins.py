@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ..arguments import check_path, tells_names
 from ..errors import UsageError
 
-_PACKAGES = {"weight_forms": "mlx_mmfree.hub.checkpoint.forms"}
+_PACKAGES = {"weight_formats": "mlx_mmfree.hub.checkpoint.formats"}
 """Where the files of a kind lie, if that is not the package of its name."""
 
 
@@ -52,12 +52,12 @@ _roots: dict[str, str] = {}
 
 @tells_names
 def load_plugin(source: str | Path) -> ModuleType:
-    r"""Loads a file or module with mixers, architectures or forms of weights of your own.
+    r"""Loads a file or module with mixers, architectures or formats of weights of your own.
 
     From then on this process finds them by their names. A file holds what a file of the package would:
     classes of mixers, under the name of the file unless they say another; an architecture as
-    `ARCHITECTURE`; a form of weights as `FORM`. It may hold several. Its code runs with all rights of
-    the user, so only you name it: nothing in a model or a run does.
+    `ARCHITECTURE`; a format of weights as `FORMAT`. It may hold several. Its code runs with all rights
+    of the user, so only you name it: nothing in a model or a run does.
 
     Args:
         source: A file that ends in `.py`, relative to the current folder, or the name of a module that

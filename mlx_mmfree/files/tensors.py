@@ -112,8 +112,8 @@ def read_tensors(file: Path, entries: Iterable[TensorEntry]) -> Iterator[tuple[s
                     yield entry.name, whole
                     continue
                 if entry.decode is None:
-                    array, room = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
-                    memory = room.reshape(-1).view(np.uint8)
+                    array, capacity = host_array(entry.shape, _UNSIGNED[entry.dtype.size])
+                    memory = capacity.reshape(-1).view(np.uint8)
                 else:
                     memory = np.empty(entry.nbytes, np.uint8)
                 stream.seek(entry.start)

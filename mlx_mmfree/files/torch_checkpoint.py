@@ -597,13 +597,13 @@ def _read(stream: BinaryIO, entry: ZipEntry) -> bytes:
 
 
 def _check(stream: BinaryIO, entry: ZipEntry) -> None:
-    """Compares an entry with its checksum, piece by piece."""
+    """Compares an entry with its checksum, chunk by chunk."""
     stream.seek(entry.start)
     crc, remaining = 0, entry.nbytes
     while remaining:
-        piece = stream.read(min(remaining, _CHUNK_BYTES))
-        if not piece:
+        chunk = stream.read(min(remaining, _CHUNK_BYTES))
+        if not chunk:
             break
-        crc, remaining = zlib.crc32(piece, crc), remaining - len(piece)
+        crc, remaining = zlib.crc32(chunk, crc), remaining - len(chunk)
     if remaining or crc != entry.crc:
         raise ValueError(f"has missing or changed bytes in its entry {entry.name!r:.100}")

@@ -21,11 +21,11 @@ from pathlib import Path
 from ..errors import CheckpointError
 
 SPARE_BYTES = 16_000_000
-"""The room that stays free beside what is written."""
+"""The space that stays free beside what is written."""
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
-    """Refuses a folder that cannot be written to, or whose disk has too little room.
+    """Refuses a folder that cannot be written to, or whose disk has too little space.
 
     Raises:
         OSError: The folder cannot be written to, or the disk is too full. The message names the needed
@@ -130,7 +130,7 @@ def new_scratch_folder() -> Path:
     """Makes a folder that is deleted when the process ends, and deletes the folders of killed processes.
 
     Raises:
-        OSError: There is no room for temporary files.
+        OSError: There is no space for temporary files.
     """
     parent = Path(tempfile.gettempdir())
     for folder in own_folders(parent, _NAME):
@@ -170,10 +170,10 @@ def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
 
     Args:
         target: The file.
-        needed_bytes: About its size. The disk must have that much room; 0 skips the check.
+        needed_bytes: About its size. The disk must have that much space; 0 skips the check.
 
     Raises:
-        OSError: The folder cannot be written to, or the disk has too little room.
+        OSError: The folder cannot be written to, or the disk has too little space.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if needed_bytes:
@@ -193,10 +193,10 @@ def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -
     Args:
         target: A folder that does not exist or is empty, or, with `replaces`, any folder.
         replaces: Remove the folder that is there. It stays if it changes in the meantime.
-        needed_bytes: About the size of its files. The disk must have that much room; 0 skips the check.
+        needed_bytes: About the size of its files. The disk must have that much space; 0 skips the check.
 
     Raises:
-        OSError: The folder cannot be written to, the disk has too little room, another process is
+        OSError: The folder cannot be written to, the disk has too little space, another process is
             writing it, or somebody has put files there.
     """
     target.parent.mkdir(parents=True, exist_ok=True)

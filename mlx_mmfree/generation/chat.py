@@ -13,7 +13,7 @@ from ..models.parts.token_checks import token_array
 from . import decode
 from .answers.answer_parts import PartReader, TextReader
 from .answers.completion import Completion, end_tokens
-from .answers.reasoning import ThoughtBudget, ThoughtReader, ThoughtTags, thought_tags
+from .answers.reasoning import ReasoningBudget, ReasoningReader, ReasoningTags, reasoning_tags
 from .prompts import check_text_length
 from .reader import PREFILL_STEP_SIZE, Progress, State
 from .sampling import LogitsProcessor, Sampler, greedy
@@ -62,7 +62,7 @@ class Chat:
         ngram_drafts: Propose what followed the same tokens earlier in the conversation, which changes
             the speed alone.
         num_draft_tokens: How many tokens are proposed at a time.
-        reasoning_budget: The most tokens of a thought; `None`: no limit but the answer's.
+        reasoning_budget: The most tokens of reasoning; `None`: no limit but the answer's.
 
     Attributes:
         max_tokens, sampler, processors: As above; they may be changed between answers.
@@ -116,9 +116,9 @@ class Chat:
         self._ngram_drafts = ngram_drafts
         self._num_draft_tokens = num_draft_tokens
         self._reasoning_budget = reasoning_budget
-        self._thoughts: ThoughtTags | None = None
+        self._reasoning: ReasoningTags | None = None
         if self.has_template:
-            self._thoughts = thought_tags(tokenizer.chat_template_source())
+            self._reasoning = reasoning_tags(tokenizer.chat_template_source())
         self.reader: PartReader = TextReader()
         self.system_prompt = system_prompt
 
@@ -230,15 +230,15 @@ class Chat:
                 )
 
     def _thinking(self, prompt: str) -> list[LogitsProcessor]:
-        """Begins to read an answer with a thought; what ends that."""
+        """Begins to read an answer with reasoning; what ends that."""
         self.reader = TextReader()
-        if self._thoughts is None:
+        if self._reasoning is None:
             return []
-        is_open = self._thoughts.are_open(prompt)
-        self.reader = ThoughtReader(self.reader, self._thoughts, is_open)
+        is_open = self._reasoning.are_open(prompt)
+        self.reader = ReasoningReader(self.reader, self._reasoning, is_open)
         if self._reasoning_budget is None:
             return []
-        return [ThoughtBudget(self._tokenizer, self._thoughts, is_open, self._reasoning_budget)]
+        return [ReasoningBudget(self._tokenizer, self._reasoning, is_open, self._reasoning_budget)]
 
     def _decoding(
         self, ids: Sequence[int], state: State, processors: Sequence[LogitsProcessor]

@@ -156,7 +156,7 @@ def embedding_steps(
     pooling: Pooling | None = None,
     step_size: int = STEP_SIZE,
 ) -> Generator[int, None, np.ndarray]:
-    """The vectors of texts, float32 `(N, D)`, worked out piece by piece.
+    """The vectors of texts, float32 `(N, D)`, worked out chunk by chunk.
 
     Args:
         model: Reads the texts.
@@ -196,11 +196,11 @@ def embedding_steps(
                 shares[row, 0 if chosen == "first" else count - 1] = 1
         state = model.init_state(len(batch))
         for first in range(0, length, step_size):
-            piece = slice(first, first + step_size)
-            hidden, state = model.hidden(mx.array(tokens[:, piece]), state)
+            chunk = slice(first, first + step_size)
+            hidden, state = model.hidden(mx.array(tokens[:, chunk]), state)
             hidden = hidden.astype(mx.float32)
             is_last = first + step_size >= length
-            # what no token after it reads is not computed: keys of short texts have much room
+            # what no token after it reads is not computed: keys of short texts have much space
             mx.eval(hidden, [] if is_last else state)
             if not all_finite(hidden):
                 raise NumericalError(
@@ -209,7 +209,7 @@ def embedding_steps(
                     "checkpoint again."
                 )
             # in float64, since the sum may be long
-            vectors[batch] += (shares[:, None, piece] @ np.asarray(hidden, np.float64))[:, 0]
+            vectors[batch] += (shares[:, None, chunk] @ np.asarray(hidden, np.float64))[:, 0]
             done += len(batch) if is_last else 0
             yield done
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -36,19 +36,19 @@ class DecodingStep:
 
     Called without arrays, it gives the arrays of the state before the first token. Called with a token,
     uint32 `(1,)`, and the arrays of a state, it gives the logits after it, float32 `(1, V)`, and the
-    arrays of the state after it. After a token outside the vocabulary, and once the state has no room
+    arrays of the state after it. After a token outside the vocabulary, and once the state has no space
     for another token, the logits are NaN.
 
     Args:
         model: Continues texts.
-        context: The number of tokens that attention has room for, at least. A state of constant size
+        context: The number of tokens that attention has space for, at least. A state of constant size
             takes any number.
 
     Attributes:
         weights: What a step is computed with, by name. Steps take other arrays of the same shapes by
             these names.
         state: The arrays of the state before the first token, by name and in order.
-        room: The number of tokens that a state takes, or `None` for any.
+        capacity: The number of tokens that a state takes, or `None` for any.
 
     Raises:
         UnsupportedModelError: The model cannot continue texts, or has no state of fixed shapes.
@@ -57,11 +57,13 @@ class DecodingStep:
     def __init__(self, model: Decoder, context: int):
         check_causal(model)
         self._model, self._context = model, context
-        self._tree, self._rooms = fixed_state(model, model.init_state(1), context)
-        if not self._rooms:
+        self._tree, self._capacities = fixed_state(model, model.init_state(1), context)
+        if not self._capacities:
             raise _without_fixed_state(model)
-        rooms = (room for room in (*self._rooms, model.max_length) if room is not None)
-        self.room = min(rooms, default=None)
+        capacities = (
+            capacity for capacity in (*self._capacities, model.max_length) if capacity is not None
+        )
+        self.capacity = min(capacities, default=None)
         self.state = dict(_named(self._tree, _STATE))
         self._arguments: Any = model.block_arguments()
         self._own_weights = parameters(model)
@@ -91,9 +93,11 @@ class DecodingStep:
         return [logits, *(array for _, array in _flat(after))]
 
     def _free(self, state: Any) -> Iterator[mx.array]:
-        """For each mixer whose state is full at some time, whether it has room for a token."""
-        for mixer, room, part in zip(self._model.token_mixers, self._rooms, state, strict=True):
-            if room is not None:
+        """For each mixer whose state is full at some time, whether it has space for a token."""
+        for mixer, capacity, part in zip(
+            self._model.token_mixers, self._capacities, state, strict=True
+        ):
+            if capacity is not None:
                 for positions in mixer.state_kind.counted(part):
                     yield mx.any(positions < 0)
 
@@ -145,7 +149,7 @@ def _flat(tree: Any) -> list[tuple[str, mx.array]]:
 
 
 def _filled(tree: Any, arrays: list[mx.array]) -> Any:
-    """A tree of the same form with other arrays, in the order of `tree_flatten`."""
+    """A tree of the same format with other arrays, in the order of `tree_flatten`."""
     rest = iter(arrays)
     return tree_map(lambda _: next(rest), tree)
 
@@ -278,7 +282,7 @@ def describe(
         operations: How often the function has each primitive of MLX.
         weights_file: The file of weights that are handed over by name, or `None` if they lie inside.
     """
-    state = _forms(step.state.items())
+    state = _formats(step.state.items())
     first = [{**each, "initial": uniform(step.state[each["name"]])} for each in state]
     token = {"name": "token", "shape": [1], "dtype": _dtype(TOKEN_DTYPE)}
     logits = {"name": "logits", "shape": [1, model.vocab_size], "dtype": _dtype(mx.float32)}
@@ -289,13 +293,13 @@ def describe(
         "vocabulary": model.vocab_size,
         "known_tokens": min(tokenizer.vocab_size, model.vocab_size),
         "end_tokens": sorted(tokenizer.eos_token_ids),
-        "most_tokens": step.room,
+        "most_tokens": step.capacity,
         "device": "cpu" if on_cpu() else "gpu",
         "operations": dict(operations),
         "start": {"inputs": [], "outputs": first},
         "step": {
             "inputs": [token, *state],
-            "named_inputs": _forms(step.weights.items()) if weights_file else [],
+            "named_inputs": _formats(step.weights.items()) if weights_file else [],
             "outputs": [logits, *state],
         },
         "weights_file": weights_file,
@@ -303,7 +307,7 @@ def describe(
     }
 
 
-def _forms(arrays: Iterable[tuple[str, mx.array]]) -> list[dict[str, Any]]:
+def _formats(arrays: Iterable[tuple[str, mx.array]]) -> list[dict[str, Any]]:
     return [
         {"name": name, "shape": list(array.shape), "dtype": _dtype(array.dtype)}
         for name, array in arrays
@@ -327,7 +331,7 @@ class Export:
     Attributes:
         folder: Where.
         is_plain: Whether the function holds no kernel of this library.
-        room: The number of tokens that a state takes, or `None` for any.
+        capacity: The number of tokens that a state takes, or `None` for any.
         example: The tokens with which the step was run again.
         agreement: How near it is to the model as it runs here.
         sizes: The bytes of each file.
@@ -335,7 +339,7 @@ class Export:
 
     folder: Path
     is_plain: bool
-    room: int | None
+    capacity: int | None
     example: Example
     agreement: Agreement
     sizes: dict[str, int]
@@ -359,7 +363,7 @@ def export_step(
         path: The folder to make. It appears under its name only when it is complete.
         model: A causal model whose state has fixed shapes.
         tokenizer: Its tokenizer, whose files are copied.
-        context: The number of tokens that attention has room for, at least.
+        context: The number of tokens that attention has space for, at least.
         weights_beside: Whether weights are written to a file of their own, and are handed to each step.
         plain: Whether kernels of this library are left out. On a CPU they always are.
         overwrite: Replace an existing folder.
@@ -406,7 +410,7 @@ def export_step(
         copy_files(tokenizer_files(tokenizer.folder), new)
         files = sorted(file for file in new.rglob("*") if file.is_file())
         sizes = {file.relative_to(new).as_posix(): file.stat().st_size for file in files}
-    return Export(target, is_plain, step.room, found.example, near, sizes)
+    return Export(target, is_plain, step.capacity, found.example, near, sizes)
 
 
 def _prompt(tokenizer: Tokenizer) -> list[int]:

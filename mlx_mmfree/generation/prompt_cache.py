@@ -203,7 +203,7 @@ def load_prompt_cache(path: str | os.PathLike[str], model: Decoder) -> PromptCac
 
 
 def _trimmed(model: Decoder, cache: PromptCache) -> PromptCache:
-    """The cache without the room after its tokens, checked."""
+    """The cache without the space after its tokens, checked."""
     check_tokens(cache.tokens, model.vocab_size)
     state = trimmed_state(model, cache.state, len(cache.tokens))
     if state is None:

@@ -29,11 +29,11 @@ layer, which is 1.6 % of what attention reads of 4,096, and waits for the one be
 def fixed_state(
     model: Decoder, state: tuple[Any, ...], count: int = 1
 ) -> tuple[tuple[Any, ...], tuple[int | None, ...]]:
-    """The state in a form whose shapes stay while tokens are read, and with room for `count`.
+    """The state in a format whose shapes stay while tokens are read, and with capacity for `count`.
 
     Returns:
         The state, and for each mixer the number of tokens after which it must grow, `None` for never;
-        or the same state and `()` where a mixer has no such form.
+        or the same state and `()` where a mixer has no such format.
     """
     kinds = [mixer.state_kind for mixer in model.token_mixers]
     fixed = []
@@ -42,7 +42,7 @@ def fixed_state(
         if pair is None:
             return state, ()
         fixed.append(pair)
-    return tuple(new for new, _ in fixed), tuple(room for _, room in fixed)
+    return tuple(new for new, _ in fixed), tuple(capacity for _, capacity in fixed)
 
 
 def with_tails(model: Decoder, state: tuple[Any, ...], slots: int) -> tuple[Any, ...]:
@@ -54,8 +54,8 @@ def with_tails(model: Decoder, state: tuple[Any, ...], slots: int) -> tuple[Any,
 class Reader:
     """Reads tokens and gives the logits after them.
 
-    The state takes a form whose shapes stay, where the model has one. MLX then repeats the graph that
-    was built in Python for the first tokens of a shape, until the room for keys and values grows. On
+    The state takes a format whose shapes stay, where the model has one. MLX then repeats the graph that
+    was built in Python for the first tokens of a shape, until the space for keys and values grows. On
     Metal, where a step is started while the one before is computed, the last tokens are in a tail.
 
     Args:
@@ -83,14 +83,14 @@ class Reader:
 
     @property
     def state(self) -> State:
-        """The model's state, in the ordinary form, which any number of tokens may follow."""
-        if not self._rooms:
+        """The model's state, in the ordinary variant, which any number of tokens may follow."""
+        if not self._capacities:
             return self.arrays
         found = []
-        for mixer, state, room in zip(
-            self._model.token_mixers, self.arrays, self._rooms, strict=True
+        for mixer, state, capacity in zip(
+            self._model.token_mixers, self.arrays, self._capacities, strict=True
         ):
-            kind, unread = mixer.state_kind, None if room is None else room - self._size
+            kind, unread = mixer.state_kind, None if capacity is None else capacity - self._size
             found.append(kind.growing(kind.without_tail(state, self._size), unread))
         return tuple(found)
 
@@ -98,22 +98,24 @@ class Reader:
         """Goes on with these rows; the graphs for numbers of rows are kept.
 
         Args:
-            state: That of the rows, in the ordinary form.
-            count: How many tokens it must have room for.
+            state: That of the rows, in the ordinary variant.
+            count: How many tokens it must have space for.
         """
         self._size = 0
-        self._rooms: tuple[int | None, ...] = ()
+        self._capacities: tuple[int | None, ...] = ()
         self.arrays = state
         if self._can_compile:
-            self.arrays, self._rooms = fixed_state(self._model, state, count)
-        self._room = min((room for room in self._rooms if room is not None), default=inf)
+            self.arrays, self._capacities = fixed_state(self._model, state, count)
+        self._capacity = min(
+            (capacity for capacity in self._capacities if capacity is not None), default=inf
+        )
         self._has_tails = False
-        if self._rooms and self._takes_tails:
+        if self._capacities and self._takes_tails:
             slots = max(TAIL_SLOTS, count)
             fixed, self.arrays = self.arrays, with_tails(self._model, self.arrays, slots)
             pairs = zip(fixed, self.arrays, strict=True)
             self._has_tails = any(old is not new for old, new in pairs)
-            self._room = min(self._room, slots) if self._has_tails else self._room
+            self._capacity = min(self._capacity, slots) if self._has_tails else self._capacity
         flat: list[tuple[str, mx.array]] = tree_flatten(self.arrays)  # type: ignore[assignment]
         shapes = tuple(array.shape[1:] for _, array in flat)
         # what reads tokens into a state of these shapes; it builds a graph for each number of rows
@@ -121,14 +123,14 @@ class Reader:
         if step is None:
             arguments = self._model, self._block_arguments, self._known, self._axis
             step = partial(_read, *arguments)
-            step = compiled(step) if self._rooms else step
+            step = compiled(step) if self._capacities else step
         self._step = self._steps[shapes] = step
         if len(self._steps) > _MOST_SHAPES:
             # graphs of the shapes that were used longest ago
             del self._steps[next(iter(self._steps))]
 
-    def make_room(self, count: int) -> None:
-        """Makes room for so many tokens, and writes those of the tails into the buffers."""
+    def make_capacity(self, count: int) -> None:
+        """Makes space for so many tokens, and writes those of the tails into the buffers."""
         if self._has_tails:
             # in place, as soon as no kernel reads the buffers any more
             mx.eval(self.arrays)
@@ -142,8 +144,8 @@ class Reader:
             The logits after them, float32 `(B, V)`, and which rows are finite, `(B,)`, both yet to be
             computed.
         """
-        if self._size >= self._room:
-            self.make_room(1)
+        if self._size >= self._capacity:
+            self.make_capacity(1)
         logits, finite, self.arrays = self._step(tokens, self.arrays)
         self._size += 1
         return logits, finite

@@ -28,7 +28,7 @@ _INFINITY = {mx.float32: 0x7F800000, mx.bfloat16: 0x7F80, mx.float16: 0x7C00}
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """An array as bytes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Piece:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, array: mx.array) -> "Piece":
+    def of(cls, array: mx.array) -> "Chunk":
         """That of an array which is computed."""
         return cls(memoryview(cast(Any, array)).tobytes(), array.dtype, array.shape)
 
@@ -70,16 +70,16 @@ class Piece:
         return array != 0 if self.dtype == mx.bool_ else array.view(self.dtype)
 
 
-_PIECE_BYTES = 300
-"""About what a piece takes beside its data (measured)."""
+_CHUNK_BYTES = 300
+"""About what a chunk takes beside its data (measured)."""
 
 
 def pack(model: Decoder, state: Any, count: int) -> Any | None:
-    """The state with a `Piece` in the place of each array.
+    """The state with a `Chunk` in the place of each array.
 
     Args:
         model: The model that made it.
-        state: In the ordinary form.
+        state: In the ordinary variant.
         count: How many tokens it has read.
 
     Returns:
@@ -108,16 +108,16 @@ def can_be_packed(model: Decoder, packed: Any, count: int) -> bool:
 
 def _packed(state: tuple[Any, ...]) -> Any | None:
     mx.eval(state)
-    packed = tree_map(Piece.of, state)
-    return packed if all(piece.is_finite for piece in _pieces(packed)) else None
+    packed = tree_map(Chunk.of, state)
+    return packed if all(chunk.is_finite for chunk in _chunks(packed)) else None
 
 
-def _pieces(packed: Any) -> list[Piece]:
-    return cast(list[Piece], list(states.arrays_by_place(packed).values()))
+def _chunks(packed: Any) -> list[Chunk]:
+    return cast(list[Chunk], list(states.arrays_by_place(packed).values()))
 
 
 def unpack(model: Decoder, packed: Any, after: int = 0) -> tuple[Any, ...]:
-    """The state that `pack` was given, in memory of its own with room for more tokens.
+    """The state that `pack` was given, in memory of its own with capacity for more tokens.
 
     Args:
         model: The model that made it.
@@ -127,20 +127,20 @@ def unpack(model: Decoder, packed: Any, after: int = 0) -> tuple[Any, ...]:
     pairs = [
         (mixer.state_kind, part) for mixer, part in zip(model.token_mixers, packed, strict=True)
     ]
-    state = [kind.unpacked(part, Piece.array, after) for kind, part in pairs]
+    state = [kind.unpacked(part, Chunk.array, after) for kind, part in pairs]
     if after:
         state = [kind.rewound(part, after) for (kind, _), part in zip(pairs, state, strict=True)]
     return tuple(state)
 
 
 def _packed_of(model: Decoder, data: bytes, count: int) -> Any:
-    """The packed state whose pieces a file holds, one after the other."""
+    """The packed state whose chunks a file holds, one after the other."""
     position, view = 0, memoryview(data)
 
-    def taken(want: mx.array) -> Piece:
+    def taken(want: mx.array) -> Chunk:
         nonlocal position
         position += want.nbytes
-        return Piece(view[position - want.nbytes : position], want.dtype, want.shape)
+        return Chunk(view[position - want.nbytes : position], want.dtype, want.shape)
 
     return tree_map(taken, states.blank_state(model, 1, count))
 
@@ -299,7 +299,7 @@ class Sessions:
 
         Args:
             tokens: All tokens that the model has read, one at least.
-            state: Its state after them, as one row in the ordinary form.
+            state: Its state after them, as one row in the ordinary variant.
             beginnings: Lengths of beginnings that shall be found too, if `serves_all`.
 
         Raises:
@@ -329,7 +329,7 @@ class Sessions:
             self._store.touch(key)
         else:
             content = content_of(self._model, self._identity, text)
-            self._store.write(key, content, [piece.data for piece in _pieces(packed)])
+            self._store.write(key, content, [chunk.data for chunk in _chunks(packed)])
 
     def _remember(
         self,
@@ -337,7 +337,7 @@ class Sessions:
         packed: Any,
         beginnings: Sequence[TextKey] = (),
     ) -> None:
-        nbytes = sum(len(piece.data) + _PIECE_BYTES for piece in _pieces(packed))
+        nbytes = sum(len(chunk.data) + _CHUNK_BYTES for chunk in _chunks(packed))
         self._store.remember(key, packed, nbytes, beginnings)
 
     def preload(self, path: str | os.PathLike[str]) -> int:
@@ -345,7 +345,7 @@ class Sessions:
 
         Raises:
             CheckpointError: The file is missing or damaged, or another model made it.
-            MMFreeError: Memory has no room for it, and there is no folder.
+            MMFreeError: Memory has no space for it, and there is no folder.
         """
         cache = load_prompt_cache(path, self._model)
         self.keep(cache.tokens, cache.state)

@@ -55,13 +55,13 @@ def check_draft_tokenizer(tokenizer: Any, draft_tokenizer: Any) -> None:
     """
     count = tokenizer.vocab_size
     if draft_tokenizer.vocab_size == count:
-        pieces, drafted = (
-            [_piece(given, n) for n in range(count)] for given in (tokenizer, draft_tokenizer)
+        chunks, drafted = (
+            [_chunk(given, n) for n in range(count)] for given in (tokenizer, draft_tokenizer)
         )
-        different = next((n for n in range(count) if pieces[n] != drafted[n]), None)
+        different = next((n for n in range(count) if chunks[n] != drafted[n]), None)
         if different is None:
             return
-        found = f"token {different} is {drafted[different]!r:.40}, not {pieces[different]!r:.40}"
+        found = f"token {different} is {drafted[different]!r:.40}, not {chunks[different]!r:.40}"
     else:
         found = f"it has {draft_tokenizer.vocab_size} tokens, not {count}"
     raise ValueError(
@@ -70,7 +70,7 @@ def check_draft_tokenizer(tokenizer: Any, draft_tokenizer: Any) -> None:
     )
 
 
-def _piece(tokenizer: Any, token: int) -> str | None:
+def _chunk(tokenizer: Any, token: int) -> str | None:
     try:
         return str(tokenizer.piece(token))
     except ValueError:
@@ -134,8 +134,8 @@ class RewindingReader(Reader):
             The logits after each, float32 `(L, V)`, and which are finite, `(L,)`, yet to be computed.
         """
         length = tokens.shape[0]
-        if not self._unsettled and self._size + length + self._ahead > self._room:
-            self.make_room(length + self._ahead)
+        if not self._unsettled and self._size + length + self._ahead > self._capacity:
+            self.make_capacity(length + self._ahead)
         logits, finite, states = self._step(tokens, self.arrays)
         self.arrays = tuple(
             trail.add(state, length) for trail, state in zip(self._trails, states, strict=True)
@@ -198,7 +198,7 @@ def check_num_draft_tokens(count: int) -> None:
 class Speculation(ABC):
     """One text in the middle of decoding, of which several tokens are checked at a time.
 
-    The model reads all proposed tokens in one call, which is compiled where its state has a form of
+    The model reads all proposed tokens in one call, which is compiled where its state has a format of
     fixed shapes, and keeps those that it would have chosen itself. The others are taken back.
 
     Args:
@@ -247,7 +247,7 @@ class Speculation(ABC):
 
     @property
     def state(self) -> Any:
-        """The model's state, in the ordinary form; once none is ready, all tokens but the last."""
+        """The model's state, in the ordinary variant; once none is ready, all tokens but the last."""
         return self._target.state
 
     def step(self, *, is_last: bool = False) -> list[int]:

@@ -1,4 +1,4 @@
-"""States of a model: what attention keeps of a text, the forms that it takes, and as it is stored."""
+"""States of a model: what attention keeps of a text, the formats that it takes, and as it is stored."""
 
 import hashlib
 import json
@@ -134,7 +134,7 @@ def state_before(
 
     Args:
         model: The model that made it.
-        state: In the ordinary form, after `length` tokens.
+        state: In the ordinary variant, after `length` tokens.
         length: How many tokens the row has read.
         count: How many of them are taken back.
         held: By mixers, the states of that place where they were held, otherwise `None`.
@@ -156,7 +156,7 @@ def state_before(
 
 
 def joined_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """The rows of several states in the ordinary form, one after the other."""
+    """The rows of several states in the ordinary variant, one after the other."""
     if len(states) == 1:
         return states[0]
     mixers = model.token_mixers
@@ -168,7 +168,7 @@ def joined_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[An
 def selected_rows(
     model: Decoder, state: tuple[Any, ...], rows: Sequence[int], length: int
 ) -> tuple[Any, ...]:
-    """Some rows of a state in the ordinary form, of which the longest has read `length` tokens."""
+    """Some rows of a state in the ordinary variant, of which the longest has read `length` tokens."""
     index = mx.array(list(rows))
     return tuple(
         mixer.state_kind.selected(part, index, length)
@@ -176,19 +176,19 @@ def selected_rows(
     )
 
 
-def without_room(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """The state after `count` tokens of one row, in memory that has no room for more."""
+def without_spare_slots(model: Decoder, state: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+    """The state after `count` tokens of one row, in memory that has no space for more."""
     blank = blank_state(model, 1, count)
     parts: tuple[Any, ...] = tree_map(_first_part, state, blank)
     return cast(tuple[Any, ...], tree_map(mx.contiguous, parts))
 
 
 def trimmed_state(model: Decoder, state: Any, count: int) -> tuple[Any, ...] | None:
-    """The state of one row without the room after its tokens.
+    """The state of one row without the space after its tokens.
 
     Args:
         model: The model that made it.
-        state: In the ordinary form.
+        state: In the ordinary variant.
         count: How many tokens the model has read.
 
     Returns:

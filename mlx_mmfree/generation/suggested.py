@@ -45,7 +45,7 @@ def suggested_sampling(model: nn.Module, folder: Path, *, thinks: bool = True) -
     Args:
         model: The model.
         folder: The folder of its small files.
-        thinks: Whether its answers begin with a thought, if it was taught that.
+        thinks: Whether its answers begin with reasoning, if it was taught that.
 
     Raises:
         CheckpointError: A value of `generation_config.json` has the wrong type or range.

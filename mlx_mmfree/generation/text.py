@@ -361,7 +361,7 @@ def batch_generate(
 ) -> BatchResponse:
     """Continues several prompts, up to `batch_size` of them together.
 
-    Prompts of similar length are read together, padded on the left. A text that is finished makes room
+    Prompts of similar length are read together, padded on the left. A text that is finished makes space
     for the next prompt. Each text draws its own random numbers, from a seed of MLX's generator.
 
     Args:

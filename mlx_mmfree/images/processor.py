@@ -1,6 +1,6 @@
 """How images are prepared for a model, as its files say, which are untrusted, and its classes' names.
 
-Two forms are known: timm's `pretrained_cfg`, as `timm.data.resolve_data_config` reads it, and the
+Two formats are known: timm's `pretrained_cfg`, as `timm.data.resolve_data_config` reads it, and the
 `preprocessor_config.json` of a few image processors of transformers.
 """
 

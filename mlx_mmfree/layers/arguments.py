@@ -59,8 +59,8 @@ def check_array(place: str, x: Any, name: str = "x") -> None:
     if isinstance(x, str):
         way_out = " Encode it: mx.array([tokenizer.encode(text)])."
     elif hasattr(x, "shape") or isinstance(x, (list, tuple, int, float)):
-        form = f"{name}.numpy()" if hasattr(x, "numpy") else name
-        way_out = f" Convert it: mx.array({form})."
+        format = f"{name}.numpy()" if hasattr(x, "numpy") else name
+        way_out = f" Convert it: mx.array({format})."
     raise TypeError(f"[{place}] '{name}' must be an mx.array but got {kind}.{way_out}")
 
 

@@ -8,8 +8,8 @@ from mlx.utils import tree_unflatten
 
 from ..ops import linear_product
 from ..ops.linear_product import add_bias
-from .fusing import Floats, Form, Fusable
-from .matrix import Model, affine_form, affine_product, matrices
+from .fusing import Floats, Fusable, Variant
+from .matrix import Model, affine_format, affine_product, matrices
 
 
 class QuantizedLinear(Fusable, nn.QuantizedLinear):
@@ -36,11 +36,11 @@ class QuantizedLinear(Fusable, nn.QuantizedLinear):
     is_ordinary = True
 
     def __call__(self, x: mx.array) -> mx.array:
-        form = affine_form(self)
-        if form is None:
+        format = affine_format(self)
+        if format is None:
             y: mx.array = super().__call__(x)
             return y
-        y = affine_product(x, self["weight"], form)
+        y = affine_product(x, self["weight"], format)
         return add_bias(y, self["bias"]) if "bias" in self else y
 
 
@@ -53,7 +53,7 @@ class Linear(Fusable, nn.Linear):
         bias: Whether a bias is added.
 
     Attributes:
-        coded: The class of its form in codes.
+        coded: The class of its format in codes.
 
     Shape:
         Input `(..., input_dims)`, result `(..., output_dims)`.
@@ -63,7 +63,7 @@ class Linear(Fusable, nn.Linear):
         (2, 32)
     """
 
-    form: ClassVar[type[Form]] = Floats
+    format: ClassVar[type[Variant]] = Floats
     is_ordinary = True
     coded: ClassVar[type[nn.QuantizedLinear]] = QuantizedLinear
 

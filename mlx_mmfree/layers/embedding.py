@@ -9,7 +9,7 @@ from ..ops import dense_matmul, linear_product
 from ..ops.device import with_reference_gradient
 from ..ops.linear_product import add_bias
 from .arguments import check_array
-from .matrix import affine_form, matrix_of
+from .matrix import affine_format, matrix_of
 
 # A common token adds up thousands of rows; in bfloat16 a sum stops growing at 256 times what is added.
 _rows = with_reference_gradient(
@@ -97,11 +97,11 @@ def apply_head(head: nn.Module, x: mx.array) -> mx.array:
         return linear_product(x, head.weight)
     is_plain = is_matrix and head.weight.dtype != mx.float32
     is_coded = matrix is not None and matrix.holds_codes and matrix.alike() is not None
-    form = affine_form(head) if is_coded else None
-    if not is_plain and form is None:
+    format = affine_format(head) if is_coded else None
+    if not is_plain and format is None:
         y: mx.array = head.as_linear(x) if hasattr(head, "as_linear") else head(x)
         return y
-    y = dense_matmul(x, head.weight, form, dtype=x.dtype)
+    y = dense_matmul(x, head.weight, format, dtype=x.dtype)
     return add_bias(y, head.bias) if "bias" in head else y
 
 

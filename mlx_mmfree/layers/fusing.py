@@ -1,7 +1,7 @@
-"""Linears with what lies around them, computed together where their form allows it.
+"""Linears with what lies around them, computed together where their format allows it.
 
 Definitions of mixers are equations between linears. What a model does faster is said here once, for each
-form of linears, which their class names as `form`; `models.parts.fused` asks for it in blocks.
+format of linears, which their class names as `variant`; `models.parts.fused` asks for it in blocks.
 
 - Packed ternary linears are one operation, with a norm or a gate before them and the residual after
   them.
@@ -75,8 +75,8 @@ class Around(NamedTuple):
     residual: mx.array | None = None
 
 
-class Form:
-    """Linears of any form, one after the other.
+class Variant:
+    """Linears of any format, one after the other.
 
     Attributes:
         keeps_dtype: The results have the dtype of the input, whatever the dtypes of the linears.
@@ -88,7 +88,7 @@ class Form:
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        """Whether the form is that of all these linears, with the norm before them."""
+        """Whether the format is that of all these linears, with the norm before them."""
         return True
 
     @staticmethod
@@ -109,12 +109,12 @@ class Form:
         return y if residual is None else residual + y
 
 
-class Floats(Form):
+class Floats(Variant):
     """Matrices of floats, with a bias or without."""
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        return all(form_of(linear) is Floats for linear in linears)
+        return all(variant_of(linear) is Floats for linear in linears)
 
     @staticmethod
     def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
@@ -133,24 +133,24 @@ class Floats(Form):
             # in the same launch
             y = mx.addmm(residual, x, weight.T)
             return add_bias(y, linear["bias"]) if "bias" in linear else y
-        return Form.product(x, linear, residual)
+        return Variant.product(x, linear, residual)
 
 
-class Rotated(Form):
+class Rotated(Variant):
     """Rotated codes, whose norm or gate takes part in the rotation."""
 
     takes_sum = True
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        return any(form_of(linear) is Rotated for linear in linears)
+        return any(variant_of(linear) is Rotated for linear in linears)
 
     @staticmethod
     def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
         found = [linear for linear, _ in joined_parts(linears)]
-        rotating = [linear for linear in found if form_of(linear) is Rotated]
+        rotating = [linear for linear in found if variant_of(linear) is Rotated]
         if norm is None or len(rotating) > 1 or not is_rms_norm(norm):
-            return Form.inputs(x, linears, norm)
+            return Variant.inputs(x, linears, norm)
         (one,) = rotating
         weight, signs = norm["weight"], one["signs"]
         rotated, x = hadamard_of_norm(x, weight, one.block, signs, eps=norm.eps)
@@ -165,7 +165,7 @@ class Rotated(Form):
         return (y if around.residual is None else around.residual + y).astype(around.dtype)
 
 
-class Sharded(Form):
+class Sharded(Variant):
     """A ternary linear of which each process holds a part of the inputs."""
 
     @staticmethod
@@ -183,7 +183,7 @@ class Sharded(Form):
         return y.astype(around.dtype)
 
 
-class Ternary(Form):
+class Ternary(Variant):
     """Packed ternary linears, which one operation computes with all that lies around them."""
 
     keeps_dtype = True
@@ -193,7 +193,7 @@ class Ternary(Form):
         if norm is not None and not is_rms_norm(norm):
             return False
         for linear in linears:
-            if form_of(linear) is not Ternary or "bias" in linear:
+            if variant_of(linear) is not Ternary or "bias" in linear:
                 return False
             if linear.activations != linears[0].activations:
                 return False
@@ -241,22 +241,22 @@ class Fusable:
     A subclass with a call of its own is called by itself, unless it says the same of itself.
 
     Attributes:
-        form: Computes linears of the class with what lies around them.
+        variant: Computes linears of the class with what lies around them.
         is_ordinary: A call is the product with a matrix and a sum with the bias, and nothing else.
     """
 
-    form: ClassVar[type[Form]] = Form
+    variant: ClassVar[type[Variant]] = Variant
     is_ordinary: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         if "__call__" in vars(cls):
-            cls.form = vars(cls).get("form", Form)
+            cls.variant = vars(cls).get("variant", Variant)
             cls.is_ordinary = vars(cls).get("is_ordinary", False)
 
 
-def form_of(linear: nn.Module) -> type[Form]:
+def variant_of(linear: nn.Module) -> type[Variant]:
     """How it is computed with what lies around it; a module of any other class, by itself."""
-    return getattr(type(linear), "form", Form)
+    return getattr(type(linear), "variant", Variant)
 
 
 def inputs(
@@ -294,9 +294,9 @@ def fused_inputs(
     dtype: mx.Dtype | None,
 ) -> Parts:
     """As `inputs`, where the caller knows that operations are computed together."""
-    form = _form(linears, norm)
-    parts = form.inputs(x, linears, norm)
-    if form.keeps_dtype or dtype is None:
+    variant = _variant(linears, norm)
+    parts = variant.inputs(x, linears, norm)
+    if variant.keeps_dtype or dtype is None:
         return parts
     return tuple(part.astype(dtype) for part in parts)
 
@@ -306,7 +306,7 @@ def inputs_of_sum(
 ) -> tuple[Parts, mx.array]:
     """As `inputs` of a sum, and the sum. Where its norm is rotated, both are one launch."""
     one, *more = (linear for linear, _ in joined_parts(linears))
-    if more or form_of(one) is not Rotated or norm is None or not is_rms_norm(norm):
+    if more or variant_of(one) is not Rotated or norm is None or not is_rms_norm(norm):
         x = x + branch
         return inputs(x, linears, norm, x.dtype), x
     signs, weight = one["signs"], norm["weight"]
@@ -330,8 +330,8 @@ def output(parts: Parts, linear: nn.Module, around: Around) -> mx.array:
         >>> output((x,), nn.Linear(4, 8), Around(x.dtype, gate="silu", residual=x)).shape
         (1, 3, 8)
     """
-    form = _form((linear,), around.norm) if fuses() else Form
-    return form.output(parts, linear, around)
+    variant = _variant((linear,), around.norm) if fuses() else Variant
+    return variant.output(parts, linear, around)
 
 
 def finished(
@@ -388,13 +388,13 @@ def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array
     return beside(tuple(parts[n] for n in held)), first - begins[held[0]]
 
 
-def _form(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Form]:
-    """The form in which linears are computed together; any that only one of them has must take all."""
+def _variant(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Variant]:
+    """The format in which linears are computed together; any that only one of them has must take all."""
     for linear in linears:
-        form = form_of(linear)
-        if form is not Form and form.takes(linears, norm):
-            return form
-    return Form
+        variant = variant_of(linear)
+        if variant is not Variant and variant.takes(linears, norm):
+            return variant
+    return Variant
 
 
 def _gated(parts: Parts, gate: Activation) -> mx.array:

@@ -15,12 +15,12 @@ _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
 class JoinedLinears:
-    """Linears of one form, whose rows lie one after the other in one array, of which theirs are views.
+    """Linears of one format, whose rows lie one after the other in one array, of which theirs are views.
 
     It computes as long as the linears hold these views: not once one of them was given other weights.
 
     Args:
-        linears: Linears of one `form`, whose arrays become views.
+        linears: Linears of one `format`, whose arrays become views.
         is_lazy: Whether the joined arrays are left to be computed.
 
     Attributes:
@@ -74,9 +74,9 @@ def join_projections(model: nn.Module, *, is_lazy: bool = False) -> nn.Module:
         return model
     for module in model.modules():
         linears = [module[name] for name in getattr(module, "projections", ())]
-        for form, group in groupby(linears, _alike):
+        for format, group in groupby(linears, _alike):
             alike = list(group)
-            if form is not None and len(alike) > 1 and _rotate_alike(alike):
+            if format is not None and len(alike) > 1 and _rotate_alike(alike):
                 # an ordinary attribute, since items of a module are parameters
                 object.__setattr__(alike[0], "joined", JoinedLinears(alike, is_lazy=is_lazy))
     return model

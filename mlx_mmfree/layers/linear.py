@@ -18,7 +18,7 @@ from ..ops.linear_product import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
 from .dense import Linear
-from .fusing import Form, Fusable, Ternary
+from .fusing import Fusable, Ternary, Variant
 from .matrix import Matrix, are_same, matrices, matrix_of
 from .norms import RMSNorm
 
@@ -127,7 +127,7 @@ class _TernaryLinear(Matrix, nn.Module):
             self.scale = mx.ones((1,))
             self.freeze(recurse=False, keys=list(self.kept))
 
-    def packed_room(self) -> "PackedBitLinear":
+    def packed_space(self) -> "PackedBitLinear":
         packed = PackedBitLinear(
             self.input_dims,
             self.output_dims,
@@ -142,7 +142,7 @@ class _TernaryLinear(Matrix, nn.Module):
         return packed
 
     def packed_from(self, weight: mx.array) -> "PackedBitLinear":
-        packed = self.packed_room()
+        packed = self.packed_space()
         trits, packed.scale = ops.ternarize(weight)
         packed.weight = ops.pack_ternary(trits)
         return packed
@@ -196,7 +196,7 @@ class _FromMaster(_TernaryLinear):
 
 
 class BitLinear(_FromMaster):
-    r"""Linear layer with ternary weights and 8-bit activations, in its training form.
+    r"""Linear layer with ternary weights and 8-bit activations, in its training variant.
 
     .. math::
         y = (q\,t^\top)\,m / s + b
@@ -282,7 +282,7 @@ class TiedBitLinear(_FromMaster):
 
 
 class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
-    r"""The inference form of `BitLinear`: packed trits and one float32 scale.
+    r"""The inference variant of `BitLinear`: packed trits and one float32 scale.
 
     .. math::
         y = (q\,t^\top)\,m / s + b
@@ -319,7 +319,7 @@ class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
 
     holds_trits = True
     is_divisible = True
-    form: ClassVar[type[Form]] = Ternary
+    variant: ClassVar[type[Variant]] = Ternary
     kept = ("weight", "scale")
 
     def multiply(self, x: mx.array) -> mx.array:
@@ -345,13 +345,13 @@ class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
 
 
 def set_quantization_strength(model: nn.Module, strength: float) -> int:
-    r"""Sets, in place, how much of their quantisation the training forms in `model` apply.
+    r"""Sets, in place, how much of their quantisation the training variants in `model` apply.
 
     .. math::
         x + \lambda\,(Q(x) - x)
 
     takes the place of the quantised weights and activations; the gradient stays straight-through.
-    `1` is the layer itself, `0` a float linear after the same norm; packed forms do not change.
+    `1` is the layer itself, `0` a float linear after the same norm; packed formats do not change.
     Source: the warm-up of the Llama3-8B-1.58 models (M. Mekkouri et al., "Fine-tuning LLMs to 1.58bit:
     extreme quantization made easy", huggingface.co/blog/1_58_llm_extreme_quantization, 2024).
 
@@ -383,7 +383,7 @@ def set_quantization_strength(model: nn.Module, strength: float) -> int:
 
 
 def packable(model: nn.Module) -> dict[str, nn.Module]:
-    """Finds the layers that have a packed form.
+    """Finds the layers that have a packed format.
 
     Args:
         model: What holds the layers.
@@ -399,7 +399,7 @@ def packable(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def pack_linears(model: nn.Module) -> nn.Module:
-    """Replaces, in place, every layer that has a packed form.
+    """Replaces, in place, every layer that has a packed format.
 
     Args:
         model: What holds layers that offer `to_packed()`, as `BitLinear` does.
@@ -418,7 +418,7 @@ def pack_linears(model: nn.Module) -> nn.Module:
 
 
 class PackedLinear(PackedLayer):
-    r"""The packed form of a dense linear layer whose stored weight is already ternary.
+    r"""The packed format of a dense linear layer whose stored weight is already ternary.
 
     .. math::
         y = ((x \odot c)\,t^\top) \odot r + b

@@ -56,7 +56,7 @@ class AdaptedLayer(nn.Module):
         raise NotImplementedError
 
     def to_ternary(self) -> nn.Module:
-        """The packed form of a ternary base, with the sum of base and adapter rounded to trits."""
+        """The packed format of a ternary base, with the sum of base and adapter rounded to trits."""
         raise NotImplementedError
 
 

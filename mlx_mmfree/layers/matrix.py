@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError
-from ..ops import AffineForm, dense_matmul
+from ..ops import AffineFormat, dense_matmul
 from ..ops.dense_matmul import BITS, GROUP_SIZES
 from ..ops.device import FLOATS
 from ..ops.host_blocks import all_finite
@@ -25,10 +25,10 @@ class Matrix:
     Attributes:
         holds_floats: The parameter `weight` of the layer is the matrix itself.
         holds_trits: The layer holds trits of 2 bits (`ops.ternary`) and scales.
-        holds_codes: The layer holds codes, scales and biases of MLX's affine form.
+        holds_codes: The layer holds codes, scales and biases of MLX's affine format.
         is_shared: The layer holds no matrix of its own, as a head that shares the embedding's. A layer
             that neither shares one nor holds floats is packed: its weights have few bits.
-        is_ternary: The layer is a `BitLinear` in one of its forms: it computes with the trits of the
+        is_ternary: The layer is a `BitLinear` in one of its formats: it computes with the trits of the
             matrix that it is given, whatever its values.
         is_embedding: The layer gives the rows of tokens, and only backwards the product with `W`.
         is_rotated: The layer holds a rotated matrix in codes, and rotates its input.
@@ -66,14 +66,14 @@ class Matrix:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the layer holds the matrix in few bits, whatever the form."""
+        """Whether the layer holds the matrix in few bits, whatever the format."""
         return not (self.holds_floats or self.is_shared)
 
     @property
     def is_plain(self) -> bool:
         """Whether the layer is a matrix of floats and perhaps a bias, nothing else.
 
-        Another form of the same matrix may then take its place.
+        Another format of the same matrix may then take its place.
         """
         return False
 
@@ -93,19 +93,19 @@ class Matrix:
         return None
 
     def in_codes(self, group_size: int, bits: int) -> nn.Module:
-        """The same layer with room for codes of MLX's affine form, where it `is_plain`."""
+        """The same layer with capacity for codes of MLX's affine format, where it `is_plain`."""
         raise NotImplementedError
 
-    def packed_room(self) -> nn.Module:
-        """The packed form of the layer, where it `is_ternary`, with room for trits and their scale."""
+    def packed_space(self) -> nn.Module:
+        """The packed layer, where it `is_ternary`, with uninitialised trits and scale."""
         raise NotImplementedError
 
     def packed_trits(self) -> mx.array:
-        """The words of the trits (`ops.pack_ternary`) of a layer in its training form."""
+        """The words of the trits (`ops.pack_ternary`) of a layer in its training variant."""
         raise NotImplementedError
 
     def packed_from(self, weight: mx.array) -> nn.Module:
-        """The packed form of the layer, where it `is_ternary`, with the trits of another matrix."""
+        """The packed format of the layer, where it `is_ternary`, with the trits of another matrix."""
         raise NotImplementedError
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
@@ -113,7 +113,7 @@ class Matrix:
         return parts["weight"]
 
     def is_made_of(self, array: mx.array) -> bool:
-        """Whether an array of its shape is the matrix, or became it when it took the layer's form."""
+        """Whether an array of its shape is the matrix, or became it when it took the layer's format."""
         return are_same(self.layer.weight, array)
 
     def multiply(self, x: mx.array) -> mx.array:
@@ -221,8 +221,8 @@ class _Codes(_OfMLX):
     def multiply(self, x: mx.array) -> mx.array:
         layer: Any = self._layer
         scales, biases = (layer[key].astype(mx.float32) for key in ("scales", "biases"))
-        form = AffineForm(scales, biases, layer.group_size, layer.bits)
-        return affine_product(x.astype(mx.float32), layer.weight, form)
+        format = AffineFormat(scales, biases, layer.group_size, layer.bits)
+        return affine_product(x.astype(mx.float32), layer.weight, format)
 
     def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
         layer: Any = self._layer
@@ -231,10 +231,10 @@ class _Codes(_OfMLX):
         # the scales of all parts would be most of what few rows read
         weight, scales, biases = (part[indices] if is_few else part for part in parts)
         codes = weight, scales.astype(mx.float32), biases.astype(mx.float32)
-        form = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
+        format = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
         if is_few:
-            return mx.quantized_matmul(rows, *codes, **form)[..., 0, :]
-        return mx.gather_qmm(rows, *codes, rhs_indices=indices, **form)[..., 0, :]
+            return mx.quantized_matmul(rows, *codes, **format)[..., 0, :]
+        return mx.gather_qmm(rows, *codes, rhs_indices=indices, **format)[..., 0, :]
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
         scales, biases = (parts[key].astype(mx.float32) for key in ("scales", "biases"))
@@ -279,24 +279,24 @@ def matrix_of(module: nn.Module) -> Matrix | None:
     return None if adapter is None else adapter(module)
 
 
-def affine_product(x: mx.array, weight: mx.array, form: AffineForm) -> mx.array:
-    """`x W^T` in the dtype of `x` for codes in MLX's affine form.
+def affine_product(x: mx.array, weight: mx.array, format: AffineFormat) -> mx.array:
+    """`x W^T` in the dtype of `x` for codes in MLX's affine format.
 
     `dense_matmul` takes a fiftieth of the time of MLX's product on a CPU, for the sizes that it knows.
     """
-    scales, biases, group_size, bits = form
+    scales, biases, group_size, bits = format
     if bits in BITS and group_size in GROUP_SIZES:
-        return dense_matmul(x, weight, form, dtype=x.dtype)
+        return dense_matmul(x, weight, format, dtype=x.dtype)
     y = mx.quantized_matmul(x, weight, scales, biases, group_size=group_size, bits=bits)
     return y.astype(x.dtype)
 
 
-def affine_form(layer: nn.Module) -> AffineForm | None:
-    """The form of a layer of codes as MLX holds them; `None` unless `dense_matmul` takes it."""
+def affine_format(layer: nn.Module) -> AffineFormat | None:
+    """The format of a layer of codes as MLX holds them; `None` unless `dense_matmul` takes it."""
     size, bits = layer.group_size, layer.bits
     if layer.mode != "affine" or bits not in BITS or size not in GROUP_SIZES:
         return None
-    return AffineForm(layer["scales"], layer["biases"], size, bits)
+    return AffineFormat(layer["scales"], layer["biases"], size, bits)
 
 
 def matrices(model: nn.Module) -> dict[str, Matrix]:

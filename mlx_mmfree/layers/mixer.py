@@ -188,7 +188,7 @@ class TokenMixer(Mixer):
     """A module that mixes along the sequence.
 
     `mixer(x, state, valid)` maps `x` of shape `(B, L, D)` to `y` of the same shape and the state after
-    the last position. Feeding a sequence whole, in pieces or token by token gives the same result, but
+    the last position. Feeding a sequence whole, in chunks or token by token gives the same result, but
     for rounding. A subclass writes `init_state` and `mix`, whose last two arguments are the state and
     the `Context`, and which gives its result and the new state.
     The state is returned, never kept or changed in place. Positions where `valid`, booleans `(B, L)`,
@@ -277,7 +277,7 @@ class TokenMixer(Mixer):
         """How much of each position's values the result of each position holds, to be looked at.
 
         Times the values of a head, they are what the mixer computes before its output's gates, norms
-        and projection. Recurrences give the weights of their unrolled form.
+        and projection. Recurrences give the weights of their unrolled variant.
 
         Args:
             x: A sequence from its beginning, without padding, `(B, L, D)`.

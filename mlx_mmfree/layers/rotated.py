@@ -6,13 +6,13 @@ from typing import Any, ClassVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..ops import AffineForm, hadamard
+from ..ops import AffineFormat, hadamard
 from .fusing import Fusable, Rotated
 from .matrix import Matrix, affine_product
 
 
 class RotatedLinear(Fusable, Matrix, nn.Module):
-    r"""A linear layer in MLX's affine form whose weight was rotated before it was rounded.
+    r"""A linear layer in MLX's affine format whose weight was rotated before it was rounded.
 
     .. math::
         y = \mathrm{H}(s \odot x)\,Q^\top
@@ -39,7 +39,7 @@ class RotatedLinear(Fusable, Matrix, nn.Module):
     """
 
     is_rotated = True
-    form = Rotated
+    format = Rotated
     kept: ClassVar[tuple[str, ...]] = ("weight", "signs")
     input_dims: int = 0
     output_dims: int = 0
@@ -80,8 +80,8 @@ class RotatedLinear(Fusable, Matrix, nn.Module):
         return self._of_rotated(x, self["scales"], self["biases"])
 
     def _of_rotated(self, rotated: mx.array, scales: mx.array, biases: mx.array) -> mx.array:
-        form = AffineForm(scales, biases, self.codes_group, self.bits)
-        return affine_product(rotated, self["weight"], form)
+        format = AffineFormat(scales, biases, self.codes_group, self.bits)
+        return affine_product(rotated, self["weight"], format)
 
     def multiply(self, x: mx.array) -> mx.array:
         floats = (part.astype(mx.float32) for part in (x, self.scales, self.biases))
@@ -108,7 +108,7 @@ class RotatedLinear(Fusable, Matrix, nn.Module):
 
 
 class RotatedEmbedding(RotatedLinear):
-    r"""An embedding in the same form, whose rows are rotated back.
+    r"""An embedding in the same format, whose rows are rotated back.
 
     .. math::
         e_t = \mathrm{H}(Q_t) \odot s

@@ -16,7 +16,7 @@ from mlx.nn.layers.distributed import shard_linear
 from ..ops import gated, packed_columns, rms_norm_quantize, ternary_matmul
 from ..ops.activations import Activation
 from .arguments import check_features
-from .fusing import Form, Sharded
+from .fusing import Sharded, Variant
 from .linear import PackedBitLinear, PackedLinear
 from .matrix import matrix_of
 from .mixer import Group, part_of
@@ -71,7 +71,7 @@ class ShardedToAllBitLinear(PackedBitLinear):
         Input `(..., input_dims / size)`, result `(..., output_dims)`, the same on all processes.
     """
 
-    form: ClassVar[type[Form]] = Sharded
+    variant: ClassVar[type[Variant]] = Sharded
     is_divisible = False
 
     def __init__(self, linear: PackedBitLinear, group: Group):

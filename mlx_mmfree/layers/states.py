@@ -24,7 +24,7 @@ def check_state(place: str, own: State, given: State, *, is_fixed: bool = False)
         ValueError: It has other sizes.
     """
     kinds = type(own), type(given)
-    # the forms of one state, such as keys in few bits, are defined together
+    # the formats of one state, such as keys in few bits, are defined together
     if kinds[0] is not kinds[1] and (
         kinds[0].__module__ != kinds[1].__module__ or kinds[0].__module__ in _PLAIN
     ):
@@ -97,7 +97,7 @@ class StoredStates:
         """The rows of several states, one after the other; each goes on as it would alone.
 
         Args:
-            states: In the ordinary form, one at least. Their rows may have read different texts.
+            states: In the ordinary variant, one at least. Their rows may have read different texts.
         """
         return tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states)
 
@@ -105,7 +105,7 @@ class StoredStates:
         """Some rows of a state, in the order given.
 
         Args:
-            state: In the ordinary form.
+            state: In the ordinary variant.
             rows: Numbers of rows, integers `(N,)`; one may be named several times.
             length: How many tokens the longest of these rows has read.
         """
@@ -138,20 +138,20 @@ class DecodedStates:
         return self._is_fixed
 
     def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:
-        """The state in a form whose shapes stay while tokens are read.
+        """The state in a format whose shapes stay while tokens are read.
 
         Args:
-            state: In the ordinary form.
-            count: The least number of tokens that there shall be room for.
+            state: In the ordinary variant.
+            count: The least number of tokens that there shall be capacity for.
 
         Returns:
-            The state and the number of tokens that it has room for, `None` for any; or `None` where
-            there is no such form.
+            The state and the number of tokens that it has space for, `None` for any; or `None` where
+            there is no such format.
         """
         return (state, None) if self._is_fixed else None
 
     def growing(self, state: State, unread: int | None) -> State:
-        """The ordinary form of a `fixed` state after `unread` tokens fewer than it had room for."""
+        """The ordinary variant of a `fixed` state, without its last `unread` tokens."""
         return state
 
     def with_tail(self, state: State, slots: int) -> State:
@@ -164,7 +164,7 @@ class DecodedStates:
         return state
 
     def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> State:
-        """The state of which another form is held, which has the shapes of its arrays.
+        """The state of which another format is held, which has the shapes of its arrays.
 
         Args:
             state: Something with a `shape` in the place of each array.

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from ..channel_mixers import SquaredReLUGLU, SwiGLU
 from ..channel_mixers.gated_linear_unit import GatedLinearUnit
-from .parts.architecture import Architecture, GGUFForm, Published
+from .parts.architecture import Architecture, GGUFFormat, Published
 from .parts.fields import activation, key
 from .parts.stack import Decoder
-from .parts.ternary_linears import PACKED_FORMS, TernaryLinears
+from .parts.ternary_linears import PACKED_FORMATS, TernaryLinears
 from .parts.transformer import TINY, TransformerConfig, build_transformer, weight_names
 
 SUB_NORMS = ("self_attn.attn_sub_norm", "mlp.ffn_sub_norm")
@@ -47,7 +47,7 @@ class Config(TransformerConfig):
 
 
 def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     return build_transformer(config, gated=_FEED_FORWARDS[config.hidden_act])
 
 
@@ -80,7 +80,7 @@ def _shape(
     }
 
 
-_IN_GGUF = GGUFForm(
+_IN_GGUF = GGUFFormat(
     {"model_type": "bitnet", "architectures": ["BitNetForCausalLM"], "hidden_act": "relu2"},
     SUB_NORMS,
     is_ternary=True,
@@ -91,7 +91,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    packed_forms=PACKED_FORMS,
+    packed_formats=PACKED_FORMATS,
     needs_range=True,
     why_no_base=None,
     mlx_lm=_needs_mlx_lm_file,

@@ -129,7 +129,7 @@ def conv2former_block(
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     dims = config.dims
     half = dims[0] // 2
     embed = nn.Sequential(

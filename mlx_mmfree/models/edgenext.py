@@ -250,7 +250,7 @@ class SplitTransposeBlock(nn.Module):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     dims = config.dims
     embed = nn.Sequential(Convolution(config.input_channels, dims[0], 4, stride=4), _NORM(dims[0]))
     merges = [

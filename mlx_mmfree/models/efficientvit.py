@@ -223,7 +223,7 @@ class EfficientViTBlock(nn.Module):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     stem, *widths = config.widths
     first = Convolution(config.input_channels, stem, 3, stride=2, bias=False, norm=BatchNorm(stem))
     embed = nn.Sequential(

@@ -23,7 +23,7 @@ from .parts.embedder import embedder_names
 from .parts.fields import activation, agreed, boolean, integer, key, number, section
 from .parts.rotation import Rotation
 from .parts.stack import Decoder
-from .parts.ternary_linears import PACKED_FORMS
+from .parts.ternary_linears import PACKED_FORMATS
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _LAYER = "model.layers.{}."
@@ -166,7 +166,7 @@ def _with_one_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     # with queries that are scaled, scores are divided by the root of another number than of dims
     factor = (config.head_dim / config.query_pre_attn_scalar) ** 0.25
     local = Rotation(config.local_theta)
@@ -215,7 +215,7 @@ ARCHITECTURE = Architecture(
     build=build,
     weight_names=WEIGHT_NAMES,
     newer_name=embedder_names,
-    packed_forms=PACKED_FORMS,
+    packed_formats=PACKED_FORMATS,
     is_ternarizable=True,
     why_no_base="its blocks have a norm after each mixer too, and rotations that differ by layer",
     # activations of its models go beyond float16

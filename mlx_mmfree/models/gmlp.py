@@ -54,7 +54,7 @@ class _Block(ImageBlock):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     return build_patch_model(config, _block)
 
 

@@ -123,7 +123,7 @@ class HGRNBit(BoundedDecoder):
 
 
 def build(config: Config) -> HGRNBit:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     dims, eps = config.hidden_size, config.rms_norm_eps
     recurrence_dims = config.recurrence_dims
     is_ternary = config.linear_class == "ternary"
@@ -169,7 +169,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    packed_forms=("mmfree", "affine"),
+    packed_formats=("mmfree", "affine"),
     mlx_lm=lambda config, ternary_dims: True,
     tiny={"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48},
     presets={

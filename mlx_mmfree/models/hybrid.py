@@ -10,7 +10,7 @@ from ..layers.mixer import LinearFactory
 from .parts.architecture import Architecture, draw_weights, find
 from .parts.mixers import MixerChoice, MixerPositions
 from .parts.stack import Decoder
-from .parts.ternary_linears import PACKED_FORMS, TernaryLinears, linear_of
+from .parts.ternary_linears import PACKED_FORMATS, TernaryLinears, linear_of
 from .parts.transformer import ATTENTION, TINY, HybridConfig
 
 _IN_MLX_LM = (ATTENTION, "gla", "hgrn2", "mlgru", "sliding_window_attention")
@@ -30,7 +30,7 @@ class _MixerLinears(dict[str, LinearFactory]):
 
 
 def build(config: HybridConfig) -> Decoder:
-    """A model with fresh weights, in its training form.
+    """A model with fresh weights, in its training variant.
 
     Raises:
         CheckpointError: An option of a mixer does not fit.
@@ -71,7 +71,7 @@ ARCHITECTURE = Architecture(
         "model.norm": "norm",
         "lm_head": "head",
     },
-    packed_forms=PACKED_FORMS,
+    packed_formats=PACKED_FORMATS,
     is_ternarizable=True,
     needs_range=True,
     mlx_lm=_needs_mlx_lm_file,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from .parts import transformer
-from .parts.architecture import Architecture, GGUFForm, Published, find
-from .parts.ternary_linears import PACKED_FORMS
+from .parts.architecture import Architecture, GGUFFormat, Published, find
+from .parts.ternary_linears import PACKED_FORMATS
 
 SUB_NORMS = ("self_attn.inner_attn_ln", "mlp.ffn_layernorm")
 WEIGHT_NAMES = transformer.weight_names(SUB_NORMS)
@@ -77,7 +77,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    packed_forms=(*PACKED_FORMS, "hadamard"),
+    packed_formats=(*PACKED_FORMATS, "hadamard"),
     may_hold_masters=True,
     is_ternarizable=True,
     why_no_base=None,
@@ -85,8 +85,8 @@ ARCHITECTURE = Architecture(
     transformers=_why_not_in_transformers,
     as_in_transformers=_as_in_transformers,
     gguf={
-        "llama": GGUFForm({"model_type": "llama"}, rotates_pairs=True, may_be_rotated=True),
-        "bitnet": GGUFForm(
+        "llama": GGUFFormat({"model_type": "llama"}, rotates_pairs=True, may_be_rotated=True),
+        "bitnet": GGUFFormat(
             {"model_type": "llama", "architectures": ["BitnetForCausalLM"]},
             SUB_NORMS,
             is_ternary=True,

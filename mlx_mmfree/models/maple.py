@@ -17,7 +17,7 @@ from ..layers.attention.options import AttentionNorms, KeyValueCache
 from ..layers.dense import Linear
 from ..layers.norms import RMSNorm
 from ..token_mixers import GQA
-from .parts.architecture import Architecture, GGUFForm, Published, Stacked, draw_weights
+from .parts.architecture import Architecture, GGUFFormat, Published, Stacked, draw_weights
 from .parts.block import Block
 from .parts.fields import integer, key, number
 from .parts.stack import Decoder
@@ -101,7 +101,7 @@ class Config(TransformerConfig):
 
 
 def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     dims, eps = config.hidden_size, config.rms_norm_eps
     rope, window = config.rotation.build(config.rotary_dims), KeyValueCache(config.sliding_window)
     blocks = [
@@ -134,7 +134,7 @@ def build(config: Config) -> Decoder:
 
 
 def _newer_name(name: str, names: Collection[str]) -> str:
-    """MLX's own form of it has a scale for each row beside codes of 2 bits."""
+    """MLX's own format of it has a scale for each row beside codes of 2 bits."""
     return (
         f"{name.removesuffix('.row_alpha')}.weight_scale" if name.endswith(".row_alpha") else name
     )
@@ -167,7 +167,7 @@ _GGUF_KEYS = (
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFForm.read`."""
+    """As `GGUFFormat.read`."""
     pattern = given["attention.sliding_window_pattern"]
     pattern = pattern if isinstance(pattern, list) else [pattern] * integer(given, "block_count")
     head_dim = integer(given, "attention.key_length", None)
@@ -198,10 +198,10 @@ ARCHITECTURE = Architecture(
     build=build,
     weight_names=_NAMES,
     newer_name=_newer_name,
-    packed_forms=("mmfree", "affine"),
+    packed_formats=("mmfree", "affine"),
     why_no_base="its feed-forward is a mixture of experts, which a hybrid has no names for",
     gguf={
-        "maple": GGUFForm(
+        "maple": GGUFFormat(
             {"model_type": "maple"},
             names={
                 "token_embd.weight": "model.word_embeddings.weight",

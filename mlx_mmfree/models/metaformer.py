@@ -181,7 +181,7 @@ _LINEARS: dict[str, LinearFactory] = {
 
 
 def build(config: Config) -> TokenModel:
-    """A model with fresh weights, in its training form.
+    """A model with fresh weights, in its training variant.
 
     Raises:
         CheckpointError: An option of a mixer does not fit.

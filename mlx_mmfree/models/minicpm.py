@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from .parts import transformer
-from .parts.architecture import Architecture, GGUFForm, Published
+from .parts.architecture import Architecture, GGUFFormat, Published
 from .parts.fields import integer, key, number
 from .parts.stack import Decoder
-from .parts.ternary_linears import PACKED_FORMS
+from .parts.ternary_linears import PACKED_FORMATS
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Config(transformer.TransformerConfig):
 
 
 def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     scale = config.branch_scale
     model = transformer.build_transformer(
         replace(config, rms_norm_eps=config.rms_norm_eps / scale**2)
@@ -84,7 +84,7 @@ _GGUF_KEYS = ("embedding_scale", "residual_scale", "logit_scale")
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFForm.read`: GGUF has the factor of a branch, and what the head's input is divided by."""
+    """As `GGUFFormat.read`: GGUF has the factor of a branch, and what the head's input is divided by."""
     own = {key: number(given, key, low=1e-6, high=1e6) for key in _GGUF_KEYS}
     return {
         "scale_emb": own["embedding_scale"],
@@ -101,7 +101,7 @@ def _write_gguf(config: Config) -> dict[str, Any]:
     }
 
 
-_GGUF = GGUFForm(
+_GGUF = GGUFFormat(
     {"model_type": "minicpm"},
     rotates_pairs=True,
     own_keys=_GGUF_KEYS,
@@ -114,7 +114,7 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=transformer.weight_names(),
-    packed_forms=(*PACKED_FORMS, "hadamard"),
+    packed_formats=(*PACKED_FORMATS, "hadamard"),
     is_ternarizable=True,
     why_no_base=None,
     # the stream over its branches' scale is several times as large

@@ -40,7 +40,7 @@ class Config(PatchConfig):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     return build_patch_model(config, _block)
 
 

@@ -96,7 +96,7 @@ class Config(ImageConfig):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     dims = config.dims
     embed = Convolution(config.input_channels, dims[0], 7, stride=4, padding=2)
     stages = staged(config.drop_path_rate, config.depths, partial(_block, config))

@@ -1,6 +1,6 @@
 """Qwen3 (Yang et al., arXiv 2505.09388): Llama with norms of each head's queries and keys.
 
-Bonsai of the first generation is of this type, with weights in MLX's affine form of 1 or 2 bits. So is
+Bonsai of the first generation is of this type, with weights in MLX's affine format of 1 or 2 bits. So is
 the larger of BitNet's models that embed texts, with a norm in each of its ternary linears.
 """
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .parts import transformer
-from .parts.architecture import Architecture, GGUFForm, Published
+from .parts.architecture import Architecture, GGUFFormat, Published
 from .parts.embedder import embedder_names
 from .parts.stack import Decoder
-from .parts.ternary_linears import PACKED_FORMS
+from .parts.ternary_linears import PACKED_FORMATS
 
 WEIGHT_NAMES = transformer.weight_names() | {
     "model.layers.{}.self_attn.q_norm.weight": "blocks.{}.token_mixer.query_norm.weight",
@@ -40,7 +40,7 @@ class Config(transformer.TransformerConfig):
 
 
 def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     return transformer.build_transformer(config, qk_norm_eps=config.rms_norm_eps)
 
 
@@ -85,12 +85,12 @@ ARCHITECTURE = Architecture(
     build=build,
     weight_names=WEIGHT_NAMES,
     newer_name=embedder_names,
-    packed_forms=(*PACKED_FORMS, "hadamard"),
+    packed_formats=(*PACKED_FORMATS, "hadamard"),
     is_ternarizable=True,
     why_no_base=None,
     mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
-    gguf={"qwen3": GGUFForm({"model_type": "qwen3"}, may_be_rotated=True)},
+    gguf={"qwen3": GGUFFormat({"model_type": "qwen3"}, may_be_rotated=True)},
     gguf_name=lambda config: "qwen3",
     tiny={**transformer.TINY, "head_dim": 8},
     presets={

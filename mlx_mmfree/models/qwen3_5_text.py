@@ -1,6 +1,6 @@
 """The text models of Qwen3.5: three layers of Gated DeltaNet to one of gated softmax attention.
 
-Ternary Bonsai 27B is of this type, with weights in MLX's affine 2-bit form. The Hub stores the gain of
+Ternary Bonsai 27B is of this type, with weights in MLX's affine 2-bit format. The Hub stores the gain of
 most norms less 1, mlx-lm stores it as it is, and the shape of the convolutions tells which of them wrote
 a file. The shape of one tap does not, so that the file must name its writer.
 """
@@ -20,10 +20,10 @@ from ..layers.matrix import StoredLayout
 from ..layers.mixer import TokenMixer
 from ..layers.norms import store_less_one
 from ..token_mixers import GQA, AttentionNorms, GatedDeltaNet
-from .parts.architecture import Architecture, GGUFForm, LeftOut, Published, draw_weights
+from .parts.architecture import Architecture, GGUFFormat, LeftOut, Published, draw_weights
 from .parts.fields import agreed, integer, key, number, section
 from .parts.stack import Decoder
-from .parts.ternary_linears import PACKED_FORMS, linear_of
+from .parts.ternary_linears import PACKED_FORMATS, linear_of
 from .parts.transformer import TINY, TransformerConfig, build_transformer, weight_names
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -198,7 +198,7 @@ def _read_layers(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
 
 
 def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     model = build_transformer(config)
     rope = config.rotation.build(config.rotary_dims)
     norms = [model.norm]
@@ -281,7 +281,7 @@ def layouts_of_mlx(
 
 
 def _layouts_of_gguf(model: nn.Module) -> dict[str, StoredLayout]:
-    """As `GGUFForm.layouts`: mlx-lm's gains, taps without an axis, and no logarithms of rates."""
+    """As `GGUFFormat.layouts`: mlx-lm's gains, taps without an axis, and no logarithms of rates."""
     found = layouts_of_mlx(model)
     for path, module in model.named_modules():
         if path.endswith("qkv_conv"):
@@ -335,7 +335,7 @@ _WITH_VALUES = ("in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight", "A_l
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFForm.read`."""
+    """As `GGUFFormat.read`."""
     found: dict[str, Any] = {
         hub: integer(given, theirs, high=2**12) for theirs, hub in _GGUF_KEYS.items()
     }
@@ -351,7 +351,7 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] | None:
-    """As `GGUFForm.heads`: of heads of values that share one of keys, the first of all come first."""
+    """As `GGUFFormat.heads`: of heads of values that share one of keys, the first of all come first."""
     layer, _, end = name.partition(".linear_attn.")
     keys, values = (config.get(f"linear_num_{kind}_heads", 1) for kind in ("key", "value"))
     if not end or not layer or keys == values:
@@ -371,7 +371,7 @@ def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] 
 
 
 def _write_gguf(config: Config) -> dict[str, Any]:
-    """As `GGUFForm.write`. Of texts, all sections of the positions are equal, however they are cut."""
+    """As `GGUFFormat.write`. Of texts, all sections of the positions are equal, however they are cut."""
     third, half = -(-config.rotary_dims // 6), config.rotary_dims // 2
     hub = config.to_hub()
     return {
@@ -387,7 +387,7 @@ def _gguf_name(config: Config) -> str | None:
     return "qwen35" if _interval(config.layer_types) else None
 
 
-_GGUF = GGUFForm(
+_GGUF = GGUFFormat(
     {"model_type": "qwen3_5_text"},
     own_keys=(
         *_GGUF_KEYS,
@@ -437,7 +437,7 @@ ARCHITECTURE = Architecture(
     weight_names=WEIGHT_NAMES,
     newer_name=newer_name,
     layouts=layouts,
-    packed_forms=(*PACKED_FORMS, "hadamard"),
+    packed_formats=(*PACKED_FORMATS, "hadamard"),
     is_ternarizable=True,
     why_no_base="it is a hybrid itself, of recurrent layers and layers with a gated attention",
     mlx_lm=_needs_mlx_lm_file,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from ..channel_mixers import MixtureOfExperts
 from ..errors import CheckpointError, UnsupportedModelError
 from . import qwen3
-from .parts.architecture import Architecture, GGUFForm, Stacked, draw_weights
+from .parts.architecture import Architecture, GGUFFormat, Stacked, draw_weights
 from .parts.fields import agreed, integer, key
 from .parts.stack import Decoder
 from .parts.transformer import TINY, build_transformer
@@ -78,7 +78,7 @@ class Config(qwen3.Config):
 
 
 def build(config: Config) -> Decoder:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     model = build_transformer(config, qk_norm_eps=config.rms_norm_eps)
     for block in model.blocks:
         experts = MixtureOfExperts(
@@ -106,7 +106,7 @@ _GGUF_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFForm.read`."""
+    """As `GGUFFormat.read`."""
     return {
         "num_experts": given["expert_count"],
         "num_experts_per_tok": given["expert_used_count"],
@@ -115,7 +115,7 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_gguf(config: Config) -> dict[str, Any]:
-    """As `GGUFForm.write`."""
+    """As `GGUFFormat.write`."""
     values = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size
     return dict(zip(_GGUF_KEYS, values, strict=True))
 
@@ -135,11 +135,11 @@ ARCHITECTURE = Architecture(
     config=Config,
     build=build,
     weight_names=WEIGHT_NAMES,
-    packed_forms=("mmfree", "affine"),
+    packed_formats=("mmfree", "affine"),
     mlx_lm=_needs_mlx_lm_file,
     transformers=_why_not_in_transformers,
     gguf={
-        "qwen3moe": GGUFForm(
+        "qwen3moe": GGUFFormat(
             {"model_type": "qwen3_moe", **_FIXED},
             names={
                 "blk.{}.ffn_gate_inp.weight": f"{_MLP}.gate.weight",

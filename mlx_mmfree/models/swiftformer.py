@@ -128,7 +128,7 @@ class MeanHead(nn.Module):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form."""
+    """A model with fresh weights, in its training variant."""
     dims = config.embed_dims
     embed = nn.Sequential(
         _halving(config.input_channels, dims[0] // 2),

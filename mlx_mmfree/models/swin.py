@@ -134,7 +134,7 @@ class Config(ImageConfig):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form.
+    """A model with fresh weights, in its training variant.
 
     Raises:
         CheckpointError: Images are smaller than a patch.

@@ -293,7 +293,7 @@ class Config(ImageConfig):
 
 
 def build(config: Config) -> ImageClassifier:
-    """A model with fresh weights, in its training form.
+    """A model with fresh weights, in its training variant.
 
     Raises:
         CheckpointError: An option of the mixer does not fit.

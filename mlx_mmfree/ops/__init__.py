@@ -19,7 +19,7 @@ from .backend.dispatch import use_backend as use_backend
 from .bit_linear import Projection as Projection
 from .bit_linear import bit_linear as bit_linear
 from .cross_entropy import cross_entropy as cross_entropy
-from .dense_matmul import AffineForm as AffineForm
+from .dense_matmul import AffineFormat as AffineFormat
 from .dense_matmul import dense_matmul as dense_matmul
 from .depthwise_convolution import depthwise_convolution as depthwise_convolution
 from .gated_delta_rule import gated_delta_rule as gated_delta_rule

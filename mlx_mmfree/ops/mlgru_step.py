@@ -171,7 +171,7 @@ def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays
     return reference(gates, state, weight, Options(options[0], lower_bound, valid))
 
 
-class Form(NamedTuple):
+class Variant(NamedTuple):
     """The options that select the code of a kernel, and the epsilon."""
 
     eps: float
@@ -180,7 +180,7 @@ class Form(NamedTuple):
     has_starts: bool
 
     @classmethod
-    def of(cls, options: Options) -> "Form":
+    def of(cls, options: Options) -> "Variant":
         eps, *arrays = options
         return cls(eps, *(array is not None for array in arrays))
 
@@ -262,9 +262,9 @@ _step_kernel = mx.fast.metal_kernel(
 )
 
 
-def _in_one_launch(form: Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+def _in_one_launch(variant: Variant, *arrays: mx.array) -> tuple[mx.array, mx.array]:
     """Output and last state of one position, with a threadgroup for each sequence."""
-    (gates, state, weight), options = form.nested(arrays)
+    (gates, state, weight), options = variant.nested(arrays)
     _, lower_bound, valid, _ = options
     batch, dims = state.shape
     groups = -(-dims // (launch.SIMD_GROUP * CHANNELS_PER_THREAD))
@@ -278,12 +278,12 @@ def _in_one_launch(form: Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
             # the state stands in for what the kernel does not read
             state if lower_bound is None else lower_bound,
             state if valid is None else valid,
-            mx.array(form.eps, mx.float32),
+            mx.array(variant.eps, mx.float32),
         ],
         template=[
             ("T", gates.dtype),
-            ("BOUNDED", form.is_bounded),
-            ("MASKED", form.is_masked),
+            ("BOUNDED", variant.is_bounded),
+            ("MASKED", variant.is_masked),
             ("WHOLE_FOURS", dims % CHANNELS_PER_THREAD == 0),
         ],
         grid=(threads * batch, 1, 1),
@@ -325,14 +325,14 @@ _scan_kernel = mx.fast.metal_kernel(
 
 
 def _in_two_launches(
-    form: Form, *arrays: mx.array, place: mx.Dtype | None = None
+    variant: Variant, *arrays: mx.array, place: mx.Dtype | None = None
 ) -> tuple[mx.array, mx.array]:
     """Output and last state of many positions: the scan with its gates, and the output.
 
     A second launch gates the output, because its norm needs all channels of a position, whereas the scan
     runs some channels over all positions.
     """
-    (gates, state, weight), options = form.nested(arrays)
+    (gates, state, weight), options = variant.nested(arrays)
     batch, length, _ = gates.shape
     # the gates stand in for what the kernel does not read
     optional = [gates if array is None else array for array in options[1:]]
@@ -342,12 +342,12 @@ def _in_two_launches(
         [(batch, length, state.shape[1]), state.shape],
         place,
         [
-            ("BOUNDED", form.is_bounded),
-            ("MASKED", form.is_masked),
-            ("STARTS", form.has_starts),
+            ("BOUNDED", variant.is_bounded),
+            ("MASKED", variant.is_masked),
+            ("STARTS", variant.has_starts),
         ],
     )
-    return gated_in_one_launch(form.eps, gates, states, weight), last
+    return gated_in_one_launch(variant.eps, gates, states, weight), last
 
 
 _Step = Callable[..., tuple[mx.array, mx.array]]
@@ -359,12 +359,12 @@ def _metal_unsupported(
     _, lower_bound, valid, starts = options
     if reason := not_floats(gates, state, weight, lower_bound):
         return reason
-    form, step = Form.of(options), _step(gates, options)
+    variant, step = Variant.of(options), _step(gates, options)
     given = {"lower_bound": lower_bound, "valid": valid, "starts": starts}
     dtypes: dict[str, Any] = {"gates": gates.dtype, "weight": weight.dtype} | {
         name: None if array is None else array.dtype for name, array in given.items()
     }
-    run: Callable[..., Any] = partial(step, form)
+    run: Callable[..., Any] = partial(step, variant)
     is_whole = state.shape[1] % CHANNELS_PER_THREAD == 0
     selected: dict[str, Any] = {}
     if step is _in_one_launch:
@@ -380,7 +380,7 @@ def _metal_unsupported(
     return self_check.kernel_fault(
         kernel,
         run,
-        partial(_reference, form),
+        partial(_reference, variant),
         partial(_check_inputs, batch, length, dims, **dtypes),
         **dtypes,
         is_whole=is_whole,
@@ -393,7 +393,7 @@ def _metal(
 ) -> tuple[mx.array, mx.array]:
     """One launch for one position and two for more."""
     given = [array for array in options[1:] if array is not None]
-    function = _differentiable(_step(gates, options), Form.of(options))
+    function = _differentiable(_step(gates, options), Variant.of(options))
     y, last = function(gates, state, weight, *given)
     return y, last
 
@@ -429,14 +429,14 @@ def _check_inputs(
     return inputs
 
 
-def _reference(form: Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-    (gates, state, weight), options = form.nested(arrays)
+def _reference(variant: Variant, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+    (gates, state, weight), options = variant.nested(arrays)
     return reference(gates, state, weight, options)
 
 
 @cache
-def _differentiable(step: _Step, form: Form) -> Callable[..., Any]:
-    return with_reference_gradient(partial(step, form), partial(_reference, form))
+def _differentiable(step: _Step, variant: Variant) -> Callable[..., Any]:
+    return with_reference_gradient(partial(step, variant), partial(_reference, variant))
 
 
 def _cost(call: Call) -> Cost:

@@ -56,7 +56,7 @@ class UnpackedMatrices:
         self._lock = threading.RLock()
 
     def find(self, weights: Sequence[mx.array], input_dims: int) -> Floats | None:
-        """The trits of matrices, one below the other, or `None` if there is no room for them.
+        """The trits of matrices, one below the other, or `None` if there is no space for them.
 
         Inside `use_plain_operations` there is none, so that a graph holds packed weights.
 

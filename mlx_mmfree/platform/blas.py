@@ -7,7 +7,7 @@ floats become faster. `MLX_MMFREE_BLAS=0` switches it off; `threads` says how ma
 
 In the middle of a product, OpenBLAS's own threads wait for each other in a busy loop: beside other busy
 programs, two threads were up to 30 times slower than one. Where the compiled kernels can be used,
-`share` gives OpenBLAS one thread, and the threads of the kernels compute pieces of each product.
+`share` gives OpenBLAS one thread, and the threads of the kernels compute chunks of each product.
 """
 
 import ctypes

@@ -33,7 +33,8 @@ def memory_limit_bytes(root: Path = ROOT, membership: Path = SELF) -> int | None
 def free_memory_bytes(root: Path = ROOT, membership: Path = SELF) -> int | None:
     """How much memory the groups may still take, in bytes; `None` without a limit.
 
-    Cached files that were not read lately count as free, since the kernel drops them when it needs room.
+    Cached files that were not read lately count as free, since the kernel drops them when it needs
+    capacity.
     """
     return min((max(0, limit - used) for limit, used in _memory(root, membership)), default=None)
 

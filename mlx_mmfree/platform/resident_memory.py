@@ -18,7 +18,7 @@ class ResidentMemory(NamedTuple):
     Attributes:
         anonymous_bytes: Memory of its own, which the system can only move to a swap disk.
         mapped_bytes: Pages of mapped files, programs among them, which the system drops when it needs
-            room, and reads again.
+            capacity, and reads again.
     """
 
     anonymous_bytes: int

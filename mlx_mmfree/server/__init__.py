@@ -1,1 +1,1 @@
-"""Serves a model and its adapters over HTTP, in the form of OpenAI's interface."""
+"""Serves a model and its adapters over HTTP, in the format of OpenAI's interface."""

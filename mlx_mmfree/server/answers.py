@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from ..generation.answers import answer_parts
-from ..generation.answers.reasoning import ThoughtReader
+from ..generation.answers.reasoning import ReasoningReader
 from ..generation.scheduling import Event, Request, TokenLogprobs
 from ..version import __version__
 from .errors import RequestError
@@ -75,7 +75,7 @@ class ShownTokens:
         ]
 
     def entries(self, steps: Iterable[Likely]) -> Iterator[dict[str, Any]]:
-        """Steps of a text with their probabilities, in the form of chats."""
+        """Steps of a text with their probabilities, in the format of chats."""
         return (
             {
                 **self._entry(token, likely.logprob),
@@ -130,14 +130,14 @@ class Usage:
         prompt_tokens: Tokens of all prompts.
         cached_tokens: The tokens among them that were cached.
         completion_tokens: Tokens written.
-        thought_tokens: Those of them that are thoughts.
+        reasoning_tokens: Those of them that are reasoning.
     """
 
     texts_a_prompt: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    thought_tokens: int = 0
+    reasoning_tokens: int = 0
     _begun: set[int] = field(default_factory=set)
 
     def add(self, index: int, event: Event) -> None:
@@ -154,7 +154,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.thought_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -163,7 +163,7 @@ Sent = dict[str, Any]
 
 
 class Answer(ABC):
-    """The answer to one request as it grows, in the form of an interface.
+    """The answer to one request as it grows, in the format of an interface.
 
     Attributes:
         usage: What it has taken so far.
@@ -219,7 +219,7 @@ class ChoiceAnswer(Answer):
     Args:
         prefix: What its identifier begins with.
         kind: The `object` of the whole answer.
-        chunk_kind: The `object` of a piece of it.
+        chunk_kind: The `object` of a chunk of it.
         model: The name of the model.
         texts: How many texts were asked for.
         texts_a_prompt: How many of them each prompt gets.
@@ -266,16 +266,16 @@ class ChoiceAnswer(Answer):
         return {**head, "choices": choices, "usage": self.usage.as_json()}
 
     def _added(self, index: int, events: Sequence[Event]) -> list[Sent]:
-        piece = self._piece(index, events)
-        if piece is None:
+        chunk = self._chunk(index, events)
+        if chunk is None:
             return []
         so_far = self._shows_usage.include_usage and self._shows_usage.continuous_usage_stats
         # clients expect one choice a chunk
         usage = {"usage": self.usage.as_json()} if so_far else {}
-        return [{**self._chunk_head, "choices": [piece], **usage}]
+        return [{**self._chunk_head, "choices": [chunk], **usage}]
 
     @abstractmethod
-    def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
+    def _chunk(self, index: int, events: Sequence[Event]) -> Choice | None:
         """The addition to a text by some steps; `None` for nothing that is shown."""
 
     @abstractmethod
@@ -316,7 +316,7 @@ class CompletionAnswer(ChoiceAnswer):
         self._shown = shown
         self._all = [_Continuation(shown and shown.detokenizer(text.tokens)) for text in texts]
 
-    def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
+    def _chunk(self, index: int, events: Sequence[Event]) -> Choice | None:
         text = self._all[index]
         added = "".join(event.text for event in events)
         text.parts.append(added)
@@ -374,7 +374,7 @@ class CompletionAnswer(ChoiceAnswer):
 
 
 class TextParts:
-    """Takes the text of an answer apart, and counts the tokens of its thought.
+    """Takes the text of an answer apart, and counts the tokens of its reasoning.
 
     Args:
         reader: Finds the parts.
@@ -386,10 +386,10 @@ class TextParts:
     def __init__(self, reader: answer_parts.PartReader):
         self._reader = reader
         self.blocks = answer_parts.Blocks()
-        # where each token begins that is, or may become, one of the thought
+        # where each token begins that is, or may become, one of the reasoning
         self._places: list[int] = []
         self._size = 0
-        self._may_think = isinstance(reader, ThoughtReader)
+        self._may_think = isinstance(reader, ReasoningReader)
 
     def add(self, events: Sequence[Event]) -> list[answer_parts.Change]:
         """The changes of the blocks by some steps of the text."""
@@ -400,15 +400,15 @@ class TextParts:
         reason, stop_string = events[-1].finish_reason, events[-1].stop_string
         if reason is not None:
             parts = [*parts, *self._reader.finalize(), answer_parts.Finish(reason, stop_string)]
-        # what might have become a thought is known at the end
-        if self._may_think and (size := cast(ThoughtReader, self._reader).size) is not None:
+        # what might have become reasoning is known at the end
+        if self._may_think and (size := cast(ReasoningReader, self._reader).size) is not None:
             self._may_think = False
             self._places = [place for place in self._places if place < size]
         return [change for part in parts for change in self.blocks.add(part)]
 
     @property
-    def thought_tokens(self) -> int:
-        """How many tokens the thought has, its closing tag included."""
+    def reasoning_tokens(self) -> int:
+        """How many tokens the reasoning has, its closing tag included."""
         return len(self._places)
 
 
@@ -455,13 +455,13 @@ class ChatAnswer(ChoiceAnswer):
         ]
         return [{**self._chunk_head, "choices": choices}]
 
-    def _piece(self, index: int, events: Sequence[Event]) -> Choice | None:
+    def _chunk(self, index: int, events: Sequence[Event]) -> Choice | None:
         text = self._all[index]
         delta: dict[str, Any] = {}
-        before = text.parts.thought_tokens
+        before = text.parts.reasoning_tokens
         for change in text.parts.add(events):
             _add_to_delta(delta, change, text.calls)
-        self.usage.thought_tokens += text.parts.thought_tokens - before
+        self.usage.reasoning_tokens += text.parts.reasoning_tokens - before
         steps = [] if self._shown is None else self._shown.steps(events)
         tokens: list[dict[str, Any]] = []
         if self._shown is not None and self.is_stream:
@@ -500,10 +500,10 @@ _TEXTS: dict[answer_parts.Kind, str] = {"thinking": "reasoning_content", "text":
 
 
 def _add_to_delta(delta: dict[str, Any], change: answer_parts.Change, calls: list[int]) -> None:
-    """Adds a change to a piece of a message, in which each name stands once.
+    """Adds a change to a chunk of a message, in which each name stands once.
 
     Args:
-        delta: The piece.
+        delta: The chunk.
         change: The change.
         calls: The numbers of the blocks that are calls, to which a new one is added.
     """
@@ -515,15 +515,15 @@ def _add_to_delta(delta: dict[str, Any], change: answer_parts.Change, calls: lis
             name = _TEXTS[block.kind]
             delta[name] = delta.get(name, "") + block.text
         return
-    pieces = delta.setdefault("tool_calls", [])
+    chunks = delta.setdefault("tool_calls", [])
     if change.kind == "begin":
         calls.append(change.index)
-        pieces.append({"index": len(calls) - 1, **_call(block, "")})
+        chunks.append({"index": len(calls) - 1, **_call(block, "")})
         return
     index = calls.index(change.index)
-    if not pieces or pieces[-1]["index"] != index:
-        pieces.append({"index": index, "function": {"arguments": ""}})
-    pieces[-1]["function"]["arguments"] += block.text
+    if not chunks or chunks[-1]["index"] != index:
+        chunks.append({"index": index, "function": {"arguments": ""}})
+    chunks[-1]["function"]["arguments"] += block.text
 
 
 def _call(call: answer_parts.Block, arguments: str) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def embeddings(service: Service) -> Endpoint:
 
     async def endpoint(request: Request) -> Response:
         body, served, texts, count = await service.prepared(request, EmbeddingRequest, prepare)
-        service.check_room(1)
+        service.check_capacity(1)
         size = service.settings.prefill_step_size
         steps = partial(embedding_steps, texts=texts, step_size=size)
         request.state.model = served.name
@@ -175,7 +175,7 @@ _MOST_LISTED = 1000
 def models(service: Service) -> Endpoint:
     """The endpoint that lists all models of a service, or shows the one that is named.
 
-    Each model, and the list, has the names of both vendors' forms.
+    Each model, and the list, has the names of both vendors' formats.
     """
     created = int(time.time())
 

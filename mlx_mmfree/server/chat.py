@@ -1,6 +1,6 @@
 """Answers to conversations: the way from a request to what is written and how it is read.
 
-Other interfaces turn their requests into a `ChatRequest`, and write its answer in their own form.
+Other interfaces turn their requests into a `ChatRequest`, and write its answer in their own format.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from ..generation import scheduling
 from ..generation.answers.answer_parts import PartReader, TextReader
 from ..generation.answers.completion import end_tokens
-from ..generation.answers.reasoning import AnswerEnd, CallTrial, ThoughtReader
+from ..generation.answers.reasoning import AnswerEnd, CallTrial, ReasoningReader
 from ..generation.answers.stop_strings import TextEnd
 from .answers import Answer, ChatAnswer, ShownTokens
 from .errors import RequestError
@@ -23,7 +23,7 @@ from .schemas import Body, ChatRequest, Function
 from .service import Endpoint, Service
 from .settings import ServedModel
 from .texts import Prompt, chat_prompt, text_requests
-from .tool_calls.call_forms import CallForm, call_form
+from .tool_calls.call_formats import CallFormat, call_format
 from .tool_calls.readers import Functions
 from .tool_calls.sources import (
     Source,
@@ -70,11 +70,11 @@ def chat_endpoint(
 
     Args:
         service: Its service.
-        kind: The form of its requests.
+        kind: The format of its requests.
         as_chat: What such a request asks for.
-        make_answer: Puts the answer to one into the form of the interface.
+        make_answer: Puts the answer to one into the format of the interface.
         names: What the interface calls the parameters of a chat, where it calls them otherwise.
-        caps_length: Whether an answer that may be too long for the context is given less room, and not
+        caps_length: Whether an answer that may be too long for the context is given less space, and not
             refused.
     """
 
@@ -125,10 +125,10 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
         RequestError: It cannot be answered.
     """
     settings = service.settings
-    served, prompt, form = read(service, body)
-    make_reader = partial(reader_of, body, prompt, form)
-    one_call = form is not None and not body.parallel_tool_calls
-    is_plain = not one_call and (prompt.thoughts is None or not body.stop)
+    served, prompt, format = read(service, body)
+    make_reader = partial(reader_of, body, prompt, format)
+    one_call = format is not None and not body.parallel_tool_calls
+    is_plain = not one_call and (prompt.reasoning_tags is None or not body.stop)
 
     def ending() -> TextEnd:
         return AnswerEnd(body.stop, make_reader(), one_call)
@@ -149,25 +149,25 @@ def conversation(service: Service, body: ChatRequest, caps_length: bool = False)
         caps_length=caps_length,
         reasoning_budget=least_of(body.reasoning_budget, settings.reasoning_budget),
     )
-    source = _source(served, body, prompt, form)
+    source = _source(served, body, prompt, format)
     return Conversation(served, texts, make_reader, shown, source)
 
 
-def reader_of(body: ChatRequest, prompt: Prompt, form: CallForm | None) -> PartReader:
+def reader_of(body: ChatRequest, prompt: Prompt, format: CallFormat | None) -> PartReader:
     """The reader that takes an answer to a prompt apart."""
     reader: PartReader = TextReader()
     trial = None
-    if form is not None:
+    if format is not None:
         make = partial(
-            form.reader,
+            format.reader,
             _schemas(body.offered),
             strict={function.name for function in body.offered if function.strict},
             one=not body.parallel_tool_calls,
         )
-        reader, trial = make(), CallTrial(form.reader.begins, partial(make, is_trial=True))
-    if prompt.thoughts is None:
+        reader, trial = make(), CallTrial(format.reader.begins, partial(make, is_trial=True))
+    if prompt.reasoning_tags is None:
         return reader
-    return ThoughtReader(reader, prompt.thoughts, prompt.is_thinking, prompt.goes_on, trial)
+    return ReasoningReader(reader, prompt.reasoning_tags, prompt.is_thinking, prompt.goes_on, trial)
 
 
 def least_of(*limits: int | None) -> int | None:
@@ -175,7 +175,7 @@ def least_of(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def read(service: Service, body: ChatRequest) -> tuple[ServedModel, Prompt, CallForm | None]:
+def read(service: Service, body: ChatRequest) -> tuple[ServedModel, Prompt, CallFormat | None]:
     """The model of a request, what that reads, and how it writes calls; `None` if it is to write none.
 
     Raises:
@@ -184,7 +184,7 @@ def read(service: Service, body: ChatRequest) -> tuple[ServedModel, Prompt, Call
     served = service.catalogue.find(body.model, writes=True)
     _check(body)
     prompt = chat_prompt(served, body, service.settings)
-    return served, prompt, _call_form(served) if body.offered else None
+    return served, prompt, _call_format(served) if body.offered else None
 
 
 def _check(body: ChatRequest) -> None:
@@ -222,7 +222,7 @@ def _check(body: ChatRequest) -> None:
 
 
 def _check_begun(body: ChatRequest) -> None:
-    """Refuses to go on with what is no text of an answer, or is held to a form from its first token."""
+    """Refuses to continue what is no text of an answer, or has a format from its first token."""
     last = body.messages[-1]
     if len(body.messages) < 2 or last.role != "assistant" or last.tool_calls:
         raise RequestError(
@@ -233,48 +233,52 @@ def _check_begun(body: ChatRequest) -> None:
     if body.grammar is not None or body.forced:
         raise RequestError(
             "[request] 'continue_final_message' must be left out where 'response_format' or "
-            "'tool_choice' holds the answer to a form, which begins with its first token.",
+            "'tool_choice' holds the answer to a format, which begins with its first token.",
             param="continue_final_message",
         )
 
 
-def _call_form(served: ServedModel) -> CallForm:
+def _call_format(served: ServedModel) -> CallFormat:
     """How the model writes calls of tools.
 
     Raises:
         RequestError: The model was not taught to.
     """
-    form = call_form(served.tokenizer.chat_template_source(tools=True))
-    if form is None:
+    format = call_format(served.tokenizer.chat_template_source(tools=True))
+    if format is None:
         raise RequestError(
-            "[request] 'tools' must go to a model whose chat template has calls in a form that is known "
-            f"here, but that of {served.name!r} has none. Leave them out.",
+            "[request] 'tools' must go to a model whose chat template has calls in a format that is "
+            f"known here, but that of {served.name!r} has none. Leave them out.",
             param="tools",
             code="unsupported_parameter",
         )
-    return form
+    return format
 
 
 def _source(
-    served: ServedModel, body: ChatRequest, prompt: Prompt, form: CallForm | None
+    served: ServedModel, body: ChatRequest, prompt: Prompt, format: CallFormat | None
 ) -> Source | None:
     """The maker of the grammar that holds an answer to its schema or to a call; `None` if it is free."""
-    thought = prompt.thoughts.end if prompt.thoughts is not None and prompt.is_thinking else None
+    reasoning_text = (
+        prompt.reasoning_tags.end
+        if prompt.reasoning_tags is not None and prompt.is_thinking
+        else None
+    )
     special = served.tokenizer.special_tokens
     schema = body.grammar
-    if form is None:
-        return None if schema is None else json_source(schema, special, thought)
+    if format is None:
+        return None if schema is None else json_source(schema, special, reasoning_text)
     if body.forced:
-        return call_source(form, _schemas(body.forced), special, thought)
+        return call_source(format, _schemas(body.forced), special, reasoning_text)
     functions = _schemas(body.offered)
     strict = _schemas([function for function in body.offered if function.strict])
     if schema is not None:
         many = body.parallel_tool_calls
-        return call_or_json_source(form, functions, strict, schema, special, thought, many)
+        return call_or_json_source(format, functions, strict, schema, special, reasoning_text, many)
     if not strict:
         return None
-    thoughts, is_thinking = prompt.thoughts, prompt.is_thinking
-    return strict_source(form, functions, strict, special, thoughts, is_thinking)
+    reasoning_tags, is_thinking = prompt.reasoning_tags, prompt.is_thinking
+    return strict_source(format, functions, strict, special, reasoning_tags, is_thinking)
 
 
 def _schemas(functions: Iterable[Function]) -> Functions:

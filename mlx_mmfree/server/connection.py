@@ -17,7 +17,7 @@ from .errors import RequestError
 
 _log = logging.getLogger(__name__)
 # the parser keeps what it has of a header, so that it gets little at a time
-_PIECE = 16_384
+_CHUNK = 16_384
 _HEADER_END = len(b": \r\n")
 
 
@@ -106,14 +106,14 @@ class Connection(httptools_impl.HttpToolsProtocol):
             self._has_begun = True
             if not self._is_new:
                 self._since = self.loop.time()
-        for start in range(0, len(data), _PIECE):
+        for start in range(0, len(data), _CHUNK):
             if not self._is_over:
-                self._feed(data[start : start + _PIECE])
+                self._feed(data[start : start + _CHUNK])
 
-    def _feed(self, piece: bytes) -> None:
-        self._unknown_bytes += len(piece)
+    def _feed(self, chunk: bytes) -> None:
+        self._unknown_bytes += len(chunk)
         try:
-            self.parser.feed_data(piece)
+            self.parser.feed_data(chunk)
         except httptools.HttpParserUpgrade:
             # the request is answered as if it had not asked for another protocol
             self._end_after_answers()
@@ -267,7 +267,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
         self._is_over = True
         if not self._is_head:
             self._tell_of_end(self.cycle)
-        # the form of the address, as far as that has come
+        # the format of the address, as far as that has come
         answer = error.response(self.url.decode("latin-1"))
         headers = [*self.server_state.default_headers, *answer.raw_headers]
         lines = [name + b": " + value for name, value in [*headers, (b"connection", b"close")]]

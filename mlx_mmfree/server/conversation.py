@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..errors import MMFreeError
 from .schemas import Arguments, Message, joined
-from .tool_calls.call_forms import USUAL_FORM, CallForm, call_form
+from .tool_calls.call_formats import USUAL_FORMAT, CallFormat, call_format
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Turn:
         number: That of the message in the request.
         role: Who says it.
         text: The words.
-        thought: The reasoning before that.
+        reasoning: The reasoning before that.
         calls: The calls after that.
         call, name: The call whose result it is, and its function.
     """
@@ -43,7 +43,7 @@ class Turn:
     number: int
     role: Role
     text: str = ""
-    thought: str = ""
+    reasoning: str = ""
     calls: tuple[Call, ...] = ()
     call: str | None = None
     name: str | None = None
@@ -66,7 +66,7 @@ def turns_of(messages: Iterable[Message]) -> Turns:
         if message.role == "tool":
             name = name or names.get(message.tool_call_id or "")
         role: Role = "system" if message.role == "developer" else message.role
-        texts = message.text, message.thought
+        texts = message.text, message.reasoning_text
         turns.append(Turn(number, role, *texts, calls, message.tool_call_id, name))
     return turns
 
@@ -81,7 +81,7 @@ def _merged(turns: Turns, roles: Iterable[Role]) -> Turns:
             found += [replace(turn, role=role) for turn in same]
             continue
         calls = tuple(call for turn in same for call in turn.calls)
-        texts = joined(turn.text for turn in same), joined(turn.thought for turn in same)
+        texts = joined(turn.text for turn in same), joined(turn.reasoning for turn in same)
         found.append(Turn(same[0].number, role, *texts, calls))
     return found
 
@@ -140,13 +140,13 @@ class CallRules:
     """How a chat template takes the calls of earlier answers.
 
     Attributes:
-        form: How the model writes one.
+        format: How the model writes one.
         are_read: Whether the template writes calls at all.
         are_single: Whether it refuses several in one message.
         have_short_ids: Whether it refuses ids, but for those of nine letters.
     """
 
-    form: CallForm
+    format: CallFormat
     are_read: bool = True
     are_single: bool = False
     have_short_ids: bool = False
@@ -182,12 +182,12 @@ def call_rules(tokenizer: Any, has_tools: bool) -> CallRules:
         return True
 
     template = tokenizer.chat_template_source(tools=has_tools)
-    form = call_form(template) or USUAL_FORM
+    format = call_format(template) or USUAL_FORMAT
     short, other = "a" * _SHORT, "b" * _SHORT
     if not takes(short):
-        return CallRules(form, "tool_calls" in template)
+        return CallRules(format, "tool_calls" in template)
     are_single, have_short_ids = not takes(short, other), not takes("call_0123456789")
-    return CallRules(form, "tool_calls" in template, are_single, have_short_ids)
+    return CallRules(format, "tool_calls" in template, are_single, have_short_ids)
 
 
 def arrangements(turns: Turns, rules: CallRules) -> Iterator[list[TemplateMessage]]:
@@ -211,7 +211,7 @@ def arrangements(turns: Turns, rules: CallRules) -> Iterator[list[TemplateMessag
 def _messages(turn: Turn, rules: CallRules) -> Iterator[TemplateMessage]:
     """A turn as templates read it. Calls that they cannot write are text, each where it stood."""
     shown = short_id if rules.have_short_ids else str
-    given = {"name": turn.name, "reasoning_content": turn.thought or None}
+    given = {"name": turn.name, "reasoning_content": turn.reasoning or None}
     if turn.call is not None:
         given["tool_call_id"] = shown(turn.call)
     message: dict[str, Any] = {"role": turn.role, "content": turn.text}
@@ -225,7 +225,7 @@ def _messages(turn: Turn, rules: CallRules) -> Iterator[TemplateMessage]:
             yield turn.number, message
             message = {"role": turn.role, "content": ""}
         if are_text:
-            texts = (rules.form.written(call.name, _as_text(call.arguments)) for call in calls)
+            texts = (rules.format.written(call.name, _as_text(call.arguments)) for call in calls)
             message["content"] = joined([message["content"], *texts])
         else:
             message["tool_calls"] = [

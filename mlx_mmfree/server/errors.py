@@ -1,4 +1,4 @@
-"""Errors of requests, in the form that the clients of each address read."""
+"""Errors of requests, in the format that the clients of each address read."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 _RATE_LIMIT = 429
 _FIRST_SERVER_ERROR = 500
 ANTHROPIC = "/v1/messages"
-"""The beginning of the addresses whose errors have Anthropic's form; all others have OpenAI's."""
+"""The beginning of the addresses whose errors have Anthropic's format; all others have OpenAI's."""
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -65,7 +65,7 @@ class RequestError(MMFreeError):
         )
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """The error as JSON, in the form of an address."""
+        """The error as JSON, in the format of an address."""
         if path.startswith(ANTHROPIC):
             usual = "api_error" if self.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
             kind = _ANTHROPIC_KINDS.get(self.status, usual)
@@ -83,7 +83,7 @@ class RequestError(MMFreeError):
         return {"error": content}
 
     def response(self, path: str = "") -> JSONResponse:
-        """The error as an answer, in the form of an address."""
+        """The error as an answer, in the format of an address."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         return JSONResponse(self.body(path), self.status, headers)
 

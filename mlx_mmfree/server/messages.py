@@ -17,7 +17,7 @@ from .errors import ANTHROPIC, RequestError
 from .service import Endpoint, Service
 
 VERSIONS = ("2026-10-21", "2023-06-01")
-"""The values of the header `anthropic-version` whose form this is; the later one has no sampling."""
+"""The values of the header `anthropic-version` whose format this is; the later one has no sampling."""
 
 
 class MessagesAnswer(Answer):

@@ -45,8 +45,8 @@ class ResponsesAnswer(Answer):
                 *("previous_response_id", "store", "temperature", "top_p", "user"),
             }
         )
-        form = body.text.format
-        shown = {"type": "text"} if form is None else form.model_dump(by_alias=True)
+        format = body.text.format
+        shown = {"type": "text"} if format is None else format.model_dump(by_alias=True)
         choice = body.tool_choice
         if isinstance(choice, dict):
             choice = {name: value for name, value in choice.items() if name != "called"}
@@ -117,7 +117,7 @@ class ResponsesAnswer(Answer):
                 "cache_write_tokens": 0,
             },
             "output_tokens": self.usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._parts.thought_tokens},
+            "output_tokens_details": {"reasoning_tokens": self._parts.reasoning_tokens},
             "total_tokens": self.usage.prompt_tokens + self.usage.completion_tokens,
         }
         return self._head | {

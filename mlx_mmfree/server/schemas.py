@@ -308,7 +308,7 @@ User = Annotated[str, Field(max_length=64)]
 
 
 class TextRequest(Body):
-    """A request for texts, of either form."""
+    """A request for texts, of either format."""
 
     neutral: ClassVar[Mapping[str, Any]] = {"store": (False,)}
 
@@ -555,7 +555,7 @@ class Message(Body):
         return (self.content or "") + self.refusal
 
     @property
-    def thought(self) -> str:
+    def reasoning_text(self) -> str:
         """The reasoning before that, under whichever key it came."""
         given = (reasoning_of(vars(self)), self.thinking_blocks, self.reasoning_details)
         return next(filter(None, given), "")
@@ -612,7 +612,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form of an answer."""
+    """The format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -746,8 +746,8 @@ class ChatRequest(TextRequest):
         """The JSON schema that the answer must follow; `None` if it is free."""
         if self.response_format is None or self.response_format.type == "text":
             return None
-        form = self.response_format.json_schema
-        if form is None:
+        format = self.response_format.json_schema
+        if format is None:
             return {"type": "object"}
         # llguidance knows no schema but an object
-        return {} if form.json_schema in (None, True) else form.json_schema
+        return {} if format.json_schema in (None, True) else format.json_schema

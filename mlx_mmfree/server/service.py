@@ -48,19 +48,19 @@ class _Body:
         size: Bytes that have come.
         is_coming: Whether more is waited for.
         error: Why it was ended.
-        pieces: What has come.
+        chunks: What has come.
     """
 
     limit: asyncio.Timeout
     size: int = 0
     is_coming: bool = True
     error: RequestError | None = None
-    pieces: list[bytes] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
 
     def take(self) -> bytes:
         """All of it, which is not kept."""
-        text = b"".join(self.pieces)
-        self.pieces.clear()
+        text = b"".join(self.chunks)
+        self.chunks.clear()
         return text
 
     def end(self, error: RequestError) -> None:
@@ -108,13 +108,13 @@ class Bodies:
         try:
             try:
                 async with body.limit:
-                    async for piece in request.stream():
-                        body.size += len(piece)
+                    async for chunk in request.stream():
+                        body.size += len(chunk)
                         if body.size > self._max_bytes:
                             raise self._too_large()
-                        body.pieces.append(piece)
+                        body.chunks.append(chunk)
                         if sum(each.size for each in self._bodies) > HELD_BODIES * self._max_bytes:
-                            self._make_room()
+                            self._make_space()
             except TimeoutError as error:
                 raise body.error or RequestError(
                     f"[request] the body must come within {BODY_SECONDS:g} s but did not.", 408
@@ -129,13 +129,13 @@ class Bodies:
         for body in self._coming():
             body.end(error)
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
         large = [body for body in self._coming() if body.size > LARGE_BODY_BYTES]
         if large:
             large[0].end(
                 RequestError(
-                    "[server] the body must come while there is room for it but others came meanwhile. "
-                    "Try again later.",
+                    "[server] the body must come while there is capacity for it but others came "
+                    "meanwhile. Try again later.",
                     429,
                     code="rate_limit_exceeded",
                     retry_after_s=1,
@@ -164,7 +164,7 @@ class EventStream(StreamingResponse):
 
     Args:
         channel: What the model writes.
-        answer: Puts it into the form of the interface.
+        answer: Puts it into the format of the interface.
         end_seen: Called at the end.
     """
 
@@ -333,7 +333,7 @@ class Service:
         # a model and its adapters have one vocabulary
         self._grammars = {
             id(served.tokenizer): Grammars(
-                served.tokenizer, served.model.vocab_size, self._lanes, self.check_room
+                served.tokenizer, served.model.vocab_size, self._lanes, self.check_capacity
             )
             for served in catalogue
         }
@@ -370,13 +370,13 @@ class Service:
         Raises:
             RequestError: The body is too large or wrong, or the server can take no further request.
         """
-        self.check_room(1)
+        self.check_capacity(1)
         async with self._bodies.read(request) as coming:
-            self.check_room(1)
+            self.check_capacity(1)
             self._preparing += 1
 
             def work() -> R:
-                self.check_room()
+                self.check_capacity()
                 body = self._reader.read(kind, coming.take())
                 request.state.user = getattr(body, "user", "")
                 return prepare(body)
@@ -406,7 +406,7 @@ class Service:
         for ending in self._endings:
             ending.set_result(ending_error())
 
-    def check_room(self, texts: int = 0) -> None:
+    def check_capacity(self, texts: int = 0) -> None:
         """Refuses texts for which there is no place, and whatever else is asked of a server that ends.
 
         Raises:
@@ -414,11 +414,11 @@ class Service:
         """
         if self.is_ending:
             raise ending_error()
-        room = self.settings.max_rows + self.settings.max_waiting
+        capacity = self.settings.max_rows + self.settings.max_waiting
         active = self.engine.active + self._preparing
-        if active + texts > room:
+        if active + texts > capacity:
             raise RequestError(
-                f"[server] at most {room} texts must be under way but {active} are, and "
+                f"[server] at most {capacity} texts must be under way but {active} are, and "
                 f"{texts} more are asked for. Try again later.",
                 429,
                 code="rate_limit_exceeded",
@@ -439,14 +439,14 @@ class Service:
             request: The request.
             served: The model.
             texts: What it is to write.
-            answer: Puts that into the form of the interface.
+            answer: Puts that into the format of the interface.
             is_stream: Whether the answer is sent as it is written.
 
         Raises:
             ClientDisconnect: The client has gone away before.
             RequestError: There is no place for the texts, or they have ended before their time.
         """
-        self.check_room(len(texts))
+        self.check_capacity(len(texts))
         answer.is_stream = is_stream
         channel = self.engine.submit(served, texts, self.settings.timeout_s)
         started = time.perf_counter()

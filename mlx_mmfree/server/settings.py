@@ -114,7 +114,7 @@ class Settings:
         grace_s: How long answers may go on once the server was told to end.
         sampling: How tokens are drawn where a request does not say.
         template_variables: Further names for the chat template.
-        reasoning_budget: The most tokens of a thought; `None`: no limit but the answer's.
+        reasoning_budget: The most tokens of reasoning; `None`: no limit but the answer's.
         extra_end: Further tokens that end a text.
         response_folder: Where responses are kept; `None` keeps them in memory.
         kept_responses: How many are kept at most.
@@ -166,7 +166,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
 
     def suggested(self, thinks: bool) -> Suggestion:
-        """How its texts are sampled by its files or its makers, with or without a thought.
+        """How its texts are sampled by its files or its makers, with or without reasoning.
 
         Raises:
             CheckpointError: A value of the files has the wrong type or range.

@@ -10,7 +10,12 @@ from typing import Any
 from ..errors import EffortError, MMFreeError, UsageError, shown_path
 from ..generation import LogitBias, LogitsProcessor, Sampler, make_processors, make_sampler
 from ..generation.answers.completion import end_tokens
-from ..generation.answers.reasoning import ThoughtBudget, ThoughtTags, thought_tags, with_thoughts
+from ..generation.answers.reasoning import (
+    ReasoningBudget,
+    ReasoningTags,
+    reasoning_tags,
+    with_reasoning,
+)
 from ..generation.answers.stop_strings import TextEnd
 from ..generation.prompts import prompt_tokens
 from ..generation.scheduling import Request
@@ -19,7 +24,7 @@ from .conversation import CallRules, arrangements, call_rules, turns_of
 from .errors import RequestError
 from .schemas import ChatRequest, Message, TextRequest
 from .settings import MAX_PROBABILITIES, PENALTIES, ServedModel, Settings
-from .tool_calls.call_forms import USUAL_FORM
+from .tool_calls.call_formats import USUAL_FORMAT
 
 
 @dataclass(frozen=True)
@@ -29,14 +34,14 @@ class Prompt:
     Attributes:
         tokens: Its ids.
         marks: Numbers of its first tokens after which its state is worth keeping.
-        thoughts: The tags of thoughts that its template knows; `None` for none.
-        is_thinking: Whether it ends within a thought.
+        reasoning_tags: The tags of reasoning that its template knows; `None` for none.
+        is_thinking: Whether it ends within reasoning.
         goes_on: Whether it ends within an answer, which the text goes on with.
     """
 
     tokens: list[int]
     marks: tuple[int, ...] = ()
-    thoughts: ThoughtTags | None = None
+    reasoning_tags: ReasoningTags | None = None
     is_thinking: bool = False
     goes_on: bool = False
 
@@ -102,7 +107,7 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
             code="no_chat_template",
         )
     template = tokenizer.chat_template_source(tools=bool(body.offered))
-    thoughts = thought_tags(template)
+    tags = reasoning_tags(template)
     begun = body.messages[-1] if body.continue_final_message else None
     names = _variables(settings, body)
     if body.offered:
@@ -118,15 +123,15 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
         tokens = chat.ids()
         checked = prompt_tokens(tokenizer, tokens, served.model.vocab_size)
         marks = _marks(served, messages, names, chat, checked)
-        is_thinking = thoughts is not None and thoughts.are_open(chat.text)
+        is_thinking = tags is not None and tags.are_open(chat.text)
         if begun is None:
-            return Prompt(checked, marks, thoughts, is_thinking)
-        check_size(served, [chat.text, begun.text, begun.thought], most, "the conversation")
-        ids = [*checked, *_begun(tokenizer, begun, thoughts, is_thinking)]
+            return Prompt(checked, marks, tags, is_thinking)
+        check_size(served, [chat.text, begun.text, begun.reasoning_text], most, "the conversation")
+        ids = [*checked, *_begun(tokenizer, begun, tags, is_thinking)]
         if begun.text:
-            # what follows can be no thought
+            # what follows can be no reasoning
             return Prompt(ids, marks, goes_on=True)
-        return Prompt(ids, marks, thoughts, is_thinking or bool(begun.thought), goes_on=True)
+        return Prompt(ids, marks, tags, is_thinking or bool(begun.reasoning_text), goes_on=True)
     except RequestError:
         raise
     except (ValueError, MMFreeError) as error:
@@ -138,7 +143,7 @@ def _variables(settings: Settings, body: TextRequest) -> dict[str, Any]:
     """Further names for the chat template: the server's own where the request has none."""
     usual, own = dict(settings.template_variables), getattr(body, "variables", {})
     if EFFORT in own:
-        # who asks for an effort asks for thoughts
+        # who asks for an effort asks for reasoning
         usual.pop("enable_thinking", None)
     if own.get("enable_thinking") is False:
         usual.pop(EFFORT, None)
@@ -160,12 +165,12 @@ def _rendered(
     tokenizer = served.tokenizer
     before = body.messages[:-1] if body.continue_final_message else body.messages
     turns = turns_of(before)
-    rules = CallRules(USUAL_FORM)
+    rules = CallRules(USUAL_FORMAT)
     if any(turn.calls or turn.call is not None for turn in turns):
         rules = call_rules(tokenizer, bool(body.offered))
     refused: UsageError | None = None
     for arrangement in arrangements(turns, rules):
-        messages = [with_thoughts(message, template) for _, message in arrangement]
+        messages = [with_reasoning(message, template) for _, message in arrangement]
         try:
             chat = tokenizer.render_chat(messages, **names)
         except EffortError:
@@ -206,14 +211,14 @@ def _refused(tokenizer: Any, messages: Messages, names: dict[str, Any]) -> int:
 
 
 def _begun(
-    tokenizer: Any, message: Message, thoughts: ThoughtTags | None, is_thinking: bool
+    tokenizer: Any, message: Message, reasoning_tags: ReasoningTags | None, is_thinking: bool
 ) -> list[int]:
     """The ids of what is there of an answer, after the words that begin it."""
     parts = [(message.text, False)]
-    if thoughts is not None and (message.thought or is_thinking):
-        opening = "" if is_thinking else f"{thoughts.begin}\n"
-        closing = f"\n{thoughts.end}\n\n" if message.text else ""
-        parts = [(opening, True), (message.thought, False), (closing, True), *parts]
+    if reasoning_tags is not None and (message.reasoning_text or is_thinking):
+        opening = "" if is_thinking else f"{reasoning_tags.begin}\n"
+        closing = f"\n{reasoning_tags.end}\n\n" if message.text else ""
+        parts = [(opening, True), (message.reasoning_text, False), (closing, True), *parts]
     return [
         number
         for text, is_tag in parts
@@ -277,8 +282,8 @@ def text_requests(
         top_logprobs: How many likeliest tokens are shown beside each; `None` shows no probability.
         ending: Makes what ends a text instead of the request's stop strings.
         is_answer: Whether the texts answer their prompts, and do not continue them.
-        caps_length: Whether a text for which there is too little room gets what there is.
-        reasoning_budget: The most tokens of a thought; `None`: no limit.
+        caps_length: Whether a text for which there is too little space gets what there is.
+        reasoning_budget: The most tokens of reasoning; `None`: no limit.
 
     Raises:
         RequestError: A parameter is beyond what the server or the model allows.
@@ -297,24 +302,24 @@ def text_requests(
         raise RequestError(str(error), param=named and named[1]) from error
     requests = []
     for prompt, number in product(prompts, range(body.n)):
-        room = most - len(prompt.tokens)
-        if room < wanted:
+        capacity = most - len(prompt.tokens)
+        if capacity < wanted:
             raise RequestError(
                 f"[request] prompt and answer must have at most {most:,} tokens together "
                 f"but the prompt has {len(prompt.tokens):,}"
                 + ("." if max_tokens is None else f" and the answer may have {max_tokens:,}."),
                 413,
-                param="max_tokens" if room > 0 else None,
+                param="max_tokens" if capacity > 0 else None,
                 code="context_length_exceeded",
             )
         own = list(processors)
-        if reasoning_budget is not None and prompt.thoughts is not None:
-            thoughts = prompt.thoughts, prompt.is_thinking
-            own.append(ThoughtBudget(served.tokenizer, *thoughts, reasoning_budget))
+        if reasoning_budget is not None and prompt.reasoning_tags is not None:
+            opened = prompt.reasoning_tags, prompt.is_thinking
+            own.append(ReasoningBudget(served.tokenizer, *opened, reasoning_budget))
         requests.append(
             Request(
                 tokens=prompt.tokens,
-                max_tokens=min(settings.max_tokens if max_tokens is None else max_tokens, room),
+                max_tokens=min(settings.max_tokens if max_tokens is None else max_tokens, capacity),
                 sampler=sampler,
                 processors=own,
                 stop=body.stop,

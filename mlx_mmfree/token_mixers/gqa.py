@@ -76,7 +76,7 @@ class SlidingWindowAttention(GQA):
     or, if it is not causal, :math:`N(t) = \{j : |t - j| < W\}`. A token counts itself, as in Mistral;
     other code counts otherwise: `window_size=(W - 1, 0)` of flash-attention and `sliding_window = W` of
     Mistral are `window=W` here, and `attention_window` of a Longformer is :math:`2(W - 1)`. Depth `N`
-    reaches back `N (W - 1)` tokens. Tokens are read in pieces or blocks, so that time and memory grow
+    reaches back `N (W - 1)` tokens. Tokens are read in chunks or blocks, so that time and memory grow
     with `L W`, and a state is a ring of `W` keys and values. It is `GQA` with this window.
 
     Sources: Beltagy et al., arXiv 2004.05150; Jiang et al., arXiv 2310.06825.

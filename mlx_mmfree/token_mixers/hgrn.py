@@ -38,7 +38,7 @@ class HGRN(TokenMixer):
         h_t &= f_t \odot h_{t-1} + (1 - f_t) \odot \mathrm{silu}(W_i x_t) \\
         y_t &= W_o\,(\mathrm{RMSNorm}(h_t) \odot \mathrm{silu}(W_g x_t))
 
-    This is the real-valued form of flash-linear-attention, of which checkpoints are published; the
+    This is the real-valued variant of flash-linear-attention, of which checkpoints are published; the
     recurrence of the paper is complex. `MLGRU` norms the gate and not the state, so that their weights
     are not interchangeable. The lower bound `b` is an argument of the call, since a model shares one
     table between its layers.

@@ -51,8 +51,8 @@ class MLGRU(TokenMixer):
         h_t &= f_t \odot h_{t-1} + i_t \\
         y_t &= W_o\,(\mathrm{RMSNorm}(W_g x_t) \odot \mathrm{silu}(h_t))
 
-    This is the released form: the norm lies on the gate projection and the swish on the state. In the
-    paper's form, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
+    This is the released variant: the norm lies on the gate projection and the swish on the state. In the
+    paper's format, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
     the call, since a model shares one table between its layers.
 
     Source: Zhu et al., arXiv 2406.02528, sec. 3.3.
@@ -66,9 +66,9 @@ class MLGRU(TokenMixer):
         stacking: Which projections of the input are one matrix; with ternary weights they then share
             one scale. "recurrence" stacks input and forget gate as `recurrence_proj`, "all" these and
             the output gate as `gates_proj`, as Keras-MML does; its "fully" and "partially" matmul-free
-            forms are these two with "sigmoid".
+            formats are these two with "sigmoid".
         norm_eps: Epsilon of the gate's norm.
-        output_gate: "norm" for the released form, "sigmoid" for the paper's.
+        output_gate: "norm" for the released variant, "sigmoid" for the paper's.
         conv_size: Taps of short convolutions; 0 means none.
         share_conv: One convolution of the input for all gates, instead of one each after the input
             and the forget projection.

@@ -308,7 +308,7 @@ class Reformer(KeyValueMixer):
     :math:`1 / \sqrt K` in reformer-pytorch.
 
     Causality is by position: no later token is weighed, but which earlier ones are near follows from
-    the order of all tokens of the call. So what a text longer than a chunk gives whole and in pieces
+    the order of all tokens of the call. So what a text longer than a chunk gives whole and in chunks
     differs; a token that is read by itself sees what it would at the end of the text so far, or with
     `"transformers"` two chunks in a ring of sorted tokens, as there. Up to a chunk all is seen, and they
     are equal. Published models draw rotations anew in each call; here they follow from `seed`.

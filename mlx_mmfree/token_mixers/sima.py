@@ -22,11 +22,11 @@ class SimA(TokenMixer):
         \hat q_{tc} = q_{tc} \,/\, \max\Big(\sum_j \lvert q_{jc} \rvert, \epsilon\Big)
 
     for each head; the keys likewise. Weights may be negative, and nothing is scaled. The norm of the
-    queries sees all tokens too, so that there is no causal form. The product in brackets is computed
+    queries sees all tokens too, so that there is no causal variant. The product in brackets is computed
     first where there are as many tokens as dims of a head, and last otherwise.
 
-    Class attention is its form for the last blocks of an image model: only the first token, which is no
-    padding, is changed.
+    Class attention is its format for the last blocks of an image model: only the first token, which is
+    no padding, is changed.
 
     Source: Koohpayegani and Pirsiavash, arXiv 2206.08898.
 

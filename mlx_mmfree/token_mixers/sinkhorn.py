@@ -257,7 +257,7 @@ class Sinkhorn(KeyValueMixer):
     for the block `u` of `t`. If it is not causal, `P` is a soft permutation, by Gumbel-Sinkhorn of the
     products of the blocks' mean queries and keys, as sinkhorn-transformer has it (which, as released,
     takes the sorted values from the sorted keys; this does not). If it is causal, it is that package's
-    form, not the paper's: a block sees the few blocks of the past that its first token finds nearest,
+    format, not the paper's: a block sees the few blocks of the past that its first token finds nearest,
     times their weights, or learned empty blocks where there are too few; in half of the heads blocks
     begin a token earlier than in the others, and what comes before the first of them sees only itself.
 

@@ -106,7 +106,7 @@ def _byte_level(file: Path) -> dict[str, Any]:
         )
     if not model["merges"]:
         raise UnsupportedModelError(
-            f"[convert] '{file}' must have merges of tokens for GGUF but has none. Write another form."
+            f"[convert] '{file}' must have merges of tokens for GGUF but has none. Write another format."
         )
     vocabulary = dict(model["vocab"])
     types = dict.fromkeys(vocabulary.values(), TokenType.NORMAL)
@@ -137,7 +137,7 @@ def _pattern_name(pre_tokenizer: dict[str, Any], file: Path) -> str:
     raise UnsupportedModelError(
         f"[convert] '{file}' must split text before merging as Llama 3, Qwen2 or GPT-2 do, which GGUF "
         "has names for, but splits it in another way, as vocabularies do that older versions of "
-        "mlx-mmfree trained. Write another form."
+        "mlx-mmfree trained. Write another format."
     )
 
 

@@ -401,7 +401,7 @@ class Tokenizer:
         tokenize: bool = True,
         **variables: Any,
     ) -> list[int] | str:
-        """Writes out a conversation in the form that the model was trained on.
+        """Writes out a conversation in the format that the model was trained on.
 
         Special tokens that a message spells stay plain text, so that a message cannot end its own turn.
         While the ids are made, the template sees as many other characters in their place. The ids begin

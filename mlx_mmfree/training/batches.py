@@ -63,16 +63,16 @@ def padded_batch(samples: Sequence[Sample], length: int | None = None) -> Batch:
 def packed_rows(samples: Sequence[Item], length: int) -> list[list[Item]]:
     """Packs samples into rows of at most `length` inputs, the longest first, by first fit."""
     rows: list[list[Item]] = []
-    room: list[int] = []
+    capacity: list[int] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):
         needed = sample.length - 1
-        place = next((n for n, left in enumerate(room) if left >= needed), None)
+        place = next((n for n, left in enumerate(capacity) if left >= needed), None)
         if place is None:
             rows.append([])
-            room.append(length)
+            capacity.append(length)
             place = len(rows) - 1
         rows[place].append(sample)
-        room[place] -= needed
+        capacity[place] -= needed
     return rows
 
 

@@ -110,8 +110,8 @@ def parted(numbers: mx.array, bucket: Sequence[mx.array]) -> list[mx.array]:
     """The inverse of `joined`: arrays of the shapes and dtypes of those in a bucket."""
     ends = list(accumulate(array.size for array in bucket))
     return [
-        piece.reshape(array.shape).astype(array.dtype)
-        for piece, array in zip(mx.split(numbers, ends[:-1]), bucket, strict=True)
+        chunk.reshape(array.shape).astype(array.dtype)
+        for chunk, array in zip(mx.split(numbers, ends[:-1]), bucket, strict=True)
     ]
 
 
@@ -300,9 +300,9 @@ class DataParallel:
         # the time that this process computes is not spent on waiting for others
         mx.synchronize()
         return [
-            piece
+            chunk
             for total, part in zip(totals, parts, strict=True)
-            for piece in parted(self._wait(total), part)
+            for chunk in parted(self._wait(total), part)
         ]
 
     def _exchanged(self, parts: Sequence[Sequence[mx.array]]) -> "list[Future[mx.array]]":

@@ -158,7 +158,7 @@ a smaller embedding is not seen through it. The shortcut must be large (Takase e
 
 
 class FirstModel:
-    """The model that a run begins with, in its training form, and its teacher.
+    """The model that a run begins with, in its training variant, and its teacher.
 
     Their weights are not computed yet.
 

@@ -61,7 +61,7 @@ def _wrong(path: Path, name: str, rule: str, array: np.ndarray | None) -> Traini
 def _array(path: Path, name: str, *, is_needed: bool = True) -> np.ndarray | None:
     """An array of the file; `None` if it has none of this name.
 
-    numpy itself makes room for what a header says before it reads, so that a small file could ask for
+    numpy itself makes space for what a header says before it reads, so that a small file could ask for
     all memory. Here the header must agree with the size of its member first.
     """
     try:
@@ -140,10 +140,10 @@ _BYTES = 0x08
 
 
 def idx_labels(path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The number of the class of each image, int `(N,)`; the form has no names for classes.
+    """The number of the class of each image, int `(N,)`; the format has no names for classes.
 
     Raises:
-        TrainingError: A file cannot be read, or is of another form.
+        TrainingError: A file cannot be read, or is of another format.
     """
     return _idx_array(_labels_of(path), 1).astype(np.int64), ()
 
@@ -212,7 +212,7 @@ def read_classes(path: Path) -> tuple[int, tuple[str, ...]]:
     Raises:
         TrainingError: As for `read_images`.
     """
-    labels, names = _form(path).labels(path)
+    labels, names = _format(path).labels(path)
     return len(names) or int(labels.max(initial=-1)) + 1, names
 
 
@@ -228,9 +228,9 @@ def read_images(path: Path, classes: Sequence[str], count: int) -> list[Labelled
     Raises:
         TrainingError: There are no such images, or one is of a class that the model does not have.
     """
-    form = _form(path)
-    labels, names = form.labels(path)
-    pictures = form.pictures(path)
+    format = _format(path)
+    labels, names = format.labels(path)
+    pictures = format.pictures(path)
     if len(pictures) != len(labels) or not len(labels):
         raise TrainingError(
             f"[data] '{path}' must hold images and as many labels but holds {len(pictures)} images and "
@@ -242,11 +242,11 @@ def read_images(path: Path, classes: Sequence[str], count: int) -> list[Labelled
 
 def digest_of(path: Path) -> str:
     """The fingerprint of a file's content; for pictures in folders, their names and sizes."""
-    return _form(path).digest(path)
+    return _format(path).digest(path)
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Format:
     """How images and labels are stored."""
 
     labels: Callable[[Path], tuple[np.ndarray, tuple[str, ...]]]
@@ -254,12 +254,12 @@ class _Form:
     digest: Callable[[Path], str]
 
 
-def _form(path: Path) -> _Form:
+def _format(path: Path) -> _Format:
     if path.is_dir():
-        return _Form(folder_labels, folder_pictures, folder_digest)
+        return _Format(folder_labels, folder_pictures, folder_digest)
     if path.suffix == ".npz":
-        return _Form(array_labels, array_pictures, file_digest)
-    return _Form(idx_labels, idx_pictures, idx_digest)
+        return _Format(array_labels, array_pictures, file_digest)
+    return _Format(idx_labels, idx_pictures, idx_digest)
 
 
 def _numbers(

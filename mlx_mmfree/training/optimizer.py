@@ -52,7 +52,7 @@ BLOCK = 256
 MIN_SIZE = 4096
 """Smaller arrays, such as norms and biases, keep their moments in float32."""
 
-_PIECE = 2**22
+_CHUNK = 2**22
 """The most numbers that are updated at a time, in whole blocks."""
 
 _DECADES = 7
@@ -87,15 +87,15 @@ class AdamW8bit(optim.AdamW):
         names = [(moment, part) for moment in "mv" for part in ("codes", "scales")]
         numbers = [gradient.reshape(-1), parameter.reshape(-1)]
         kept = [state[moment][part] for moment, part in names]
-        pieces: list[list[mx.array]] = []
-        for start in range(0, parameter.size, _PIECE):
-            own = slice(start, start + _PIECE)
-            blocks = slice(start // BLOCK, (start + _PIECE) // BLOCK)
+        chunks: list[list[mx.array]] = []
+        for start in range(0, parameter.size, _CHUNK):
+            own = slice(start, start + _CHUNK)
+            blocks = slice(start // BLOCK, (start + _CHUNK) // BLOCK)
             given: Any = [*(a[own] for a in numbers), *(a[blocks] for a in kept)]
-            # what a piece takes is free before the next one begins
-            given = mx.depends(given, pieces[-1]) if pieces else given
-            pieces.append(self._updated(*given))
-        weight, *new = (mx.concatenate(list(parts)) for parts in zip(*pieces, strict=True))
+            # what a chunk takes is free before the next one begins
+            given = mx.depends(given, chunks[-1]) if chunks else given
+            chunks.append(self._updated(*given))
+        weight, *new = (mx.concatenate(list(parts)) for parts in zip(*chunks, strict=True))
         for (moment, part), array in zip(names, new, strict=True):
             state[moment] = state[moment] | {part: array}
         return weight.reshape(parameter.shape)

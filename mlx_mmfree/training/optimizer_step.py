@@ -116,7 +116,7 @@ class BatchGradient:
     Args:
         model: The model.
         loss: The sum of the losses of a batch.
-        repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its form.
+        repeats_graphs: Whether the graph of a batch is compiled and repeated for others of its format.
         dtype: The float dtype to compute in, which gradients have too; `None` is the weights' own.
     """
 
@@ -142,13 +142,13 @@ class BatchGradient:
             if is_special or not self._repeats_graphs:
                 return self._loss_and_gradient(self._model, batch)
             given = {name: array for name, array in vars(batch).items() if array is not None}
-            form = type(batch), *((name, array.shape) for name, array in given.items())
-            if form not in self._graphs:
+            format = type(batch), *((name, array.shape) for name, array in given.items())
+            if format not in self._graphs:
                 function = partial(_traced, self._model, self._loss_and_gradient, batch)
-                self._graphs[form] = compiled(function, is_random=True)
+                self._graphs[format] = compiled(function, is_random=True)
             arrays = {name: mx.array(array) for name, array in given.items()}
             model = self._model
-            loss, gradient, statistics = self._graphs[form](
+            loss, gradient, statistics = self._graphs[format](
                 arrays, model.trainable_parameters(), running_statistics(model)
             )
             _set(model, statistics)

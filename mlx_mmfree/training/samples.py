@@ -20,7 +20,7 @@ TOOLS, TEMPLATE_VARIABLES = OF_TEMPLATE = ("tools", "chat_template_kwargs")
 
 _MOST_NAMES = 8
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize")
-_WRITTEN_THOUGHTS = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_WRITTEN_REASONING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 CONVERSATIONS = "conversations"
@@ -41,7 +41,7 @@ _ROLES = {
 
 
 def as_messages(line: Mapping[str, Any], key: str, *others: str) -> tuple[dict[str, Any], bool]:
-    """A line with messages in the place of turns in the form of ShareGPT, if it has any.
+    """A line with messages in the place of turns in the format of ShareGPT, if it has any.
 
     Args:
         line: The line.
@@ -166,7 +166,7 @@ class Features:
         return ""
 
 
-COUNTS = ("truncated", "dropped", "unanswered", "shortened", "without_thoughts", "converted")
+COUNTS = ("truncated", "dropped", "unanswered", "shortened", "without_reasoning", "converted")
 """The attributes of samples that count."""
 
 
@@ -180,8 +180,8 @@ class Samples(Generic[Item]):
         dropped: Number of samples that were left out, since they had nothing to learn.
         unanswered: Number of samples that were left out, since they had no answer of the assistant.
         shortened: Number of samples whose turns after the last answer were cut off.
-        without_thoughts: Number of samples of which the chat template leaves out thoughts.
-        converted: Number of lines with turns in the form of ShareGPT.
+        without_reasoning: Number of samples of which the chat template leaves out reasoning.
+        converted: Number of lines with turns in the format of ShareGPT.
         unread: Keys of the lines that hold something that is not read.
         file: The file, as messages name it.
     """
@@ -191,7 +191,7 @@ class Samples(Generic[Item]):
     dropped: int = 0
     unanswered: int = 0
     shortened: int = 0
-    without_thoughts: int = 0
+    without_reasoning: int = 0
     converted: int = 0
     unread: set[str] = field(default_factory=set)
     file: Path | None = None
@@ -221,7 +221,7 @@ class Samples(Generic[Item]):
             self.dropped += 1
             return None
         self.shortened += any(encoded.is_shortened for encoded in line)
-        self.without_thoughts += any(encoded.lost_thoughts for encoded in line)
+        self.without_reasoning += any(encoded.lost_reasoning for encoded in line)
         return found
 
     def check_some(self) -> None:
@@ -261,8 +261,8 @@ class Samples(Generic[Item]):
             words += f"; {self.unanswered} left out, without an answer of the assistant"
         if self.shortened:
             words += f"; turns after the last answer of {self.shortened} cut off"
-        if self.without_thoughts:
-            words += f"; the chat template leaves out thoughts of {self.without_thoughts}"
+        if self.without_reasoning:
+            words += f"; the chat template leaves out thoughts of {self.without_reasoning}"
         if self.converted:
             words += f"; ShareGPT's turns of {self.converted} converted to messages"
         if self.unread:
@@ -318,7 +318,7 @@ def read_samples(
 def _with_prompt(line: Mapping[str, Any], keys: Features) -> Mapping[str, Any]:
     """A line of Alpaca as a prompt with its completion; any other stays as it is."""
     others = ((keys.prompt, keys.completion), (keys.chat,), (CONVERSATIONS,), (keys.text,))
-    has_other = any(all(line.get(name) is not None for name in form) for form in others)
+    has_other = any(all(line.get(name) is not None for name in format) for format in others)
     if has_other or line.get(INSTRUCTION) is None or line.get(OUTPUT) is None:
         return line
     asked = [text_of(line, key) for key in (INSTRUCTION, INPUT) if line.get(key)]
@@ -335,13 +335,13 @@ class Encoded(NamedTuple):
     Attributes:
         tokens: The ids.
         prompt: How many of them are read but not learned.
-        lost_thoughts: Whether the chat template left out thoughts.
+        lost_reasoning: Whether the chat template left out reasoning.
         is_shortened: Whether turns after the answer were cut off.
     """
 
     tokens: list[int]
     prompt: int
-    lost_thoughts: bool = False
+    lost_reasoning: bool = False
     is_shortened: bool = False
 
 
@@ -370,14 +370,14 @@ class SampleEncoder:
 
     def __call__(self, line: Mapping[str, Any]) -> Encoded:
         keys = self._features
-        form = self._form(line)
-        if form == (keys.text,):
+        format = self._format(line)
+        if format == (keys.text,):
             if self._mask_prompt:
                 raise RowError(
                     "it must have a prompt for 'mask_prompt' but holds a text. Leave 'mask_prompt' out."
                 )
             return self.ended([text_of(line, keys.text)], 0)
-        if form == (keys.chat,):
+        if format == (keys.chat,):
             messages = line[keys.chat]
             if not isinstance(messages, list) or not messages:
                 raise RowError(f"'{keys.chat}' must be a list of messages but is {messages!r:.80}.")
@@ -393,17 +393,17 @@ class SampleEncoder:
 
     def unread(self, line: Mapping[str, Any]) -> set[str]:
         """The keys of a line that hold something that is not read."""
-        form = self._form(line)
-        is_chat = self._tokenizer.has_chat_template and form != (self._features.text,)
-        read = {*form, *(OF_TEMPLATE if is_chat else ())}
+        format = self._format(line)
+        is_chat = self._tokenizer.has_chat_template and format != (self._features.text,)
+        read = {*format, *(OF_TEMPLATE if is_chat else ())}
         return {name for name, value in line.items() if value is not None} - read
 
-    def _form(self, line: Mapping[str, Any]) -> tuple[str, ...]:
+    def _format(self, line: Mapping[str, Any]) -> tuple[str, ...]:
         """The keys that make the sample of a line. One that holds null counts as absent."""
         keys = self._features
-        for form in ((keys.prompt, keys.completion), (keys.chat,), (keys.text,)):
-            if all(line.get(name) is not None for name in form):
-                return form
+        for format in ((keys.prompt, keys.completion), (keys.chat,), (keys.text,)):
+            if all(line.get(name) is not None for name in format):
+                return format
         raise RowError(
             f"it must have '{keys.prompt}' and '{keys.completion}', or '{keys.chat}', or "
             f"'{keys.text}', or Alpaca's keys, but has {names_in(line)}. Name other keys by "
@@ -435,7 +435,7 @@ class SampleEncoder:
             first, end = places[-1 if begun is None else 0], places[-1] + 1
         is_shortened, messages = end < len(messages), messages[:end]
         whole = self._tokenizer.render_chat(messages, add_generation_prompt=False, **variables)
-        lost, tokens = _loses_thoughts(messages, whole.text), whole.ids()
+        lost, tokens = _loses_reasoning(messages, whole.text), whole.ids()
         if first == 0:
             return Encoded(tokens, 0, lost, is_shortened)
         prompt = self._tokenizer.render_chat(
@@ -495,14 +495,14 @@ def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
     return without_nulls({**given, TOOLS: tools})
 
 
-def _loses_thoughts(messages: Sequence[Any], text: str) -> bool:
-    """Whether a written conversation lacks thoughts that its messages hold."""
+def _loses_reasoning(messages: Sequence[Any], text: str) -> bool:
+    """Whether a written conversation lacks reasoning that its messages hold."""
     for message in messages:
         content = message.get("content")
         found = [reasoning_of(message)]
         if isinstance(content, str) and message["role"] == _ASSISTANT:
-            found += _WRITTEN_THOUGHTS.findall(content)
-        if any(isinstance(thoughts, str) and thoughts.strip() not in text for thoughts in found):
+            found += _WRITTEN_REASONING.findall(content)
+        if any(isinstance(reasoning, str) and reasoning.strip() not in text for reasoning in found):
             return True
     return False
 

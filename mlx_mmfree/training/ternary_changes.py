@@ -14,7 +14,7 @@ class TernaryWeights:
     Trits are kept packed, in 2 bits each.
 
     Args:
-        model: The model; its ternary layers in their training form are looked at.
+        model: The model; its ternary layers in their training variant are looked at.
 
     Attributes:
         names: The paths of these layers, first to last.

@@ -76,7 +76,7 @@ class Trainer:
         if settings.quantization_warmup and not set_quantization_strength(model, 1):
             raise TrainingError(
                 "[training] 'quantization_warmup' must be 0 for a model without ternary layers in their "
-                f"training form but got {settings.quantization_warmup}. Leave it out."
+                f"training variant but got {settings.quantization_warmup}. Leave it out."
             )
         if settings.patience and validation is None:
             raise TrainingError(

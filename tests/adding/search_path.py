@@ -7,7 +7,7 @@ The library then finds the files in them as it finds its own. The module is a pl
 import importlib
 from pathlib import Path
 
-PACKAGES = ("token_mixers", "models", "cli", "hub.checkpoint.forms", "ops")
+PACKAGES = ("token_mixers", "models", "cli", "hub.checkpoint.formats", "ops")
 
 
 def extend() -> None:

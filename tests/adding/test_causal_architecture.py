@@ -66,15 +66,15 @@ def test_it_is_converted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert mx.allclose(load_model(target)(TOKENS)[0], want, atol=1e-4)
 
 
-def test_forms_that_have_no_word_for_it_are_refused(
+def test_formats_that_have_no_word_for_it_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for form, why in (("gguf", "which this library does not write as GGUF"), ("hf", "keep")):
-        flags = ["--mlx-path", str(tmp_path / form), "--to", form]
+    for format, why in (("gguf", "which this library does not write as GGUF"), ("hf", "keep")):
+        flags = ["--mlx-path", str(tmp_path / format), "--to", format]
         assert main(["convert", "--model", str(folder), *flags]) == 2
         shown = capsys.readouterr().err
         assert why in shown and "two_gates" in shown
-        assert not (tmp_path / form).exists()
+        assert not (tmp_path / format).exists()
 
 
 def test_it_is_fine_tuned_with_lora(

@@ -18,7 +18,7 @@ from mlx_mmfree.files import plugins
 from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
-from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
+from mlx_mmfree.hub.checkpoint.weight_format import weight_formats
 from mlx_mmfree.layers.lora import adapted_layers, add_adapters
 from mlx_mmfree.models import find, known_model_types
 from mlx_mmfree.models.parts.mixers import find_token_mixer, token_mixers
@@ -46,10 +46,10 @@ warmup_steps: 0
 KINDS = {
     "token_mixers": "leaky_average",
     "models": "two_gates",
-    "weight_forms": "signs",
+    "weight_formats": "signs",
     "commands": "count",
 }
-FOLDERS = {"weight_forms": "forms", "commands": "cli"}
+FOLDERS = {"weight_formats": "formats", "commands": "cli"}
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +121,12 @@ def python(*words: str, path: tuple[Path, ...], cwd: Path) -> subprocess.Complet
 
 FOUND = """
 import json, mlx_mmfree
-from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
+from mlx_mmfree.hub.checkpoint.weight_format import weight_formats
 from mlx_mmfree.models import known_model_types
 from mlx_mmfree.models.parts.mixers import token_mixers
 for file in FILES:
     mlx_mmfree.load_plugin(file)
-found = {*token_mixers(), *known_model_types(), *weight_forms()}
+found = {*token_mixers(), *known_model_types(), *weight_formats()}
 print(json.dumps([mlx_mmfree.__file__, sorted(found & {"leaky_average", "two_gates", "signs"})]))
 """
 
@@ -170,10 +170,10 @@ def test_an_installed_package_that_fails_is_named(
     assert "line 2 of 'added_pack/two_gates.py' ends with NameError" in done.stderr
 
 
-def test_a_form_and_a_model_of_plugins_are_written_and_read(tmp_path: Path) -> None:
-    for file in ("models/two_gates.py", "forms/signs.py"):
+def test_a_format_and_a_model_of_plugins_are_written_and_read(tmp_path: Path) -> None:
+    for file in ("models/two_gates.py", "formats/signs.py"):
         mlx_mmfree.load_plugin(HERE / file)
-    assert "two_gates" in known_model_types() and "signs" in weight_forms()
+    assert "two_gates" in known_model_types() and "signs" in weight_formats()
     architecture = find("two_gates")
     model = architecture.build(architecture.config.from_hub(architecture.tiny))
     save_model(tmp_path / "model", model)
@@ -274,9 +274,9 @@ def test_a_checkpoint_names_no_code(
     assert not mark.exists() and not plugins.LOADED
 
 
-@pytest.mark.parametrize("form", ["mlx_mmfree", "peft"])
+@pytest.mark.parametrize("format", ["mlx_mmfree", "peft"])
 def test_an_adapter_names_no_code(
-    form: str,
+    format: str,
     mixer: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -288,7 +288,7 @@ def test_an_adapter_names_no_code(
     save_model(tmp_path / "model", model, GOLDENS / "tokenizer_bpe")
     add_adapters(model, lambda name, _: name.endswith("_proj"), rank=2)
     adapter = tmp_path / "adapter"
-    if form == "peft":
+    if format == "peft":
         write_peft_adapter(adapter, model)
     else:
         write_adapter(adapter, model, {})
@@ -302,7 +302,7 @@ def test_an_adapter_names_no_code(
     for key in ("plugin", "plugins", "mlx_mmfree_plugins", "auto_map", "model_file", "token_mixer"):
         for named in ("evil.py", ["evil.py", "mine.py"], {"AutoModel": "evil.Model"}, str(mixer)):
             (adapter / "adapter_config.json").write_text(json.dumps(config | {key: named}))
-            if form == "peft":
+            if format == "peft":
                 with pytest.raises(CheckpointError, match=f"PEFT's options {key} must be left out"):
                     read_adapter("adapter")
             else:

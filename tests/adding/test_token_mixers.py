@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # the tests of the contract that a mixer must meet because of the capabilities that it declares
 EACH = ("reach_every_parameter", "dtype_is_kept", "capabilities_are_declared")
 CAUSAL = (
-    "whole_equals_pieces",
+    "whole_equals_chunks",
     "past_only",
     "padding_changes_nothing",
     "padded_step",

@@ -1,4 +1,4 @@
-"""A form of stored weights is one file: it is written, recognised, read, multiplied and converted."""
+"""A format of stored weights is one file: it is written, recognised, read, multiplied and converted."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from mlx_mmfree.cli import main
 from mlx_mmfree.errors import CheckpointError, MMFreeError, UnsupportedModelError
 from mlx_mmfree.files.reading import read_json_object, write_json
 from mlx_mmfree.hub import load, load_model, save_model
-from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
+from mlx_mmfree.hub.checkpoint.weight_format import weight_formats
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
 from tests.hub.checkpoints import GOLDENS, tiny_transformer
@@ -23,8 +23,8 @@ TOKENS = mx.array([[1, 7, 3, 39, 0]])
 
 @pytest.fixture(scope="module")
 def model(added: None) -> Decoder:
-    """A dense model, whose linears but the head take the form."""
-    from mlx_mmfree.hub.checkpoint.forms.signs import SignLinear
+    """A dense model, whose linears but the head take the format."""
+    from mlx_mmfree.hub.checkpoint.formats.signs import SignLinear
 
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
     made = tiny_transformer("llama", vocab_size=518, linears=None, **sizes)
@@ -46,7 +46,7 @@ def folder(model: Decoder, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_known() -> None:
-    assert "signs" in weight_forms()
+    assert "signs" in weight_formats()
 
 
 def test_it_is_written_and_read(model: Decoder, folder: Path, tmp_path: Path) -> None:

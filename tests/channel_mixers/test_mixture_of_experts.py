@@ -1,4 +1,4 @@
-"""The mixture of experts against its formula, in each form that its experts are held in."""
+"""The mixture of experts against its formula, in each format that its experts are held in."""
 
 from functools import partial
 from typing import Any
@@ -73,10 +73,10 @@ def in_codes(mixer: MixtureOfExperts) -> MixtureOfExperts:
     return mixer
 
 
-def adapted(kind: Any, form: Any = packed) -> Any:
+def adapted(kind: Any, format: Any = packed) -> Any:
     def make(mixer: MixtureOfExperts) -> MixtureOfExperts:
         mx.random.seed(6)
-        add_adapters(form(mixer), lambda path, _: "_proj" in path, kind=kind, rank=2, scale=1.5)
+        add_adapters(format(mixer), lambda path, _: "_proj" in path, kind=kind, rank=2, scale=1.5)
         for name in NAMES:
             mixer[name].lora_b = 0.1 * mx.random.normal(mixer[name].lora_b.shape)
         return mixer
@@ -84,7 +84,7 @@ def adapted(kind: Any, form: Any = packed) -> Any:
     return make
 
 
-FORMS: dict[str, Any] = {
+FORMATS: dict[str, Any] = {
     "floats": lambda mixer: mixer,
     "packed": packed,
     "codes": in_codes,
@@ -93,9 +93,9 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_formula(form: str) -> None:
-    mixer = FORMS[form](mixture())
+@pytest.mark.parametrize("format", FORMATS)
+def test_formula(format: str) -> None:
+    mixer = FORMATS[format](mixture())
     x = mx.random.normal((2, 7, D))
     assert relative_error(mixer(x), mx.array(formula(mixer, x))) <= TOLERANCE[mx.float32]
 
@@ -119,11 +119,11 @@ def test_the_router_is_float32_in_a_model_of_16_bits(dtype: mx.Dtype) -> None:
     assert mixer(x).dtype == dtype
 
 
-@pytest.mark.parametrize("form", ["packed", "lora"])
-def test_gradients_are_those_of_floats(form: str) -> None:
-    floats = FORMS["floats"]
-    dense = (floats if form == "packed" else adapted("lora", floats))(mixture())
-    mixer = FORMS[form](mixture())
+@pytest.mark.parametrize("format", ["packed", "lora"])
+def test_gradients_are_those_of_floats(format: str) -> None:
+    floats = FORMATS["floats"]
+    dense = (floats if format == "packed" else adapted("lora", floats))(mixture())
+    mixer = FORMATS[format](mixture())
     x = mx.random.normal((1, 6, D))
 
     def loss(model: MixtureOfExperts, x: mx.array) -> mx.array:
@@ -131,7 +131,7 @@ def test_gradients_are_those_of_floats(form: str) -> None:
 
     want, got = (mx.grad(partial(loss, model))(x) for model in (dense, mixer))
     assert relative_error(got, want) <= GRADIENT_TOLERANCE
-    if form == "lora":
+    if format == "lora":
         # each expert that was chosen learns, and none that was not
         gradient = nn.value_and_grad(mixer, loss)(mixer, x)[1]["gate_proj"]["lora_b"]
         parts = mx.abs(gradient.T.reshape(EXPERTS, -1)).max(axis=1)

@@ -81,14 +81,14 @@ def test_it_goes_where_the_adapter_goes(
     assert _prompt_tokens(capsys, "--model", fused) == _tokens(TEMPLATE)
 
 
-def test_it_goes_into_the_form_of_peft(
+def test_it_goes_into_the_format_of_peft(
     folder: Path, attention_folder: Path, tmp_path: Path
 ) -> None:
     flags = ["--model", str(attention_folder), "--chat-template", str(folder / "chat.jinja")]
     run = _lora(folder, *flags, "--output", str(tmp_path / "run"))
     assert lora(run) == 0
     flags = ["--model", str(attention_folder), "--adapter-path", str(tmp_path / "run")]
-    assert fuse([*flags, "--form", "peft", "--output", str(tmp_path / "peft")]) == 0
+    assert fuse([*flags, "--format", "peft", "--output", str(tmp_path / "peft")]) == 0
     assert adapter_template(tmp_path / "peft") == TEMPLATE
 
 

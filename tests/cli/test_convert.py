@@ -13,7 +13,7 @@ from mlx_mmfree.evaluation import measure_perplexity
 from mlx_mmfree.generation import generate_tokens
 from mlx_mmfree.hub import load, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.conversion.convert import convert as convert_checkpoint
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from tests.hub.checkpoints import edit_json, tiny_transformer
 from tests.hub.hub_client import HubClient
 from tests.hub.hub_server import TOKEN, HubServer, Repository
@@ -26,7 +26,7 @@ def convert(*arguments: object) -> int:
 
 
 @pytest.mark.parametrize("flag", ["--model", "--hf-path"])
-def test_packed_form_is_smaller_and_generates_the_same(flag: str, tmp_path: Path) -> None:
+def test_packed_format_is_smaller_and_generates_the_same(flag: str, tmp_path: Path) -> None:
     source, target = GOLDENS / "hgrn_default", tmp_path / "packed"
     assert convert(flag, source, "--mlx-path", target) == 0
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (source, target)]
@@ -79,8 +79,8 @@ def test_table_and_card(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     (source / "LICENSE").write_text("Apache License\nVersion 2.0, January 2004\n")
     assert convert("--model", source, "--mlx-path", tmp_path / "out", "--embed-bits", 8) == 0
     out = capsys.readouterr().out.splitlines()
-    forms = FloatForms(embed_bits=8)
-    report = convert_checkpoint(open_checkpoint(source), tmp_path / "again", forms=forms)
+    formats = FloatFormats(embed_bits=8)
+    report = convert_checkpoint(open_checkpoint(source), tmp_path / "again", formats=formats)
     total = next(line.split() for line in out if line.startswith("total"))
     assert total[1] == str(report.total.tensors)
     assert total[4] == f"{report.total.source_bytes:,}"

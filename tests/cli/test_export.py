@@ -36,7 +36,7 @@ def test_what_is_written_and_said(folder: Path, tmp_path: Path, capsys: Captured
         described["weights_file"],
     }
     assert "Operations: MLX's own, without kernels of this library." in said.out
-    assert "Room: any number of tokens" in said.out
+    assert "Capacity: any number of tokens" in said.out
     assert " ".join(map(str, described["example"]["tokens"])) in said.out
     assert "have no effect: --context" in said.err
     assert main(["--model", str(folder), "--output", str(target), "--overwrite"]) == 0
@@ -59,7 +59,7 @@ def test_attention_says_how_far_it_reaches(
         )
         == 0
     )
-    assert "Room: 512 tokens" in capsys.readouterr().out
+    assert "Capacity: 512 tokens" in capsys.readouterr().out
 
 
 def test_the_packaged_model_is_the_default(tmp_path: Path, capsys: Captured) -> None:

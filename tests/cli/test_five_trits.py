@@ -1,4 +1,4 @@
-"""Commands read a model in one form as in another: five trits a byte or 2 bits, signs in GGUF or MLX."""
+"""Commands read a model in each format: five trits a byte or 2 bits, signs in GGUF or MLX."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def five(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def signs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Matrices of 1 bit: a folder in MLX's form, and one with a GGUF file."""
+    """Matrices of 1 bit: a folder in MLX's format, and one with a GGUF file."""
     place = tmp_path_factory.mktemp("signs")
     source = open_checkpoint(mlx_source(place / "s", 128, 1))
     convert(source, place / "g", to="gguf", gguf_type="q1_0", check=False)
@@ -91,7 +91,7 @@ def test_the_same_is_shown(folder: Path, five: Path, flags: list[str], capsys: C
     assert shown[0] and shown[0] == shown[1]
 
 
-def test_the_packaged_model_in_both_forms(tmp_path: Path, capsys: Captured) -> None:
+def test_the_packaged_model_in_both_formats(tmp_path: Path, capsys: Captured) -> None:
     flags = ["--mlx-path", str(tmp_path / "five"), "--trits-per-byte", "5"]
     assert main(["convert", "--model", str(demo.path()), *flags]) == 0
     flags = ["--prompt", "Once upon a time", "--max-tokens", "40", "--verbose", "F"]
@@ -132,7 +132,7 @@ def test_upload(five: Path, capsys: Captured) -> None:
     assert "5 trits a byte, 1.6 bits each" in (five / "README.md").read_text()
 
 
-def test_only_in_mlx_form(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_only_in_mlx_format(folder: Path, tmp_path: Path, capsys: Captured) -> None:
     flags = ["--model", str(folder), "--mlx-path", str(tmp_path / "m"), "--trits-per-byte", "5"]
     assert main(["convert", *flags, "--to", "gguf"]) == 2
     assert "--trits-per-byte must come with '--to mlx'" in capsys.readouterr().err

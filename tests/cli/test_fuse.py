@@ -146,9 +146,9 @@ def test_commands_use_the_adapter_that_is_kept_beside_the_base(
 def test_the_adapter_that_is_kept_is_merged_without_being_named(
     attention_folder: Path, adapter_path: Path, kept: Path, tmp_path: Path
 ) -> None:
-    flags = ("--model", str(kept), "--form", "dense", "--save-path", str(tmp_path / "one"))
+    flags = ("--model", str(kept), "--format", "dense", "--save-path", str(tmp_path / "one"))
     assert main(["fuse", *flags]) == 0
-    assert fuse(attention_folder, adapter_path, tmp_path / "two", "--form", "dense") == 0
+    assert fuse(attention_folder, adapter_path, tmp_path / "two", "--format", "dense") == 0
     one, two = (load_model(tmp_path / name)(TOKENS)[0] for name in ("one", "two"))
     assert mx.array_equal(one, two)
 
@@ -242,7 +242,7 @@ def test_ternary_again_prints_what_it_costs(
     attention_folder: Path, adapter_path: Path, text_file: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     target = tmp_path / "fused"
-    flags = ("--form", "ternary", "--data", text_file)
+    flags = ("--format", "ternary", "--data", text_file)
     assert fuse(attention_folder, adapter_path, target, *flags) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     losses = dict(re.findall(r"^(.+): (\d+\.\d{4}) nats", "\n".join(lines), re.M))
@@ -268,7 +268,7 @@ def test_loss_on_the_samples_of_a_folder(
     line = {"prompt": "Who was it?", "completion": "A little girl."}
     data = tmp_path / "data"
     data.mkdir()
-    flags = ("--form", "ternary", "--data", data)
+    flags = ("--format", "ternary", "--data", data)
     assert fuse(attention_folder, adapter_path, tmp_path / "fused", *flags) == 2
     assert "must hold samples for a test or for validation" in capsys.readouterr().err
     (data / "valid.jsonl").write_text(json.dumps(line))
@@ -296,7 +296,7 @@ def test_peft_holds_the_adapter_alone(
     attention_folder: Path, adapter_path: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     target = tmp_path / "peft"
-    assert fuse(attention_folder, adapter_path, target, "--form", "peft") == 0
+    assert fuse(attention_folder, adapter_path, target, "--format", "peft") == 0
     assert f"Wrote the adapter alone to {target}, for PEFT" in capsys.readouterr().out
     assert sorted(file.name for file in target.iterdir()) == [
         "adapter_config.json",
@@ -306,11 +306,11 @@ def test_peft_holds_the_adapter_alone(
     assert relative_error(got, want) <= TOLERANCE[mx.float32]
 
 
-def test_dense_form_of_a_matmul_free_model_is_refused_before_anything_is_measured(
+def test_dense_variant_of_a_matmul_free_model_is_refused_before_anything_is_measured(
     tmp_path: Path, text_file: Path, capsys: Captured
 ) -> None:
     path = adapter(demo.path(), tmp_path / "adapter")
-    flags = ("--form", "dense", "--data", text_file)
+    flags = ("--format", "dense", "--data", text_file)
     assert fuse(demo.path(), path, tmp_path / "fused", *flags) == 2
     found = capsys.readouterr()
     assert "has a norm inside" in found.err and not found.out
@@ -320,7 +320,7 @@ def test_dense_layers_hold_the_sum(
     attention_folder: Path, adapter_path: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     target = tmp_path / "fused"
-    assert fuse(attention_folder, adapter_path, target, "--form", "dense") == 0
+    assert fuse(attention_folder, adapter_path, target, "--format", "dense") == 0
     assert "was not measured" in capsys.readouterr().out
     model = attach(load_model(attention_folder), read_adapter(adapter_path))
     layer = model.blocks[0].channel_mixer.down_proj
@@ -335,8 +335,8 @@ def test_dense_layers_hold_the_sum(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--form", "ternary"), "--data must be given with '--form ternary'"),
-        (("--form", "dense"), "--form must be 'ternary'"),
+        (("--format", "ternary"), "--data must be given with '--format ternary'"),
+        (("--format", "dense"), "--format must be 'ternary'"),
         (("--data", "missing.txt"), "must be a UTF-8 text file"),
         (("--upload-repo", "no-owner"), "'owner/name'"),
         (("--adapter-path", "missing"), "must be a folder"),

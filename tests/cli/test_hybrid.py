@@ -71,8 +71,8 @@ def test_an_adapter_is_trained_used_and_merged(
     adapted = capsys.readouterr().out
     assert main(["generate", *base, "-p", "The dog", "-m", "5", "--temp", "0"]) == 0
     assert adapted.split("Prompt:")[0] != capsys.readouterr().out.split("Prompt:")[0]
-    form = ["--form", "dense", "--dtype", "float32", "--save-path", str(folder / "fused")]
-    assert main(["fuse", *base, *adapter, *form]) == 0
+    format = ["--format", "dense", "--dtype", "float32", "--save-path", str(folder / "fused")]
+    assert main(["fuse", *base, *adapter, *format]) == 0
     fuse(model, "dense")
     again = load_model(folder / "fused")
     modules = [module for module in again.modules() if isinstance(module, PackedBitLinear)]

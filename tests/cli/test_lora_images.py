@@ -162,24 +162,24 @@ def test_a_folder_without_images_is_refused(
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("is_ternary", "form"), [(False, "dense"), (True, "ternary"), (True, "keep")]
+    ("is_ternary", "format"), [(False, "dense"), (True, "ternary"), (True, "keep")]
 )
 def test_an_adapter_is_merged(
-    data: Path, is_ternary: bool, form: str, capsys: pytest.CaptureFixture[str]
+    data: Path, is_ternary: bool, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, run = _model(data.parent, "vit", is_ternary=is_ternary), data.parent / "run"
     assert main([*_flags(folder, data), *QUICK, "--train"]) == 0
     flags = ["--model", str(folder), "--adapter-path", str(run), "--data", str(data)]
     target = data.parent / "fused"
-    assert fuse([*flags, "--save-path", str(target), "--form", form, "--dtype", "float32"]) == 0
+    assert fuse([*flags, "--save-path", str(target), "--format", format, "--dtype", "float32"]) == 0
     assert "nats an image" in capsys.readouterr().out
     model, processor = load(target)
     pictures = processor([np.zeros((40, 32), np.uint8)])
-    if form in ("dense", "keep"):
+    if format in ("dense", "keep"):
         want = attach(load_model(folder), read_adapter(run)).eval()(pictures)
         assert mx.allclose(model(pictures), want, rtol=1e-4, atol=1e-5)
     if is_ternary:
-        assert fuse([*flags, "--save-path", f"{target}2", "--form", "dense"]) == 2
+        assert fuse([*flags, "--save-path", f"{target}2", "--format", "dense"]) == 2
         assert "makes all linears of its blocks ternary or none" in capsys.readouterr().err
 
 

@@ -36,7 +36,7 @@ def add_repository(
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with two models, a dataset, and two packed forms, one of a local folder."""
+    """A cache with two models, a dataset, and two packed formats, one of a local folder."""
     folder = tmp_path / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
     monkeypatch.setenv("MLX_MMFREE_CACHE", str(tmp_path / "packed"))
@@ -51,7 +51,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_packed_form_that_goes_meanwhile(
+def test_a_packed_format_that_goes_meanwhile(
     hub: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scan = huggingface_hub.scan_cache_dir
@@ -75,7 +75,7 @@ def test_the_architecture_of_a_model_of_images(hub: Path) -> None:
 def test_what_is_cached(hub: Path, capsys: Captured) -> None:
     assert main(["models"]) == 0
     heads, *lines, total = capsys.readouterr().out.splitlines()
-    assert heads.split() == ["model", "family", "size", "packed", "form", "last", "used"]
+    assert heads.split() == ["model", "family", "size", "packed", "format", "last", "used"]
     rows = {line.split()[0]: line.split()[1:6] for line in lines}
     assert rows.keys() == {"me/tiny", "me/other", "mine-0123"}
     assert rows["me/tiny"] == ["llama", "3.0", "MB", "1.0", "MB"]
@@ -156,7 +156,7 @@ def test_links_and_what_lies_elsewhere_stay(hub: Path, tmp_path: Path, capsys: C
     assert (snapshot / "config.json").exists() and secret.exists()
 
 
-def test_known_repositories_are_listed_with_their_form(capsys: Captured) -> None:
+def test_known_repositories_are_listed_with_their_format(capsys: Captured) -> None:
     assert main(["models", "--known", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)["known"]
     names = [each["repository"] for each in known]

@@ -40,7 +40,7 @@ def test_what_the_makers_recommend(tmp_path: Path, name: str) -> None:
     assert line.startswith("Sampling as the makers of this model recommend: ") is bool(MAKERS[name])
 
 
-def test_bonsai_2_without_thoughts(tmp_path: Path) -> None:
+def test_bonsai_2_without_reasoning(tmp_path: Path) -> None:
     args = chat.build_parser().parse_args(["--top-k", "7"])
     line = settle_sampling(
         args, load_model(GOLDENS / "prism_schema1"), Files(tmp_path), thinks=False

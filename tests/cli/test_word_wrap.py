@@ -1,4 +1,4 @@
-"""Lines break between words, however a text is cut into pieces."""
+"""Lines break between words, however a text is cut into chunks."""
 
 import textwrap
 
@@ -13,8 +13,8 @@ TEXT = (
 
 def laid_out(text: str, width: int, size: int) -> str:
     wrap = WordWrap(width)
-    pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    return "".join([*map(wrap.add, pieces), wrap.finish()])
+    chunks = [text[start : start + size] for start in range(0, len(text), size)]
+    return "".join([*map(wrap.add, chunks), wrap.finish()])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100])

@@ -23,7 +23,7 @@ from mlx_mmfree.ops.activations import Activation
 from mlx_mmfree.ops.backend import launch
 from mlx_mmfree.ops.backend.launch import generated_text
 from mlx_mmfree.ops.bit_linear import Options
-from mlx_mmfree.ops.bit_linear.definition import Form
+from mlx_mmfree.ops.bit_linear.definition import Format
 from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS, Tuning, in_groups, slab_words
 from mlx_mmfree.ops.inspection import kernel_texts
 from mlx_mmfree.ops.ternary import packed_width
@@ -140,19 +140,19 @@ def _bit_linear(
 ) -> Row:
     """The product of `count` rows of float16 with a matrix, `outputs` in a SIMD group."""
     options = options or Options()
-    form = Form.of(options)
-    own_norm = None if form.eps is None else mx.ones((64,))
+    format = Format.of(options)
+    own_norm = None if format.eps is None else mx.ones((64,))
     projection = Projection(mx.zeros((64, packed_width(64)), mx.uint32), mx.ones((1,)), own_norm)
-    x = mx.zeros((count, 64 * (1 if form.gate is None else 2)), mx.float16)
-    tuning = Tuning(count, outputs, are_halves and form.quantize, True)
+    x = mx.zeros((count, 64 * (1 if format.gate is None else 2)), mx.float16)
+    tuning = Tuning(count, outputs, are_halves and format.quantize, True)
     with launch.recording() as texts:
-        in_groups(form, *form.flat(x, [projection], options.norm, None), tuning=tuning)
+        in_groups(format, *format.flat(x, [projection], options.norm, None), tuning=tuning)
     ((kernel, text),) = texts.items()
     code = apple_gpu.machine_code(kernel, text, (32 * SIMD_GROUPS, 1, 1))
     *statistics, slab, filling, products = code.loops
     whole = []
     for dims in WIDTHS:
-        words, slab_size = dims // 16, slab_words(form, count)
+        words, slab_size = dims // 16, slab_words(format, count)
         slabs = [min(slab_size, words - start) for start in range(0, words, slab_size)]
         # threads take four inputs each, and a SIMD group that has none left ends the loop
         fours = 4 * 32 * SIMD_GROUPS
@@ -364,7 +364,7 @@ def _code(texts: dict[str, str], part: str, threads: int) -> Code:
 
 def threadgroups(outputs: int) -> int:
     """Those of one row's product with a matrix of so many outputs."""
-    tuning = Tuning.of(Form.of(Options()), 1, WIDTHS[0], [outputs])
+    tuning = Tuning.of(Format.of(Options()), 1, WIDTHS[0], [outputs])
     return -(-outputs // (SIMD_GROUPS * tuning.outputs))
 
 

@@ -30,7 +30,7 @@ def on(backend: str) -> Iterator[None]:
 
 
 def tiny(model_type: str, *, is_packed: bool = True, **options: Any) -> Decoder:
-    """A random model, packed or in its training form."""
+    """A random model, packed or in its training variant."""
     mx.random.seed(4)
     architecture = find(model_type)
     config = architecture.config.from_hub({**architecture.tiny, **options})

@@ -39,8 +39,8 @@ Captured = pytest.CaptureFixture[str]
 SMALL = ["--clients", "1", "2", "--rows", "2", "--parked", "3", "--parked-tokens", "20", "--config"]
 
 
-def _answer(sent: float, *pieces: float, tokens: int = 4) -> Answer:
-    return Answer(sent, pieces, pieces[-1] + 1, "text", 8, 0, tokens)
+def _answer(sent: float, *chunks: float, tokens: int = 4) -> Answer:
+    return Answer(sent, chunks, chunks[-1] + 1, "text", 8, 0, tokens)
 
 
 def test_a_rate_is_that_of_all_clients() -> None:
@@ -103,27 +103,27 @@ def _stand_in(status: int, *events: Any) -> Iterator[Server]:
             thread.join()
 
 
-_PIECE = {"choices": [{"text": "a"}]}
+_CHUNK = {"choices": [{"text": "a"}]}
 _USAGE = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
 
 
 def test_answers_are_read() -> None:
-    with _stand_in(200, _PIECE, {"choices": [{"text": ""}]}, _PIECE, _USAGE) as server:
+    with _stand_in(200, _CHUNK, {"choices": [{"text": ""}]}, _CHUNK, _USAGE) as server:
         answers = ask_all(server, [2 * [Question("once", 2, (0,))], [Question("upon", 2, ())]])
     assert [answer.text for answer in answers] == ["aa", "aa", "aa"]
     for answer in answers:
         assert (answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens) == (5, 0, 2)
-        assert answer.sent < answer.pieces[0] <= answer.pieces[1] <= answer.ended
+        assert answer.sent < answer.chunks[0] <= answer.chunks[1] <= answer.ended
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("status", "events", "words"),
     [
-        (429, [_PIECE], "refused a request with status 429: data"),
-        (200, [_PIECE], "broke off an answer"),
+        (429, [_CHUNK], "refused a request with status 429: data"),
+        (200, [_CHUNK], "broke off an answer"),
         (200, [_USAGE], "broke off an answer"),
-        (200, [_PIECE, {"error": {"message": "no room"}}], "failed: .*no room"),
+        (200, [_CHUNK, {"error": {"message": "no space"}}], "failed: .*no space"),
     ],
 )
 def test_a_bad_answer_is_no_measurement(status: int, events: list[Any], words: str) -> None:
@@ -164,7 +164,7 @@ def llama_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("llama_server")
-def test_llama_server_gets_a_file_and_room_for_all(tmp_path: Path) -> None:
+def test_llama_server_gets_a_file_and_capacity_for_all(tmp_path: Path) -> None:
     sizes = {"vocab_size": 520, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     model = tiny_transformer("llama", num_hidden_layers=1, **sizes)
     model.set_dtype(mx.bfloat16)

@@ -46,7 +46,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert ternary.split()[:2] == ["1", "ternary"]
 
 
-def test_adapters_beside_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapters_beside_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--compare", "lora", "--threads", "1"]) == 0
     _, dense, ternary, codes = capsys.readouterr().out.splitlines()
     assert dense.split()[1:3] == ["lora", "dense"] and dense.endswith(" 100 %")

@@ -149,6 +149,6 @@ def test_impossible_sizes(size: str, message: str, capsys: pytest.CaptureFixture
     assert message in capsys.readouterr().err
 
 
-def test_size_of_another_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_size_of_another_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", "m", "--split-max-size", "1G"]) == 2
     assert "must come with '--to gguf'" in capsys.readouterr().err

@@ -227,7 +227,7 @@ class TestStages:
         assert (tmp_path / "elsewhere" / "a.txt").read_text() == "mine"
 
 
-class TestRoom:
+class TestCapacity:
     def test_a_full_disk_is_refused_before_anything_is_written(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -253,9 +253,9 @@ class TestRoom:
         assert contents(tmp_path) == {"a": "new"}
 
 
-@pytest.mark.parametrize("error", [OSError("no room"), RuntimeError("no room")])
+@pytest.mark.parametrize("error", [OSError("no space"), RuntimeError("no space")])
 def test_a_refusal_is_one_line(error: Exception) -> None:
-    line = r"^\[save\] 'there' cannot be written: no room\. Check the disk [^.]*\.$"
+    line = r"^\[save\] 'there' cannot be written: no space\. Check the disk [^.]*\.$"
     with pytest.raises(CheckpointError, match=line), writing("save", Path("there")):
         raise error
 

@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.files.writing import check_space
 
 
-def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=7_000_000))
     with pytest.raises(

@@ -306,7 +306,7 @@ def test_truncated_files(file: Path) -> None:
         refused(file, r"\[zip\]|\[torch\]")
 
 
-def test_the_form_before_version_1_6(file: Path) -> None:
+def test_the_format_before_version_1_6(file: Path) -> None:
     file.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickled(MATRIX))
     refused(
         file, r"must be a zip file but is a bare pickle.*torch\.load\(\.\.\., weights_only=True"

@@ -30,10 +30,10 @@ def _maybe(rng: random.Random, chance: float = 0.3, **values: Any) -> dict[str, 
 
 
 def _turns(rng: random.Random) -> list[tuple[str, Any]]:
-    """What was said, thought, called and answered, the user's words first and last."""
+    """What was said, reasoning, called and answered, the user's words first and last."""
     turns: list[tuple[str, Any]] = [("user", _text(rng))]
     for number in range(rng.choice((0, 0, 1, 3))):
-        turns += [("thought", _text(rng))] if rng.random() < 0.3 else []
+        turns += [("reasoning_text", _text(rng))] if rng.random() < 0.3 else []
         turns += [("said", _text(rng))] if rng.random() < 0.7 else []
         if rng.random() < 0.5:
             names = [f"call_{number}_{n}" for n in range(rng.choice((1, 1, 2)))]
@@ -72,10 +72,10 @@ def _chat(rng: random.Random) -> dict[str, Any]:
             case "user", text:
                 parts = [{"type": "text", "text": text}]
                 messages.append({"role": "user", "content": rng.choice((text, parts))})
-            case "thought", text:
+            case "reasoning_text", text:
                 added = _maybe(rng, 0.2, refusal="", reasoning_details=[], cache_control={})
-                thought = {"role": "assistant", "content": None, "reasoning_content": text}
-                messages.append(thought | added)
+                reasoning_text = {"role": "assistant", "content": None, "reasoning_content": text}
+                messages.append(reasoning_text | added)
             case "said", text:
                 messages.append({"role": "assistant", "content": text})
             case "call", (name, arguments):
@@ -133,7 +133,7 @@ def _messages(rng: random.Random) -> dict[str, Any]:
         match kind, value:
             case "user", text:
                 add("user", {"type": "text", "text": text})
-            case "thought", text:
+            case "reasoning_text", text:
                 add("assistant", {"type": "thinking", "thinking": text, "signature": ""})
             case "said", text:
                 add("assistant", {"type": "text", "text": text})
@@ -174,7 +174,7 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
             case "user", text:
                 parts = [{"type": "input_text", "text": text}]
                 items.append({"role": "user", "content": rng.choice((text, parts))})
-            case "thought", text:
+            case "reasoning_text", text:
                 content = [{"type": "reasoning_text", "text": text}]
                 items.append({"type": "reasoning", "id": "rs", "summary": [], "content": content})
             case "said", text:
@@ -198,7 +198,7 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
         name = kept[-1].removeprefix("resp_") + rng.choice("0123")
         items.insert(0, {"type": "item_reference", "id": f"msg_{name}"})
     before = rng.choice([*kept[-20:], "resp_" + 24 * "ab"])
-    forms = (
+    formats = (
         {"type": "text"},
         {"type": "json_object"},
         {"type": "json_schema", "name": "x", "schema": SCHEMA},
@@ -226,7 +226,7 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
             parallel_tool_calls=False,
             reasoning={"effort": "low", "summary": "auto"},
             include=["reasoning.encrypted_content"],
-            text={"format": rng.choice(forms), "verbosity": "low"},
+            text={"format": rng.choice(formats), "verbosity": "low"},
             metadata={"a": "b"},
             prompt_cache_key="k",
             client_metadata={"a": "b"},
@@ -261,21 +261,21 @@ def draw(path: str, rng: random.Random, kept: list[str]) -> dict[str, Any]:
 
 
 KEYED = ("XMLCalls", "GLMCalls")
-"""The forms of calls in which each argument has a tag."""
+"""The formats of calls in which each argument has a tag."""
 
 
-def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls as a model of a form writes them."""
+def written(format: str, *calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as a model of a format writes them."""
     texts = []
     for name, arguments in calls:
-        if form in KEYED:
+        if format in KEYED:
             opening, closing = {
                 "XMLCalls": ("<parameter={}>\n", "\n</parameter>\n"),
                 "GLMCalls": ("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n"),
-            }[form]
+            }[format]
             values = "".join(f"{opening.format(k)}{v}{closing}" for k, v in arguments.items())
-            head = {"XMLCalls": f"\n<function={name}>\n", "GLMCalls": f"{name}\n"}[form]
-            last = {"XMLCalls": "</function>\n", "GLMCalls": ""}[form]
+            head = {"XMLCalls": f"\n<function={name}>\n", "GLMCalls": f"{name}\n"}[format]
+            last = {"XMLCalls": "</function>\n", "GLMCalls": ""}[format]
             texts.append(f"<tool_call>{head}{values}{last}</tool_call>")
             continue
         given = json.dumps(arguments)
@@ -286,25 +286,25 @@ def written(form: str, *calls: tuple[str, dict[str, Any]]) -> str:
                 "MistralCalls": f"[TOOL_CALLS]{name}[ARGS]{given}",
                 "MistralList": f'{{"name": "{name}", "arguments": {given}}}',
                 "TaggedCalls": f"<function={name}>{given}</function>",
-            }[form]
+            }[format]
         )
-    if form == "MistralList":
+    if format == "MistralList":
         return f"[TOOL_CALLS] [{', '.join(texts)}]"
-    return {"BareCalls": "; ", "MistralCalls": ""}.get(form, "\n").join(texts)
+    return {"BareCalls": "; ", "MistralCalls": ""}.get(format, "\n").join(texts)
 
 
-def answer_text(form: str, rng: random.Random) -> str:
-    """What a model of a form may write: words, reasoning, and calls, some of them broken or cut."""
-    pieces = []
+def answer_text(format: str, rng: random.Random) -> str:
+    """What a model of a format may write: words, reasoning, and calls, some of them broken or cut."""
+    parts = []
     for _ in range(rng.choice((1, 2, 4))):
         arguments = {"word": _text(rng), "count": rng.randint(0, 9)}
-        call = written(form, *rng.choice(([("draw", {})], [("look_up", arguments), ("draw", {})])))
+        call = written(
+            format, *rng.choice(([("draw", {})], [("look_up", arguments), ("draw", {})]))
+        )
         cut = call[: rng.randint(1, len(call))]
         broken = call.replace('"', rng.choice(("'", '"\n')), 1)
-        pieces.append(
-            rng.choice((_text(rng), call, call, cut, broken, "<think>", "</think>", "\n"))
-        )
-    return "".join(pieces)
+        parts.append(rng.choice((_text(rng), call, call, cut, broken, "<think>", "</think>", "\n")))
+    return "".join(parts)
 
 
 def check_stream(path: str, text: str) -> dict[str, Any] | None:
@@ -313,15 +313,15 @@ def check_stream(path: str, text: str) -> dict[str, Any] | None:
     Raises:
         AssertionError: It does not follow the grammar of its address.
     """
-    *pieces, rest = text.split("\n\n")
+    *parts, rest = text.split("\n\n")
     assert not rest, f"a cut event: {rest:.300}"
     if path not in (MESSAGES, RESPONSES):
-        return _check_chunks(pieces)
+        return _check_chunks(parts)
     events = []
-    for piece in pieces:
-        name, data = piece.split("\n")
+    for part in parts:
+        name, data = part.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}", piece
+        assert name == f"event: {events[-1]['type']}", part
     kinds = [event["type"] for event in events]
     if path == MESSAGES:
         return _check_messages(kinds, events)
@@ -369,8 +369,8 @@ def _check_messages(kinds: list[str], events: list[dict[str, Any]]) -> dict[str,
     return None
 
 
-def _check_chunks(pieces: list[str]) -> dict[str, Any] | None:
-    *lines, last = pieces
+def _check_chunks(parts: list[str]) -> dict[str, Any] | None:
+    *lines, last = parts
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert not any("error" in chunk for chunk in chunks), f"an error amid the stream: {last:.300}"
     if last == "data: [DONE]":

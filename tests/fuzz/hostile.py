@@ -120,13 +120,13 @@ def with_raw_json(document: Any, rng: random.Random) -> str:
 
 
 def odd_text(rng: random.Random) -> str:
-    """A text of odd pieces and random characters."""
-    pieces = [rng.choice(TEXTS) for _ in range(rng.choice((1, 1, 2, 6)))]
+    """A text of odd chunks and random characters."""
+    chunks = [rng.choice(TEXTS) for _ in range(rng.choice((1, 1, 2, 6)))]
     if rng.random() < 0.3:
         # any character may occur but surrogates
         codes = (rng.choice((rng.randrange(128), rng.randrange(0xD800))) for _ in range(30))
-        pieces.append("".join(map(chr, codes)))
-    return "".join(pieces)
+        chunks.append("".join(map(chr, codes)))
+    return "".join(chunks)
 
 
 def put_in_place(file: Path, kind: str) -> None:

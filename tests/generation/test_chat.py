@@ -28,7 +28,7 @@ TURNS = (
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"
 )
 PLAIN = TURNS.replace("CONTENT", "m.content")
-NO_THOUGHTS = TURNS.replace("CONTENT", "m.content.split('</think>')[-1]")
+NO_REASONING = TURNS.replace("CONTENT", "m.content.split('</think>')[-1]")
 LAST_ONLY = "{{ messages | length }}{{ messages[-1].content }}<|eot_id|>"
 
 
@@ -191,7 +191,7 @@ def test_an_interrupted_step_loses_nothing(
 def test_rewritten_answers_are_read_from_the_last_question(
     model: Decoder, tmp_path: Path, read: list[int]
 ) -> None:
-    tokenizer = with_template(tmp_path / "thoughts", NO_THOUGHTS)
+    tokenizer = with_template(tmp_path / "reasoning", NO_REASONING)
     answers = [[*spoken(tokenizer, text), 9] for text in ("hm</think>Yes", "No")]
     chat = Chat(model, tokenizer, sampler=Script(*answers))
     said(chat, "Who?")

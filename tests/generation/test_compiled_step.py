@@ -91,7 +91,7 @@ def test_the_blocks_are_one_operation_of_mlx(name: str) -> None:
         mx.eval(logits, reader.arrays)
 
 
-def test_again_where_the_room_for_keys_and_values_grows(
+def test_again_where_the_space_for_keys_and_values_grows(
     built: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_value_state, "GROWTH_STEP", 8)
@@ -173,7 +173,7 @@ def test_speculation_once_for_each_number_of_tokens(
 
 
 @pytest.mark.parametrize("names", [("attention", "recurrent"), ("recurrent", "attention")])
-def test_room_grows_while_tokens_are_proposed(
+def test_capacity_grows_while_tokens_are_proposed(
     names: tuple[str, str], built: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_value_state, "GROWTH_STEP", 16)

@@ -56,7 +56,7 @@ def test_a_state_of_fixed_shapes_changes_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_value_state, "GROWTH_STEP", 32)
-    # room for keys and values grows on the way
+    # capacity for keys and values grows on the way
     model, count = MODELS[name](3), 40
     results = []
     for can_compile in (True, False):

@@ -48,7 +48,7 @@ def test_texts_that_are_read_together_are_as_if_alone(loaded: Loaded, pooling: A
     assert relative_error(got, mx.array(np.array(want, np.float32))) <= FLOAT32
 
 
-def test_long_texts_are_read_in_pieces(loaded: Loaded) -> None:
+def test_long_texts_are_read_in_chunks(loaded: Loaded) -> None:
     model, tokenizer = loaded
     ids = [tokenizer.encode(" ".join(TEXTS)), tokenizer.encode(TEXTS[1])]
     for pooling in ("first", "last", "mean"):

@@ -301,7 +301,7 @@ def test_ternary_bonsai_27b_fits_a_mac_of_16_gb() -> None:
     token = 16 * 2 * 4 * 256 * 2
     constant = 48 * (48 * 128 * 128 * 4 + 3 * 10240 * 2)
     shorter = memory_need(model, weights, prefill_step_size=512, context_length=4096)
-    # room grows in steps, and positions take a little
+    # capacity grows in steps, and positions take a little
     grown = need.state_bytes - shorter.state_bytes
     assert grown == pytest.approx(4096 * token, rel=0.01)
     assert need.state_bytes == pytest.approx(8192 * token + constant, rel=0.01)

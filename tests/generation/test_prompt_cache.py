@@ -68,7 +68,7 @@ def test_dtype_of_the_state_is_kept(build: Any, dtype: mx.Dtype, file: Path) -> 
     assert all(a.dtype == b.dtype and mx.array_equal(a, b) for (_, a), (_, b) in pairs)
 
 
-def test_size_does_not_hold_the_room_behind_the_text(file: Path) -> None:
+def test_size_does_not_hold_the_space_behind_the_text(file: Path) -> None:
     model = attention(1)
     cache = cache_prompt(model, PROMPT)
     # two blocks, keys and values of one head of 32 float32, and an int32 position
@@ -89,7 +89,7 @@ def test_settings_are_told_before_the_model_is_made(name: str, file: Path) -> No
 
 
 def test_a_state_of_generation_can_be_saved(file: Path) -> None:
-    """A state with room and one read in pieces are trimmed."""
+    """A state with capacity and one read in chunks are trimmed."""
     model = attention(1)
     _, state = model(mx.array([PROMPT[:5]]))
     _, state = model(mx.array([PROMPT[5:]]), state)

@@ -13,31 +13,31 @@ from mlx_mmfree.hub import Tokenizer
 SPM = Path(__file__).parents[1] / "data" / "goldens" / "tokenizer_spm"
 
 
-def shown(stop: StopStrings, pieces: list[str]) -> str:
+def shown(stop: StopStrings, chunks: list[str]) -> str:
     text = ""
-    for piece in pieces:
-        text += stop.add(piece)
+    for chunk in chunks:
+        text += stop.add(chunk)
         if stop.is_met:
             return text
     return text + stop.finalize()
 
 
-def test_a_stop_string_over_several_pieces_is_not_shown() -> None:
+def test_a_stop_string_over_several_chunks_is_not_shown() -> None:
     stop = StopStrings(["\n\nUser:"])
-    pieces = ["Hello.", "\n", "\nUs", "er", ": more"]
-    assert [stop.add(piece) for piece in pieces] == ["Hello.", "", "", "", ""]
+    chunks = ["Hello.", "\n", "\nUs", "er", ": more"]
+    assert [stop.add(chunk) for chunk in chunks] == ["Hello.", "", "", "", ""]
     assert stop.is_met
 
 
 def test_a_partial_match_is_released_once_it_fails() -> None:
     stop = StopStrings(["END"])
-    assert [stop.add(piece) for piece in ["a E", "N", "x", " E"]] == ["a ", "", "ENx", " "]
+    assert [stop.add(chunk) for chunk in ["a E", "N", "x", " E"]] == ["a ", "", "ENx", " "]
     assert not stop.is_met
     assert stop.finalize() == "E"
     assert stop.finalize() == ""
 
 
-def test_text_after_a_stop_string_in_one_piece_is_cut() -> None:
+def test_text_after_a_stop_string_in_one_chunk_is_cut() -> None:
     assert shown(StopStrings(["."]), ["One. Two."]) == "One"
 
 
@@ -71,10 +71,10 @@ def test_the_cut_of_the_text_does_not_matter() -> None:
             "".join(generator.choices("ab", k=generator.randint(2, 5)))
             for _ in range(generator.randint(1, 3))
         ]
-        pieces, rest = [], text
+        chunks, rest = [], text
         while rest:
             size = generator.randint(1, 4)
-            pieces.append(rest[:size])
+            chunks.append(rest[:size])
             rest = rest[size:]
         found = [
             (end, end - len(string))
@@ -83,7 +83,7 @@ def test_the_cut_of_the_text_does_not_matter() -> None:
             if text[:end].endswith(string)
         ]
         expected = text[: min(found)[1]] if found else text
-        assert shown(StopStrings(strings), pieces) == expected
+        assert shown(StopStrings(strings), chunks) == expected
 
 
 def test_end_tokens_by_id_and_text(tokenizer: Tokenizer) -> None:
@@ -92,25 +92,25 @@ def test_end_tokens_by_id_and_text(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "piece"),
+    ("token", "chunk"),
     [
         *[(".", "."), ("the", "▁the"), ("▁the", "▁the"), (" the", "▁the"), ("\n", "<0x0A>")],
         *[(name, name) for name in ("<0x0A>", "</s>", "<unk>", "<pad>")],
     ],
 )
-def test_end_tokens_of_sentencepiece_by_their_names(tmp_path: Path, token: str, piece: str) -> None:
+def test_end_tokens_of_sentencepiece_by_their_names(tmp_path: Path, token: str, chunk: str) -> None:
     """As in mlx-lm, which takes a token by the name that the vocabulary has for it."""
     shutil.copytree(SPM, tmp_path / "copy")
     (tmp_path / "copy" / "added_tokens.json").write_text('{"<pad>": 640}')
     tokenizer = Tokenizer.from_folder(tmp_path / "copy")
     [number] = end_tokens(tokenizer, [token]) - {2} or {2}
-    assert tokenizer.piece(number) == piece
+    assert tokenizer.piece(number) == chunk
 
 
 def test_end_tokens_of_byte_level_vocabularies(tokenizer: Tokenizer) -> None:
-    for token, piece in (("\n", "Ċ"), ("Ċ", "Ċ"), (" the", "Ġthe"), ("Ġthe", "Ġthe"), (".", ".")):
+    for token, chunk in (("\n", "Ċ"), ("Ċ", "Ċ"), (" the", "Ġthe"), ("Ġthe", "Ġthe"), (".", ".")):
         [number] = end_tokens(tokenizer, [token]) - {517}
-        assert tokenizer.piece(number) == piece
+        assert tokenizer.piece(number) == chunk
 
 
 def test_end_token_must_be_one_token(tokenizer: Tokenizer) -> None:

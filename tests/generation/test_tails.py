@@ -86,7 +86,7 @@ def test_windows_and_rows_of_different_lengths(window: dict[str, int], lengths: 
     valid = mx.arange(12) < mx.array(lengths)[:, None]
     _, state = mixer(x[:, :12], None, valid)
     kind = mixer.state_kind
-    fixed, room = kind.fixed(state, 3 * SLOTS)
+    fixed, capacity = kind.fixed(state, 3 * SLOTS)
     tailed = kind.with_tail(fixed, SLOTS)
     for n in range(3 * SLOTS):
         token = x[:, 12 + n : 13 + n]
@@ -97,7 +97,7 @@ def test_windows_and_rows_of_different_lengths(window: dict[str, int], lengths: 
         _assert_alike(kind.without_tail(tailed, count), fixed)
         if count == SLOTS:
             tailed = kind.with_tail(kind.without_tail(tailed, count), SLOTS)
-    assert room is None or room >= 3 * SLOTS
+    assert capacity is None or capacity >= 3 * SLOTS
     assert isinstance(tailed, TailedKeyValueState)
 
 

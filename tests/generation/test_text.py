@@ -117,18 +117,18 @@ def test_stop_string_ends_the_text(model: Decoder, tokenizer: Tokenizer) -> None
 
 
 class Letters:
-    """Stands for a tokenizer: token n is the nth piece of text."""
+    """Stands for a tokenizer: token n is the nth chunk of text."""
 
-    def __init__(self, *pieces: str):
-        self.pieces = pieces
-        self.vocab_size = len(pieces)
+    def __init__(self, *chunks: str):
+        self.chunks = chunks
+        self.vocab_size = len(chunks)
         self.eos_token_ids = {0}
 
     def detokenizer(self, after: Any = ()) -> Any:
         return self
 
     def add(self, token: int) -> str:
-        return self.pieces[token]
+        return self.chunks[token]
 
     def finalize(self) -> str:
         return "?"

@@ -1,4 +1,4 @@
-"""Thoughts are told from the text however it is cut, and end after as many tokens as they may have."""
+"""Reasoning is told from the text however it is cut, and end after as many tokens as they may have."""
 
 import random
 from pathlib import Path
@@ -16,23 +16,23 @@ from mlx_mmfree.generation.answers.answer_parts import (
     ThinkingDelta,
 )
 from mlx_mmfree.generation.answers.reasoning import (
-    ThoughtBudget,
-    ThoughtReader,
-    ThoughtTags,
-    thought_tags,
-    with_thoughts,
+    ReasoningBudget,
+    ReasoningReader,
+    ReasoningTags,
+    reasoning_tags,
+    with_reasoning,
 )
 from mlx_mmfree.hub import Tokenizer
 from tests.generation.models import Dictation
 from tests.generation.test_chat import PLAIN, with_template
 from tests.hub.checkpoints import tiny_of
 
-TAGS = ThoughtTags("<think>", "</think>")
+TAGS = ReasoningTags("<think>", "</think>")
 THINKING = PLAIN.replace("assistant<|end_header_id|>", "assistant<|end_header_id|><think>")
 
 
 def blocks(text: str, is_open: bool, seed: int) -> list[tuple[str, str]]:
-    rng, reader, found = random.Random(seed), ThoughtReader(TextReader(), TAGS, is_open), Blocks()
+    rng, reader, found = random.Random(seed), ReasoningReader(TextReader(), TAGS, is_open), Blocks()
     parts = []
     while text:
         size = rng.randint(1, 7)
@@ -58,27 +58,27 @@ def blocks(text: str, is_open: bool, seed: int) -> list[tuple[str, str]]:
         (True, " \n ", []),
     ],
 )
-def test_thoughts_are_told_from_the_text(
+def test_reasoning_is_told_from_the_text(
     is_open: bool, text: str, want: list[tuple[str, str]], seed: int
 ) -> None:
     assert blocks(text, is_open, seed) == want
 
 
 def test_tags_are_told_by_the_template() -> None:
-    assert thought_tags("{{ '<think>' }}") == TAGS
-    assert thought_tags("{{ m.split('[/THINK]') }}") == ThoughtTags("[THINK]", "[/THINK]")
-    assert thought_tags("{{ messages }}") is None
+    assert reasoning_tags("{{ '<think>' }}") == TAGS
+    assert reasoning_tags("{{ m.split('[/THINK]') }}") == ReasoningTags("[THINK]", "[/THINK]")
+    assert reasoning_tags("{{ messages }}") is None
     assert TAGS.are_open("<|im_start|>assistant\n<think>\n")
     assert not TAGS.are_open("<think>\n\n</think>\n\n")
 
 
-def test_thoughts_stand_where_the_template_looks() -> None:
+def test_reasoning_is_where_the_template_looks() -> None:
     message = {"role": "assistant", "content": "Yes", "reasoning": "Hm"}
-    assert with_thoughts(message, "{{ m.reasoning_content }}")["reasoning_content"] == "Hm"
-    assert with_thoughts(message, "{{ m.thinking }}")["thinking"] == "Hm"
-    inline = with_thoughts(message, "{{ m.content.split('</think>') }}")
+    assert with_reasoning(message, "{{ m.reasoning_content }}")["reasoning_content"] == "Hm"
+    assert with_reasoning(message, "{{ m.thinking }}")["thinking"] == "Hm"
+    inline = with_reasoning(message, "{{ m.content.split('</think>') }}")
     assert inline["content"] == "<think>\nHm\n</think>\n\nYes" and "reasoning" not in inline
-    assert with_thoughts(message, "{{ m.content }}") == {"role": "assistant", "content": "Yes"}
+    assert with_reasoning(message, "{{ m.content }}") == {"role": "assistant", "content": "Yes"}
 
 
 @pytest.fixture
@@ -89,11 +89,13 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("most", [0, 5, 100])
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_budget_closes_a_thought(tokenizer: Tokenizer, most: int, is_open: bool) -> None:
-    thought = " The dog ran to the tree and saw the cat." * 2
-    told = f"{'' if is_open else '<think>'}{thought}</think> Yes. No more. Yes. No more. Yes."
+def test_a_budget_closes_reasoning(tokenizer: Tokenizer, most: int, is_open: bool) -> None:
+    reasoning_text = " The dog ran to the tree and saw the cat." * 2
+    told = (
+        f"{'' if is_open else '<think>'}{reasoning_text}</think> Yes. No more. Yes. No more. Yes."
+    )
     ids = tokenizer.encode(told, add_special_tokens=False)
-    budget = ThoughtBudget(tokenizer, TAGS, is_open, most)
+    budget = ReasoningBudget(tokenizer, TAGS, is_open, most)
 
     model = tiny_of("llama", 1, vocab_size=640)
     options: dict[str, Any] = {
@@ -107,16 +109,16 @@ def test_a_budget_closes_a_thought(tokenizer: Tokenizer, most: int, is_open: boo
         return
     before = text.partition("</think>")[0].removeprefix("<think>").rstrip("\n")
     count = len(tokenizer.encode_continuation(before)) if before else 0
-    assert abs(count - most) <= 1 and thought.startswith(before)
+    assert abs(count - most) <= 1 and reasoning_text.startswith(before)
     # what follows is the model's again
     closing = tokenizer.encode_continuation("\n</think>\n\n", parse_special=True)
     start = next(n for n in range(len(written)) if written[n : n + len(closing)] == closing)
     assert written[start + len(closing) :] == ids[start + len(closing) :]
     with pytest.raises(ValueError, match="'reasoning_budget' must be at least 0"):
-        ThoughtBudget(tokenizer, TAGS, is_open, -1)
+        ReasoningBudget(tokenizer, TAGS, is_open, -1)
 
 
-def test_chats_tell_thoughts_from_answers(tokenizer: Tokenizer) -> None:
+def test_chats_tell_reasoning_from_answers(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("Hm.</think>\n\nYes.", add_special_tokens=False)
 
     class Script:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint
-from mlx_mmfree.hub.checkpoint.weight_form import PACKED_DTYPES
+from mlx_mmfree.hub.checkpoint.weight_format import PACKED_DTYPES
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
 
@@ -23,12 +23,12 @@ class Case:
     Attributes:
         folder: Where it lies.
         reason: Why it cannot run yet; `None` if it can.
-        forms: The forms that it can be loaded in, as values of `packed`.
+        formats: The formats that it can be loaded in, as values of `packed`.
     """
 
     folder: Path
     reason: str | None
-    forms: tuple[bool, ...]
+    formats: tuple[bool, ...]
 
     def __str__(self) -> str:
         return self.folder.name
@@ -37,7 +37,7 @@ class Case:
 def find_cases(folder: Path) -> list[Case]:
     """Every folder but those of tokenizers, mixers, single operations and blocks of GGUF."""
     return [
-        Case(entry, _reason(entry), _forms(entry))
+        Case(entry, _reason(entry), _formats(entry))
         for entry in sorted(folder.iterdir())
         if entry.is_dir()
         and not entry.name.startswith(("gguf_blocks", "mixers", "ops", "tokenizer_"))
@@ -78,8 +78,8 @@ def _reason(folder: Path) -> str | None:
 
 
 @cache
-def _forms(folder: Path) -> tuple[bool, ...]:
-    """Checkpoints with packed weights alone have no float form, and dense ones no packed form."""
+def _formats(folder: Path) -> tuple[bool, ...]:
+    """Checkpoints with packed weights alone have no float format, and dense ones no packed format."""
     if _reason(folder) is not None:
         return (True,)
     try:

@@ -2,10 +2,10 @@
 
     python -m tests.goldens.make_fla_models CHECKOUT OUTPUT
 
-As in `mixers.make_fla`, the models are those of the library with the forms in plain torch that it keeps
-beside its kernels, which need a GPU. Where it has no such form, for the last step of SwiGLU and for
-attention, torch's own functions stand in. They compute in float64, since what they round to float32 is
-told to stay.
+As in `mixers.make_fla`, the models are those of the library with the formats in plain torch that it
+keeps beside its kernels, which need a GPU. Where it has no such format, for the last step of SwiGLU and
+for attention, torch's own functions stand in. They compute in float64, since what they round to float32
+is told to stay.
 """
 
 import sys

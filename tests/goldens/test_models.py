@@ -1,7 +1,7 @@
 """Whole models against the reference implementation: outputs, states, tokens, gradients.
 
-The kernels of flash-linear-attention need a GPU. Its cases, `fla_*`, are its own models on the forms in
-plain torch that it keeps beside them; see `make_fla_models.py`. Those of Reformer are from
+The kernels of flash-linear-attention need a GPU. Its cases, `fla_*`, are its own models on the formats
+in plain torch that it keeps beside them; see `make_fla_models.py`. Those of Reformer are from
 `make_reformer.py`.
 """
 

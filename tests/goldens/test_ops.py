@@ -16,12 +16,12 @@ from mlx_mmfree.files.gguf_blocks import (
     dequantized,
     encode,
 )
-from mlx_mmfree.hub.checkpoint.forms import bitnet
+from mlx_mmfree.hub.checkpoint.formats import bitnet
 from mlx_mmfree.layers import BitLinear, PackedBitLinear
 from mlx_mmfree.layers.attention.positions import llama3_wavelengths, rope_wavelengths
 from mlx_mmfree.models import find
 from mlx_mmfree.ops import (
-    AffineForm,
+    AffineFormat,
     dense_matmul,
     hadamard,
     linear_scan,
@@ -226,10 +226,10 @@ def test_product_with_affine_codes(newer_ops_folder: Path, bits: int) -> None:
         for name, x in golden(newer_ops_folder).items()
         if name.startswith(f"affine{bits}.")
     }
-    form = AffineForm(tensors["scales"], tensors["biases"], 128, bits)
+    format = AffineFormat(tensors["scales"], tensors["biases"], 128, bits)
 
     def multiply(x: mx.array) -> mx.array:
-        return dense_matmul(x, tensors["packed"], form)
+        return dense_matmul(x, tensors["packed"], format)
 
     y = multiply(tensors["x"])
     assert relative_error(y, tensors["y"]) <= FLOAT32

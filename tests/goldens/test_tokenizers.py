@@ -25,7 +25,7 @@ def test_ids(tokenizer: Tokenizer, reference: Golden) -> None:
     assert tokenizer.vocab_size == reference["vocab_size"]
     for item in reference["items"]:
         text = item["text"]
-        # `ids` holds the framing tokens only where a plain form is given beside it
+        # `ids` holds the framing tokens only where a plain format is given beside it
         plain = item.get("ids_no_special", item["ids"])
         framed = item["ids"] if "ids_no_special" in item else [tokenizer.bos_token_id, *plain]
         assert tokenizer.encode(text, add_special_tokens=False) == plain, text

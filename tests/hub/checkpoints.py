@@ -42,7 +42,7 @@ def refused(folder: Path, message: str, **arguments: Any) -> None:
 
 
 def tiny_model(**options: Any) -> Decoder:
-    """A random model in its training form."""
+    """A random model in its training variant."""
     architecture = find("hgrn_bit")
     mx.random.seed(3)
     sizes = {
@@ -71,7 +71,7 @@ def tiny_checkpoint(folder: Path, **options: Any) -> Path:
 
 
 def tiny_transformer(model_type: str = "llama", **options: Any) -> Decoder:
-    """A random BitNet-style transformer in its training form."""
+    """A random BitNet-style transformer in its training variant."""
     architecture = find(model_type)
     mx.random.seed(3)
     sizes: dict[str, Any] = {
@@ -102,7 +102,7 @@ def write_bitnet_checkpoint(folder: Path, model: Decoder, linear_class: str | No
 
     Args:
         folder: The folder to make.
-        model: A model in its training form.
+        model: A model in its training variant.
         linear_class: The key of `quantization_config`, which says what a scale means; `None`
             leaves it out.
     """

@@ -389,11 +389,11 @@ def _body(handler: BaseHTTPRequestHandler) -> bytes | None:
     body = b""
     while line := handler.rfile.readline():
         size = int(line, 16)
-        piece = handler.rfile.read(size)
+        chunk = handler.rfile.read(size)
         handler.rfile.readline()
         if not size:
             return body
-        if len(piece) < size:
+        if len(chunk) < size:
             return None
-        body += piece
+        body += chunk
     return None

@@ -17,7 +17,7 @@ FIRST = ["</s>", "<unk>", ">>fra<<", ">>deu<<"]
 
 def marian_folder(folder: Path) -> Path:
     """Writes it; its weights are random, so that it translates into anything."""
-    pieces: list[str] = []
+    chunks: list[str] = []
     tokenizers = folder.with_name(f"{folder.name}-tokenizers")
     tokenizers.mkdir(parents=True)
     for name, sentences in (("source", SENTENCES), ("target", OTHERS)):
@@ -31,9 +31,9 @@ def marian_folder(folder: Path) -> Path:
         )
         (tokenizers / f"{name}.spm").write_bytes(model.getvalue())
         processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-        pieces += [processor.id_to_piece(n) for n in range(3, processor.get_piece_size())]
-    listed = [*FIRST, *dict.fromkeys(pieces), "<pad>"]
-    (tokenizers / "vocab.json").write_text(json.dumps({piece: n for n, piece in enumerate(listed)}))
+        chunks += [processor.id_to_piece(n) for n in range(3, processor.get_piece_size())]
+    listed = [*FIRST, *dict.fromkeys(chunks), "<pad>"]
+    (tokenizers / "vocab.json").write_text(json.dumps({chunk: n for n, chunk in enumerate(listed)}))
     marian, pad = find("marian"), len(listed) - 1
     tokens = {"vocab_size": len(listed), "pad_token_id": pad, "decoder_start_token_id": pad}
     config = marian.config.from_hub(

@@ -1,4 +1,4 @@
-"""Writes tiny checkpoints in the exact forms that are published, from their definitions."""
+"""Writes tiny checkpoints in the exact variants that are published, from their definitions."""
 
 import json
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ LLAMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Family:
-    """One published form.
+    """One published format.
 
     Attributes:
         config: Further keys of `config.json`.

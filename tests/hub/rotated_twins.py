@@ -193,7 +193,7 @@ def write_folded(folder: Path, shape: Shape, schema: int | None = None) -> Path:
 
 
 def write_prism(folder: Path, shape: Shape) -> Path:
-    """Bonsai 2's own form for MLX: codes of 2 bits, with schema 1."""
+    """Bonsai 2's own format for MLX: codes of 2 bits, with schema 1."""
     rotated, others = draw(shape)
     tensors: dict[str, np.ndarray] = {}
     for name, q in rotated.items():

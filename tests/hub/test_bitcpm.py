@@ -98,7 +98,7 @@ def test_gguf(source: Path, tmp_path: Path, kind: Any) -> None:
     assert error <= TOLERANCE[mx.float16]
 
 
-def test_the_packed_form_is_cached(
+def test_the_packed_format_is_cached(
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

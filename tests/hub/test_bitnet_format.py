@@ -1,4 +1,4 @@
-"""The packed form that transformers writes."""
+"""The packed format that transformers writes."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint
-from mlx_mmfree.hub.checkpoint.forms import bitnet
+from mlx_mmfree.hub.checkpoint.formats import bitnet
 from mlx_mmfree.ops.ternary import unpack_ternary
 from tests.hub.checkpoints import tiny_transformer, write_bitnet_checkpoint
 
@@ -45,9 +45,9 @@ def test_a_matrix_of_bitnet_2b_4t() -> None:
     ],
     ids=str,
 )
-def test_known_forms(keys: dict[str, str], is_packed: bool) -> None:
+def test_known_formats(keys: dict[str, str], is_packed: bool) -> None:
     described = {"quant_method": "bitnet", **keys}
-    bitnet.check_form(described)
+    bitnet.check_format(described)
     assert bitnet.is_packed(described) == is_packed
 
 
@@ -62,9 +62,9 @@ def test_known_forms(keys: dict[str, str], is_packed: bool) -> None:
     ],
     ids=str,
 )
-def test_unknown_forms(keys: dict[str, str]) -> None:
+def test_unknown_formats(keys: dict[str, str]) -> None:
     with pytest.raises(UnsupportedModelError, match="'linear_class' and 'quantization_mode' must"):
-        bitnet.check_form({"quant_method": "bitnet", **keys})
+        bitnet.check_format({"quant_method": "bitnet", **keys})
 
 
 @pytest.mark.sample(2)

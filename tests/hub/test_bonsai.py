@@ -1,4 +1,4 @@
-"""Bonsai: Qwen3 in MLX's affine form of 1 or 2 bits, as MLX and mlx-lm write it."""
+"""Bonsai: Qwen3 in MLX's affine format of 1 or 2 bits, as MLX and mlx-lm write it."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ def ternary_groups(weight: mx.array) -> mx.array:
 
 
 def write(folder: Path, *, tied: bool, dtype: mx.Dtype = mx.float32, bits: int = 2) -> Path:
-    """Writes a checkpoint from the definition of the form: `code * scale + bias`."""
+    """Writes a checkpoint from the definition of the format: `code * scale + bias`."""
     folder.mkdir()
     mx.random.seed(1)
     dims, width, heads = 128, 256, 64
@@ -73,9 +73,9 @@ def write(folder: Path, *, tied: bool, dtype: mx.Dtype = mx.float32, bits: int =
         tensors |= {f"{name}.scales": step, f"{name}.biases": -scales}
     floats = {name: x.astype(dtype) for name, x in tensors.items() if x.dtype != mx.uint32}
     mx.save_safetensors(str(folder / "model.safetensors"), tensors | floats)
-    form = {"group_size": GROUP, "bits": bits}
+    format = {"group_size": GROUP, "bits": bits}
     config = CONFIG | {"tie_word_embeddings": tied}
-    config |= {"quantization": form, "quantization_config": form}
+    config |= {"quantization": format, "quantization_config": format}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -114,7 +114,7 @@ def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype, bit
     assert relative_error(logits(model), logits(dense)) <= 4 * TOLERANCE[dtype]
 
 
-def test_forms_of_single_modules(tmp_path: Path) -> None:
+def test_formats_of_single_modules(tmp_path: Path) -> None:
     """As mlx-lm wrote what its predicate returned, and as writers of JSON write whole numbers."""
     from mlx_lm.utils import load_model as load_by_mlx_lm
 
@@ -202,7 +202,7 @@ class TestRefused:
         return write(tmp_path / "m", tied=False)
 
     @pytest.mark.parametrize(
-        "form",
+        "format",
         [
             {"group_size": 128, "bits": 7},
             {"group_size": 128, "bits": True},
@@ -214,16 +214,16 @@ class TestRefused:
         ],
         ids=str,
     )
-    def test_other_forms(self, folder: Path, form: Any) -> None:
-        edit_json(folder / "config.json", quantization=form)
+    def test_other_variants(self, folder: Path, format: Any) -> None:
+        edit_json(folder / "config.json", quantization=format)
         with pytest.raises(UnsupportedModelError, match="'quantization' must be affine with 1, "):
             load_model(folder)
 
     @pytest.mark.parametrize("key", ["hadamard_block_size", "rotation", "Walsh"])
     @pytest.mark.parametrize("is_nested", [False, True])
     def test_rotated_weights(self, folder: Path, key: str, is_nested: bool) -> None:
-        form = {"group_size": GROUP, "bits": 2, key: 512}
-        edit_json(folder / "config.json", **({"quantization": form} if is_nested else {key: 512}))
+        format = {"group_size": GROUP, "bits": 2, key: 512}
+        edit_json(folder / "config.json", **({"quantization": format} if is_nested else {key: 512}))
         with pytest.raises(UnsupportedModelError, match="without the rotation the model would"):
             load_model(folder)
 
@@ -243,7 +243,7 @@ class TestRefused:
         with pytest.raises(CheckpointError, match="'group_size' must divide the 96 inputs"):
             load_model(folder)
 
-    def test_float_form(self, folder: Path) -> None:
+    def test_float_format(self, folder: Path) -> None:
         with pytest.raises(CheckpointError, match="'packed' must be True"):
             load_model(folder, packed=False)
 

@@ -73,15 +73,15 @@ def in_every_type(folder: Path, target: Path) -> Iterator[Path]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("shape", TWINS, ids=str)
-def test_every_form_computes_what_the_plain_weights_do(tmp_path: Path, shape: Shape) -> None:
+def test_every_format_computes_what_the_plain_weights_do(tmp_path: Path, shape: Shape) -> None:
     want = logits(write_plain(tmp_path / "plain", shape))
     folded = write_folded(tmp_path / "folded", shape)
     folders = [folded, write_prism(tmp_path / "prism", shape)]
-    for form in chain(folders, in_every_type(folded, tmp_path / "gguf")):
-        assert relative_error(logits(form), want) <= 2e-5, form
-        kinds = [type(each) for each in matrices(load_model(form)).values()]
+    for format in chain(folders, in_every_type(folded, tmp_path / "gguf")):
+        assert relative_error(logits(format), want) <= 2e-5, format
+        kinds = [type(each) for each in matrices(load_model(format)).values()]
         held = sum(issubclass(kind, RotatedLinear) for kind in kinds)
-        assert held == len(shape.matrices()), form
+        assert held == len(shape.matrices()), format
 
 
 @pytest.mark.sample(2)
@@ -123,8 +123,8 @@ def test_twins_of_each_width_compute_what_transformers_does(tmp_path: Path, shap
     del model
     folded = write_folded(tmp_path / "folded", shape)
     folders = [folded, write_prism(tmp_path / "prism", shape)]
-    for form in chain(folders, in_every_type(folded, tmp_path / "gguf")):
-        assert relative_error(logits(form), want) <= 2e-5, form
+    for format in chain(folders, in_every_type(folded, tmp_path / "gguf")):
+        assert relative_error(logits(format), want) <= 2e-5, format
 
 
 @pytest.mark.sample(1)

@@ -16,7 +16,7 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files import tensors as safetensors_writer
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.conversion import verify as verification
-from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarize_groups, ternarized
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats, ternarize_groups, ternarized
 from mlx_mmfree.ops import ternarize
 from tests.hub.checkpoints import tiny_checkpoint, tiny_model, tiny_transformer
 
@@ -159,7 +159,9 @@ def test_existing_targets(tmp_path: Path) -> None:
     convert(source, tmp_path / "m")
     with pytest.raises(CheckpointError, match="overwrite=True"):
         convert(source, tmp_path / "m")
-    convert(source, tmp_path / "m", to="hf", forms=FloatForms(keep_masters=True), overwrite=True)
+    convert(
+        source, tmp_path / "m", to="hf", formats=FloatFormats(keep_masters=True), overwrite=True
+    )
     assert not (tmp_path / "m" / "mmfree_model.py").exists()
 
 

@@ -1,4 +1,4 @@
-"""Dense checkpoints whose values are ternary already, as TriLM's, keep every value in each form."""
+"""Dense checkpoints whose values are ternary already, as TriLM's, keep every value in each format."""
 
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,11 @@ def weights(model: Decoder) -> dict[str, mx.array]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
-    """Folders by form and number of scales: as published, packed, and in MLX's form."""
+    """Folders by format and number of scales: as published, packed, and in MLX's format."""
     folders = {}
     for parts in (1, 2):
         root = tmp_path_factory.mktemp("trilm")
-        folders |= {(form, parts): root / form for form in ("floats", "packed", "mlx")}
+        folders |= {(format, parts): root / format for format in ("floats", "packed", "mlx")}
         save_model(root / "floats", trilm(parts), GOLDENS / "tokenizer_bpe")
         save_model(root / "packed", load_model(root / "floats"), root / "floats")
         convert(open_checkpoint(root / "floats"), root / "mlx", check=False)
@@ -82,7 +82,7 @@ def products(sources: dict[tuple[str, int], Path]) -> dict[int, dict[str, mx.arr
 # every pair of values occurs
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("form", "to", "parts"),
+    ("format", "to", "parts"),
     [
         ("floats", "mlx", 1),
         ("packed", "mlx", 2),
@@ -96,11 +96,11 @@ def test_values_are_kept(
     tmp_path: Path,
     sources: dict[tuple[str, int], Path],
     products: dict[int, dict[str, mx.array]],
-    form: str,
+    format: str,
     to: Any,
     parts: int,
 ) -> None:
-    report = convert(open_checkpoint(sources[form, parts]), tmp_path / "m", to=to)
+    report = convert(open_checkpoint(sources[format, parts]), tmp_path / "m", to=to)
     assert report.total.difference == 0 and report.logits_difference == 0
     if to != "hf":
         assert report.groups["ternary matrices"].bits_per_weight < 2.3
@@ -112,7 +112,7 @@ def test_values_are_kept(
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "parts"), [("tq1_0", 2), ("tq2_0", 1), ("q2_0", 1), ("q2_0", 2)])
-def test_mlx_form_becomes_gguf(
+def test_mlx_format_becomes_gguf(
     tmp_path: Path,
     sources: dict[tuple[str, int], Path],
     products: dict[int, dict[str, mx.array]],

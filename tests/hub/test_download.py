@@ -370,7 +370,7 @@ class ShortStream(io.BytesIO):
         return super().write(data[:3])
 
 
-def test_pieces_are_written_whole(tmp_path: Path) -> None:
+def test_chunks_are_written_whole(tmp_path: Path) -> None:
     content = bytes(range(10))
     etag = hashlib.sha256(content).hexdigest()
     stream = ShortStream()
@@ -379,7 +379,7 @@ def test_pieces_are_written_whole(tmp_path: Path) -> None:
     assert (stream.getvalue(), part.hash) == (content, etag)
 
 
-def test_packed_form_is_named_for_the_repository(
+def test_packed_format_is_named_for_the_repository(
     client: HubClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(client.call("folder", "me/tiny"))

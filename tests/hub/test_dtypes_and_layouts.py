@@ -10,7 +10,7 @@ import pytest
 from mlx_mmfree.errors import CheckpointError
 from mlx_mmfree.files.tensors import read_header
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.models import find
 from tests.hub.checkpoints import tiny_transformer
 
@@ -46,8 +46,8 @@ def saved_again(folder: Path, metadata: dict[str, str] | None) -> None:
 @pytest.mark.parametrize("name", ["qwen3_5_text", "mamba2", "kda", "gated_deltanet"])
 def test_rates_stay_in_float32(tmp_path: Path, name: str) -> None:
     source = open_checkpoint(saved(tmp_path / "m", name))
-    forms = FloatForms(dtype=mx.bfloat16)
-    convert(source, tmp_path / "out", forms=forms)
+    formats = FloatFormats(dtype=mx.bfloat16)
+    convert(source, tmp_path / "out", formats=formats)
     dtypes = {
         name: entry.dtype for name, entry in open_checkpoint(tmp_path / "out").tensors.items()
     }
@@ -59,7 +59,7 @@ def test_rates_stay_in_float32(tmp_path: Path, name: str) -> None:
 def test_rates_of_16_bits_stay_in_these(tmp_path: Path) -> None:
     folder = saved(tmp_path / "m", "qwen3_5_text")
     edit(folder, lambda name, array: array.astype(mx.bfloat16), {"format": "pt"})
-    convert(open_checkpoint(folder), tmp_path / "out", forms=FloatForms(dtype=mx.float16))
+    convert(open_checkpoint(folder), tmp_path / "out", formats=FloatFormats(dtype=mx.float16))
     dtypes = {entry.dtype for entry in open_checkpoint(tmp_path / "out").tensors.values()}
     assert dtypes == {mx.float16}
 
@@ -83,9 +83,9 @@ def test_a_dtype_that_is_too_small_is_named_where_weights_are_loaded(large: Path
 def test_a_dtype_that_is_too_small_is_named_where_weights_are_written(
     large: Path, tmp_path: Path, to: Any
 ) -> None:
-    forms = FloatForms(dtype=mx.float16)
+    formats = FloatFormats(dtype=mx.float16)
     with pytest.raises(CheckpointError, match=rf"'{GAIN}'.*float16.*--dtype bfloat16") as caught:
-        convert(open_checkpoint(large), tmp_path / "out", to=to, forms=forms)
+        convert(open_checkpoint(large), tmp_path / "out", to=to, formats=formats)
     assert ".mmfree" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,7 @@ from mlx_mmfree import embed, embed_tokens, load, load_model
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.embedding_files import files_of_pooling, read_embedding_use
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.layers import PackedBitLinear
 from mlx_mmfree.models import TextEmbedder, find
@@ -32,12 +32,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("to", "forms"),
-    [("mlx", None), ("hf", None), ("hf", FloatForms(keep_masters=True))],
+    ("to", "formats"),
+    [("mlx", None), ("hf", None), ("hf", FloatFormats(keep_masters=True))],
     ids=["mlx", "hf", "masters"],
 )
-def test_conversions_embed_the_same(folder: Path, tmp_path: Path, to: Any, forms: Any) -> None:
-    report = convert(open_checkpoint(folder), tmp_path / "out", to=to, forms=forms)
+def test_conversions_embed_the_same(folder: Path, tmp_path: Path, to: Any, formats: Any) -> None:
+    report = convert(open_checkpoint(folder), tmp_path / "out", to=to, formats=formats)
     assert report.is_lossless and report.logits_difference == 0
     assert report.total.source_bytes == open_checkpoint(folder).nbytes
     model, tokenizer = load(tmp_path / "out")
@@ -64,7 +64,7 @@ def test_card_and_other_programs(folder: Path, tmp_path: Path) -> None:
     assert "mmfree embed --model me/embedder --text" in text
 
 
-def test_a_norm_in_each_linear_has_no_form_in_gguf(tmp_path: Path) -> None:
+def test_a_norm_in_each_linear_has_no_format_in_gguf(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="no norm inside"):
         convert(open_checkpoint(embedder_folder(tmp_path / "m")), tmp_path / "out", to="gguf")
 
@@ -135,7 +135,7 @@ def gemma(**values: Any) -> Any:
     return architecture.config.from_hub({**architecture.tiny, **values})
 
 
-def test_both_forms_of_rotary_positions_say_the_same() -> None:
+def test_both_formats_of_rotary_positions_say_the_same() -> None:
     older = {"rope_theta": 5e5, "rope_local_base_freq": 3e3}
     older["rope_scaling"] = {"rope_type": "linear", "factor": 4.0}
     newer = {
@@ -218,7 +218,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_gemma_beside_transformers(tmp_path: Path, name: str) -> None:
-    """A text that is longer than the window, whole and in pieces, and what is written is read back."""
+    """A text that is longer than the window, whole and in chunks, and what is written is read back."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -236,8 +236,8 @@ def test_gemma_beside_transformers(tmp_path: Path, name: str) -> None:
     ours, ids = load_model(tmp_path / "theirs", dtype=mx.float32), mx.array(tokens.numpy())
     assert relative_error(ours(ids)[0], want) <= FLOAT32
     first, state = ours(ids[:, :11])
-    pieces = mx.concatenate([first, ours(ids[:, 11:], state)[0]], axis=1)
-    assert relative_error(pieces, want) <= FLOAT32
+    chunks = mx.concatenate([first, ours(ids[:, 11:], state)[0]], axis=1)
+    assert relative_error(chunks, want) <= FLOAT32
     save_model(tmp_path / "ours", ours)
     with torch.no_grad():
         back = Gemma3ForCausalLM.from_pretrained(tmp_path / "ours").eval()(tokens).logits.numpy()
@@ -297,8 +297,8 @@ def test_transformers_opens_what_is_written(
     import torch
     from transformers import AutoModel
 
-    forms = FloatForms(keep_masters=keep_masters)
-    convert(open_checkpoint(folder), tmp_path / "out", to="hf", forms=forms)
+    formats = FloatFormats(keep_masters=keep_masters)
+    convert(open_checkpoint(folder), tmp_path / "out", to="hf", formats=formats)
     file = tmp_path / "out" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"torch_dtype": "float32"}))
     tokens = np.random.default_rng(0).integers(3, 500, (2, 12))

@@ -1,4 +1,4 @@
-"""BitNet-style transformers in their published forms: loading, saving, caching."""
+"""BitNet-style transformers in their published formats: loading, saving, caching."""
 
 import json
 import shutil
@@ -155,7 +155,7 @@ class TestRefused:
         edit_json(folder / "config.json", quantization_config=...)
         refused(folder, "scales of 14 packed weights .*'model.layers.0.mlp.down_proj.weight'")
 
-    def test_no_float_form(self, folder: Path) -> None:
+    def test_no_float_format(self, folder: Path) -> None:
         refused(folder, "'packed' must be True .* without their float masters", packed=False)
 
     def test_code_three(self, folder: Path) -> None:

@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint.forms import five_trits
+from mlx_mmfree.hub.checkpoint.formats import five_trits
 from mlx_mmfree.hub.checkpoint.load import OpenedModel
 from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.models import Decoder
@@ -38,7 +38,7 @@ SIZES = [(3, 1), (4, 5), (7, 31), (2, 32), (3, 64), (5, 65), (3, 79), (2, 80), (
 
 
 def five(folder: Path, model: Decoder | None = None) -> Path:
-    """A model in MLX's form, `two`, and the folder of the same with five trits a byte."""
+    """A model in MLX's format, `two`, and the folder of the same with five trits a byte."""
     save_model(folder / "s", model or tiny_model())
     convert(open_checkpoint(folder / "s"), folder / "two", check=False)
     convert(open_checkpoint(folder / "two"), folder / "five", trits_per_byte=5, check=False)
@@ -122,7 +122,7 @@ def test_bfloat16_scales_are_exact_here_and_rounded_in_mlx_lm(tmp_path: Path) ->
     assert mx.array_equal(mlx_lm_model(folder)(TOKENS), mlx_lm_model(tmp_path / "two")(TOKENS))
 
 
-def test_other_forms_are_made_of_it(tmp_path: Path) -> None:
+def test_other_variants_are_made_of_it(tmp_path: Path) -> None:
     folder = five(tmp_path, tiny_transformer(hidden_size=256, intermediate_size=512, head_dim=64))
     edit_json(folder / "config.json", eos_token_id=1)
     convert(open_checkpoint(folder), tmp_path / "hf", to="hf")

@@ -6,12 +6,12 @@ once during a load, since a later stage receives what the stage before made. Fou
 count:
 
 - a method of an object, which was handed on by the stage that made it;
-- a reader of single tensors: what lies in `forms`, which says how a stored form lays out a tensor, and
-  any function that is given an array or the entry of a tensor;
+- a reader of single tensors: what lies in `formats`, which says how a stored format lays out a tensor,
+  and any function that is given an array or the entry of a tensor;
 - the table of weight formats, which is no stage of a load;
 - what `hub` calls in the packages below it, which serve many callers.
 
-The load that fills the cache of packed forms also writes a checkpoint, so the test follows the load
+The load that fills the cache of packed formats also writes a checkpoint, so the test follows the load
 that reads the cache. GGUF is left out: its tensors are renamed one by one while its header is read.
 """
 
@@ -28,14 +28,14 @@ import pytest
 import mlx_mmfree
 from mlx_mmfree.files.tensors import TensorEntry
 from mlx_mmfree.hub import convert, load, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint.weight_form import weight_forms
+from mlx_mmfree.hub.checkpoint.weight_format import weight_formats
 from mlx_mmfree.layers import pack_linears
 from tests.files.torch_files import to_torch_checkpoint
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_transformer, write_bitnet_checkpoint
 
 PACKAGE = Path(mlx_mmfree.__file__).parent
 HUB = PACKAGE / "hub"
-FORMS = HUB / "checkpoint" / "forms"
+FORMATS = HUB / "checkpoint" / "formats"
 TOKENIZER = GOLDENS / "tokenizer_bpe"
 SIZES = {"vocab_size": 518}
 
@@ -47,7 +47,7 @@ def is_in(code: CodeType, folder: Path) -> bool:
 def is_entry(frame: FrameType) -> bool:
     """Whether a call enters a file of `hub`, by the rule at the head of this file."""
     code = frame.f_code
-    if not is_in(code, HUB) or is_in(code, FORMS) or code.co_name == weight_forms.__name__:
+    if not is_in(code, HUB) or is_in(code, FORMATS) or code.co_name == weight_formats.__name__:
         return False
     caller = frame.f_back
     while caller is not None and not is_in(caller.f_code, PACKAGE):
@@ -125,12 +125,12 @@ def torch_shards(folder: Path) -> Path:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    "form",
+    "format",
     [masters, packed, tied, dense, bytes_of_bitnet, codes_of_mlx],
-    ids=lambda form: form.__name__,
+    ids=lambda format: format.__name__,
 )
-def test_each_stage_is_entered_once(tmp_path: Path, form: Callable[[Path], Path]) -> None:
-    folder = form(tmp_path / "model")
+def test_each_stage_is_entered_once(tmp_path: Path, format: Callable[[Path], Path]) -> None:
+    folder = format(tmp_path / "model")
     check_once(lambda: load(folder))
 
 
@@ -139,13 +139,13 @@ def test_weights_that_are_asked_for_second(tmp_path: Path) -> None:
     check_once(lambda: load(folder))
 
 
-@pytest.mark.parametrize("form", [masters, packed], ids=lambda form: form.__name__)
-def test_for_training(tmp_path: Path, form: Callable[[Path], Path]) -> None:
-    folder = form(tmp_path / "model")
-    check_once(lambda: load(folder, packed=False, rebuild_masters=form is packed))
+@pytest.mark.parametrize("format", [masters, packed], ids=lambda format: format.__name__)
+def test_for_training(tmp_path: Path, format: Callable[[Path], Path]) -> None:
+    folder = format(tmp_path / "model")
+    check_once(lambda: load(folder, packed=False, rebuild_masters=format is packed))
 
 
-def test_packed_form_in_the_cache(tmp_path: Path, cache: Path) -> None:
+def test_packed_format_in_the_cache(tmp_path: Path, cache: Path) -> None:
     folder = masters(tmp_path / "model")
     load(folder)
     assert list(cache.iterdir())

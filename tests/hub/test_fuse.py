@@ -71,10 +71,10 @@ def test_ternary_again_is_the_rounded_sum(tmp_path: Path, config: dict) -> None:
     assert relative_error(load_model(tmp_path / "fused")(TOKENS)[0], model(TOKENS)[0]) <= FLOAT32
 
 
-def test_norms_inside_have_no_dense_form() -> None:
+def test_norms_inside_have_no_dense_variant() -> None:
     model = adapted(HGRN, "lora", packed=True)
     pack_linears(model)
-    with pytest.raises(UnsupportedModelError, match="'form' must be 'ternary'"):
+    with pytest.raises(UnsupportedModelError, match="'format' must be 'ternary'"):
         fuse(model, "dense")
 
 

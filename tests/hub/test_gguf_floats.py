@@ -74,7 +74,7 @@ CASES = ("gguf_qwen3_q2_0", "gguf_maple_q2_0", "gguf_qwen35_q2_0", "gguf_qwen35_
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_of_published_forms_stay(case: str) -> None:
+def test_all_of_published_formats_stay(case: str) -> None:
     """Gains, the router, rates, their biases, taps and signs, where all other floats are cast."""
     file = GOLDENS / case / "model.gguf"
     checkpoint = open_checkpoint(file)

@@ -195,7 +195,7 @@ def test_bitnet_with_one_scale(tmp_path: Path) -> None:
 
 
 def mlx_source(folder: Path, group: int, bits: int = 2) -> Path:
-    """Qwen3 in MLX's affine form, as Bonsai is published: with 2 bits ternary, with 1 bit signs."""
+    """Qwen3 in MLX's affine format, as Bonsai is published: with 2 bits ternary, with 1 bit signs."""
     model = tiny_transformer("qwen3", linears=None, **SIZES)
     mx.random.seed(5)
     replaced = []
@@ -310,11 +310,11 @@ def test_encoding() -> None:
     assert gguf_blocks.encode(TYPES[Q2_0], codes, scales).tobytes() == want
 
 
-def test_room_that_fits_no_layout(tmp_path: Path) -> None:
+def test_capacity_that_fits_no_layout(tmp_path: Path) -> None:
     model = tiny_transformer(linears=None, **SIZES)
     tensors = tensors_of(model, "llama", "F32", "F32")
-    for room in (18 * 4 * 256 + 64, 34 * 2 * 256 - 64):
-        tensors["blk.0.attn_q.weight"] = (42, (256, 256), bytes(room))
+    for capacity in (18 * 4 * 256 + 64, 34 * 2 * 256 - 64):
+        tensors["blk.0.attn_q.weight"] = (42, (256, 256), bytes(capacity))
         file = write_gguf(tmp_path / "m.gguf", metadata_of(model, "llama"), tensors)
         with pytest.raises(CheckpointError, match="groups neither of 64 nor of 128"):
             load_model(file)

@@ -1,4 +1,4 @@
-"""A hybrid in MLX's form, run by mlx-lm with the model file that lies beside it."""
+"""A hybrid in MLX's format, run by mlx-lm with the model file that lies beside it."""
 
 import importlib.util
 import inspect
@@ -75,7 +75,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def written(folder: Path, linears: str, **changes: Any) -> Path:
-    """A random hybrid in MLX's form."""
+    """A random hybrid in MLX's format."""
     hybrid = find("hybrid")
     config = {**hybrid.tiny, "hidden_size": 48, "initializer_range": 0.3, **changes}
     del config["quantization_config"]
@@ -115,7 +115,7 @@ def by_mlx_lm(folder: Path) -> nn.Module:
         ("mlgru with options", "normed"),
     ],
 )
-def test_logits_are_ours_in_one_piece_and_in_several(
+def test_logits_are_ours_in_one_chunk_and_in_several(
     tmp_path: Path, name: str, linears: str
 ) -> None:
     folder = written(tmp_path, linears, **MODELS[name])

@@ -1,4 +1,4 @@
-"""Forms of image models that commands write, show and publish, and those that they refuse."""
+"""Formats of image models that commands write, show and publish, and those that they refuse."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_a_head_with_a_bias_is_quantised(folder: Path, tmp_path: Path) -> None:
         (("--ternarize", "--to", "hf"), "--keep-masters must be given for 'model_type' 'vit'"),
     ],
 )
-def test_forms_that_do_not_exist_are_refused(
+def test_formats_that_do_not_exist_are_refused(
     folder: Path,
     tmp_path: Path,
     flags: tuple[str, ...],

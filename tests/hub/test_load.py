@@ -1,4 +1,4 @@
-"""Loading a folder: forms, dtypes, and what is refused."""
+"""Loading a folder: formats, dtypes, and what is refused."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.evaluation import score_continuations
 from mlx_mmfree.generation import batch_generate, generate
 from mlx_mmfree.hub import convert, load, load_model, needed_bytes, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.layers import BitLinear, PackedBitLinear, pack_linears
 from tests.files.torch_files import write_torch
 from tests.hub.checkpoints import (
@@ -51,7 +51,7 @@ def weights(folder: Path) -> Path:
 )
 @pytest.mark.parametrize("dtype", [None, mx.float32, mx.bfloat16, mx.float16], ids=str)
 @pytest.mark.parametrize("file_dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_forms_and_dtypes(
+def test_formats_and_dtypes(
     tmp_path: Path, options: dict[str, Any], dtype: mx.Dtype | None, file_dtype: mx.Dtype
 ) -> None:
     source = tiny_model(**options)
@@ -86,7 +86,7 @@ def test_takes_an_opened_checkpoint(folder: Path) -> None:
     assert mx.array_equal(logits(load_model(open_checkpoint(folder))), logits(load_model(folder)))
 
 
-def test_float_form_trains(folder: Path) -> None:
+def test_float_format_trains(folder: Path) -> None:
     model = load_model(folder, packed=False)
     gradients = nn.value_and_grad(model, lambda m: logits(m).square().mean())(model)[1]
     trained = dict(tree_flatten(model.trainable_parameters()))
@@ -468,6 +468,6 @@ def test_one_line_names_what_is_never_read(
 @pytest.mark.parametrize("name", ["bitnet_packed", "embedding_bitnet_qwen3"])
 def test_another_dtype_is_converted(tmp_path: Path, name: str) -> None:
     report = convert(
-        open_checkpoint(str(GOLDENS / name)), tmp_path / "m", forms=FloatForms(mx.float32)
+        open_checkpoint(str(GOLDENS / name)), tmp_path / "m", formats=FloatFormats(mx.float32)
     )
     assert report.logits_difference <= 1e-5

@@ -1,4 +1,4 @@
-"""Maple, a mixture of experts: its forms on disk, conversions, and what is refused."""
+"""Maple, a mixture of experts: its formats on disk, conversions, and what is refused."""
 
 import json
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_conversions_keep_every_value(source: Path, tmp_path: Path, to: str) -> 
 
 
 @pytest.mark.parametrize("case", ["maple_hf", "maple_mlx_2bit"])
-def test_the_form_of_its_own_program_has_a_tensor_for_each_expert(
+def test_the_format_of_its_own_program_has_a_tensor_for_each_expert(
     case: str, tmp_path: Path
 ) -> None:
     golden = mx.load(str(GOLDENS / case / "golden.safetensors"))

@@ -128,8 +128,8 @@ def test_a_tokenizer_of_one_vocabulary_ends_the_source(tmp_path: Path) -> None:
     model.encode = lambda source, valid=None: (
         seen.append(source.tolist()[0]) or encode(source, valid)
     )
-    pieces = ["</s>", *(chr(ord("A") + number) for number in range(52))]
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    chunks = ["</s>", *(chr(ord("A") + number) for number in range(52))]
+    vocabulary = {chunk: number for number, chunk in enumerate(chunks)}
     (tmp_path / "tokenizer.json").write_text(
         json.dumps(
             {"model": {"type": "BPE", "vocab": vocabulary, "merges": []}, "added_tokens": []}

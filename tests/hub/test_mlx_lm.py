@@ -125,7 +125,7 @@ def test_two_bits_that_are_ternary(tmp_path: Path, model_type: str) -> None:
 @pytest.mark.parametrize("name", ["bitnet-b1.58-2B-4T", "Falcon3-1.58bit"])
 def test_packed_once_more_has_lost_its_description(tmp_path: Path, name: str) -> None:
     write_published(tmp_path / "m", name)
-    form = {"group_size": 32, "bits": 4}
-    edit_json(tmp_path / "m" / "config.json", quantization=form, quantization_config=form)
+    format = {"group_size": 32, "bits": 4}
+    edit_json(tmp_path / "m" / "config.json", quantization=format, quantization_config=format)
     with pytest.raises(CheckpointError, match="what the scales of 14 packed weights mean"):
         load_model(tmp_path / "m")

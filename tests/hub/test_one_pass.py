@@ -96,16 +96,16 @@ def commands(tmp_path: Path) -> Callable[[str, Path], list[str]]:
     return line
 
 
-@pytest.mark.parametrize("form", ["masters", "packed", "tied", "dense"])
+@pytest.mark.parametrize("format", ["masters", "packed", "tied", "dense"])
 @pytest.mark.parametrize("packed", [True, False])
-def test_load(folders: dict[str, Path], builds: list[Any], form: str, packed: bool) -> None:
-    load(folders[form], packed=packed, rebuild_masters=not packed)
+def test_load(folders: dict[str, Path], builds: list[Any], format: str, packed: bool) -> None:
+    load(folders[format], packed=packed, rebuild_masters=not packed)
     assert len(builds) == 1
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    "command, form",
+    "command, format",
     [
         ("generate", "masters"),
         ("generate", "packed"),
@@ -123,10 +123,10 @@ def test_commands(
     builds: list[Any],
     monkeypatch: pytest.MonkeyPatch,
     command: str,
-    form: str,
+    format: str,
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: (_ for _ in ()).throw(EOFError))
-    assert main(commands(command, folders[form])) == 0
+    assert main(commands(command, folders[format])) == 0
     assert len(builds) == 1
 
 
@@ -141,18 +141,18 @@ def test_masters_are_made_up_in_the_model_that_was_built(
 
 @pytest.mark.sample(2)
 @pytest.mark.usefixtures("without_curve")
-@pytest.mark.parametrize("form", [None, "own masters", "own packed"])
+@pytest.mark.parametrize("format", [None, "own masters", "own packed"])
 def test_training_from_texts(
     folders: dict[str, Path],
     builds: list[Any],
     run_values: dict[str, Any],  # noqa: F811
     tmp_path: Path,
-    form: str | None,
+    format: str | None,
 ) -> None:
     run_values |= {"steps": 1, "warmup_steps": 0}
-    if form is not None:
+    if format is not None:
         del run_values["model"]
-        run_values |= {"init_from": str(folders[form]), "rebuild_masters": True}
+        run_values |= {"init_from": str(folders[format]), "rebuild_masters": True}
     file = tmp_path / "train.yaml"
     file.write_text(yaml.safe_dump(run_values))
     assert main(["train", "--config", str(file)]) == 0
@@ -183,7 +183,7 @@ class TestPackCache:
         file.write_bytes(content)
         builds.clear()
         got = load_model(folders["masters"])
-        # one for the packed form, one for its source
+        # one for the packed format, one for its source
         assert len(builds) == 2
         tokens = mx.array([[1, 7, 3]])
         assert mx.array_equal(got(tokens)[0], want(tokens)[0])
@@ -191,7 +191,7 @@ class TestPackCache:
     def test_of_another_model(
         self, folders: dict[str, Path], cache: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Such a form is noticed before its weights are read."""
+        """Such a format is noticed before its weights are read."""
         want = nbytes(load_model(folders["masters"]))
         [file] = cache.iterdir()
         tensors, metadata = mx.load(str(file), return_metadata=True)
@@ -202,14 +202,14 @@ class TestPackCache:
         assert "is made again" in capsys.readouterr().err
         assert opened.nbytes == want == nbytes(opened.load())
 
-    @pytest.mark.parametrize("form", ["masters", "tied"])
+    @pytest.mark.parametrize("format", ["masters", "tied"])
     def test_size_is_that_of_the_source(
-        self, folders: dict[str, Path], cache: Path, form: str
+        self, folders: dict[str, Path], cache: Path, format: str
     ) -> None:
-        first = OpenedModel(open_checkpoint(folders[form]))
+        first = OpenedModel(open_checkpoint(folders[format]))
         want = first.nbytes
         assert nbytes(first.load()) == want
-        assert OpenedModel(open_checkpoint(folders[form])).nbytes == want
+        assert OpenedModel(open_checkpoint(folders[format])).nbytes == want
 
 
 @pytest.mark.parametrize("verify", [True, False])

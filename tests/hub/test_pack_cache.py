@@ -1,4 +1,4 @@
-"""The packed form of float checkpoints is kept and used only while it is right."""
+"""The packed format of float checkpoints is kept and used only while it is right."""
 
 import os
 import shutil
@@ -168,7 +168,7 @@ def test_goes_on_where_nothing_can_be_kept(
 
         monkeypatch.setattr(os, "replace", refuse)
     model = load_model(folder)
-    assert capsys.readouterr().err.startswith("[load] the packed form is not kept in")
+    assert capsys.readouterr().err.startswith("[load] the packed format is not kept in")
     assert not cache.is_dir() or not any(cache.iterdir())
     assert logits(model).shape == (1, 5, 40)
 

@@ -17,7 +17,7 @@ from mlx_mmfree.hub import convert, load_model, open_checkpoint
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter, write_adapter, write_peft_adapter
 from mlx_mmfree.hub.conversion.fuse import fuse
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from tests.hub.test_adapters import LLAMA, TOKENS, change
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -284,8 +284,8 @@ def test_whole_tensors_of_layers_that_the_model_lacks_are_refused(tmp_path: Path
 @pytest.mark.parametrize("bits", [4, 8])
 def test_whole_tensors_of_a_quantised_base(tmp_path: Path, bits: int) -> None:
     plain = base_folder(tmp_path / "base", is_tied=False)
-    forms = FloatForms(embed_bits=bits, head_bits=bits)
-    convert(open_checkpoint(plain), tmp_path / "mlx", forms=forms, check=False)
+    formats = FloatFormats(embed_bits=bits, head_bits=bits)
+    convert(open_checkpoint(plain), tmp_path / "mlx", formats=formats, check=False)
     targets = ("embed_tokens", "lm_head")
     adapter = adapter_folder(tmp_path / "a", targets, whole(is_tied=False))
     bare = adapter_folder(tmp_path / "bare", targets)

@@ -1,4 +1,4 @@
-"""Ternary Bonsai 27B and Maple in their published widths, from files that take no room on the disk."""
+"""Ternary Bonsai 27B and Maple in their published widths, from files that take no space on the disk."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from mlx_mmfree.evaluation.benchmark import measure
 from mlx_mmfree.files.tensors import TensorSpec, file_head
 from mlx_mmfree.generation import memory_need, prefill
 from mlx_mmfree.hub import load_model, needed_bytes, open_checkpoint
-from mlx_mmfree.hub.checkpoint.forms import affine
+from mlx_mmfree.hub.checkpoint.formats import affine
 from mlx_mmfree.layers.matrix import parameters
 from mlx_mmfree.models.maple import FULL, SLIDING
 from mlx_mmfree.models.parts.architecture import weight_names
@@ -24,7 +24,7 @@ from mlx_mmfree.platform.resident_memory import peak_resident_bytes
 
 GB, LENGTH = 10**9, 16
 _BFLOAT16_ONE = b"\x80\x3f"
-_HEAD = affine.form(64, 4)
+_HEAD = affine.format(64, 4)
 MAPLE: dict[str, Any] = {
     "model_type": "maple",
     "hidden_size": 2048,
@@ -46,7 +46,7 @@ MAPLE: dict[str, Any] = {
     # not known, and taken from Qwen3: these two matrices are a fifteenth of the file
     "vocab_size": 151936,
 }
-_IN_CODES = affine.form(128, 2) | {"lm_head": _HEAD, "model.word_embeddings": _HEAD}
+_IN_CODES = affine.format(128, 2) | {"lm_head": _HEAD, "model.word_embeddings": _HEAD}
 
 
 def bonsai_specs(config: dict[str, Any]) -> list[TensorSpec]:
@@ -128,16 +128,16 @@ def write_maple(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("write", "room"), [(write_bonsai, 0.7 * GB), (write_maple, 0.5 * GB)])
+@pytest.mark.parametrize(("write", "capacity"), [(write_bonsai, 0.7 * GB), (write_maple, 0.5 * GB)])
 def test_layers_of_the_published_width_take_what_is_planned(
-    write: Any, room: float, tmp_path: Path
+    write: Any, capacity: float, tmp_path: Path
 ) -> None:
-    """With this room all 7.57 GB of Bonsai load within 8.3 GB, and 5.37 GB of Maple within 5.87 GB."""
+    """With this capacity all 7.57 GB of Bonsai load within 8.3 GB, and 5.37 GB of Maple in 5.87 GB."""
     config = write(tmp_path / "m")
     place = f"{__name__}:load_and_read"
     found = measure(place, {"folder": str(tmp_path / "m"), "length": LENGTH})
     weights = needed_bytes(open_checkpoint(tmp_path / "m"))
-    assert weights <= found["loading"] <= weights + room
+    assert weights <= found["loading"] <= weights + capacity
     need = memory_need(skeleton(config), weights, prefill_step_size=LENGTH, context_length=LENGTH)
     assert found["reading"] == pytest.approx(need.total_bytes, rel=0.1)
 

@@ -17,9 +17,9 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.hub import Checkpoint, convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint import gguf_config
-from mlx_mmfree.hub.checkpoint.forms.hadamard import MARK
+from mlx_mmfree.hub.checkpoint.formats.hadamard import MARK
 from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.hub.conversion.verify import verify
 from mlx_mmfree.hub.publish.runtimes import opening
 from mlx_mmfree.layers.matrix import matrices
@@ -33,7 +33,7 @@ from tests.tolerances import TOLERANCE, relative_error
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 QWEN35 = find("qwen3_5_text")
 PUBLISHED = 2e-4
-"""The largest allowed difference of logits of published forms."""
+"""The largest allowed difference of logits of published formats."""
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -96,7 +96,7 @@ def rotated(model: Decoder) -> dict[str, RotatedLinear]:
         ("gguf_qwen35_ptq1_0_rotated/model.gguf", "PQ2_0"),
     ],
 )
-def test_published_forms_come_back(tmp_path: Path, name: str, kind: str) -> None:
+def test_published_formats_come_back(tmp_path: Path, name: str, kind: str) -> None:
     checkpoint = with_tokenizer(GOLDENS / name, tmp_path / "s")
     report = convert(checkpoint, tmp_path / "m", to="gguf")
     file = written(tmp_path / "m")
@@ -120,8 +120,8 @@ def test_published_forms_come_back(tmp_path: Path, name: str, kind: str) -> None
 @pytest.mark.parametrize("name", ["prism_schema1", "gguf_qwen35_pq2_0_rotated/model.gguf"])
 def test_a_rotation_is_undone_where_that_is_asked(tmp_path: Path, name: str) -> None:
     checkpoint = with_tokenizer(GOLDENS / name, tmp_path / "s")
-    forms = FloatForms(mx.float32, unrotate="dense")
-    report = convert(checkpoint, tmp_path / "m", to="gguf", forms=forms)
+    formats = FloatFormats(mx.float32, unrotate="dense")
+    report = convert(checkpoint, tmp_path / "m", to="gguf", formats=formats)
     metadata, _ = read_gguf(written(tmp_path / "m"))
     assert not any(key.startswith(MARK) for key in metadata)
     assert report.logits_difference is not None and report.logits_difference <= 1e-5
@@ -219,19 +219,19 @@ def test_damage_is_found(tmp_path: Path, damage: Any) -> None:
     convert(checkpoint, tmp_path / "m", to="gguf", check=False)
     file = written(tmp_path / "m")
     reader = ParameterReader(checkpoint)
-    verify(reader, ParameterReader(open_checkpoint(file)), FloatForms())
+    verify(reader, ParameterReader(open_checkpoint(file)), FloatFormats())
     data = bytearray(file.read_bytes())
     damage(file, data)
     file.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"\[verify\]"):
-        verify(reader, ParameterReader(open_checkpoint(file)), FloatForms())
+        verify(reader, ParameterReader(open_checkpoint(file)), FloatFormats())
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"gguf_type": "q2_0"}, "'gguf_type' must be pq2_0, which no program knows that would"),
-        ({"forms": FloatForms(unrotate=8)}, "'unrotate' must be dense for GGUF"),
+        ({"formats": FloatFormats(unrotate=8)}, "'unrotate' must be dense for GGUF"),
     ],
 )
 def test_what_would_be_read_without_a_rotation(
@@ -300,7 +300,7 @@ def test_a_head_is_tied_as_the_key_outside_says(outer: bool | None, inner: bool 
     assert QWEN35.config.from_hub(config).tie_word_embeddings == want
 
 
-def test_layers_that_do_not_repeat_have_no_form(tmp_path: Path) -> None:
+def test_layers_that_do_not_repeat_have_no_format(tmp_path: Path) -> None:
     kinds = ["full_attention", "linear_attention", "linear_attention"]
     checkpoint = source(tmp_path / "s", num_hidden_layers=3, layer_types=kinds)
     with pytest.raises(UnsupportedModelError, match="does not write as GGUF"):
@@ -335,16 +335,18 @@ def test_ternary_linears_have_the_order_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.interop
 @pytest.mark.parametrize(
-    ("name", "forms"),
+    ("name", "formats"),
     [
-        ("qwen35_hub", FloatForms()),
-        ("qwen35_train", FloatForms()),
-        ("gguf_qwen35_pq2_0_rotated/model.gguf", FloatForms(mx.float32, unrotate="dense")),
+        ("qwen35_hub", FloatFormats()),
+        ("qwen35_train", FloatFormats()),
+        ("gguf_qwen35_pq2_0_rotated/model.gguf", FloatFormats(mx.float32, unrotate="dense")),
     ],
     ids=str,
 )
-def test_texts_in_llama_cpp(tmp_path: Path, name: str, forms: FloatForms) -> None:
-    convert(with_tokenizer(GOLDENS / name, tmp_path / "s"), tmp_path / "m", to="gguf", forms=forms)
+def test_texts_in_llama_cpp(tmp_path: Path, name: str, formats: FloatFormats) -> None:
+    convert(
+        with_tokenizer(GOLDENS / name, tmp_path / "s"), tmp_path / "m", to="gguf", formats=formats
+    )
     file = written(tmp_path / "m")
     assert_texts_are_those_of_llama_cpp(file, load_model(file, dtype=mx.float32), [5, 7, 30, 9, 26])
 
@@ -370,8 +372,8 @@ def test_heads_of_values_in_llama_cpp(tmp_path: Path, heads: tuple[int, int]) ->
 def test_ternary_weights_in_llama_cpp(tmp_path: Path) -> None:
     sizes = {key: size for key, size in TERNARY.items() if key != "quantization_config"}
     dense = source(tmp_path / "s", **sizes)
-    forms = FloatForms(mx.float16, ternarize_groups=True)
-    convert(dense, tmp_path / "affine", forms=forms, check=False)
+    formats = FloatFormats(mx.float16, ternarize_groups=True)
+    convert(dense, tmp_path / "affine", formats=formats, check=False)
     convert(open_checkpoint(tmp_path / "affine"), tmp_path / "m", to="gguf")
     file = written(tmp_path / "m")
     assert file.name == "m-Q2_0.gguf"

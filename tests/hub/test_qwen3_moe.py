@@ -316,7 +316,7 @@ def test_conversions_lose_nothing(folder: Path, tmp_path: Path, to: Any, kind: A
     assert relative_error(logits(source), logits(folder)) <= FLOAT32
 
 
-def test_the_form_of_transformers_says_that_it_is_another(folder: Path, tmp_path: Path) -> None:
+def test_the_format_of_transformers_says_that_it_is_another(folder: Path, tmp_path: Path) -> None:
     report = convert(open_checkpoint(str(folder)), tmp_path / "m", to="hf")
     found = opening(report.openings, "transformers")
     assert found is not None and not found.opens and "each expert" in found.note

@@ -79,7 +79,7 @@ def test_an_adapter_is_trained_and_fused(kind: str, tmp_path: Path) -> None:
     adapter = ["--model", str(folder), "--adapter-path", str(tmp_path / "adapter")]
     flags = ["--train", "--iters", "3", "--batch-size", "2", "--learning-rate", "1e-2"]
     assert main(["lora", *adapter, "--data", str(data), *flags]) == 0
-    fuse = ["fuse", *adapter, "--form", "dense", "--save-path", str(tmp_path / "fused")]
+    fuse = ["fuse", *adapter, "--format", "dense", "--save-path", str(tmp_path / "fused")]
     assert main(fuse) == 0
     model = load_model(folder)
     before = logits(model)

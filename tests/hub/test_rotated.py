@@ -14,7 +14,7 @@ from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import load_model, open_checkpoint, save_model
 from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
 from mlx_mmfree.hub.conversion.convert import convert
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.hub.conversion.verify import verify
 from mlx_mmfree.hub.publish.runtimes import opening
 from mlx_mmfree.layers.lora import add_adapters
@@ -232,29 +232,29 @@ def test_damage_is_found(tmp_path: Path, damage: Any) -> None:
     source = ParameterReader(open_checkpoint(str(SCHEMA2)))
     convert(open_checkpoint(str(SCHEMA2)), tmp_path / "m", check=False)
     written = tmp_path / "m"
-    verify(source, ParameterReader(open_checkpoint(str(written))), FloatForms())
+    verify(source, ParameterReader(open_checkpoint(str(written))), FloatFormats())
     change_tensors(written, damage)
     with pytest.raises(CheckpointError, match=r"\[verify\] tensor"):
-        verify(source, ParameterReader(open_checkpoint(str(written))), FloatForms())
+        verify(source, ParameterReader(open_checkpoint(str(written))), FloatFormats())
 
 
 @pytest.mark.parametrize(("unrotate", "error"), [("dense", 3e-3), (8, 5e-2)])
 def test_a_twin_has_no_rotation(tmp_path: Path, unrotate: Any, error: float) -> None:
     target = tmp_path / "m"
-    report = convert(open_checkpoint(str(SCHEMA1)), target, forms=FloatForms(unrotate=unrotate))
+    report = convert(open_checkpoint(str(SCHEMA1)), target, formats=FloatFormats(unrotate=unrotate))
     assert not rotated_of(target) and report.logits_difference < error
     config = json.loads((target / "config.json").read_text())
     assert config["model_type"] == "qwen3_5" and "modules" not in config
     assert report.total.target_bytes > 2 * report.total.source_bytes
 
 
-def test_forms_that_mlx_lm_does_not_rotate_are_refused(tmp_path: Path) -> None:
+def test_formats_that_mlx_lm_does_not_rotate_are_refused(tmp_path: Path) -> None:
     file = GOLDENS / "gguf_qwen35_pq2_0_rotated" / "model.gguf"
     with pytest.raises(UnsupportedModelError, match=r"blocks from 512 to 8192, for mlx-lm"):
         convert(open_checkpoint(str(file)), tmp_path / "m")
     with pytest.raises(UnsupportedModelError, match="'unrotate' must be dense for transformers"):
         convert(
-            open_checkpoint(str(SCHEMA1)), tmp_path / "m", to="hf", forms=FloatForms(unrotate=8)
+            open_checkpoint(str(SCHEMA1)), tmp_path / "m", to="hf", formats=FloatFormats(unrotate=8)
         )
 
 
@@ -291,7 +291,7 @@ def test_stock_mlx_lm_computes_the_same(tmp_path: Path, name: str) -> None:
 
 def test_adapters_of_rotated_layers_have_the_gradients_of_the_matrix(tmp_path: Path) -> None:
     twin = tmp_path / "m"
-    convert(open_checkpoint(str(SCHEMA1)), twin, forms=FloatForms(mx.float32, unrotate="dense"))
+    convert(open_checkpoint(str(SCHEMA1)), twin, formats=FloatFormats(mx.float32, unrotate="dense"))
     found = {}
     for name, folder in (("rotated", SCHEMA1), ("dense", twin)):
         model = load_model(folder, dtype=mx.float32)

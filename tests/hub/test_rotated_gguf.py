@@ -10,15 +10,15 @@ import pytest
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.files.gguf_file import read_gguf
 from mlx_mmfree.hub import load_model
-from mlx_mmfree.hub.checkpoint.forms.hadamard import MARK, check_rotation, rotation_of
-from mlx_mmfree.hub.checkpoint.gguf_config import forms
+from mlx_mmfree.hub.checkpoint.formats.hadamard import MARK, check_rotation, rotation_of
+from mlx_mmfree.hub.checkpoint.gguf_config import formats
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.models import find
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 FILE = GOLDENS / "gguf_qwen35_pq2_0_rotated" / "model.gguf"
-FORM = forms()["qwen35"]
+FORMAT = formats()["qwen35"]
 METADATA, STORED = read_gguf(FILE)
 PLACES = {name: (FILE, tensor) for name, tensor in STORED.items()}
 
@@ -77,14 +77,14 @@ SIGNS = METADATA[f"{MARK}sign_values"]
     ],
 )
 def test_other_metadata_is_refused(changes: dict[str, Any]) -> None:
-    check_rotation(METADATA, FORM)
+    check_rotation(METADATA, FORMAT)
     with pytest.raises((CheckpointError, UnsupportedModelError), match="write nonsense"):
-        check_rotation(changed(**changes), FORM)
+        check_rotation(changed(**changes), FORMAT)
 
 
 def test_an_architecture_that_reads_no_rotation_refuses_one() -> None:
     with pytest.raises(UnsupportedModelError, match="such a rotation of the weights is not read"):
-        check_rotation(METADATA, forms()["minicpm"])
+        check_rotation(METADATA, formats()["minicpm"])
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def test_the_order_of_values_must_be_named_where_keys_are_shared(
     heads = {"qwen35.ssm.group_count": keys, "qwen35.ssm.time_step_rank": values}
     metadata = changed(gdn_v_grouped=grouped) | heads
     if is_read:
-        check_rotation(metadata, FORM)
+        check_rotation(metadata, FORMAT)
         return
     with pytest.raises(UnsupportedModelError, match=r"hadamard\.gdn_v_grouped' of rotated"):
-        check_rotation(metadata, FORM)
+        check_rotation(metadata, FORMAT)
 
 
 def test_the_order_of_values_may_be_left_out_where_they_are_not_rotated() -> None:
     names = [name for name in METADATA[f"{MARK}weight_names"] if "ssm_out" not in name]
-    check_rotation(changed(gdn_v_grouped=None, weight_names=names), FORM)
+    check_rotation(changed(gdn_v_grouped=None, weight_names=names), FORMAT)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_the_order_of_values_may_be_left_out_where_they_are_not_rotated() -> Non
 )
 def test_each_rotated_matrix_has_signs(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
-        rotation_of(FILE, changed(**changes), PLACES, FORM)
+        rotation_of(FILE, changed(**changes), PLACES, FORMAT)
 
 
 def test_signs_without_values_are_ones() -> None:
     metadata = changed(sign_mode="identity", sign_values=None, sign_widths=None)
-    check_rotation(metadata, FORM)
-    _, entries = rotation_of(FILE, metadata, PLACES, FORM)
+    check_rotation(metadata, FORMAT)
+    _, entries = rotation_of(FILE, metadata, PLACES, FORMAT)
     assert entries and all(
         np.all(entry.decode(np.zeros(0, np.uint8)).view(np.float32) == 1) for entry in entries
     )
@@ -160,7 +160,7 @@ def test_heads_of_values_are_sorted_by_their_keys(keys: int, values: int) -> Non
         "linear_key_head_dim": 4,
         "linear_value_head_dim": 8,
     }
-    found = FORM.heads("model.layers.0.linear_attn.A_log", config)
+    found = FORMAT.heads("model.layers.0.linear_attn.A_log", config)
     if keys == values:
         assert found is None
         return
@@ -168,16 +168,16 @@ def test_heads_of_values_are_sorted_by_their_keys(keys: int, values: int) -> Non
     assert axis == 0 and sorted(place.tolist()) == list(range(values))
     # a head of the file reads the key of its number, one of the Hub that of its group
     assert (place % keys).tolist() == [head // (values // keys) for head in range(values)]
-    axis, wide = FORM.heads("model.layers.0.linear_attn.out_proj.weight", config)
+    axis, wide = FORMAT.heads("model.layers.0.linear_attn.out_proj.weight", config)
     assert axis == 1 and (wide[::8] // 8).tolist() == place.tolist()
-    axis, rows = FORM.heads("model.layers.0.linear_attn.in_proj_qkv.weight", config)
+    axis, rows = FORMAT.heads("model.layers.0.linear_attn.in_proj_qkv.weight", config)
     assert axis == 0 and rows[: 8 * keys].tolist() == list(range(8 * keys))
     assert (rows[8 * keys :: 8] // 8 - keys).tolist() == place.tolist()
-    assert FORM.heads("model.layers.0.self_attn.q_proj.weight", config) is None
+    assert FORMAT.heads("model.layers.0.self_attn.q_proj.weight", config) is None
 
 
 def test_impossible_heads_are_refused() -> None:
-    given = {key: 4 for key in FORM.own_keys} | {"ssm.inner_size": 6, "rope.freq_base": 1e7}
+    given = {key: 4 for key in FORMAT.own_keys} | {"ssm.inner_size": 6, "rope.freq_base": 1e7}
     with pytest.raises(CheckpointError, match=r"'qwen35\.ssm\.inner_size' must be a multiple"):
-        FORM.read(given)
-    assert find("qwen3_5_text").gguf["qwen35"] is FORM
+        FORMAT.read(given)
+    assert find("qwen3_5_text").gguf["qwen35"] is FORMAT

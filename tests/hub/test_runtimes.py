@@ -1,4 +1,4 @@
-"""What `convert` says of other programs, held against those programs, for each family and form."""
+"""What `convert` says of other programs, held against those programs, for each family and format."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.hub.publish.runtimes import Opening, opening
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
@@ -115,17 +115,17 @@ def said(found: tuple[Opening, ...], runtime: str) -> Opening:
     return answer
 
 
-def masters(family: str) -> FloatForms:
-    """MatMul-free models and biased ternary linears have no packed form in transformers."""
+def masters(family: str) -> FloatFormats:
+    """MatMul-free models and biased ternary linears have no packed format in transformers."""
     model_type, options = FAMILIES[family]
     is_ternary = options.get("linears", ...) is not None
     needs = model_type == "hgrn_bit" or "attention_bias" in options
-    return FloatForms(keep_masters=is_ternary and needs)
+    return FloatFormats(keep_masters=is_ternary and needs)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_mlx_lm_and_its_own_form(tmp_path: Path, family: str) -> None:
+def test_mlx_lm_and_its_own_format(tmp_path: Path, family: str) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
     answer = said(converted(tmp_path, family, "mlx"), "mlx-lm")
@@ -143,10 +143,10 @@ def test_mlx_lm_and_its_own_form(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", ["MMfreeLM", "2B-4T", "1bitLLM", "Llama3-1.58", "dense-llama"])
-def test_mlx_lm_and_the_form_of_transformers(tmp_path: Path, family: str) -> None:
+def test_mlx_lm_and_the_format_of_transformers(tmp_path: Path, family: str) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
-    found = converted(tmp_path, family, "hf", forms=masters(family), dtype=mx.bfloat16)
+    found = converted(tmp_path, family, "hf", formats=masters(family), dtype=mx.bfloat16)
     if said(found, "mlx-lm").opens:
         theirs, _ = load_with_mlx_lm(tmp_path / "m")
         want = load_model(tmp_path / "m")(mx.array(TOKENS))[0]
@@ -180,13 +180,13 @@ def test_answers_for_gguf(tmp_path: Path, family: str, kind: Any, answers: tuple
 @pytest.mark.interop
 @pytest.mark.parametrize("is_trainable", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_transformers_and_its_own_form(tmp_path: Path, family: str, is_trainable: bool) -> None:
+def test_transformers_and_its_own_format(tmp_path: Path, family: str, is_trainable: bool) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
     is_ternary = FAMILIES[family][1].get("linears", ...) is not None
-    forms = FloatForms(keep_masters=True) if is_trainable and is_ternary else masters(family)
-    answer = said(converted(tmp_path, family, "hf", forms=forms), "transformers")
+    formats = FloatFormats(keep_masters=True) if is_trainable and is_ternary else masters(family)
+    answer = said(converted(tmp_path, family, "hf", formats=formats), "transformers")
     try:
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
         with torch.no_grad():

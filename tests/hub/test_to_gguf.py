@@ -23,8 +23,8 @@ from mlx_mmfree.hub import (
     open_checkpoint,
     save_model,
 )
-from mlx_mmfree.hub.checkpoint.weight_form import WRITER_KEY
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.checkpoint.weight_format import WRITER_KEY
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.hub.conversion.to_gguf import WRITTEN
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
@@ -267,9 +267,9 @@ def test_a_vocabulary_file_may_be_large(tmp_path: Path) -> None:
 def test_tokens_of_other_files_keep_their_kind(tmp_path: Path) -> None:
     """As llama.cpp's converter types them."""
     folder = source(tmp_path / "s", tokenizer="tokenizer_spm", vocab_size=704)
-    piece = b"\x0a\x05<x y>\x15\0\0\x7a\xc4\x18\x04"
+    chunk = b"\x0a\x05<x y>\x15\0\0\x7a\xc4\x18\x04"
     with (folder / "tokenizer.model").open("ab") as file:
-        file.write(b"\x0a" + bytes([len(piece)]) + piece)
+        file.write(b"\x0a" + bytes([len(chunk)]) + chunk)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     for number, text, special in ((641, "<tool>", True), (642, "</line>", False)):
         config["added_tokens_decoder"][str(number)] = {"content": text, "special": special}
@@ -371,36 +371,36 @@ def test_stretched_positions_come_back(tmp_path: Path, rotation: Rotation) -> No
 class TestRefused:
     @pytest.mark.sample(2)
     @pytest.mark.parametrize(
-        ("options", "forms", "kind", "text"),
+        ("options", "formats", "kind", "text"),
         [
-            ({"intermediate_size": 384}, FloatForms(), "tq2_0", "I2_S takes multiples of 128"),
-            ({}, FloatForms(), "q1_0", "Q1_0 holds signs alone"),
-            ({"intermediate_size": 300}, FloatForms(), "i2_s", "fit the 300 inputs"),
-            ({"attention_bias": True}, FloatForms(), "tq2_0", "no bias"),
-            ({"linears": TernaryLinears(norm_eps=1e-6)}, FloatForms(), "tq2_0", "no norm inside"),
-            ({}, FloatForms(embed_bits=4), "tq2_0", "'embed_bits'"),
+            ({"intermediate_size": 384}, FloatFormats(), "tq2_0", "I2_S takes multiples of 128"),
+            ({}, FloatFormats(), "q1_0", "Q1_0 holds signs alone"),
+            ({"intermediate_size": 300}, FloatFormats(), "i2_s", "fit the 300 inputs"),
+            ({"attention_bias": True}, FloatFormats(), "tq2_0", "no bias"),
+            ({"linears": TernaryLinears(norm_eps=1e-6)}, FloatFormats(), "tq2_0", "no norm inside"),
+            ({}, FloatFormats(embed_bits=4), "tq2_0", "'embed_bits'"),
             (
                 {"rotation": Rotation(scaling="dynamic", factor=8.0, trained_length=64)},
-                FloatForms(),
+                FloatFormats(),
                 "tq2_0",
                 "scaled dynamically",
             ),
             (
                 {"rotation": Rotation(scaling="yarn", factor=2.0, is_rounded=False)},
-                FloatForms(),
+                FloatFormats(),
                 "tq2_0",
                 "YaRN must blend",
             ),
             (
                 {"model_type": "qwen3", "rotation": Rotation(scaling="llama3", factor=8.0)},
-                FloatForms(),
+                FloatFormats(),
                 "tq2_0",
                 "scaled by llama3 in architecture qwen3",
             ),
             # llama.cpp does not open such a file
             (
                 {"has_sub_norms": True, "rotation": Rotation(scaling="llama3", factor=8.0)},
-                FloatForms(),
+                FloatFormats(),
                 "tq2_0",
                 "scaled by llama3 in architecture bitnet",
             ),
@@ -408,11 +408,13 @@ class TestRefused:
         ids=str,
     )
     def test_what_llama_cpp_lacks(
-        self, tmp_path: Path, options: dict[str, Any], forms: FloatForms, kind: Any, text: str
+        self, tmp_path: Path, options: dict[str, Any], formats: FloatFormats, kind: Any, text: str
     ) -> None:
         folder = source(tmp_path / "s", **options)
         with pytest.raises(UnsupportedModelError, match=text):
-            convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind, forms=forms)
+            convert(
+                open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind, formats=formats
+            )
         assert not (tmp_path / "m").exists()
 
     def test_matmul_free_models(self, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Transformers' form: read back exactly, here and by transformers."""
+"""Transformers' format: read back exactly, here and by transformers."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ from mlx.utils import tree_flatten
 from mlx_mmfree import demo
 from mlx_mmfree.errors import UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.checkpoint.forms import bitnet
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.checkpoint.formats import bitnet
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.ops import pack_ternary
 from tests.hub.checkpoints import GOLDENS, tiny_checkpoint, tiny_transformer
 from tests.hub.test_adapters import LLAMA, build
@@ -22,7 +22,7 @@ from tests.tolerances import TOLERANCE, relative_error
 
 TOKENS = mx.array([[1, 7, 3, 39, 0, 12, 5]])
 SIZES: dict[str, Any] = {"hidden_size": 32, "head_dim": 8, "initializer_range": 0.05}
-MASTERS = FloatForms(keep_masters=True)
+MASTERS = FloatFormats(keep_masters=True)
 
 
 def parameters(source: Path, **options: Any) -> dict[str, mx.array]:
@@ -64,7 +64,7 @@ def test_packed(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hgrn_default", "hgrn_tied", "bitnet_online_bf16"])
 def test_masters(tmp_path: Path, name: str) -> None:
-    convert(open_checkpoint(GOLDENS / name), tmp_path / "m", to="hf", forms=MASTERS, check=False)
+    convert(open_checkpoint(GOLDENS / name), tmp_path / "m", to="hf", formats=MASTERS, check=False)
     assert_same(GOLDENS / name, tmp_path / "m", packed=False)
     assert_same(GOLDENS / name, tmp_path / "m")
 
@@ -112,8 +112,8 @@ def test_codes_are_rounded_once(tmp_path: Path, bits: int, dtype: mx.Dtype | Non
 def test_affine_weights_are_written_out(tmp_path: Path) -> None:
     sizes = SIZES | {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     save_model(tmp_path / "s", tiny_transformer("qwen3", linears=None, **sizes))
-    forms = FloatForms(ternarize_groups=True)
-    convert(open_checkpoint(tmp_path / "s"), tmp_path / "g", forms=forms, check=False)
+    formats = FloatFormats(ternarize_groups=True)
+    convert(open_checkpoint(tmp_path / "s"), tmp_path / "g", formats=formats, check=False)
     report = convert(open_checkpoint(tmp_path / "g"), tmp_path / "m", to="hf")
     assert report.total.difference == 0
     affine, dense = load_model(tmp_path / "g"), load_model(tmp_path / "m", packed=False)
@@ -125,22 +125,22 @@ def test_affine_weights_are_written_out(tmp_path: Path) -> None:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("options", "forms", "text"),
+        ("options", "formats", "text"),
         [
-            ({}, FloatForms(embed_bits=4), "'embed_bits' must be left out"),
-            ({}, FloatForms(head_bits=4), "'head_bits' must be left out"),
-            ({}, FloatForms(ternarize_groups=True), "'ternarize' must be 'tensor'"),
-            ({"attention_bias": True}, FloatForms(), "no bias"),
-            ({"intermediate_size": 42}, FloatForms(), "a multiple of 4"),
+            ({}, FloatFormats(embed_bits=4), "'embed_bits' must be left out"),
+            ({}, FloatFormats(head_bits=4), "'head_bits' must be left out"),
+            ({}, FloatFormats(ternarize_groups=True), "'ternarize' must be 'tensor'"),
+            ({"attention_bias": True}, FloatFormats(), "no bias"),
+            ({"intermediate_size": 42}, FloatFormats(), "a multiple of 4"),
         ],
         ids=str,
     )
     def test_what_transformers_lacks(
-        self, tmp_path: Path, options: dict[str, Any], forms: FloatForms, text: str
+        self, tmp_path: Path, options: dict[str, Any], formats: FloatFormats, text: str
     ) -> None:
         save_model(tmp_path / "s", tiny_transformer(**options))
         with pytest.raises(UnsupportedModelError, match=text):
-            convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="hf", forms=forms)
+            convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="hf", formats=formats)
 
     def test_masters_that_are_gone(self, tmp_path: Path) -> None:
         source = open_checkpoint(GOLDENS / "bitnet_packed")
@@ -148,13 +148,13 @@ class TestRefused:
             r"packed weights alone\. Possible: .*--to gguf.* without 'keep_masters'\. Or convert"
         )
         with pytest.raises(UnsupportedModelError, match=words):
-            convert(source, tmp_path / "m", to="hf", forms=MASTERS)
+            convert(source, tmp_path / "m", to="hf", formats=MASTERS)
 
-    @pytest.mark.parametrize("forms", [FloatForms(), MASTERS], ids=["packed", "masters"])
-    def test_packed_weights_without_a_form(self, tmp_path: Path, forms: FloatForms) -> None:
+    @pytest.mark.parametrize("formats", [FloatFormats(), MASTERS], ids=["packed", "masters"])
+    def test_packed_weights_without_a_format(self, tmp_path: Path, formats: FloatFormats) -> None:
         words = r"no format for its packed weights, .*--to mlx.*--rebuild-masters"
         with pytest.raises(UnsupportedModelError, match=words):
-            convert(open_checkpoint(demo.path()), tmp_path / "m", to="hf", forms=forms)
+            convert(open_checkpoint(demo.path()), tmp_path / "m", to="hf", formats=formats)
 
     def test_packed_matmul_free_model(self, tmp_path: Path) -> None:
         source = open_checkpoint(tiny_checkpoint(tmp_path / "s"))
@@ -170,8 +170,8 @@ def test_transformers_reads_it(tmp_path: Path, model_type: str, masters: bool) -
     from transformers import AutoModelForCausalLM
 
     save_model(tmp_path / "s", tiny_transformer(model_type, **SIZES))
-    forms = FloatForms(keep_masters=masters)
-    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="hf", forms=forms, check=False)
+    formats = FloatFormats(keep_masters=masters)
+    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", to="hf", formats=formats, check=False)
     ours = load_model(tmp_path / "m")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
     linear = theirs.model.layers[1].mlp.down_proj

@@ -1,4 +1,4 @@
-"""MLX's form: exact for this library, and really run by mlx-lm without it."""
+"""MLX's format: exact for this library, and really run by mlx-lm without it."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 
 from mlx_mmfree.errors import CheckpointError, UnsupportedModelError
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.to_folder import MODEL_FILE, FloatForms
+from mlx_mmfree.hub.conversion.to_folder import MODEL_FILE, FloatFormats
 from mlx_mmfree.models.parts.rotation import Rotation
 from mlx_mmfree.models.parts.ternary_linears import TernaryLinears
 from mlx_mmfree.ops.backend.dispatch import use_backend
@@ -120,8 +120,8 @@ def test_transformers(tmp_path: Path, options: dict[str, Any], model_file: str |
 
 def test_dense_model_in_another_dtype(tmp_path: Path) -> None:
     save_model(tmp_path / "s", tiny_transformer("qwen3", linears=None))
-    forms = FloatForms(dtype=mx.float16)
-    report = convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", forms=forms)
+    formats = FloatFormats(dtype=mx.float16)
+    report = convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", formats=formats)
     assert 0 < report.total.difference < 1e-3
     assert {array.dtype for array in stored(tmp_path / "m").values()} == {mx.float16}
     want, got = stored(tmp_path / "s"), stored(tmp_path / "m")
@@ -134,7 +134,7 @@ def test_dense_model_in_another_dtype(tmp_path: Path) -> None:
 def test_exact_scales_lie_beside_rounded_ones(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "s")
     source = open_checkpoint(tmp_path / "s")
-    convert(source, tmp_path / "m", forms=FloatForms(dtype=mx.bfloat16), check=False)
+    convert(source, tmp_path / "m", formats=FloatFormats(dtype=mx.bfloat16), check=False)
     name = "model.layers.0.mlp.down_proj"
     tensors = stored(tmp_path / "m")
     exact = mx.load(str(tmp_path / "m" / "ternary_scales.safetensors"))[f"{name}.weight_scale"]
@@ -148,7 +148,7 @@ def test_exact_scales_lie_beside_rounded_ones(tmp_path: Path) -> None:
     assert mx.array_equal(tensors[f"{name}.biases"], -tensors[f"{name}.scales"])
 
 
-def test_is_the_affine_form_of_mlx(tmp_path: Path) -> None:
+def test_is_the_affine_format_of_mlx(tmp_path: Path) -> None:
     save_model(tmp_path / "s", tiny_transformer(**BIG))
     convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", check=False)
     tensors, config = stored(tmp_path / "m"), json.loads((tmp_path / "m/config.json").read_text())
@@ -170,8 +170,8 @@ def test_is_the_affine_form_of_mlx(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_embedding_and_head_in_few_bits(tmp_path: Path, bits: int, tied: bool) -> None:
     save_model(tmp_path / "s", tiny_transformer(**BIG, tie_word_embeddings=tied))
-    forms = FloatForms(embed_bits=bits, head_bits=None if tied else bits)
-    report = convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", forms=forms)
+    formats = FloatFormats(embed_bits=bits, head_bits=None if tied else bits)
+    report = convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", formats=formats)
     model = load_model(tmp_path / "m")
     assert (model.embed.bits, model.embed.group_size) == (bits, 64)
     assert tied or model.head.bits == bits
@@ -192,8 +192,8 @@ def test_embedding_and_head_in_few_bits(tmp_path: Path, bits: int, tied: bool) -
 
 def test_matmul_free_model_with_an_embedding_in_few_bits(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path / "s", hidden_size=32)
-    forms = FloatForms(embed_bits=8, dtype=mx.float32)
-    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", forms=forms, check=False)
+    formats = FloatFormats(embed_bits=8, dtype=mx.float32)
+    convert(open_checkpoint(tmp_path / "s"), tmp_path / "m", formats=formats, check=False)
     assert load_model(tmp_path / "m").embed.group_size == 32
     ours = weight_only(tmp_path / "m")(TOKENS)[0]
     assert relative_error(mlx_lm_model(tmp_path / "m")(TOKENS), ours) <= TOLERANCE[mx.float32]
@@ -202,10 +202,13 @@ def test_matmul_free_model_with_an_embedding_in_few_bits(tmp_path: Path) -> None
 def test_an_embedding_in_few_bits_keeps_its_codes_in_another_dtype(tmp_path: Path) -> None:
     save_model(tmp_path / "s", tiny_transformer(**BIG))
     convert(
-        open_checkpoint(tmp_path / "s"), tmp_path / "m", forms=FloatForms(embed_bits=4), check=False
+        open_checkpoint(tmp_path / "s"),
+        tmp_path / "m",
+        formats=FloatFormats(embed_bits=4),
+        check=False,
     )
-    forms = FloatForms(dtype=mx.float16)
-    convert(open_checkpoint(tmp_path / "m"), tmp_path / "half", forms=forms, check=False)
+    formats = FloatFormats(dtype=mx.float16)
+    convert(open_checkpoint(tmp_path / "m"), tmp_path / "half", formats=formats, check=False)
     once, again = (load_model(tmp_path / name).embed for name in ("m", "half"))
     assert again.weight.dtype == mx.uint32 and mx.array_equal(again.weight, once.weight)
     assert again.scales.dtype == mx.float16
@@ -244,12 +247,12 @@ def test_already_affine_model_is_kept(tmp_path: Path) -> None:
     save_model(
         tmp_path / "s", tiny_transformer("llama", linears=None, **(BIG | {"hidden_size": 128}))
     )
-    forms = FloatForms(ternarize_groups=True)
+    formats = FloatFormats(ternarize_groups=True)
     with pytest.raises(UnsupportedModelError, match="128 does not divide the 96 inputs"):
-        convert(open_checkpoint(tmp_path / "s"), tmp_path / "g", forms=forms)
+        convert(open_checkpoint(tmp_path / "s"), tmp_path / "g", formats=formats)
     sizes = {**BIG, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
     save_model(tmp_path / "t", tiny_transformer("llama", linears=None, **sizes))
-    convert(open_checkpoint(tmp_path / "t"), tmp_path / "g", forms=forms, check=False)
+    convert(open_checkpoint(tmp_path / "t"), tmp_path / "g", formats=formats, check=False)
     report = convert(open_checkpoint(tmp_path / "g"), tmp_path / "m")
     assert report.total.difference == 0
     assert stored(tmp_path / "g").keys() == stored(tmp_path / "m").keys()
@@ -279,23 +282,23 @@ class TestRefused:
             load_model(tmp_path / "m")
 
     @pytest.mark.parametrize(
-        ("options", "forms", "text"),
+        ("options", "formats", "text"),
         [
-            ({}, FloatForms(head_bits=4), "its head is ternary"),
+            ({}, FloatFormats(head_bits=4), "its head is ternary"),
             (
                 {"linear_class": "dense", "tie_word_embeddings": True},
-                FloatForms(head_bits=4),
+                FloatFormats(head_bits=4),
                 "Use",
             ),
-            ({}, FloatForms(embed_bits=4), "no group of 32 divides its 24 dims"),
+            ({}, FloatFormats(embed_bits=4), "no group of 32 divides its 24 dims"),
         ],
     )
     def test_bits_that_do_not_fit(
-        self, tmp_path: Path, options: dict[str, Any], forms: FloatForms, text: str
+        self, tmp_path: Path, options: dict[str, Any], formats: FloatFormats, text: str
     ) -> None:
         source = open_checkpoint(tiny_checkpoint(tmp_path / "s", **options))
         with pytest.raises(UnsupportedModelError, match=text):
-            convert(source, tmp_path / "m", forms=forms)
+            convert(source, tmp_path / "m", formats=formats)
         assert not (tmp_path / "m").exists()
 
     def test_mlx_lm_asks_before_it_runs_code(self, tmp_path: Path) -> None:

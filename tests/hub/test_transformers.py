@@ -122,7 +122,7 @@ def test_packing_is_that_of_the_definition() -> None:
     import torch
     from transformers.integrations.bitnet import pack_weights
 
-    from mlx_mmfree.hub.checkpoint.forms.bitnet import repack
+    from mlx_mmfree.hub.checkpoint.formats.bitnet import repack
     from mlx_mmfree.ops import pack_ternary
 
     trits = np.random.default_rng(0).integers(-1, 2, (12, 40)).astype(np.float32)

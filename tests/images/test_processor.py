@@ -214,7 +214,7 @@ def test_other_processors_are_refused() -> None:
         ImageProcessor.from_config({**VIT, "image_processor_type": "CLIPImageProcessor"})
 
 
-def test_the_published_forms_of_transformers() -> None:
+def test_the_published_formats_of_transformers() -> None:
     assert ImageProcessor.from_config(VIT) == ImageProcessor(
         (224, 224), (224, 224), 3, "squash", "bilinear", (0.5,) * 3, (0.5,) * 3, False
     )

@@ -1,4 +1,4 @@
-"""BitLinear: both forms agree bit for bit, gradients, packing, other dtypes."""
+"""BitLinear: both formats agree bit for bit, gradients, packing, other dtypes."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from mlx_mmfree.layers import (
 from mlx_mmfree.ops import ternarize
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
-FORMS: list[dict[str, Any]] = [
+FORMATS: list[dict[str, Any]] = [
     {},
     {"norm_eps": 1e-6, "rounding": "half_away"},
     {"bias": True},
@@ -35,9 +35,9 @@ def _layer(input_dims: int = 100, output_dims: int = 33, **options: Any) -> BitL
     return layer
 
 
-@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("options", FORMATS, ids=str)
 @pytest.mark.parametrize("rows", [1, 5, 130])
-def test_packed_equals_training_form(options: dict[str, Any], rows: int) -> None:
+def test_packed_equals_training_variant(options: dict[str, Any], rows: int) -> None:
     layer = _layer(**options)
     x = mx.random.normal((rows, 100))
     if options.get("quantize_activations", True):
@@ -46,7 +46,7 @@ def test_packed_equals_training_form(options: dict[str, Any], rows: int) -> None
         assert relative_error(layer.to_packed()(x), layer(x)) <= TOLERANCE[mx.float32]
 
 
-@pytest.mark.parametrize("options", FORMS[:4], ids=str)
+@pytest.mark.parametrize("options", FORMATS[:4], ids=str)
 def test_rows_do_not_depend_on_each_other(options: dict[str, Any]) -> None:
     layer = _layer(**options).to_packed()
     x = mx.random.normal((64, 100))
@@ -74,7 +74,7 @@ def test_gradients_are_those_of_the_quantised_linear() -> None:
     assert relative_error(got_x, through_norm) <= GRADIENT_TOLERANCE
 
 
-def test_packed_form_passes_the_gradient_to_its_input() -> None:
+def test_packed_format_passes_the_gradient_to_its_input() -> None:
     layer = _layer(norm_eps=1e-6)
     x = mx.random.normal((7, 100))
     got = mx.grad(lambda x: layer.to_packed()(x).sum())(x)
@@ -130,7 +130,7 @@ def test_sizes_must_be_positive(sizes: tuple[int, int]) -> None:
         BitLinear(*sizes)
 
 
-@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("options", FORMATS, ids=str)
 @pytest.mark.parametrize("strength", [0.0, 0.3])
 def test_part_of_the_quantisation(options: dict[str, Any], strength: float) -> None:
     layer = _layer(**options)

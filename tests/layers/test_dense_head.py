@@ -1,4 +1,4 @@
-"""Heads of every form give what their own call gives, and pass gradients on."""
+"""Heads of every format give what their own call gives, and pass gradients on."""
 
 from collections.abc import Callable
 

@@ -80,7 +80,7 @@ def test_stored_vectors_are_those_of_mlx(bits: int, group_size: int) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_whole_equals_pieces_equals_steps(window: dict[str, int], bits: int) -> None:
+def test_whole_equals_chunks_equals_steps(window: dict[str, int], bits: int) -> None:
     keys, values = _vectors(2, 13)
     _, whole = _extended(_empty(2, bits=bits), keys, values, None, **window)
     for cuts in ([6], [3, 4, 11], list(range(1, 13))):

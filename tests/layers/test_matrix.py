@@ -139,7 +139,7 @@ def _exact_classes(source: str, names: set[str]) -> Iterator[int]:
 def test_questions_for_exact_classes_are_found(line: str) -> None:
     assert list(_exact_classes(line, NORMS))
     assert not list(_exact_classes("type(n) is int", NORMS))
-    assert not list(_exact_classes("getattr(type(m), 'form', Form)", NORMS))
+    assert not list(_exact_classes("getattr(type(m), 'variant', Variant)", NORMS))
 
 
 def test_layers_ask_for_no_exact_class() -> None:
@@ -255,7 +255,7 @@ def test_every_layer_answers(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [nn.Linear, nn.Embedding])
-def test_a_layer_of_floats_has_a_form_in_codes(make: Callable[[int, int], nn.Module]) -> None:
+def test_a_layer_of_floats_has_a_format_in_codes(make: Callable[[int, int], nn.Module]) -> None:
     matrix = matrix_of(make(64, 64))
     assert matrix is not None
     codes = matrix_of(matrix.in_codes(32, 4))

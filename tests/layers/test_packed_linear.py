@@ -1,11 +1,11 @@
-"""The packed form of dense linears whose weights are already ternary."""
+"""The packed format of dense linears whose weights are already ternary."""
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlx_mmfree.hub.checkpoint.forms.packed import FORM
+from mlx_mmfree.hub.checkpoint.formats.packed import FORMAT
 from mlx_mmfree.layers import PackedLinear
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.ternary.values import pack_ternary_values
@@ -96,7 +96,7 @@ def test_affine_groups(split: str) -> None:
     made.scales = mx.contiguous(mx.broadcast_to(scales, (rows, 4)))
     made.biases = -made.scales
     x = mx.random.normal((3, columns))
-    layer = FORM.simplify(matrices(made)[""])
+    layer = FORMAT.simplify(matrices(made)[""])
     if split == "groups":
         assert layer is None
         return

@@ -55,7 +55,7 @@ def test_results_lie_one_behind_the_other(linears: list[nn.Module], rows: int) -
             assert relative_error(got, want) <= max(GRADIENT_TOLERANCE, TOLERANCE[want.dtype])
 
 
-def test_a_gate_apart_is_a_gate_in_one_piece(linears: list[nn.Module]) -> None:
+def test_a_gate_apart_is_a_gate_in_one_chunk(linears: list[nn.Module]) -> None:
     x, down = mx.random.normal((2, 5, 12)), nn.Linear(8, 12)
     around = Around(x.dtype, gate="silu", residual=x)
     got = output(inputs(x, linears, dtype=x.dtype), down, around)

@@ -85,8 +85,8 @@ def test_dynamic_scaling_rotates_each_position_with_the_base_of_its_moment(
         want[p] = np.stack([c, d], 1).reshape(-1) if is_interleaved else np.concatenate([c, d])
     y = rope(x)
     assert relative_error(y[0, 0], mx.array(want)) <= FLOAT32
-    pieces = [rope(x[:, :, :9]), rope(x[:, :, 9:10], 9), rope(x[:, :, 10:], mx.array([10]))]
-    assert mx.array_equal(mx.concatenate(pieces, axis=2), y)
+    chunks = [rope(x[:, :, :9]), rope(x[:, :, 9:10], 9), rope(x[:, :, 10:], mx.array([10]))]
+    assert mx.array_equal(mx.concatenate(chunks, axis=2), y)
     plain = RoPE(dims, base=base, is_interleaved=is_interleaved)(x)
     assert relative_error(y[:, :, :trained], plain[:, :, :trained]) <= FLOAT32
     assert relative_error(y[:, :, trained:], plain[:, :, trained:]) > 0.1

@@ -19,14 +19,14 @@ def test_formula() -> None:
 
 
 @pytest.mark.parametrize("kernel_size", [1, 2, 4])
-def test_pieces_equal_the_whole(kernel_size: int) -> None:
+def test_chunks_equal_the_whole(kernel_size: int) -> None:
     convolution = ShortConvolution(5, kernel_size)
     x = mx.random.normal((2, 7, 5), key=mx.random.key(1))
     state = convolution.init_state(2, mx.float32)
     whole, last = convolution(x, state)
     parts = []
-    for piece in mx.split(x, 7, axis=1):
-        y, state = convolution(piece, state)
+    for chunk in mx.split(x, 7, axis=1):
+        y, state = convolution(chunk, state)
         parts.append(y)
     assert mx.array_equal(mx.concatenate(parts, axis=1), whole)
     assert mx.array_equal(state, last)
@@ -40,8 +40,8 @@ def test_a_new_sample_sees_zeros_before_it(kernel_size: int) -> None:
     starts = mx.array([[t in (2, 7) for t in range(9)]])
     y, state = convolution(x, carried, Context(starts=starts))
     parts, last = [], carried
-    for piece in mx.split(x, [2, 7], axis=1):
-        part, last = convolution(piece, last)
+    for chunk in mx.split(x, [2, 7], axis=1):
+        part, last = convolution(chunk, last)
         parts.append(part)
         last_of_row, last = last, mx.zeros_like(last)
     assert mx.array_equal(y, mx.concatenate(parts, axis=1))

@@ -132,9 +132,9 @@ def test_an_unknown_architecture_is_told_before_missing_weights(tmp_path: Path) 
         load(tmp_path)
 
 
-def test_forms_and_settings_of_another_kind(model: Decoder) -> None:
+def test_formats_and_settings_of_another_kind(model: Decoder) -> None:
     with pytest.raises(
-        ValueError, match=r"'form' must be one of 'dense', 'ternary' but got 'dens'"
+        ValueError, match=r"'format' must be one of 'dense', 'ternary' but got 'dens'"
     ):
         fuse(model, "dens")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be FineTuneSettings but got dict\. Make them"):

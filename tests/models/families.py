@@ -1,4 +1,4 @@
-"""Small models of families whose members must do everything, in the forms that are published."""
+"""Small models of families whose members must do everything, in the formats that are published."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 
 from mlx_mmfree.hub import convert, open_checkpoint, save_model
-from mlx_mmfree.hub.conversion.to_folder import FloatForms, ternarize_groups
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats, ternarize_groups
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.rotated import RotatedEmbedding, RotatedLinear
 from mlx_mmfree.models import Decoder
@@ -34,10 +34,10 @@ def in_floats(folder: Path, kind: str, **options: Any) -> None:
 
 
 def in_codes(folder: Path, kind: str, **options: Any) -> None:
-    """Writes a model in MLX's affine form of 2 bits, ternary by group."""
+    """Writes a model in MLX's affine format of 2 bits, ternary by group."""
     in_floats(folder.with_name("floats"), kind, **options)
-    forms = FloatForms(ternarize_groups=True)
-    convert(open_checkpoint(folder.with_name("floats")), folder, forms=forms, check=False)
+    formats = FloatFormats(ternarize_groups=True)
+    convert(open_checkpoint(folder.with_name("floats")), folder, formats=formats, check=False)
 
 
 def rotate(model: Decoder) -> Decoder:

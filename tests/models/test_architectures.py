@@ -56,7 +56,7 @@ def test_known_types() -> None:
 def test_records_hold_together(model_type: str) -> None:
     architecture = find(model_type)
     assert architecture.name == model_type
-    assert "mmfree" in architecture.packed_forms
+    assert "mmfree" in architecture.packed_formats
     config = architecture.config.from_hub(architecture.tiny)
     assert config.to_hub()["model_type"] == model_type
     assert architecture.config.from_hub(config.to_hub()) == config

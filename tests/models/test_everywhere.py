@@ -18,7 +18,7 @@ from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.hub.conversion.verify import verify
 from mlx_mmfree.hub.publish.upload import plan_upload
 from mlx_mmfree.models import Decoder
@@ -119,7 +119,9 @@ def test_convert_verify_and_upload(folder: Path, tmp_path: Path) -> None:
     mx.save_safetensors(str(weights), tensors | {name: changed})
     with pytest.raises(CheckpointError, match=r"\[(verify|load)\] tensor"):
         verify(
-            ParameterReader(source), ParameterReader(open_checkpoint(weights.parent)), FloatForms()
+            ParameterReader(source),
+            ParameterReader(open_checkpoint(weights.parent)),
+            FloatFormats(),
         )
 
 

@@ -1,4 +1,4 @@
-"""Gradients of whole models: against finite differences in float64, and between their forms."""
+"""Gradients of whole models: against finite differences in float64, and between their formats."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 24,
     "initializer_range": 0.3,
 }
-FORMS: dict[str, dict[str, Any]] = {
+FORMATS: dict[str, dict[str, Any]] = {
     "ternary": {},
     "ternary-tied": {"tie_word_embeddings": True},
     "ternary-shared-conv": {"use_short_conv": True},
@@ -94,25 +94,25 @@ def _check(model: Decoder, point: dict[str, np.ndarray]) -> set[str]:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("form", FORMS)
-def test_every_parameter_against_finite_differences(form: str) -> None:
-    model = _build("hgrn_bit", **FORMS[form])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_parameter_against_finite_differences(format: str) -> None:
+    model = _build("hgrn_bit", **FORMATS[format])
     point = _as_numpy(model.parameters())
     assert _check(model, point) == set(point)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("form", FORMS)
-def test_every_adapter_against_finite_differences(form: str, kind: AdapterKind) -> None:
-    model = _build("hgrn_bit", **FORMS[form])
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_adapter_against_finite_differences(format: str, kind: AdapterKind) -> None:
+    model = _build("hgrn_bit", **FORMATS[format])
     point = _as_numpy(model.parameters())
     names = add_adapters(pack_linears(model), lambda *_: True, kind=kind, rank=2, scale=SCALE)
     _train_a_little(model)
     point |= _as_numpy(model.trainable_parameters())
     ends = ("lora_a", "lora_b") + (("m",) if kind == "dora" else ())
     assert _check(model, point) == {f"{name}.{end}" for name in names for end in ends}
-    assert "embed" in names and ("head" in names or form == "dense-tied")
+    assert "embed" in names and ("head" in names or format == "dense-tied")
 
 
 def _without_codes(model: Decoder) -> list[tuple[str, mx.array]]:

@@ -95,8 +95,8 @@ def test_a_text_goes_on_from_a_state() -> None:
     assert [state.shape for state in last[:2]] == [(2, DIMS), (2, 1, DIMS)]
     for cuts in ([2], [1, 2, 3, 4]):
         state, parts = model.init_state(2), []
-        for piece in mx.split(TOKENS, cuts, axis=1):
-            logits, state = model(piece, state)
+        for chunk in mx.split(TOKENS, cuts, axis=1):
+            logits, state = model(chunk, state)
             parts.append(logits)
         _assert_close(mx.concatenate(parts, axis=1), want)
         _assert_close(state, last)

@@ -44,7 +44,7 @@ def _translator() -> EncoderDecoder:
     return EncoderDecoder(nn.Embedding(10, DIMS), _stack(), blocks, nn.RMSNorm(DIMS))
 
 
-def test_a_target_is_read_whole_in_pieces_and_token_by_token() -> None:
+def test_a_target_is_read_whole_in_chunks_and_token_by_token() -> None:
     model = _translator()
     want, _ = model(SOURCE, TOKENS)
     assert want.shape == (2, 5, 10)

@@ -1,4 +1,4 @@
-"""The HGRN-bit architecture: configuration, names, forms, padding."""
+"""The HGRN-bit architecture: configuration, names, formats, padding."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Llama and BitNet: published sizes, configurations, forms, states, what is refused."""
+"""Llama and BitNet: published sizes, configurations, formats, states, what is refused."""
 
 from typing import Any
 
@@ -223,14 +223,14 @@ def test_dynamic_scaling_is_read_and_written(key: str, spelling: str) -> None:
     assert config_of(**config.to_hub()) == config
 
 
-def test_dynamic_scaling_does_not_depend_on_the_pieces() -> None:
+def test_dynamic_scaling_does_not_depend_on_the_chunks() -> None:
     keys = {"max_position_embeddings": 8, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
     plain, model = build_seeded(), build_seeded(**keys)
     tokens = mx.random.randint(0, 64, (1, 40), key=mx.random.key(0))
     whole, _ = model(tokens)
     state, parts = None, []
-    for piece in mx.split(tokens, [7, 8, 9, 21], axis=1):
-        logits, state = model(piece, state)
+    for chunk in mx.split(tokens, [7, 8, 9, 21], axis=1):
+        logits, state = model(chunk, state)
         parts.append(logits)
     assert relative_error(mx.concatenate(parts, axis=1), whole) <= FLOAT32
     unscaled = plain(tokens)[0]

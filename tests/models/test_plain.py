@@ -1,4 +1,4 @@
-"""Every architecture computes what its definitions say, in its training form and packed."""
+"""Every architecture computes what its definitions say, in its training variant and packed."""
 
 import mlx.core as mx
 import mlx.nn as nn

@@ -1,4 +1,4 @@
-"""Faults planted in Qwen3.5 and in its rotation change the logits of published forms at once."""
+"""Faults planted in Qwen3.5 and in its rotation change the logits of published formats at once."""
 
 from collections.abc import Callable
 from functools import cache
@@ -181,11 +181,11 @@ def test_faults_of_code(case: str, fault: Fault, monkeypatch: Patch) -> None:
 
 
 def test_heads_in_the_order_of_the_file() -> None:
-    form = qwen3_5_text._GGUF
-    held = form.heads
+    format = qwen3_5_text._GGUF
+    held = format.heads
     assert error(TILED, model_of(TILED)) <= TOLERANCE
     try:
-        object.__setattr__(form, "heads", lambda name, config: None)
+        object.__setattr__(format, "heads", lambda name, config: None)
         assert error(TILED, model_of(TILED)) > 10 * TOLERANCE
     finally:
-        object.__setattr__(form, "heads", held)
+        object.__setattr__(format, "heads", held)

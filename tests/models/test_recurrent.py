@@ -58,7 +58,7 @@ def test_config_survives_a_round_trip(kind: str, attn: Any) -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, *DELTA_RULES])
 @pytest.mark.parametrize("attn", [None, HYBRID], ids=["plain", "hybrid"])
-def test_whole_is_pieces(kind: str, attn: Any) -> None:
+def test_whole_is_chunks(kind: str, attn: Any) -> None:
     model = build(kind, attn=attn, num_hidden_layers=3)
     whole, _ = model(TOKENS)
     state, parts = None, []
@@ -66,8 +66,8 @@ def test_whole_is_pieces(kind: str, attn: Any) -> None:
         end = {0: 3, 5: 7}.get(n, n + 1)
         logits, state = model(TOKENS[:, n:end], state)
         parts.append(logits)
-    pieces = mx.concatenate(parts, axis=1)
-    assert relative_error(pieces, whole) <= TOLERANCE[mx.float32]
+    chunks = mx.concatenate(parts, axis=1)
+    assert relative_error(chunks, whole) <= TOLERANCE[mx.float32]
 
 
 def test_bounds_are_of_blocks_with_gates() -> None:

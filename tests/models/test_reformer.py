@@ -136,7 +136,7 @@ def test_a_text_beyond_the_positions_ends_in_an_error() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
-def test_up_to_a_chunk_whole_is_pieces(count: int) -> None:
+def test_up_to_a_chunk_whole_is_chunks(count: int) -> None:
     model = build()
     tokens = mx.random.randint(0, 60, (2, 8))
     whole, _ = model(tokens)

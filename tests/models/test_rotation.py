@@ -219,7 +219,7 @@ def test_theta_where_it_is_missing() -> None:
 
 
 @pytest.mark.parametrize("is_normed", [False, True])
-def test_yarn_does_not_depend_on_the_pieces(is_normed: bool) -> None:
+def test_yarn_does_not_depend_on_the_chunks(is_normed: bool) -> None:
     mx.random.seed(2)
     rope = RoPE(8, attention_factor=1.7)
     norms = AttentionNorms(qk_eps=1e-6 if is_normed else None)
@@ -229,8 +229,8 @@ def test_yarn_does_not_depend_on_the_pieces(is_normed: bool) -> None:
     x = mx.random.normal((1, 12, 32))
     whole, _ = mixer(x)
     state, parts = None, []
-    for piece in mx.split(x, [5, 6, 7], axis=1):
-        y, state = mixer(piece, state)
+    for chunk in mx.split(x, [5, 6, 7], axis=1):
+        y, state = mixer(chunk, state)
         parts.append(y)
     assert relative_error(mx.concatenate(parts, axis=1), whole) <= FLOAT32
     assert relative_error(whole, plain(x)[0]) > 100 * FLOAT32

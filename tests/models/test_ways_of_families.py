@@ -22,7 +22,7 @@ from mlx_mmfree.hub import Tokenizer, convert, load, load_model, open_checkpoint
 from mlx_mmfree.hub.adapters.adapter import attach
 from mlx_mmfree.hub.adapters.adapter_folder import read_adapter
 from mlx_mmfree.hub.checkpoint.parameter_reader import ParameterReader
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.hub.conversion.verify import verify
 from mlx_mmfree.hub.publish.runtimes import MLX_LM, opening
 from mlx_mmfree.hub.publish.upload import plan_upload
@@ -194,7 +194,7 @@ def test_verify_finds_a_damaged_tensor(family: str, folder: Path, tmp_path: Path
     weights.unlink()
     mx.save_safetensors(str(weights), tensors | {name: words.reshape(tensors[name].shape)})
     with pytest.raises(CheckpointError, match=r"\[verify\] tensor .*down_proj"):
-        verify(ParameterReader(source), ParameterReader(open_checkpoint(place)), FloatForms())
+        verify(ParameterReader(source), ParameterReader(open_checkpoint(place)), FloatFormats())
 
 
 @pytest.mark.exhaustive

@@ -45,7 +45,7 @@ FAULTS = {
         ("tokenizer/test_chat_template.py",),
     ),
     "gguf: signs have the scale of trits": Fault(
-        "hub/checkpoint/forms/affine.py",
+        "hub/checkpoint/formats/affine.py",
         "factor=2 if bits == 1 else 1",
         "factor=1",
         ("hub/test_gguf_q2_0.py",),
@@ -220,8 +220,8 @@ FAULTS = {
     ),
     "download: what an earlier start brought is not hashed": Fault(
         "hub/remote/cache_content.py",
-        "(_PIECE_BYTES):\n            self._count(piece)",
-        "(_PIECE_BYTES):\n            self.nbytes += len(piece)",
+        "(_PIECE_BYTES):\n            self._count(chunk)",
+        "(_PIECE_BYTES):\n            self.nbytes += len(chunk)",
         ("hub/test_download.py",),
     ),
     "download: waits for as long as a server asks": Fault(
@@ -399,7 +399,7 @@ FAULTS = {
         "high = query // step * step + 1",
         ("layers/test_windows.py",),
     ),
-    "window: a piece forgets which tokens of it are padding": Fault(
+    "window: a chunk forgets which tokens of it are padding": Fault(
         "layers/context.py",
         "mx.clip(self.counts - start, 0, stop - start)",
         "mx.clip(self.counts, 0, stop - start)",
@@ -635,8 +635,8 @@ FAULTS = {
     ),
     "sessions: a session is told to be on the disk before it is": Fault(
         "generation/storage/session_store.py",
-        "            folder.write(key, content, pieces)\n",
-        "            self._disk.add(key, None, 9)\n            folder.write(key, content, pieces)\n",
+        "            folder.write(key, content, chunks)\n",
+        "            self._disk.add(key, None, 9)\n            folder.write(key, content, chunks)\n",
         ("generation/sessions/test_kills.py",),
     ),
     "sessions: files are written under their names": Fault(
@@ -862,13 +862,13 @@ FAULTS = {
         ("hub/test_qwen35_to_gguf.py",),
     ),
     "qwen: a rotated head that is the embedding is no version of its own": Fault(
-        "hub/checkpoint/forms/hadamard.py",
+        "hub/checkpoint/formats/hadamard.py",
         '"version": 2 if is_shared else 1,',
         '"version": 1,',
         ("hub/test_qwen35_to_gguf.py",),
     ),
     "qwen: signs may be any numbers": Fault(
-        "hub/checkpoint/forms/hadamard.py",
+        "hub/checkpoint/formats/hadamard.py",
         "wrong = mx.abs(signs) != 1",
         "wrong = mx.abs(signs) < 0",
         ("hub/test_rotated.py",),

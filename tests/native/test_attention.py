@@ -18,7 +18,7 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 LAYOUTS = {
     "dense": lambda x: x,
     "tokens first": lambda x: mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2),
-    "with room": lambda x: mx.pad(x, [(0, 0), (0, 0), (0, 3), (0, 0)])[:, :, : x.shape[2]],
+    "with capacity": lambda x: mx.pad(x, [(0, 0), (0, 0), (0, 3), (0, 0)])[:, :, : x.shape[2]],
     "reversed": lambda x: mx.contiguous(x[..., ::-1])[..., ::-1],
     "shared": lambda x: mx.broadcast_to(x[:1], x.shape),
 }

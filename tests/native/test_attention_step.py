@@ -30,7 +30,7 @@ def arguments(
     dtype: mx.Dtype = mx.float32,
     stored: mx.Dtype | None = None,
 ) -> tuple[list[mx.array], dict[str, Any]]:
-    """Rows that have read these numbers of tokens, with some room left."""
+    """Rows that have read these numbers of tokens, with some space left."""
     batch, heads = len(lengths), groups * shared
     used = slots_after(0, max(lengths), window, sinks)
     positions = held_positions(mx.array(lengths), used, window, sinks).astype(mx.int32)
@@ -240,13 +240,13 @@ def test_transforms(window: tuple[int | None, int]) -> None:
     [
         ({"num_heads": 3}, r"shapes \(B, 1, \(H \+ 2G\) K\)"),
         ({"key_norm": mx.ones(8)}, "must be given together"),
-        ({"room": 3}, "must have a slot for each of 'positions'"),
-        ({"room": 0}, "must have a slot for each of 'positions'"),
+        ({"capacity": 3}, "must have a slot for each of 'positions'"),
+        ({"capacity": 0}, "must have a slot for each of 'positions'"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:
     given, options = arguments([4], 2, 2, 8)
-    if (room := change.pop("room", None)) is not None:
-        given[1:3] = (x[:, :, :room] for x in given[1:3])
+    if (capacity := change.pop("capacity", None)) is not None:
+        given[1:3] = (x[:, :, :capacity] for x in given[1:3])
     with pytest.raises(ValueError, match=message):
         attention_step(*given, **options | change)

@@ -87,9 +87,9 @@ def dense_matmul() -> Call:
     if random.random() < 0.5:
         return lambda: ops.dense_matmul(x, weight)
     bits, rounds = random.choice([(4, None), (2, None), (2, 8)])
-    form = ops.AffineForm(*mx.quantize(weight, group_size=32, bits=bits)[1:], 32, bits)
+    variant = ops.AffineFormat(*mx.quantize(weight, group_size=32, bits=bits)[1:], 32, bits)
     codes = mx.quantize(weight, group_size=32, bits=bits)[0]
-    return lambda: ops.dense_matmul(x, codes, form, activation_bits=rounds)
+    return lambda: ops.dense_matmul(x, codes, variant, activation_bits=rounds)
 
 
 def depthwise_convolution() -> Call:
@@ -205,7 +205,7 @@ CALLS = [
 ]
 
 
-def forms(results: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+def variants(results: Any) -> list[tuple[tuple[int, ...], mx.Dtype]]:
     """Shapes and dtypes of results that are never computed."""
     arrays = [results] if isinstance(results, mx.array) else results
     return [(array.shape, array.dtype) for array in arrays]
@@ -217,9 +217,9 @@ def test_shapes_and_dtypes_are_those_of_the_definition(draw: Callable[[], Call])
     for _ in range(100):
         call = draw()
         with ops.use_backend("native"):
-            got = forms(call())
+            got = variants(call())
         with ops.use_backend("reference"):
-            assert got == forms(call())
+            assert got == variants(call())
 
 
 def test_each_operation_is_asked() -> None:
@@ -237,7 +237,7 @@ def test_a_shape_may_change_behind_a_compiled_function() -> None:
     compiled = mx.compile(call, shapeless=True)
     with ops.use_backend("native"):
         for given in (x, y):
-            assert forms(compiled(given)) == forms(call(given))
+            assert variants(compiled(given)) == variants(call(given))
 
 
 @pytest.mark.parametrize("sinks", range(4))
@@ -245,14 +245,14 @@ def test_a_shape_may_change_behind_a_compiled_function() -> None:
 def test_slots_are_those_of_the_definition(window: int | None, sinks: int) -> None:
     lengths = mx.arange(30)
     used = slots_after(0, 29, window, sinks)
-    room = used + 1
+    capacity = used + 1
     projected = mx.ones((30, 1, 3))
-    buffers = [mx.zeros((30, 1, room, 1)) for _ in range(2)]
+    buffers = [mx.zeros((30, 1, capacity, 1)) for _ in range(2)]
     positions = held_positions(lengths, used, window, sinks).astype(mx.int32)
     options = {"num_heads": 1, "window": window, "sinks": sinks}
     with ops.use_backend("native"):
         _, keys, values, after = ops.attention_step(projected, *buffers, positions, **options)
-    slots = mx.arange(room) == new_slots(lengths, 1, window, sinks)
+    slots = mx.arange(capacity) == new_slots(lengths, 1, window, sinks)
     for written in (keys, values):
         assert mx.array_equal(written[:, 0, :, 0], slots.astype(mx.float32))
     count = slots_after(used, 1, window, sinks)
@@ -273,7 +273,7 @@ def test_products_of_codes_have_the_gradient_of_the_definition() -> None:
 
     def loss(*given: mx.array) -> mx.array:
         x, scales, biases = given
-        return ops.dense_matmul(x, codes, ops.AffineForm(scales, biases, 32, 4)).square().sum()
+        return ops.dense_matmul(x, codes, ops.AffineFormat(scales, biases, 32, 4)).square().sum()
 
     gradients = []
     for backend in ("native", "reference"):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_mmfree import native
-from mlx_mmfree.ops import AffineForm
+from mlx_mmfree.ops import AffineFormat
 from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES
 from mlx_mmfree.ops.dense_matmul import native as compiled
 from tests.ops.test_dense_matmul import exact, quantize
@@ -25,8 +25,8 @@ def heavy_tailed(*shape: int) -> mx.array:
     return mx.random.normal(shape) * mx.exp(mx.random.normal(shape))
 
 
-def multiply(x: mx.array, weight: mx.array, form: AffineForm | None = None) -> np.ndarray:
-    return np.array(compiled(x, weight, form))
+def multiply(x: mx.array, weight: mx.array, variant: AffineFormat | None = None) -> np.ndarray:
+    return np.array(compiled(x, weight, variant))
 
 
 def assert_close(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
@@ -65,9 +65,9 @@ def test_codes(bits: int, instructions: str, threads: int) -> None:
     mx.random.seed(bits)
     for group_size, groups, dtype in product(GROUP_SIZES, (1, 3, 21), DTYPES):
         dims = group_size * groups
-        codes, form = quantize(50, dims, group_size, bits, dtype)
+        codes, variant = quantize(50, dims, group_size, bits, dtype)
         x = heavy_tailed(7, dims)
-        assert_close(multiply(x, codes, form), exact(x, codes, form), TOLERANCE[mx.float32])
+        assert_close(multiply(x, codes, variant), exact(x, codes, variant), TOLERANCE[mx.float32])
 
 
 def rounded(x: mx.array) -> mx.array:
@@ -83,13 +83,13 @@ def rounded(x: mx.array) -> mx.array:
 def test_rounded_activations(bits: int, instructions: str, threads: int) -> None:
     mx.random.seed(bits)
     for group_size, groups, dtype in product(GROUP_SIZES, (1, 3, 21, 40), DTYPES):
-        codes, form = quantize(50, group_size * groups, group_size, bits, dtype)
+        codes, variant = quantize(50, group_size * groups, group_size, bits, dtype)
         x = heavy_tailed(7, group_size * groups)
-        got = np.array(compiled(x, codes, form, True))
-        assert_close(got, exact(rounded(x), codes, form), TOLERANCE[mx.float32])
-        assert np.array_equal(np.array(compiled(x[2:5], codes, form, True)), got[2:5])
+        got = np.array(compiled(x, codes, variant, True))
+        assert_close(got, exact(rounded(x), codes, variant), TOLERANCE[mx.float32])
+        assert np.array_equal(np.array(compiled(x[2:5], codes, variant, True)), got[2:5])
     x[1, 3], x[4] = np.nan, 0
-    got = np.array(compiled(x, codes, form, True))
+    got = np.array(compiled(x, codes, variant, True))
     assert np.isnan(got).all(-1).tolist() == [row == 1 for row in range(7)]
     assert not got[4].any()
 
@@ -99,17 +99,17 @@ def test_rounded_activations(bits: int, instructions: str, threads: int) -> None
 def test_a_row_does_not_depend_on_the_others(bits: int, instructions: str, threads: int) -> None:
     mx.random.seed(bits)
     x = heavy_tailed(150, 320)
-    form = None
+    variant = None
     if bits == 16:
         weight = mx.random.normal((77, 320)).astype(mx.bfloat16)
     else:
-        weight, form = quantize(77, 320, 64, bits)
-    whole = multiply(x, weight, form)
+        weight, variant = quantize(77, 320, 64, bits)
+    whole = multiply(x, weight, variant)
     for rows in (1, 2, 3, 4, 5, 6, 8, 70):
-        assert np.array_equal(multiply(x[3 : 3 + rows], weight, form), whole[3 : 3 + rows])
+        assert np.array_equal(multiply(x[3 : 3 + rows], weight, variant), whole[3 : 3 + rows])
     before = native.kernels().threads()
     native.kernels().set_threads(1)
-    assert np.array_equal(multiply(x, weight, form), whole)
+    assert np.array_equal(multiply(x, weight, variant), whole)
     native.kernels().set_threads(before)
 
 
@@ -122,32 +122,32 @@ def test_a_bad_row_stays_alone(bad: float, instructions: str) -> None:
     floats = multiply(mx.array(x), weight)
     assert not np.isfinite(floats[4]).any()
     assert np.isfinite(floats[rest]).all()
-    codes, form = quantize(20, 128, 32, 4)
-    quantized = multiply(mx.array(x), codes, form)
+    codes, variant = quantize(20, 128, 32, 4)
+    quantized = multiply(mx.array(x), codes, variant)
     assert np.isnan(quantized[4]).all()
     assert np.isfinite(quantized[rest]).all()
 
 
 def test_extreme_activations(instructions: str) -> None:
     mx.random.seed(0)
-    codes, form = quantize(30, 256, 64, 8)
+    codes, variant = quantize(30, 256, 64, 8)
     for scale in (1e-25, 1.0, 1e30):
         x = mx.random.normal((3, 256)) * scale
-        assert_close(multiply(x, codes, form), exact(x, codes, form), TOLERANCE[mx.float32])
-    assert not multiply(mx.zeros((2, 256)), codes, form).any()
+        assert_close(multiply(x, codes, variant), exact(x, codes, variant), TOLERANCE[mx.float32])
+    assert not multiply(mx.zeros((2, 256)), codes, variant).any()
     # the largest sums of whole numbers that there are
     for sign in (-1, 1):
         x = mx.full((1, 256), 1.0 * sign)
-        ones = AffineForm(mx.ones((1, 4)), mx.zeros((1, 4)), 64, 8)
+        ones = AffineFormat(mx.ones((1, 4)), mx.zeros((1, 4)), 64, 8)
         got = multiply(x, mx.full((1, 64), 0xFFFFFFFF, dtype=mx.uint32), ones)
         assert got.item() == pytest.approx(sign * 255 * 256, rel=1e-6)
 
 
 def test_strides_batches_and_empty_arrays() -> None:
     mx.random.seed(2)
-    x, (codes, form) = mx.random.normal((4, 3, 64)), quantize(10, 64, 32, 6)
+    x, (codes, variant) = mx.random.normal((4, 3, 64)), quantize(10, 64, 32, 6)
     weight = mx.random.normal((10, 64)).astype(mx.float16)
-    for w, f in ((codes, form), (weight, None)):
+    for w, f in ((codes, variant), (weight, None)):
         flat = multiply(x.reshape(12, 64), w, f)
         assert np.array_equal(multiply(x, w, f), flat.reshape(4, 3, 10))
         assert np.array_equal(multiply(mx.contiguous(x.T).T, w, f), flat.reshape(4, 3, 10))
@@ -160,16 +160,16 @@ def test_strides_batches_and_empty_arrays() -> None:
 
 
 def test_kernels_check_their_arguments() -> None:
-    module, (codes, form) = native.kernels(), quantize(10, 64, 32, 4)
+    module, (codes, variant) = native.kernels(), quantize(10, 64, 32, 4)
     x = mx.zeros((2, 64))
     with pytest.raises(ValueError, match="'x' must be float32"):
         module.dense_matmul(x.astype(mx.float16), mx.zeros((3, 64)), None, None, 0)
     with pytest.raises(ValueError, match="must be float32, float16 or bfloat16"):
         module.dense_matmul(x, mx.zeros((3, 64), mx.int32), None, None, 0)
     with pytest.raises(ValueError, match="'biases' like 'scales'"):
-        module.dense_matmul(x, codes, form.scales, form.biases[:5], 4)
+        module.dense_matmul(x, codes, variant.scales, variant.biases[:5], 4)
     with pytest.raises(ValueError, match="with 1, 2, 4, 6 or 8 bits"):
-        module.dense_matmul(x, codes, form.scales, form.biases, 8)
+        module.dense_matmul(x, codes, variant.scales, variant.biases, 8)
 
 
 @given(data=st.data())
@@ -180,15 +180,15 @@ def test_any_shape(data: st.DataObject) -> None:
     mx.random.seed(data.draw(st.integers(0, 2**32 - 1)))
     module = native.kernels()
     before = module.kernel_name(), module.threads()
-    codes, form = quantize(outputs, groups * group_size, group_size, bits)
+    codes, variant = quantize(outputs, groups * group_size, group_size, bits)
     x = heavy_tailed(rows, groups * group_size)
-    want = exact(x, codes, form)
+    want = exact(x, codes, variant)
     module.use_kernels(data.draw(st.sampled_from(module.kernel_names())))
     module.set_threads(data.draw(st.integers(1, 4)))
     try:
-        got = multiply(x, codes, form)
+        got = multiply(x, codes, variant)
     finally:
         module.use_kernels(before[0])
         module.set_threads(before[1])
-    size = np.abs(exact(mx.abs(x), codes, form)).max()
+    size = np.abs(exact(mx.abs(x), codes, variant)).max()
     assert np.abs(got - want).max() <= TOLERANCE[mx.float32] * max(np.abs(want).max(), size)

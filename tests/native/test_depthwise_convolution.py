@@ -12,7 +12,7 @@ if reason := native.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
-# one place, maps smaller than the window, and more than a strip of rows and a piece of columns
+# one place, maps smaller than the window, and more than a strip of rows and a chunk of columns
 MAPS = [(1, 1, 5), (3, 4, 16), (7, 7, 33), (15, 2, 3), (16, 58, 20), (2, 115, 17)]
 
 

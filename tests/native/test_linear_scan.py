@@ -63,9 +63,9 @@ def parts(f: mx.array, i: mx.array, state: mx.array) -> dict[str, tuple[mx.array
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("size", [(3, 7, 34), (2, 40, 1), (1, 1, 6)], ids=str)
-@pytest.mark.parametrize("form", list(parts(*random_inputs(1, 1, 2))))
-def test_inputs_of_any_layout(form: str, size: tuple[int, int, int], threads: int) -> None:
-    inputs = parts(*random_inputs(*size))[form]
+@pytest.mark.parametrize("variant", list(parts(*random_inputs(1, 1, 2))))
+def test_inputs_of_any_layout(variant: str, size: tuple[int, int, int], threads: int) -> None:
+    inputs = parts(*random_inputs(*size))[variant]
     copies = tuple(mx.contiguous(x) for x in inputs)
     for got, wanted in zip(compiled(*inputs), reference(*copies), strict=True):
         assert mx.array_equal(got, wanted)
@@ -106,12 +106,12 @@ def test_rows_and_chunks_keep_their_bits() -> None:
     states, last = compiled(f, i, state)
     row_states, row_last = compiled(f[3:4], i[3:4], state[3:4])
     assert mx.array_equal(row_states, states[3:4]) and mx.array_equal(row_last, last[3:4])
-    pieces = []
+    chunks = []
     carried = state
     for start, stop in ((0, 1), (1, 18), (18, 40)):
-        piece, carried = compiled(f[:, start:stop], i[:, start:stop], carried)
-        pieces.append(piece)
-    assert mx.array_equal(mx.concatenate(pieces, axis=1), states) and mx.array_equal(carried, last)
+        chunk, carried = compiled(f[:, start:stop], i[:, start:stop], carried)
+        chunks.append(chunk)
+    assert mx.array_equal(mx.concatenate(chunks, axis=1), states) and mx.array_equal(carried, last)
 
 
 def test_strided_inputs() -> None:

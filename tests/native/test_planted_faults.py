@@ -344,7 +344,7 @@ FAULTS = {
     "missing barrier": Fault(
         "runtime/thread_pool.cpp", "while (inside != 0)", "while (false)", "runtime/thread_pool.cpp"
     ),
-    "piece done twice": Fault(
+    "chunk done twice": Fault(
         "runtime/thread_pool.cpp",
         "first = owner.next.fetch_add(step_);",
         "first = owner.next.load(); owner.next.store(first + step_);",

@@ -15,7 +15,7 @@ if reason := native.unavailable():
     pytest.skip(reason, allow_module_level=True)
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
-FORMS: list[dict[str, Any]] = [
+VARIANTS: list[dict[str, Any]] = [
     {"eps": eps, "rounding": rounding}
     for eps in (None, 1e-6)
     for rounding in ("half_even", "half_away")
@@ -39,7 +39,7 @@ def scaled_values(x: mx.array, weight: mx.array | None, eps: float | None) -> np
     return y * 127 / np.maximum(np.abs(y).max(-1, keepdims=True), 1e-5)
 
 
-@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_values(options: dict[str, Any], instructions: str) -> None:
     for dtype, dims in product(DTYPES, [1, 15, 64, 65, 100, 2560]):
         check_values(options, dtype, dims)
@@ -98,7 +98,7 @@ def test_every_half_precision_number_is_read(dtype: mx.Dtype, instructions: str)
     assert mx.array_equal(scale, want_scale, equal_nan=True)
 
 
-@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_zero_tiny_and_bad_rows(options: dict[str, Any], instructions: str) -> None:
     rows = np.random.default_rng(0).normal(size=(7, 100)).astype(np.float32)
     rows[1], rows[2] = 0, rows[2] * 1e-8
@@ -114,7 +114,7 @@ def test_zero_tiny_and_bad_rows(options: dict[str, Any], instructions: str) -> N
     assert not codes[1].any()
 
 
-@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_are_those_of_the_definition(options: dict[str, Any], dtype: mx.Dtype) -> None:
     x, weight = inputs(5, 37, dtype, options["eps"])

@@ -14,13 +14,13 @@ from mlx_mmfree.ops.backend.dispatch import operations
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 
 # sizes are tried in float32; the kernels' own tests try them in each dtype
-FORMS = [
+VARIANTS = [
     *((size, mx.float32) for size in (1, 31, 33, 63, 100)),
     (33, mx.float16),
     (100, mx.bfloat16),
 ]
 # computed as in float32: what is left to see is the dtype of results and gradients
-REFERENCE_FORMS = FORMS[-3:]
+REFERENCE_VARIANTS = VARIANTS[-3:]
 
 
 class Case(NamedTuple):
@@ -280,10 +280,12 @@ CASES = {
 
 def _existing_backends() -> list:
     return [
-        pytest.param(op, name, *form, marks=pytest.mark.metal if name in ("metal", "cuda") else ())
+        pytest.param(
+            op, name, *variant, marks=pytest.mark.metal if name in ("metal", "cuda") else ()
+        )
         for op in CASES
         for name in operations()[op].backends
-        for form in (REFERENCE_FORMS if name == "reference" else FORMS)
+        for variant in (REFERENCE_VARIANTS if name == "reference" else VARIANTS)
     ]
 
 

@@ -109,11 +109,11 @@ def test_the_bits_are_those_of_the_definition(own: bool, rounding: Rounding) -> 
     assert_same(*results)
 
 
-def test_without_room_for_floats_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_space_for_floats_it_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     none = UnpackedMatrices(0)
     monkeypatch.setattr(definition, "unpacked_matrices", lambda: none)
     projections = (Projection(pack_ternary(random_trits(4, 32)), mx.ones((1,))),)
-    for rows, reason in ((1, "no room"), (17, "more than 16")):
+    for rows, reason in ((1, "no space"), (17, "more than 16")):
         assert reason in (
             definition.chunked_unsupported(mx.ones((rows, 32)), projections, Options()) or ""
         )

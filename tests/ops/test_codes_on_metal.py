@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_mmfree.ops import AffineForm, dense_matmul, use_backend
+from mlx_mmfree.ops import AffineFormat, dense_matmul, use_backend
 from mlx_mmfree.ops.backend import launch, self_check
 from mlx_mmfree.ops.backend.metal_functions import without_halves
 from mlx_mmfree.ops.dense_matmul import GROUP_SIZES
@@ -24,7 +24,7 @@ FLOATS = [mx.float32, mx.float16, mx.bfloat16]
 
 def whole_numbers(
     rows: int, dims: int, outputs: int, group_size: int, bits: int, dtype: mx.Dtype
-) -> tuple[mx.array, mx.array, AffineForm]:
+) -> tuple[mx.array, mx.array, AffineFormat]:
     """Inputs, codes, and scales that are powers of 2, whose sums float32 holds exactly."""
     mx.random.seed(rows * 10007 + dims)
     x = mx.random.randint(-8, 9, (rows, dims)).astype(dtype)
@@ -32,7 +32,7 @@ def whole_numbers(
     groups = (outputs, dims // group_size)
     scales = mx.power(2.0, mx.random.randint(-3, 2, groups))
     biases = mx.random.randint(-16, 17, groups) / 8
-    return x, words, AffineForm(scales.astype(dtype), biases.astype(dtype), group_size, bits)
+    return x, words, AffineFormat(scales.astype(dtype), biases.astype(dtype), group_size, bits)
 
 
 @pytest.mark.sample(1, of="bits")
@@ -78,12 +78,12 @@ _OF_MLX = mx.fast.metal_kernel(
 )
 
 
-def by_mlx(x: mx.array, codes: mx.array, form: AffineForm) -> mx.array:
+def by_mlx(x: mx.array, codes: mx.array, variant: AffineFormat) -> mx.array:
     """The product by MLX's kernel for few rows, launched as MLX launches it."""
     (y,) = launch.launch(
         _OF_MLX,
-        inputs=[codes, form.scales, form.biases, x],
-        template=[("T", x.dtype), ("GROUP", form.group_size), ("BITS", form.bits)],
+        inputs=[codes, variant.scales, variant.biases, x],
+        template=[("T", x.dtype), ("GROUP", variant.group_size), ("BITS", variant.bits)],
         grid=(64 * x.shape[0], codes.shape[0] // 8, 1),
         threadgroup=(64, 1, 1),
         output_shapes=[(x.shape[0], codes.shape[0])],
@@ -101,13 +101,13 @@ def test_errors_are_about_those_of_the_kernel_of_mlx(
     bits: int, group_size: int, dims: int, mean: int
 ) -> None:
     mx.random.seed(bits)
-    codes, form = quantize(64, dims, group_size, bits)
+    codes, variant = quantize(64, dims, group_size, bits)
     x = mean + mx.random.normal((2, dims))
-    weight = mx.dequantize(codes, *form[:2], group_size=group_size, bits=bits)
+    weight = mx.dequantize(codes, *variant[:2], group_size=group_size, bits=bits)
     sizes = np.abs(np.array(x, np.float64)) @ np.abs(np.array(weight, np.float64)).T
-    want = exact(x, codes, form)
+    want = exact(x, codes, variant)
     with use_backend("metal"):
-        results = dense_matmul(x, codes, form), by_mlx(x, codes, form)
+        results = dense_matmul(x, codes, variant), by_mlx(x, codes, variant)
     own, others = (
         np.sqrt(np.mean(((np.array(y, np.float64) - want) / sizes) ** 2)) for y in results
     )
@@ -116,21 +116,21 @@ def test_errors_are_about_those_of_the_kernel_of_mlx(
 
 @pytest.mark.parametrize("bits", metal.BITS)
 def test_inputs_near_the_end_of_the_range_do_not_overflow(bits: int) -> None:
-    x, words, form = whole_numbers(1, 128, 8, 32, bits, mx.bfloat16)
-    large = (x * 2.0**100).astype(mx.bfloat16), words, form
+    x, words, variant = whole_numbers(1, 128, 8, 32, bits, mx.bfloat16)
+    large = (x * 2.0**100).astype(mx.bfloat16), words, variant
     for context in (nullcontext(), without_halves()):
         with use_backend("metal"), context:
-            want, got = dense_matmul(x, words, form), dense_matmul(*large)
+            want, got = dense_matmul(x, words, variant), dense_matmul(*large)
         assert mx.array_equal(got, want * 2.0**100)
         # with a unit of 2^24 before the sum, these would be infinite
         assert mx.abs(got).max().item() > 2.0**104
 
 
 def test_a_bad_row_stays_alone() -> None:
-    x, words, form = whole_numbers(5, 128, 9, 32, 2, mx.float32)
+    x, words, variant = whole_numbers(5, 128, 9, 32, 2, mx.float32)
     x[1, 40], x[3, 99] = mx.nan, mx.inf
     with use_backend("metal"):
-        got = dense_matmul(x, words, form)
+        got = dense_matmul(x, words, variant)
     assert mx.isfinite(got).all(axis=1).tolist() == [True, False, True, False, True]
 
 
@@ -142,7 +142,7 @@ def test_the_gradient_is_that_of_the_product_of_mlx(dtype: mx.Dtype) -> None:
 
     def product(*floats: mx.array) -> mx.array:
         x, scales, biases = floats
-        return dense_matmul(x, codes, AffineForm(scales, biases, *sizes), dtype=dtype)
+        return dense_matmul(x, codes, AffineFormat(scales, biases, *sizes), dtype=dtype)
 
     found = []
     for backend in ("metal", "reference"):
@@ -153,27 +153,29 @@ def test_the_gradient_is_that_of_the_product_of_mlx(dtype: mx.Dtype) -> None:
         assert relative_error(got, want) <= 2 * TOLERANCE[dtype]
 
 
-def kernels_of(emulated: Emulator, x: mx.array, codes: mx.array, form: AffineForm) -> list[str]:
+def kernels_of(
+    emulated: Emulator, x: mx.array, codes: mx.array, variant: AffineFormat
+) -> list[str]:
     with use_backend("metal"):
-        mx.eval(dense_matmul(x, codes, form))
+        mx.eval(dense_matmul(x, codes, variant))
         emulated.records.clear()
-        mx.eval(dense_matmul(x, codes, form))
+        mx.eval(dense_matmul(x, codes, variant))
     return [record.kernel for record in emulated.records]
 
 
 def test_which_products_it_computes(emulated: Emulator) -> None:
     few, more = mx.ones((2, 4, 128)), mx.ones((9, 128))
     for bits in (1, 2, 4, 6, 8):
-        codes, form = quantize(16, 128, 64, bits)
+        codes, variant = quantize(16, 128, 64, bits)
         is_taken = bits in metal.BITS
-        assert len(kernels_of(emulated, few, codes, form)) == is_taken
-        assert not kernels_of(emulated, more, codes, form)
-    codes, form = quantize(7, 128, 64, 2)
-    assert not kernels_of(emulated, few, codes, form)
+        assert len(kernels_of(emulated, few, codes, variant)) == is_taken
+        assert not kernels_of(emulated, more, codes, variant)
+    codes, variant = quantize(7, 128, 64, 2)
+    assert not kernels_of(emulated, few, codes, variant)
 
 
 def test_a_kernel_that_fails_its_check_leaves_the_product_to_mlx(emulated: Emulator) -> None:
-    codes, form = quantize(16, 128, 64, 2)
+    codes, variant = quantize(16, 128, 64, 2)
     x = mx.random.normal((2, 128))
     emulated.edit = lambda text: text.replace("middle, totals[row]", "bias, totals[row]")
     self_check.check_again()
@@ -181,10 +183,10 @@ def test_a_kernel_that_fails_its_check_leaves_the_product_to_mlx(emulated: Emula
         use_backend("metal"),
         pytest.warns(RuntimeWarning, match="dense_matmul_of_codes.* is switched"),
     ):
-        got = dense_matmul(x, codes, form)
+        got = dense_matmul(x, codes, variant)
     assert emulated.records
     emulated.records.clear()
     with use_backend("metal"):
-        assert mx.array_equal(dense_matmul(x, codes, form), got)
+        assert mx.array_equal(dense_matmul(x, codes, variant), got)
     assert not emulated.records
-    assert relative_error(got, mx.array(exact(x, codes, form))) <= TOLERANCE[mx.float32]
+    assert relative_error(got, mx.array(exact(x, codes, variant))) <= TOLERANCE[mx.float32]

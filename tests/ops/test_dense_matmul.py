@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.errors import BackendError, UsageError
-from mlx_mmfree.ops import AffineForm, dense_matmul, use_backend
+from mlx_mmfree.ops import AffineFormat, dense_matmul, use_backend
 from mlx_mmfree.ops.dense_matmul import BITS, GROUP_SIZES
 from tests.tolerances import TOLERANCE, relative_error
 
@@ -18,13 +18,13 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 def quantize(
     outputs: int, dims: int, group_size: int, bits: int, dtype: mx.Dtype = mx.float32
-) -> tuple[mx.array, AffineForm]:
+) -> tuple[mx.array, AffineFormat]:
     weight = mx.random.normal((outputs, dims)).astype(dtype)
     codes, scales, biases = mx.quantize(weight, group_size=group_size, bits=bits)
-    return codes, AffineForm(scales, biases, group_size, bits)
+    return codes, AffineFormat(scales, biases, group_size, bits)
 
 
-def exact(x: mx.array, codes: mx.array, quantization: AffineForm) -> np.ndarray:
+def exact(x: mx.array, codes: mx.array, quantization: AffineFormat) -> np.ndarray:
     """The product in float64."""
     scales, biases, group_size, bits = quantization
     words = np.array(codes)
@@ -106,35 +106,35 @@ def test_rounding_is_asked_for_by_the_environment_and_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = importlib.import_module("mlx_mmfree.ops.dense_matmul")
-    (few, few_form), (four, four_form) = (quantize(8, 64, 32, bits) for bits in (1, 4))
+    (few, few_variant), (four, four_variant) = (quantize(8, 64, 32, bits) for bits in (1, 4))
     x = mx.random.normal((2, 64))
     want, other = (
-        dense_matmul(x, few, few_form, activation_bits=8),
-        dense_matmul(x, four, four_form),
+        dense_matmul(x, few, few_variant, activation_bits=8),
+        dense_matmul(x, four, four_variant),
     )
     for kept in (module.rounds_activations, module._warn_of_rounding):
         kept.cache_clear()
     monkeypatch.setenv(module.ENVIRONMENT_VARIABLE, "8")
     try:
-        assert mx.array_equal(dense_matmul(x, four, four_form), other)
+        assert mx.array_equal(dense_matmul(x, four, four_variant), other)
         with pytest.warns(RuntimeWarning, match="are inexact: MLX_MMFREE_ACTIVATION_BITS=8 rounds"):
-            got = dense_matmul(x, few, few_form)
+            got = dense_matmul(x, few, few_variant)
         assert mx.array_equal(got, want)
         module.rounds_activations.cache_clear()
         monkeypatch.setenv(module.ENVIRONMENT_VARIABLE, "4")
         with pytest.raises(UsageError, match="must be 8 or unset but got '4'"):
-            dense_matmul(x, few, few_form)
+            dense_matmul(x, few, few_variant)
     finally:
         module.rounds_activations.cache_clear()
-    for weight, form, bits in (
-        (few, few_form, 4),
-        (four, four_form, 8),
+    for weight, variant, bits in (
+        (few, few_variant, 4),
+        (four, four_variant, 8),
         (mx.ones((8, 64)), None, 8),
     ):
         with pytest.raises(
             ValueError, match="'activation_bits' must be 8, for codes of 1 or 2 bits"
         ):
-            dense_matmul(x, weight, form, activation_bits=bits)
+            dense_matmul(x, weight, variant, activation_bits=bits)
 
 
 def test_many_outputs_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_many_outputs_are_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_arguments_are_checked() -> None:
     x, (codes, quantization) = mx.ones((2, 64)), quantize(8, 64, 32, 4)
-    for weight, form, message in (
+    for weight, variant, message in (
         (mx.ones((8, 65)), None, "'weight' must be a float matrix of 64 columns"),
         (codes, None, "'weight' must be a float matrix"),
         (codes[:, 1:], quantization, "'weight' must be a uint32 matrix of 8 columns"),
@@ -161,4 +161,4 @@ def test_arguments_are_checked() -> None:
         (codes, quantization._replace(biases=mx.ones((8, 1))), "must be floats of one dtype"),
     ):
         with pytest.raises(ValueError, match=message):
-            dense_matmul(x, weight, form)
+            dense_matmul(x, weight, variant)

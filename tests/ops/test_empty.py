@@ -40,7 +40,7 @@ def quantized(x: mx.array, outputs: int) -> mx.array:
     groups = x.shape[-1] // 32
     scale = mx.ones((outputs, groups))
     weight = mx.zeros((outputs, 4 * groups), mx.uint32)
-    return ops.dense_matmul(x, weight, ops.AffineForm(scale, scale, 32, 4))
+    return ops.dense_matmul(x, weight, ops.AffineFormat(scale, scale, 32, 4))
 
 
 ROWS = {"R": 2, "D": 32, "N": 5}

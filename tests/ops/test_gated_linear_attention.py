@@ -189,7 +189,7 @@ def test_padding_and_starts(backend: str, gate: str) -> None:
 @pytest.mark.metal
 @pytest.mark.parametrize("gate", GATES)
 def test_a_step_on_metal_reads_and_writes_the_state_once(emulated: Emulator, gate: str) -> None:
-    # two pieces of a column, and more columns than lanes
+    # two chunks of a column, and more columns than lanes
     arrays = arguments(3, gate, sizes=(2, 2, 20, 33))
     with use_backend("metal"):
         assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
@@ -240,7 +240,7 @@ def test_chunks_on_metal_read_what_they_must(emulated: Emulator, gate: str, leng
     chunks = -(-length // 64)
     # both groups of columns read the keys, each once
     assert sums.loaded["k"] == read.loaded["k"] == read.loaded["q"] == 2 * q.nbytes
-    # each of the two pieces of a column reads its values
+    # each of the two chunks of a column reads its values
     assert sums.loaded["v"] == read.loaded["v"] == 2 * v.nbytes
     assert read.stored["o"] == v.nbytes
     for moved in (sums.stored["sums"], carry.loaded["sums"], carry.stored["before"]):

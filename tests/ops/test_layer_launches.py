@@ -52,10 +52,10 @@ CODES = "codes of 2 bits"
 ROTATED = "rotated codes"
 BIASES = "biases of float32"
 # what linears hold, where that is not what the architecture says
-FORMS = {
-    f"{layer} layer of qwen3.5, {form}": (f"{layer} layer of qwen3.5", form)
+VARIANTS = {
+    f"{layer} layer of qwen3.5, {variant}": (f"{layer} layer of qwen3.5", variant)
     for layer in ("linear", "full")
-    for form in (CODES, ROTATED)
+    for variant in (CODES, ROTATED)
 } | {f"biased llama, {BIASES}": ("biased llama", BIASES)}
 # the numbers for a decoded token, and for a prompt
 LAUNCHES = {
@@ -76,18 +76,18 @@ LAUNCHES = {
 
 
 def _model(name: str, layers: int) -> Decoder:
-    of_model, form = FORMS.get(name, (name, ""))
+    of_model, variant = VARIANTS.get(name, (name, ""))
     model_type, options = MODELS[of_model]
     architecture = find(model_type)
-    widths = {"hidden_size": 64, "intermediate_size": 128} if form else {}
+    widths = {"hidden_size": 64, "intermediate_size": 128} if variant else {}
     config = {**architecture.tiny, **options, **widths, "num_hidden_layers": layers}
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     pack_linears(model)
-    if form == CODES:
+    if variant == CODES:
         nn.quantize(model, 32, 2, class_predicate=lambda _, module: isinstance(module, nn.Linear))
-    if form == ROTATED:
+    if variant == ROTATED:
         _rotate(model)
-    if form == BIASES:
+    if variant == BIASES:
         model.set_dtype(mx.float16)
         for module in model.modules():
             if "bias" in module:
@@ -97,7 +97,7 @@ def _model(name: str, layers: int) -> Decoder:
 
 
 def _rotate(model: Decoder) -> None:
-    """Gives all linears of blocks the form that those of Bonsai 2 have, but for the gates of heads."""
+    """Gives all linears of blocks the format that those of Bonsai 2 have, but for the gates of heads."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear) and not path.endswith(("beta_proj", "decay_proj", "head")):
             outputs, inputs = module.weight.shape
@@ -156,7 +156,7 @@ def _gated(gate: mx.array, up: mx.array) -> mx.array:
 @pytest.mark.sample(1, of="name")
 @pytest.mark.usefixtures("recorded", "fused_gates")
 @pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("name", [*MODELS, *FORMS])
+@pytest.mark.parametrize("name", [*MODELS, *VARIANTS])
 def test_launches_of_a_layer(name: str, batch: int) -> None:
     models = layer_models(name)
     decoded, read = LAUNCHES[name]

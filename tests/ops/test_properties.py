@@ -343,9 +343,9 @@ def test_attention_and_its_gradient_are_those_of_the_formula(op: str, backend: s
         sizes: tuple[int, ...], dims: tuple[int, int], shared: int, mask: str | None, seed: int
     ) -> None:
         batch, groups, length, more = sizes
-        form = Sizes(length, length + more, *dims, batch, groups * shared, groups)
-        arrays = arguments(form, key=mx.random.key(seed))
-        check(arrays, mask_of(mask, form), form, backend=backend)
+        variant = Sizes(length, length + more, *dims, batch, groups * shared, groups)
+        arrays = arguments(variant, key=mx.random.key(seed))
+        check(arrays, mask_of(mask, variant), variant, backend=backend)
 
     with assume_gradients(True):
         hold(

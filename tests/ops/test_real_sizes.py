@@ -137,7 +137,7 @@ def test_head_of_a_large_vocabulary(backend: None, bits: int | None) -> None:
     if bits is not None:
         parts = mx.quantize(block, 64, bits)
         weight, scales, biases = (mx.tile(part, (times, 1)) for part in parts)
-        quantization = ops.AffineForm(scales, biases, 64, bits)
+        quantization = ops.AffineFormat(scales, biases, 64, bits)
         block = mx.dequantize(parts[0], *(p.astype(mx.float32) for p in parts[1:]), 64, bits)
     else:
         weight = mx.tile(block, (times, 1))
@@ -178,10 +178,10 @@ def rotated(x: np.ndarray, positions: np.ndarray, base: float) -> np.ndarray:
 
 @pytest.mark.usefixtures("backend")
 def test_a_step_after_many_positions() -> None:
-    heads, groups, room = 4, 2, POSITIONS + 1
+    heads, groups, capacity = 4, 2, POSITIONS + 1
     projected = normal(1, 1, (heads + 2 * groups) * HEAD)
-    keys = normal(1, groups, room, HEAD)
-    values = normal(1, groups, room, HEAD)[:, :, ::-1].copy()
+    keys = normal(1, groups, capacity, HEAD)
+    values = normal(1, groups, capacity, HEAD)[:, :, ::-1].copy()
     y, new_keys, _, _ = ops.attention_step(
         mx.array(projected),
         mx.array(keys),

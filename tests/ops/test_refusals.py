@@ -26,11 +26,11 @@ FITS = projection(matrix(5, 32))
 NORMED = projection(matrix(5, 32), NORM)
 
 
-def step(*, room: int = 4, width: int = 8 * 6, **changes: Any) -> object:
+def step(*, capacity: int = 4, width: int = 8 * 6, **changes: Any) -> object:
     given: dict[str, Any] = {
         "projected": mx.ones((2, 1, width)),
-        "keys": mx.ones((2, 1, room, 8)),
-        "values": mx.ones((2, 1, room, 8)),
+        "keys": mx.ones((2, 1, capacity, 8)),
+        "values": mx.ones((2, 1, capacity, 8)),
         "positions": mx.zeros((2, 4), mx.int32),
         "num_heads": 4,
     }
@@ -61,7 +61,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "attention_step: a wide token": lambda: step(width=8 * 7),
     "attention_step: two tokens": lambda: step(projected=mx.ones((2, 2, 8 * 6))),
     "attention_step: other values": lambda: step(values=mx.ones((2, 1, 4, 6))),
-    "attention_step: no room": lambda: step(room=3),
+    "attention_step: no space": lambda: step(capacity=3),
     "attention_step: one norm": lambda: step(query_norm=mx.ones(8)),
     "attention_step: other rows": lambda: step(positions=mx.zeros((3, 4), mx.int32)),
     "attention_step: flat positions": lambda: step(positions=mx.zeros((2, 1, 4), mx.int32)),

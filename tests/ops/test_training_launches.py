@@ -121,10 +121,10 @@ def test_the_gradient_of_a_ternary_product_is_one_dense_product(
     assert found["Matmul"] == len(outputs)
     assert found["QuantizedMatmul"] == 0
     options = Options(quantize=quantize)
-    form = definition.Form.of(options)
-    arrays = form.flat(x, matrices, None, None)
+    variant = definition.Variant.of(options)
+    arrays = variant.flat(x, matrices, None, None)
     recorded = graph.recorded_operations(
-        lambda x, given: definition._gradients(form, [x, *arrays[1:]], [given], [])[0], x, given
+        lambda x, given: definition._gradients(variant, [x, *arrays[1:]], [given], [])[0], x, given
     )
     products = [operation.inputs for operation in recorded if operation.name == "Matmul"]
     assert products == [(dtype, dtype)] * len(outputs)

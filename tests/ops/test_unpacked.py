@@ -17,7 +17,7 @@ def drawn(outputs: int, inputs: int) -> mx.array:
     return mx.random.randint(-1, 2, (outputs, inputs))
 
 
-def test_a_matrix_is_unpacked_once_and_goes_with_its_packed_form() -> None:
+def test_a_matrix_is_unpacked_once_and_goes_with_its_packed_format() -> None:
     trits = drawn(5, 40)
     weight = pack_ternary(trits)
     matrices = UnpackedMatrices(10**6)

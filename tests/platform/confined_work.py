@@ -10,7 +10,7 @@ _kept: list[Any] = []
 
 
 def handle(request: tuple[str, Any]) -> dict[str, Any]:
-    """Does one piece of work by name."""
+    """Does one chunk of work by name."""
     name, value = request
     if name == "repeat":
         return {"value": value}

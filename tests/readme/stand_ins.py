@@ -53,7 +53,7 @@ def write_repositories(folder: Path) -> dict[str, Path]:
 
 
 def _write_bonsai(folder: Path) -> Path:
-    """2-bit codes of MLX's affine form, as published."""
+    """2-bit codes of MLX's affine format, as published."""
     sizes = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 64}
     model = tiny_of("qwen3", vocab_size=VOCABULARY, **sizes)
     nn.quantize(model, group_size=128, bits=2)

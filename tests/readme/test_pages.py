@@ -83,8 +83,8 @@ def flags(parser: ArgumentParser) -> set[str]:
 
 def narrowest(word_or_code: str) -> float:
     """The least width of a part of a cell, which breaks at spaces, and after hyphens before letters."""
-    pieces = re.split(r"\s|(?<=-)(?=[A-Za-z])", word_or_code.strip("`"))
-    return CHARACTER * max(map(len, pieces)) + CODE * word_or_code.startswith("`")
+    chunks = re.split(r"\s|(?<=-)(?=[A-Za-z])", word_or_code.strip("`"))
+    return CHARACTER * max(map(len, chunks)) + CODE * word_or_code.startswith("`")
 
 
 def cells(row: str) -> list[str]:

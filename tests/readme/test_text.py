@@ -109,12 +109,12 @@ def test_tree_shows_every_folder() -> None:
     folders = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
     assert set(shown) == folders
     for name, line in shown.items():
-        rooms = {f"{path.parent.name}/" for path in (PACKAGE / name).glob("*/__init__.py")}
+        capacities = {f"{path.parent.name}/" for path in (PACKAGE / name).glob("*/__init__.py")}
         named = set(re.findall(r"([\w<>]+/)", line[len(name) + 2 :]))
         if name == "ops/":
             # one folder for each operation
-            rooms = {"<op>/", "backend/"}
-        assert named == rooms, name
+            capacities = {"<op>/", "backend/"}
+        assert named == capacities, name
 
 
 def test_tree_has_the_order_of_imports() -> None:

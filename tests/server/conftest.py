@@ -138,9 +138,9 @@ LOOK = '<tool_call>{"name": "look_up", "arguments": {"word": "fox"}}</tool_call>
 def as_templates_read(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """The messages of a chat as a template gets them first."""
     from mlx_mmfree.server.conversation import CallRules, arrangements, turns_of
-    from mlx_mmfree.server.tool_calls.call_forms import USUAL_FORM
+    from mlx_mmfree.server.tool_calls.call_formats import USUAL_FORMAT
 
-    first = next(arrangements(turns_of(messages), CallRules(USUAL_FORM)))
+    first = next(arrangements(turns_of(messages), CallRules(USUAL_FORMAT)))
     return [message for _, message in first]
 
 

@@ -1,4 +1,4 @@
-"""Calls, texts and reasoning of every form of calls in every interface, streamed and whole."""
+"""Calls, texts and reasoning of every format of calls in every interface, streamed and whole."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.generation.answers.reasoning import AnswerEnd, ThoughtTags
+from mlx_mmfree.generation.answers.reasoning import AnswerEnd, ReasoningTags
 from mlx_mmfree.generation.scheduling import Event
 from mlx_mmfree.server.answers import Answer, ChatAnswer
 from mlx_mmfree.server.bodies.messages import MessagesRequest
@@ -20,15 +20,15 @@ from mlx_mmfree.server.messages import MessagesAnswer
 from mlx_mmfree.server.responses import ResponsesAnswer
 from mlx_mmfree.server.schemas import ChatRequest
 from mlx_mmfree.server.texts import Prompt
-from mlx_mmfree.server.tool_calls.call_forms import CallForm, call_form
+from mlx_mmfree.server.tool_calls.call_formats import CallFormat, call_format
 from tests.fuzz.dialects import KEYED, answer_text, written
 from tests.server.test_tools import CALLS
 
 pytestmark = pytest.mark.serve
 
 CHAT, MESSAGES, RESPONSES = PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
-FORMS = {reader.__name__: template for reader, template in CALLS.items()}
-FORMS["MistralList"] = (
+FORMATS = {reader.__name__: template for reader, template in CALLS.items()}
+FORMATS["MistralList"] = (
     '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}]'
 )
 SCHEMA = {
@@ -41,7 +41,7 @@ SCHEMA = {
 
 @dataclass
 class Said:
-    """An answer in no interface's own form.
+    """An answer in no interface's own format.
 
     Attributes:
         reasoning, text: What it holds.
@@ -108,10 +108,10 @@ def streamed(path: str, events: list[dict[str, Any]]) -> Said:
         for choice in (choice for event in events for choice in event["choices"]):
             said.reasoning += choice["delta"].get("reasoning_content") or ""
             said.text += choice["delta"].get("content") or ""
-            for piece in choice["delta"].get("tool_calls", []):
-                calls.setdefault(piece["index"], ["", ""])
-                calls[piece["index"]][0] += piece["function"].get("name", "")
-                calls[piece["index"]][1] += piece["function"]["arguments"]
+            for chunk in choice["delta"].get("tool_calls", []):
+                calls.setdefault(chunk["index"], ["", ""])
+                calls[chunk["index"]][0] += chunk["function"].get("name", "")
+                calls[chunk["index"]][1] += chunk["function"]["arguments"]
             said.reason = REASONS.get(choice["finish_reason"], said.reason)
         for name, arguments in calls.values():
             try:
@@ -181,18 +181,18 @@ def streamed(path: str, events: list[dict[str, Any]]) -> Said:
     return said
 
 
-def form_of(name: str) -> CallForm:
-    form = call_form("{{ tools }}" + FORMS[name])
-    assert form is not None
-    return form
+def format_of(name: str) -> CallFormat:
+    format = call_format("{{ tools }}" + FORMATS[name])
+    assert format is not None
+    return format
 
 
-TAGS = ThoughtTags("<think>", "</think>")
+TAGS = ReasoningTags("<think>", "</think>")
 FUNCTIONS: dict[str, Any] = {"look_up": SCHEMA, "draw": {"type": "object", "properties": {}}}
 
 
 def ask(
-    form: str,
+    format: str,
     path: str,
     text: str,
     is_stream: bool = False,
@@ -203,10 +203,10 @@ def ask(
     one: bool = False,
     strict: bool = False,
 ) -> Said:
-    """An answer that a model of a form writes in random pieces, in an interface.
+    """An answer that a model of a format writes in random chunks, in an interface.
 
     Args:
-        form: The form.
+        format: The format.
         path: The interface.
         text: What the model writes.
         is_stream: Whether the answer streams.
@@ -226,8 +226,8 @@ def ask(
             "stop": [] if stop is None else [stop],
         }
     )
-    prompt = Prompt([1], thoughts=TAGS if thinks else None, is_thinking=thinks == "thinks")
-    make_reader = partial(reader_of, chat, prompt, form_of(form))
+    prompt = Prompt([1], reasoning_tags=TAGS if thinks else None, is_thinking=thinks == "thinks")
+    make_reader = partial(reader_of, chat, prompt, format_of(format))
     found: Any = SimpleNamespace(
         make_reader=make_reader,
         texts=[SimpleNamespace(tokens=[1], max_tokens=500)],
@@ -255,12 +255,12 @@ def ask(
 
 
 def events_of(text: str, end: AnswerEnd, is_cut: bool) -> Iterator[Event]:
-    """The steps in which a text is written, in random pieces, up to where it ends."""
+    """The steps in which a text is written, in random chunks, up to where it ends."""
     rng = random.Random(text)
     while True:
         size = rng.choice((1, 2, 5, 40))
-        piece, text = text[:size], text[size:]
-        shown = end.add(piece)
+        chunk, text = text[:size], text[size:]
+        shown = end.add(chunk)
         reason: Any = "stop" if end.is_met else None
         if not text and not reason:
             reason = "length" if is_cut else "stop"
@@ -275,23 +275,23 @@ OWL = ("look_up", {"word": "owl"})
 EVERYWHERE = [(path, is_stream) for path in PATHS for is_stream in (False, True)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_calls_come_whole(form: str) -> None:
-    before = "" if form == "BareCalls" else "I see.\n"
-    text = before + written(form, FOX, OWL)
+@pytest.mark.parametrize("format", FORMATS)
+def test_calls_come_whole(format: str) -> None:
+    before = "" if format == "BareCalls" else "I see.\n"
+    text = before + written(format, FOX, OWL)
     for path, is_stream in EVERYWHERE:
-        assert ask(form, path, text, is_stream) == Said(
+        assert ask(format, path, text, is_stream) == Said(
             text=before, calls=[FOX, OWL], reason="calls"
         )
-        one = ask(form, path, text, is_stream, one=True)
+        one = ask(format, path, text, is_stream, one=True)
         assert one == Said(text=before, calls=[FOX], reason="calls")
-        said = ask(form, path, "Just a text.", is_stream)
+        said = ask(format, path, "Just a text.", is_stream)
         assert said == Said(text="Just a text.", reason="stop")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_call_that_breaks_off_is_none(form: str) -> None:
-    text = written(form, ("look_up", {"word": "a fox END"}))
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_call_that_breaks_off_is_none(format: str) -> None:
+    text = written(format, ("look_up", {"word": "a fox END"}))
     end = text.index(" END")
     for path, is_stream in EVERYWHERE:
         ways: list[tuple[str, dict[str, Any], Said]] = [
@@ -304,35 +304,35 @@ def test_a_call_that_breaks_off_is_none(form: str) -> None:
         for said, options, want in ways:
             if is_stream:
                 want.open = ["look_up"]
-            assert ask(form, path, said, is_stream, **options) == want, (path, is_stream, options)
+            assert ask(format, path, said, is_stream, **options) == want, (path, is_stream, options)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_whole_call_counts_however_the_answer_ends(form: str) -> None:
-    text = written(form, FOX, ("look_up", {"word": "an owl END"}))
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_whole_call_counts_however_the_answer_ends(format: str) -> None:
+    text = written(format, FOX, ("look_up", {"word": "an owl END"}))
     end = text.index(" END")
     for path, is_stream in EVERYWHERE:
         want = Said(calls=[FOX], reason="calls", open=["look_up"] if is_stream else [])
-        assert ask(form, path, text[:end], is_stream) == want
+        assert ask(format, path, text[:end], is_stream) == want
         if path != RESPONSES:
-            assert ask(form, path, text, is_stream, stop="END") == want
-            assert ask(form, path, text, is_stream, cut=end) == want
+            assert ask(format, path, text, is_stream, stop="END") == want
+            assert ask(format, path, text, is_stream, cut=end) == want
         else:
             want.reason = "length"
-            assert ask(form, path, text, is_stream, cut=end) == want
+            assert ask(format, path, text, is_stream, cut=end) == want
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_no_cut_leaves_markup(form: str) -> None:
-    text = written(form, OWL)
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_cut_leaves_markup(format: str) -> None:
+    text = written(format, OWL)
     first = len(
         {"MistralCalls": "[TOOL_CALLS]", "MistralList": "[TOOL_CALLS]", "BareCalls": "{"}.get(
-            form, "<function=" if form == "TaggedCalls" else "<tool_call>"
+            format, "<function=" if format == "TaggedCalls" else "<tool_call>"
         )
     )
     for end in range(first, len(text)):
         for path, is_stream in EVERYWHERE:
-            said = ask(form, path, text, is_stream, cut=end)
+            said = ask(format, path, text, is_stream, cut=end)
             assert said.text == "", text[:end]
             if path != RESPONSES:
                 assert said.reason == ("calls" if said.calls else "length"), text[:end]
@@ -340,13 +340,13 @@ def test_no_cut_leaves_markup(form: str) -> None:
 
 
 @pytest.mark.parametrize("thinks", ["thinks", "may"])
-@pytest.mark.parametrize("form", FORMS)
-def test_calls_at_the_end_of_open_reasoning(form: str, thinks: str) -> None:
+@pytest.mark.parametrize("format", FORMATS)
+def test_calls_at_the_end_of_open_reasoning(format: str, thinks: str) -> None:
     begin = "<think>" if thinks == "may" else ""
-    calls = written(form, FOX, OWL)
-    other = written(form, ("other", {}))
+    calls = written(format, FOX, OWL)
+    other = written(format, ("other", {}))
     for path, is_stream in EVERYWHERE:
-        say = partial(ask, form, path, is_stream=is_stream, thinks=thinks)
+        say = partial(ask, format, path, is_stream=is_stream, thinks=thinks)
         said = say(f"{begin}I should look.\n{calls}\n")
         assert said == Said("I should look.", calls=[FOX, OWL], reason="calls")
         said = say(f"{begin}Hm.\n{calls}", one=True)
@@ -359,10 +359,10 @@ def test_calls_at_the_end_of_open_reasoning(form: str, thinks: str) -> None:
             assert say(begin + text) == Said(text, reason="stop")
         said = say(f"{begin}Like {calls} no.\n{calls}")
         assert said == Said(f"Like {calls} no.", calls=[FOX, OWL], reason="calls")
-        answer = "" if form == "BareCalls" else "So:\n"
+        answer = "" if format == "BareCalls" else "So:\n"
         said = say(f"{begin}Like {calls}</think>\n\n{answer}{calls}")
         assert said == Said(f"Like {calls}", answer, [FOX, OWL], "calls")
-        said = say(f"{begin}Look.\n{written(form, OWL)[:-25]}")
+        said = say(f"{begin}Look.\n{written(format, OWL)[:-25]}")
         assert said == Said("Look.", reason="stop")
 
 
@@ -380,30 +380,30 @@ def test_stop_strings_end_the_answer_alone(thinks: str) -> None:
             assert say(f"{text}{stop} more") == want
 
 
-@pytest.mark.parametrize("form", KEYED)
-def test_a_strict_call_that_fails_is_text(form: str) -> None:
-    long = written(form, ("look_up", {"word": "elephant"}))
+@pytest.mark.parametrize("format", KEYED)
+def test_a_strict_call_that_fails_is_text(format: str) -> None:
+    long = written(format, ("look_up", {"word": "elephant"}))
     for path, is_stream in EVERYWHERE:
-        said = ask(form, path, f"So:\n{long}", is_stream, strict=True)
+        said = ask(format, path, f"So:\n{long}", is_stream, strict=True)
         assert said == Said(text=f"So:\n{long}", reason="stop")
-        said = ask(form, path, written(form, FOX, OWL), is_stream, strict=True)
+        said = ask(format, path, written(format, FOX, OWL), is_stream, strict=True)
         assert said == Said(calls=[FOX, OWL], reason="calls")
-        said = ask(form, path, f"Hm.\n{long}", is_stream, strict=True, thinks="thinks")
+        said = ask(format, path, f"Hm.\n{long}", is_stream, strict=True, thinks="thinks")
         assert said == Said(f"Hm.\n{long}", reason="stop")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_streams_equal_wholes(form: str) -> None:
-    rng = random.Random(form)
+@pytest.mark.parametrize("format", FORMATS)
+def test_streams_equal_wholes(format: str) -> None:
+    rng = random.Random(format)
     for number in range(60):
-        text = answer_text(form, rng)
+        text = answer_text(format, rng)
         options: dict[str, Any] = {"thinks": ("", "may", "thinks")[number % 3]}
         options |= {"one": rng.random() < 0.2, "strict": rng.random() < 0.2}
         options |= {"cut": rng.randint(1, len(text))} if rng.random() < 0.5 else {}
         for path in PATHS:
             stop = "fox" if path != RESPONSES and rng.random() < 0.2 else None
-            come = ask(form, path, text, **options, stop=stop)
-            sent = ask(form, path, text, True, **options, stop=stop)
+            come = ask(format, path, text, **options, stop=stop)
+            sent = ask(format, path, text, True, **options, stop=stop)
             assert (sent.reasoning, sent.text, sent.reason, sent.stop) == (
                 come.reasoning,
                 come.text,

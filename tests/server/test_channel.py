@@ -76,7 +76,7 @@ def test_an_error_follows_what_came_before_it() -> None:
     assert asyncio.run(main()) == ["a"]
 
 
-Piece = tuple[float, list[int | None]]
+Chunk = tuple[float, list[int | None]]
 
 
 class Steps:
@@ -85,7 +85,7 @@ class Steps:
     One without a number takes until all tokens before it were found.
     """
 
-    def __init__(self, seconds: Sequence[float | None], found: Sequence[Piece]):
+    def __init__(self, seconds: Sequence[float | None], found: Sequence[Chunk]):
         self._left = list(seconds)
         self._found = found
         self._last = len(seconds) - 1
@@ -118,17 +118,17 @@ class Steps:
         pass
 
 
-def pieces(seconds: Sequence[float | None]) -> list[Piece]:
-    """When each piece came, from the first on, and its tokens."""
+def chunks(seconds: Sequence[float | None]) -> list[Chunk]:
+    """When each chunk came, from the first on, and its tokens."""
     nothing: Any = None
     served = ServedModel("model", nothing, nothing)
 
-    found: list[Piece] = []
+    found: list[Chunk] = []
 
     def make(_: object) -> Any:
         return Steps(seconds, found)
 
-    async def read() -> list[Piece]:
+    async def read() -> list[Chunk]:
         engine = Engine([Weights([served])], make)
         engine.start()
         try:
@@ -143,24 +143,24 @@ def pieces(seconds: Sequence[float | None]) -> list[Piece]:
 
 
 def test_quick_tokens_come_together_and_in_order() -> None:
-    found = pieces([0.0005] * 300)
+    found = chunks([0.0005] * 300)
     assert [token for _, tokens in found for token in tokens] == list(range(300))
     # the last one is not held back, and a busy machine only makes them fewer
     assert len(found) <= 3 + (found[-1][0] / pause_s(1)) < 150
     assert len(found) > 2
 
 
-def test_pieces_of_many_texts_are_fewer() -> None:
+def test_chunks_of_many_texts_are_fewer() -> None:
     assert [pause_s(texts) for texts in (1, 4, 16, 64, 1000)] == [0.01, 0.01, 0.032, 0.05, 0.05]
 
 
 def test_slow_tokens_come_alone() -> None:
-    found = pieces([None] * 5)
+    found = chunks([None] * 5)
     assert [tokens for _, tokens in found] == [[0], [1], [2], [3], [4]]
 
 
 def test_no_token_waits_for_a_long_step() -> None:
-    found = pieces([0.001, 0.001, 0.001, None, 0.001])
+    found = chunks([0.001, 0.001, 0.001, None, 0.001])
     assert [token for _, tokens in found for token in tokens] == [0, 1, 2, 3, 4]
 
 

@@ -59,7 +59,7 @@ def test_a_stream_is_the_same_answer(client: Any) -> None:
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_messages_come_in_every_form(client: Any) -> None:
+def test_messages_come_in_every_format(client: Any) -> None:
     parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]
     want = chat(client)["choices"]
     assert chat(client, messages=[{"role": "user", "content": parts}])["choices"] == want
@@ -126,11 +126,11 @@ SCHEMA = {
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_an_answer_follows_its_schema(client: Any, temperature: float) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    format = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
     for seed in range(3):
         answer = chat(
             client,
-            response_format=form,
+            response_format=format,
             max_tokens=200,
             temperature=temperature,
             seed=seed,
@@ -151,12 +151,12 @@ def test_logits_without_a_text_are_never_chosen(
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
-    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    format = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
     with start(ServedModel("m", *with_template(tmp_path / "m", None, unused))) as client:
         (shown,) = chat(client, model="m", logprobs=True, top_logprobs=20)["choices"]
         assert all(len(token["top_logprobs"]) <= 20 for token in shown["logprobs"]["content"])
         options = {"temperature": 2, "seed": 1, "n": 4, "max_tokens": 200}
-        for choice in chat(client, model="m", response_format=form, **options)["choices"]:
+        for choice in chat(client, model="m", response_format=format, **options)["choices"]:
             assert json.loads(choice["message"]["content"])["kind"] in ("fox", "hen")
 
 
@@ -170,10 +170,10 @@ def test_a_tokenizer_may_have_more_tokens_than_the_model(
     model, tokenizer = with_template(tmp_path / "m", None, -more)
     assert tokenizer.vocab_size == model.vocab_size + more
     assert tokenizer.special_tokens["<more0>"] == model.vocab_size
-    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    format = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
     with start(ServedModel("m", model, tokenizer)) as client:
         options = {"temperature": 2, "seed": 1, "n": 4, "max_tokens": 200}
-        for choice in chat(client, model="m", response_format=form, **options)["choices"]:
+        for choice in chat(client, model="m", response_format=format, **options)["choices"]:
             assert json.loads(choice["message"]["content"])["kind"] in ("fox", "hen")
         tokens = {"type": "json_object"}
         assert chat(client, model="m", response_format=tokens, max_tokens=9)["choices"]
@@ -209,8 +209,8 @@ def test_an_answer_is_an_object(client: Any) -> None:
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused(client: Any, schema: Any) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    assert refusal(client, response_format=form)["param"] == "response_format"
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert refusal(client, response_format=format)["param"] == "response_format"
 
 
 TOOLS = [
@@ -270,7 +270,7 @@ def test_tools_reach_a_template_that_knows_them(start: Callable[..., Any], tmp_p
     assert error["param"] == "messages[1].tool_calls[0].function.name"
 
 
-def test_thoughts_come_under_each_name(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_reasoning_comes_under_each_name(start: Callable[..., Any], tmp_path: Path) -> None:
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.conftest import with_template
 
@@ -282,9 +282,9 @@ def test_thoughts_come_under_each_name(start: Callable[..., Any], tmp_path: Path
                 "prompt_tokens"
             ]
             for name in REASONING_KEYS
-            for answer in [{"role": "assistant", "content": "Hi", name: "A long thought."}]
+            for answer in [{"role": "assistant", "content": "Hi", name: "A long reasoning."}]
         }
-    text = "Hello thereA long thought.HiHello there"
+    text = "Hello thereA long reasoning.HiHello there"
     # the template writes no first token, and none is added
     assert sizes == {len(tokenizer.encode(text, add_special_tokens=False))}
 

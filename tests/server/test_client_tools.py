@@ -128,7 +128,7 @@ CALLS: list[tuple[dict[str, Any], str, Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("tool", "name", "arguments", "item"), CALLS)
-def test_calls_come_back_in_their_own_form(
+def test_calls_come_back_in_their_own_format(
     asked: Asked, tool: dict[str, Any], name: str, arguments: Any, item: dict[str, Any]
 ) -> None:
     answer = asked.ask(call(name, arguments), tools=[tool])
@@ -207,10 +207,10 @@ def test_each_of_them_can_be_chosen(asked: Asked, choice: dict[str, Any], name: 
 
 
 def test_the_format_of_a_custom_tool_is_told(asked: Asked) -> None:
-    form = {"type": "grammar", "syntax": "lark", "definition": 'start: "begin-of-patch"'}
-    answer = asked.ask("Yes<|eot_id|>", tools=[EXEC | {"format": form}])
+    format = {"type": "grammar", "syntax": "lark", "definition": 'start: "begin-of-patch"'}
+    answer = asked.ask("Yes<|eot_id|>", tools=[EXEC | {"format": format}])
     assert "begin-of-patch" in asked.prompt
-    assert answer["tools"] == [EXEC | {"format": form}]
+    assert answer["tools"] == [EXEC | {"format": format}]
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def test_openai_completes_embeds_and_lists(openai_client: Any) -> None:
 def test_openai_calls_tools_and_follows_schemas(openai_client: Any) -> None:
     create = openai_client.chat.completions.create
     options: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 40}
-    form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
-    (choice,) = create(**options, response_format=form).choices
+    format = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+    (choice,) = create(**options, response_format=format).choices
     assert json.loads(choice.message.content)["kind"] in ("fox", "hen")
     asked = create(**options, tools=[TOOL], tool_choice="auto")
     assert asked.choices[0].finish_reason in ("stop", "length", "tool_calls")

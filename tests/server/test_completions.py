@@ -67,7 +67,7 @@ def test_a_stream_is_the_same_text(client: Any) -> None:
     assert usages[0]["prompt_tokens"] == chunks[-1]["usage"]["prompt_tokens"]
 
 
-def test_prompts_come_in_every_form(client: Any, demo_model: tuple[Decoder, Tokenizer]) -> None:
+def test_prompts_come_in_every_format(client: Any, demo_model: tuple[Decoder, Tokenizer]) -> None:
     ids = demo_model[1].encode(PROMPT)
     want = text_of(client)
     assert text_of(client, prompt=ids) == want
@@ -110,8 +110,8 @@ def test_a_bias_forces_and_forbids_tokens(
     client: Any, demo_model: tuple[Decoder, Tokenizer]
 ) -> None:
     token = demo_model[1].encode(" dog", add_special_tokens=False)[-1]
-    piece = demo_model[1].token_bytes(token).decode()
-    assert text_of(client, logit_bias={str(token): 100}, max_tokens=3) == 3 * piece
+    part = demo_model[1].token_bytes(token).decode()
+    assert text_of(client, logit_bias={str(token): 100}, max_tokens=3) == 3 * part
     first = text_of(client, max_tokens=1)
     ids = demo_model[1].encode(PROMPT + first)
     assert text_of(client, max_tokens=1, logit_bias={str(ids[-1]): -100}) != first
@@ -134,8 +134,8 @@ def test_log_probabilities_are_those_of_the_model(
         sorted(want, reverse=True)[:3], abs=1e-4
     )
     streamed = stream(client, prompt=PROMPT, logprobs=3, max_tokens=4)
-    pieces = [chunk["choices"][0]["logprobs"] for chunk in streamed]
-    assert [token for piece in pieces if piece for token in piece["tokens"]] == shown["tokens"]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    assert [token for part in parts if part for token in part["tokens"]] == shown["tokens"]
     assert complete(client, logprobs=0)["choices"][0]["logprobs"]["top_logprobs"][0] == {}
 
 
@@ -165,8 +165,8 @@ def test_offsets_point_into_the_text(start: Callable[..., Any]) -> None:
     # three bytes are one character
     shown = ShownTokens(tokenizer, end=())
     answer = CompletionAnswer("spm", [Request(tokenizer.encode("hi"))], 1, shown, StreamOptions())
-    pieces = ["<0xE6>", "<0x9D>", "<0xB1>", "▁the"]
-    for token in (int(ids[piece]) for piece in pieces):
+    parts = ["<0xE6>", "<0x9D>", "<0xB1>", "▁the"]
+    for token in (int(ids[part]) for part in parts):
         answer.add([(0, Event(0, "", token, TokenLogprobs(token, 0.0), None, 2, 0))])
     assert next(answer.whole()["choices"])["logprobs"]["text_offset"] == [0, 0, 0, 1]
 
@@ -193,7 +193,7 @@ def test_embeddings_are_means_of_hidden_states(
     start: Callable[..., Any], demo_model: tuple[Decoder, Tokenizer]
 ) -> None:
     model, tokenizer = demo_model
-    # read in pieces
+    # read in chunks
     with start(prefill_step_size=2) as client:
         body = {"input": [PROMPT, "The cat"], "model": "demo"}
         answer = client.post("/v1/embeddings", json=body).json()

@@ -25,7 +25,7 @@ HOST = b"Host: localhost\r\n"
 GET = b"GET /health HTTP/1.1\r\n" + HOST
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-_PIECE = b"a" * 2**16
+_CHUNK = b"a" * 2**16
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def answers(connection: socket.socket, data: bytes | Iterable[bytes]) -> bytes:
     """All that comes back until the connection is closed."""
     received = b""
     with suppress(ConnectionError):
-        for piece in [data] if isinstance(data, bytes) else data:
-            connection.sendall(piece)
+        for part in [data] if isinstance(data, bytes) else data:
+            connection.sendall(part)
     with suppress(ConnectionResetError):
-        while piece := connection.recv(2**16):
-            received += piece
+        while part := connection.recv(2**16):
+            received += part
     return received
 
 
@@ -55,8 +55,8 @@ def get(server: ServerProcess) -> bytes:
         return answers(connection, GET + b"Connection: close\r\n\r\n")[:12]
 
 
-def endless(first: bytes, piece: bytes = _PIECE) -> Iterator[bytes]:
-    return itertools.chain([first], itertools.repeat(piece, 2000))
+def endless(first: bytes, part: bytes = _CHUNK) -> Iterator[bytes]:
+    return itertools.chain([first], itertools.repeat(part, 2000))
 
 
 REFUSED: dict[str, tuple[bytes | Iterable[bytes], int]] = {
@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[bytes | Iterable[bytes], int]] = {
     "extension without end": (endless(CHUNKED + b"2;x="), 431),
     "trailer without end": (endless(CHUNKED + b"2\r\n{}\r\n0\r\nX: "), 431),
     "trailers without end": (endless(CHUNKED + b"2\r\n{}\r\n0\r\n", b"a: b\r\n" * 10_000), 431),
-    "chunks without end": (endless(CHUNKED, b"10000\r\n" + _PIECE + b"\r\n"), 413),
+    "chunks without end": (endless(CHUNKED, b"10000\r\n" + _CHUNK + b"\r\n"), 413),
     "half a body": (POST + b"Content-Length: 20\r\n\r\n{", 408),
     "half a chunk": (CHUNKED + b"20\r\n{", 408),
 }
@@ -133,7 +133,7 @@ def test_a_connection_that_sends_nothing_is_closed(server: ServerProcess) -> Non
             assert answers(connection, more).partition(b" ")[2][:3] in (b"", b"408")
 
 
-def test_idle_connections_make_room(server: ServerProcess) -> None:
+def test_idle_connections_make_space(server: ServerProcess) -> None:
     with ExitStack() as stack:
         for first in (b"", b"GET /", GET + b"\r\n", CHUNKED) * MOST:
             stack.enter_context(server.connect()).sendall(first)
@@ -215,7 +215,7 @@ def test_an_upgrade_is_not_made(server: ServerProcess) -> None:
             assert answers(connection, asked).startswith(b"HTTP/1.1 200 ")
 
 
-def test_errors_have_the_form_of_their_address(server: ServerProcess) -> None:
+def test_errors_have_the_format_of_their_address(server: ServerProcess) -> None:
     large = b"".join(b"a: " + b"b" * 1000 + b"\r\n" for _ in range(80))
     head = b"POST /v1/messages HTTP/1.1\r\n" + HOST
     for data, status in ((head + large, 431), (head + b"X : y\r\n\r\n", 400)):

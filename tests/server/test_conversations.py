@@ -75,7 +75,7 @@ Turn = tuple[str, Any]
 
 
 def body_of(path: str, turns: list[Turn]) -> dict[str, Any]:
-    """A conversation in the form of an interface."""
+    """A conversation in the format of an interface."""
     return {
         CHAT: lambda: {"messages": list(map(_of_chat, turns))},
         MESSAGES: lambda: {"messages": list(map(_of_messages, turns))},
@@ -92,12 +92,12 @@ def _of_chat(turn: Turn) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": call, "content": parts}
     if role != "assistant":
         return {"role": role, "content": value}
-    thought, text, calls = value
+    reasoning_text, text, calls = value
     named = [
         {"id": call, "type": "function", "function": {"name": "find", "arguments": arguments}}
         for call, arguments in calls
     ]
-    said = {"role": role, "content": text, "reasoning_content": thought}
+    said = {"role": role, "content": text, "reasoning_content": reasoning_text}
     return said | ({"tool_calls": named} if calls else {})
 
 
@@ -112,8 +112,12 @@ def _of_messages(turn: Turn) -> dict[str, Any]:
         return {"role": "user", "content": [block]}
     if role != "assistant":
         return {"role": role, "content": value}
-    thought, text, calls = value
-    blocks = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+    reasoning_text, text, calls = value
+    blocks = (
+        [{"type": "thinking", "thinking": reasoning_text, "signature": ""}]
+        if reasoning_text
+        else []
+    )
     blocks += [{"type": "text", "text": text}] if text else []
     for call, arguments in calls:
         given: Any = arguments
@@ -133,10 +137,12 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
         return [{"type": "function_call_output", "call_id": call, "output": output}]
     if role != "assistant":
         return [{"role": role, "content": value}]
-    thought, text, calls = value
+    reasoning_text, text, calls = value
     reasoning = {"type": "reasoning", "summary": []}
     items = (
-        [reasoning | {"content": [{"type": "reasoning_text", "text": thought}]}] if thought else []
+        [reasoning | {"content": [{"type": "reasoning_text", "text": reasoning_text}]}]
+        if reasoning_text
+        else []
     )
     items += [{"type": "message", "role": role, "content": text}] if text else []
     return items + [

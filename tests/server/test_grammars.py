@@ -98,8 +98,8 @@ def body(schema: Any, place: str = "response_format", **more: Any) -> dict[str, 
             function["parameters"] = schema
         tools = [{"type": "function", "function": function}]
         return asked | {"tools": tools, "tool_choice": "required"}
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    return asked | {"response_format": form}
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return asked | {"response_format": format}
 
 
 @pytest.mark.parametrize("place", ["response_format", "tools"])
@@ -119,15 +119,15 @@ def test_limits_are_told(client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
+    "format",
     [{"name": "x"}, {"name": "x", "schema": None}, {"name": "x", "schema": True}],
     ids=["none", "null", "true"],
 )
-def test_without_a_schema_any_json_will_do(client: Any, form: dict[str, Any]) -> None:
+def test_without_a_schema_any_json_will_do(client: Any, format: dict[str, Any]) -> None:
     more = {"temperature": 1.5, "max_tokens": 12, "n": 8, "seed": 1}
     whole = client.post(CHAT, json=body({}, **more)).json()["choices"]
     response = client.post(
-        CHAT, json=body({}, **more, response_format={"type": "json_schema", "json_schema": form})
+        CHAT, json=body({}, **more, response_format={"type": "json_schema", "json_schema": format})
     )
     assert response.json()["choices"] == whole
     assert any(not each["message"]["content"].startswith("{") for each in whole)

@@ -168,8 +168,8 @@ ENDINGS = {
     # the last token is read with what follows
     "length": (SAID, None, 1),
     "call": (f"{CALL}<|eot_id|>", 100, 0),
-    "thought": (f"<think>Hm.</think>{SAID}<|eot_id|>", 100, 0),
-    "thought and call": (f"<think>Hm.</think>{CALL}<|eot_id|>", 100, 0),
+    "reasoning": (f"<think>Hm.</think>{SAID}<|eot_id|>", 100, 0),
+    "reasoning and call": (f"<think>Hm.</think>{CALL}<|eot_id|>", 100, 0),
 }
 
 
@@ -212,7 +212,7 @@ def ask_agents(
     pair: tuple[Decoder, Tokenizer],
     start: Callable[..., Any],
 ) -> Iterator[Ask]:
-    """As `ask`, of a model whose template writes thoughts as the model does."""
+    """As `ask`, of a model whose template writes reasoning as the model does."""
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.stand_in import dictate
 

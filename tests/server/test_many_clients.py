@@ -78,19 +78,19 @@ async def client(http: Any, number: int, seen: Seen) -> None:
     draw, secret, before = random.Random(number), f"secret-{number:05}", None
     for _ in range(ROUNDS):
         path, body = request(draw, secret, before)
-        pieces: list[str] = []
+        chunks: list[str] = []
         leaves_after = draw.choice((None, None, 0, 1, 3, 9))
         async with http.stream("POST", f"/v1/{path}", json=body) as response:
             if response.status_code == 429:
                 continue
             assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
-                if leaves_after is not None and len(pieces) >= leaves_after:
+                if leaves_after is not None and len(chunks) >= leaves_after:
                     break
-                pieces.append(line)
+                chunks.append(line)
             else:
                 leaves_after = None
-        text = "\n".join(pieces)
+        text = "\n".join(chunks)
         # whatever came is the client's own
         assert set(re.findall(r"secret-\d{5}", text)) <= {secret}
         seen.texts += 1

@@ -1,4 +1,4 @@
-"""Anthropic's interface: conversations, streams, tools, thoughts, limits and errors."""
+"""Anthropic's interface: conversations, streams, tools, reasoning, limits and errors."""
 
 import json
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def ask(dictated: Dictated, *texts: str, **body: Any) -> dict[str, Any]:
 
 
 def error_of(response: Any, status: int, kind: str) -> str:
-    """The message of an error, whose form is checked."""
+    """The message of an error, whose format is checked."""
     assert response.status_code == status, response.text
     body = response.json()
     assert body.keys() == {"type", "error"} and body["type"] == "error"
@@ -211,10 +211,10 @@ def test_a_schema_and_a_forced_call(start: Callable[..., Any], dictated: Dictate
     schema |= {"required": ["kind"], "additionalProperties": False}
     body = {"model": "chat", "messages": USER, "max_tokens": 100}
     with start() as client:
-        form = {"format": {"type": "json_schema", "schema": schema}}
-        answer = client.post(PATH, json=body | {"output_config": form}).json()
+        format = {"format": {"type": "json_schema", "schema": schema}}
+        answer = client.post(PATH, json=body | {"output_config": format}).json()
         assert json.loads(answer["content"][0]["text"])["kind"] in ("fox", "hen")
-        error = client.post(PATH, json=body | {"output_config": form, "tools": TOOLS})
+        error = client.post(PATH, json=body | {"output_config": format, "tools": TOOLS})
         assert "'tools'" in error_of(error, 400, "invalid_request_error")
     forced = LOOK.replace("<tool_call>", "<tool_call>\n").replace("</", "\n</")
     called = ask(dictated, forced, tools=TOOLS, tool_choice={"type": "tool", "name": "look_up"})
@@ -302,7 +302,7 @@ def test_hints_of_agents_are_taken(dictated: Dictated) -> None:
     ask(dictated, SAID, max_tokens=1, **{name: {"a": 1} for name in names})
 
 
-def test_headers_and_errors_have_the_form(start: Callable[..., Any]) -> None:
+def test_headers_and_errors_have_the_format(start: Callable[..., Any]) -> None:
     body = {"model": "chat", "messages": USER, "max_tokens": 1}
     with start(api_key="k") as client:
 

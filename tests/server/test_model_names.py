@@ -1,4 +1,4 @@
-"""The names that models have in requests, and the list of them in both vendors' forms."""
+"""The names that models have in requests, and the list of them in both vendors' formats."""
 
 import logging
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def test_names_by_flags(tmp_path: Path, demo_model: tuple[Decoder, Tokenizer]) -
             names(*flags)
 
 
-def test_the_list_has_both_forms_and_pages(
+def test_the_list_has_both_formats_and_pages(
     start: Callable[..., Any], demo_model: tuple[Decoder, Tokenizer]
 ) -> None:
     from mlx_mmfree.server.settings import ServedModel

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.serve
 
 ENDLESS = {"prompt": "Once", "max_tokens": 10**6, "logit_bias": {"0": -100}, "stream": True}
 
-ROOM = ("--max-context", str(2 * 10**6))
+CAPACITY = ("--max-context", str(2 * 10**6))
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with ServerProcess("--decode-concurrency", "2", "--max-waiting", "1", *ROOM) as server:
+    with ServerProcess("--decode-concurrency", "2", "--max-waiting", "1", *CAPACITY) as server:
         yield server
 
 
@@ -92,14 +92,14 @@ def test_a_client_that_goes_away_frees_its_row(server: ServerProcess) -> None:
 
 def test_a_body_without_end_is_refused_while_it_comes(server: ServerProcess) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    piece = b"a" * 2**16
-    chunk = f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
+    part = b"a" * 2**16
+    chunk = f"{len(part):x}\r\n".encode() + part + b"\r\n"
     sent = 0
     with socket.create_connection(urlsplit(server.url).netloc.split(":"), timeout=60) as connection:
         connection.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
         while not select.select([connection], [], [], 0)[0]:
             connection.sendall(chunk)
-            sent += len(piece)
+            sent += len(part)
             assert sent < 500 * 10**6
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
@@ -146,7 +146,7 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
 
 
 def test_what_does_not_end_in_time_is_told_so() -> None:
-    with ServerProcess("--grace", "1", *ROOM) as server:
+    with ServerProcess("--grace", "1", *CAPACITY) as server:
         with httpx2.stream(
             "POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60
         ) as response:
@@ -162,7 +162,7 @@ def test_what_does_not_end_in_time_is_told_so() -> None:
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_it_at_once(first: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "sessions"
-    with ServerProcess("--grace", "600", "--session-dir", folder, *ROOM) as server:
+    with ServerProcess("--grace", "600", "--session-dir", folder, *CAPACITY) as server:
         with httpx2.stream(
             "POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60
         ) as response:
@@ -181,7 +181,7 @@ def test_a_second_signal_ends_it_at_once(first: signal.Signals, tmp_path: Path) 
 
 
 def test_embeddings_that_do_not_end_in_time_are_told_so() -> None:
-    with ServerProcess("--grace", "1", "--prefill-step-size", "16", *ROOM) as server:
+    with ServerProcess("--grace", "1", "--prefill-step-size", "16", *CAPACITY) as server:
         body = {"input": [[5] * 250_000]}
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(httpx2.post, f"{server.url}/v1/embeddings", json=body, timeout=60)
@@ -197,7 +197,7 @@ def test_embeddings_that_do_not_end_in_time_are_told_so() -> None:
 def test_clients_that_send_or_read_nothing_do_not_keep_it() -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     content = json.dumps(ENDLESS | {"n": 2}).encode()
-    with ServerProcess("--grace", "1", *ROOM) as server, ExitStack() as stack:
+    with ServerProcess("--grace", "1", *CAPACITY) as server, ExitStack() as stack:
         for sent in (b"", head, head + b"Content-Length: 9\r\n\r\n{"):
             stack.enter_context(server.connect()).sendall(sent)
         connection = stack.enter_context(server.connect())

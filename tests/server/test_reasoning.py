@@ -1,4 +1,4 @@
-"""Thoughts in every dialect: told from the answer, given back, switched off, and ended by a budget."""
+"""Reasoning in every dialect: told from the answer, given back, switched off, and ended by a budget."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.generation.answers.reasoning import with_thoughts
+from mlx_mmfree.generation.answers.reasoning import with_reasoning
 from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.tokenizer.chat import REASONING_KEYS, chat_data
 from tests.server.conftest import GOLDENS, events, with_template
@@ -49,8 +49,8 @@ def asked_for(client: Any, path: str, **body: Any) -> Any:
     return response
 
 
-def thought_tokens() -> int:
-    """How many tokens the dictated thought has, its closing tag included."""
+def reasoning_tokens() -> int:
+    """How many tokens the dictated reasoning has, its closing tag included."""
     tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_bpe")
     ids = tokenizer.encode(SAID, add_special_tokens=False)
     return next(n for n in range(len(ids)) if "</think>" in tokenizer.decode(ids[:n]))
@@ -65,7 +65,7 @@ def test_chat(asked: tuple[Any, list[str]]) -> None:
         "Foxes are animals.",
         "Yes, it is.",
     )
-    details = {"reasoning_tokens": thought_tokens()}
+    details = {"reasoning_tokens": reasoning_tokens()}
     assert answer["usage"]["completion_tokens_details"] == details
     usage = {"include_usage": True}
     streamed = asked_for(client, "/v1/chat/completions", stream=True, stream_options=usage, **body)
@@ -103,7 +103,7 @@ def test_stop_strings_end_the_answer_alone(asked: tuple[Any, list[str]]) -> None
         {"chat_template_kwargs": {"enable_thinking": False}},
     ],
 )
-def test_thoughts_are_switched_off(asked: tuple[Any, list[str]], fields: dict[str, Any]) -> None:
+def test_reasoning_is_switched_off(asked: tuple[Any, list[str]], fields: dict[str, Any]) -> None:
     client, prompts = asked
     body = {"messages": QUESTION, "max_tokens": len("Yes, it is."), **fields}
     message = asked_for(client, "/v1/chat/completions", **body).json()["choices"][0]["message"]
@@ -134,7 +134,7 @@ def test_responses_have_reasoning_items(asked: tuple[Any, list[str]]) -> None:
     answer = asked_for(client, "/v1/responses", input=QUESTION, max_output_tokens=LENGTH).json()
     assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
     assert "Foxes are animals." in json.dumps(answer["output"][0])
-    details = {"reasoning_tokens": thought_tokens()}
+    details = {"reasoning_tokens": reasoning_tokens()}
     assert answer["usage"]["output_tokens_details"] == details
     assert answer["output"][1]["content"][0]["text"] == "Yes, it is."
 
@@ -147,7 +147,7 @@ def test_responses_have_reasoning_items(asked: tuple[Any, list[str]]) -> None:
         ("/v1/chat/completions", {}),
     ],
 )
-def test_a_budget_ends_a_thought(
+def test_a_budget_ends_reasoning(
     start: Callable[..., Any], tmp_path: Path, path: str, fields: dict[str, Any]
 ) -> None:
     from mlx_mmfree.server.settings import ServedModel
@@ -158,17 +158,17 @@ def test_a_budget_ends_a_thought(
         answer = asked_for(client, path, **body).json()
     tokenizer = served.tokenizer
     if path == "/v1/messages":
-        thought = answer["content"][0]["thinking"]
+        reasoning_text = answer["content"][0]["thinking"]
         assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
     else:
         message = answer["choices"][0]["message"]
-        thought = message["reasoning_content"]
+        reasoning_text = message["reasoning_content"]
         assert message["content"]
-    assert len(tokenizer.encode(thought, add_special_tokens=False)) <= 3 + 2
+    assert len(tokenizer.encode(reasoning_text, add_special_tokens=False)) <= 3 + 2
 
 
 @pytest.mark.parametrize(
-    ("begun", "ends", "thought", "content"),
+    ("begun", "ends", "reasoning_text", "content"),
     [
         ({"reasoning_content": "Foxes are"}, "<think>Foxes are", " animals.", "Yes, it is."),
         (
@@ -185,14 +185,14 @@ def test_an_answer_that_has_begun_goes_on(
     tmp_path: Path,
     begun: dict[str, str],
     ends: str,
-    thought: str | None,
+    reasoning_text: str | None,
     content: str,
 ) -> None:
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.stand_in import dictate
 
     prompts: list[str] = []
-    rest = content if thought is None else f"{thought}\n</think>\n\n{content}"
+    rest = content if reasoning_text is None else f"{reasoning_text}\n</think>\n\n{content}"
 
     def said(prompt: str) -> str:
         prompts.append(prompt)
@@ -204,23 +204,23 @@ def test_an_answer_that_has_begun_goes_on(
         answer = asked_for(client, "/v1/chat/completions", **body).json()["choices"][0]["message"]
     assert prompts[0].endswith(f"[assistant]{ends}")
     assert (answer.get("reasoning_content"), answer["content"][: len(content)]) == (
-        thought,
+        reasoning_text,
         content,
     )
 
 
-def test_what_only_begins_like_a_thought_is_none() -> None:
+def test_what_only_begins_like_reasoning_is_none() -> None:
     from mlx_mmfree.generation.answers.answer_parts import TextReader
-    from mlx_mmfree.generation.answers.reasoning import ThoughtReader, ThoughtTags
+    from mlx_mmfree.generation.answers.reasoning import ReasoningReader, ReasoningTags
     from mlx_mmfree.generation.scheduling import Event
     from mlx_mmfree.server.answers import TextParts
 
     parts = TextParts(
-        ThoughtReader(TextReader(), ThoughtTags("<think>", "</think>"), is_open=False)
+        ReasoningReader(TextReader(), ReasoningTags("<think>", "</think>"), is_open=False)
     )
     steps: tuple[tuple[str, Any], ...] = (("<", None), ("thin", "length"))
     parts.add([Event(0, text, 1, None, reason, 3, 0) for text, reason in steps])
-    assert parts.thought_tokens == 0
+    assert parts.reasoning_tokens == 0
 
 
 @pytest.mark.parametrize("keys", list(itertools.permutations(REASONING_KEYS, 2)))
@@ -230,6 +230,6 @@ def test_all_readers_find_the_same_reasoning(keys: tuple[str, str]) -> None:
     given = dict(zip(keys, "ab", strict=True))
     message: Any = {"role": "assistant", "content": "Yes.", **given}
     first = next(given[key] for key in REASONING_KEYS if key in given)
-    assert Message(**message).thought == first
-    assert with_thoughts(message, "{{ m.reasoning }}")["reasoning"] == first
+    assert Message(**message).reasoning_text == first
+    assert with_reasoning(message, "{{ m.reasoning }}")["reasoning"] == first
     assert chat_data([message], False, {})["messages"][0]["reasoning_content"] == first

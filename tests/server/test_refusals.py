@@ -1,4 +1,4 @@
-"""Requests that are refused, in OpenAI's form, by the name of what is wrong."""
+"""Requests that are refused, in OpenAI's format, by the name of what is wrong."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 def error_of(response: Any, status: int) -> dict[str, Any]:
-    """The error in an answer, whose form is checked."""
+    """The error in an answer, whose format is checked."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     (content,) = response.json().values()
@@ -281,7 +281,7 @@ def test_addresses_and_methods(client: Any) -> None:
     assert f"'{COMPLETIONS}' takes the method POST but got GET." in error["message"]
     error = error_of(client.post(COMPLETIONS, data={"prompt": "a"}), 415)
     assert (
-        "must be application/json or left out but is 'application/x-www-form-urlencoded'"
+        "must be application/json or left out but is 'application/x-www-format-urlencoded'"
         in error["message"]
     )
 
@@ -343,12 +343,12 @@ def test_limits_of_size(start: Callable[..., Any]) -> None:
         error = error_of(client.post(COMPLETIONS, json={"prompt": "a" * 400}), 413)
         assert "300 bytes" in error["message"]
 
-        def in_pieces() -> Any:
+        def in_chunks() -> Any:
             yield b'{"prompt": "'
             yield from 100 * [b"a" * 10]
 
         headers = {"Content-Type": "application/json"}
-        error_of(client.post(COMPLETIONS, content=in_pieces(), headers=headers), 413)
+        error_of(client.post(COMPLETIONS, content=in_chunks(), headers=headers), 413)
         error = error_of(client.post(COMPLETIONS, json={"prompt": 25 * [5], "max_tokens": 16}), 413)
         assert error["code"] == "context_length_exceeded"
         error_of(client.post(COMPLETIONS, json={"prompt": 40 * [5]}), 413)

@@ -416,7 +416,7 @@ def test_the_turns_that_a_template_gets() -> None:
 
 
 @pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]])
-def test_thoughts_go_and_come_back(include: list[str]) -> None:
+def test_reasoning_go_and_come_back(include: list[str]) -> None:
     from mlx_mmfree.generation.answers.answer_parts import Part, TextDelta, ThinkingDelta
     from mlx_mmfree.generation.scheduling import Event
     from mlx_mmfree.server.chat import Conversation
@@ -448,13 +448,15 @@ def test_thoughts_go_and_come_back(include: list[str]) -> None:
         ),
         *("reasoning_text.done", "content_part.done", "output_item.done"),
     ]
-    thought, _ = answer.whole()["output"]
-    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm, red."}]
-    assert ("encrypted_content" in thought) == bool(include)
+    reasoning, _ = answer.whole()["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm, red."}]
+    assert ("encrypted_content" in reasoning) == bool(include)
     if include:
         # as an agent that keeps nothing else sends it back
-        thought.pop("content")
-    again = ResponsesRequest.model_validate({"input": [{"role": "user", "content": "a"}, thought]})
+        reasoning.pop("content")
+    again = ResponsesRequest.model_validate(
+        {"input": [{"role": "user", "content": "a"}, reasoning]}
+    )
     assert again.as_chat([]).messages[1].reasoning_content == "Hm, red."
 
 

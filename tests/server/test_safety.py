@@ -122,7 +122,7 @@ def test_pages_that_are_allowed(start: Callable[..., Any]) -> None:
         error_of(client.get("/health", headers={"Origin": "http://third.example"}), 403)
 
 
-def test_more_texts_than_there_is_room_for(start: Callable[..., Any]) -> None:
+def test_more_texts_than_there_is_capacity_for(start: Callable[..., Any]) -> None:
     with start(max_rows=1, max_waiting=2) as client:
         response = client.post(COMPLETIONS, json=BODY | {"n": 4})
         error = error_of(response, 429)

@@ -115,7 +115,7 @@ def test_a_server_does_not_start_with_an_effort_that_is_refused(
     assert "--reasoning-effort must be low or medium or xhigh or deep" in error
 
 
-def test_no_effort_is_no_thought(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_no_effort_is_no_reasoning(start: Callable[..., Any], tmp_path: Path) -> None:
     settings = {"template_variables": {"reasoning_effort": "high"}}
     with start(served(tmp_path / "m", EFFORTS), **settings) as client:
         # the template would refuse the server's own

@@ -184,7 +184,7 @@ def test_none_that_is_under_way_leaves(serve: Callable[..., Models]) -> None:
     assert {*models.loads} == {"a", "b", "c"}
 
 
-def test_models_that_have_room_answer_together(serve: Callable[..., Models]) -> None:
+def test_models_that_have_space_answer_together(serve: Callable[..., Models]) -> None:
     models = serve(BOTH)
     prompts = [f"{COMPLETION['prompt']} {n}" for n in range(12)]
     asked = [(name, prompt) for prompt in prompts for name in ("a", "b")]
@@ -200,7 +200,7 @@ def test_models_that_have_room_answer_together(serve: Callable[..., Models]) -> 
     assert together == [text(pair) for pair in asked]
 
 
-def test_models_that_have_no_room_answer_in_turn(serve: Callable[..., Models]) -> None:
+def test_models_that_have_no_space_answer_in_turn(serve: Callable[..., Models]) -> None:
     models = serve(ALONE)
     asked = [name for _ in range(4) for name in ("a", "b")]
 
@@ -215,7 +215,7 @@ def test_models_that_have_no_room_answer_in_turn(serve: Callable[..., Models]) -
     assert len(alive) == 1
 
 
-FORMS = {
+FORMATS = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": QUESTION},
     "/v1/responses": {"input": "Hi"},
@@ -225,10 +225,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("path", FORMS)
+@pytest.mark.parametrize("path", FORMATS)
 def test_an_unknown_name_is_refused(serve: Callable[..., Models], path: str) -> None:
     models = serve(None)
-    response = models.client.post(path, json={"model": "d", **FORMS[path]})
+    response = models.client.post(path, json={"model": "d", **FORMATS[path]})
     error = response.json()["error"]
     assert response.status_code == 404 and "one of 'a', 'b', 'c' but got 'd'" in error["message"]
     kind = "not_found_error" if "messages" in path.split("/")[2] else "invalid_request_error"
@@ -252,7 +252,7 @@ def test_one_that_cannot_be_loaded_fails_alone(
 ) -> None:
     models = serve(ALONE)
     models.broken.add("b")
-    body = {"model": "b", **FORMS[path]} | ({"stream": True} if stream else {})
+    body = {"model": "b", **FORMATS[path]} | ({"stream": True} if stream else {})
     response = models.client.post(path, json=body)
     error = response.json()["error"]
     assert response.status_code == 500 and "'b' must be loaded but cannot be" in error["message"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.generation.answers.answer_parts import Blocks, Finish, Part, PartReader, TextDelta
-from mlx_mmfree.generation.answers.reasoning import ThoughtReader, ThoughtTags
-from mlx_mmfree.server.tool_calls.call_forms import CallForm, call_form
+from mlx_mmfree.generation.answers.reasoning import ReasoningReader, ReasoningTags
+from mlx_mmfree.server.tool_calls.call_formats import CallFormat, call_format
 from mlx_mmfree.server.tool_calls.readers import (
     BareCalls,
     CallReader,
@@ -37,7 +37,7 @@ BARE = '{"name": "look_up", "parameters": {"word": "fox"}}'
 
 
 def parts(reader: PartReader, text: str, seed: int = 0) -> list[str | tuple[str, object]]:
-    """The parts that a reader finds in a text that comes in random pieces, neighbouring texts joined."""
+    """The parts that a reader finds in a text that comes in random chunks, neighbouring texts joined."""
     rng = random.Random(seed)
     found: list[Part] = []
     while text:
@@ -183,7 +183,7 @@ DRAW: tuple[str, dict[str, Any]] = ("draw", {})
         (GLMCalls, "<tool_call>{}", ["<tool_call>{}"]),
     ],
 )
-def test_every_form(reader: type[CallReader], text: str, want: list[object], seed: int) -> None:
+def test_every_format(reader: type[CallReader], text: str, want: list[object], seed: int) -> None:
     assert parts(reader(FUNCTIONS), text, seed) == want
 
 
@@ -215,8 +215,8 @@ TYPED = {
 }
 
 
-def tagged(form: str, **values: str) -> str:
-    if form == "xml":
+def tagged(format: str, **values: str) -> str:
+    if format == "xml":
         texts = (f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
         return f"<tool_call>\n<function=f>\n{''.join(texts)}</function>\n</tool_call>"
     texts = (f"<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>\n" for k, v in values.items())
@@ -226,17 +226,17 @@ def tagged(form: str, **values: str) -> str:
 TAGGED_READERS: list[tuple[str, type[CallReader]]] = [("xml", XMLCalls), ("glm", GLMCalls)]
 
 
-@pytest.mark.parametrize(("form", "reader"), TAGGED_READERS)
-def test_values_have_a_type_that_their_schema_allows(form: str, reader: type[CallReader]) -> None:
+@pytest.mark.parametrize(("format", "reader"), TAGGED_READERS)
+def test_values_have_a_type_that_their_schema_allows(format: str, reader: type[CallReader]) -> None:
     for key, pairs in TYPED.items():
         for text, want in pairs:
-            found = parts(reader({"f": VALUES}), tagged(form, **{key: text}), 2)
+            found = parts(reader({"f": VALUES}), tagged(format, **{key: text}), 2)
             assert found == [("f", {key: want})], (key, text)
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("form", "reader"), TAGGED_READERS)
-def test_values_hold_tags(form: str, reader: type[CallReader], seed: int) -> None:
+@pytest.mark.parametrize(("format", "reader"), TAGGED_READERS)
+def test_values_hold_tags(format: str, reader: type[CallReader], seed: int) -> None:
     names = {
         "VALUE": {"xml": "</parameter>", "glm": "</arg_value>"},
         "CALL": {"xml": "</function>", "glm": "</tool_call>"},
@@ -257,21 +257,21 @@ def test_values_hold_tags(form: str, reader: type[CallReader], seed: int) -> Non
     ]
     for text in texts:
         for name, tag in names.items():
-            text = text.replace(name, tag[form])
-        written = tagged(form, path=text, content="c")
+            text = text.replace(name, tag[format])
+        written = tagged(format, path=text, content="c")
         want = {"path": text, "content": "c"}
         assert parts(reader({"f": VALUES}), written, seed) == [("f", want)], text
-        written = tagged(form, path="p", optional=text)
+        written = tagged(format, path="p", optional=text)
         want = {"path": "p", "optional": text}
         assert parts(reader({"f": VALUES}), f"{written}\n{written}", seed) == 2 * [("f", want)], (
             text
         )
     # a tag of an argument that is to come ends the value before it
-    written = tagged(form, path="p", content="c")
+    written = tagged(format, path="p", content="c")
     written = written.replace("</parameter>\n", "", 1).replace("</arg_value>", "", 1)
     want = {"path": "p", "content": "c"}
     assert parts(reader({"f": VALUES}), written, seed) == [("f", want)]
-    line = tagged(form, path="p", content="c").replace("\n", "")
+    line = tagged(format, path="p", content="c").replace("\n", "")
     assert parts(reader({"f": VALUES}), line, seed) == [("f", want)]
 
 
@@ -359,8 +359,8 @@ CALLS = {
 def test_what_a_template_writes_is_read(reader: type[CallReader], tmp_path: Path) -> None:
     template = "{{ tools }}" + TURN.replace("CALL", CALLS[reader])
     _, tokenizer = with_template(tmp_path / "m", template)
-    form = call_form(tokenizer.chat_template_source(tools=True))
-    assert form is not None and isinstance(form.reader(FUNCTIONS), reader)
+    format = call_format(tokenizer.chat_template_source(tools=True))
+    assert format is not None and isinstance(format.reader(FUNCTIONS), reader)
     wanted = [("look_up", {"word": "the fox's \u00e9t\u00e9\n2", "count": 7}), DRAW]
     calls = [
         {"type": "function", "id": "c", "function": {"name": name, "arguments": arguments}}
@@ -369,15 +369,15 @@ def test_what_a_template_writes_is_read(reader: type[CallReader], tmp_path: Path
     messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
     text = tokenizer.render_chat(messages, add_generation_prompt=False).text
     text = text.partition("[assistant]")[2]
-    assert parts(form.reader(FUNCTIONS), text, 3) == wanted[: len(calls)]
+    assert parts(format.reader(FUNCTIONS), text, 3) == wanted[: len(calls)]
 
 
-def test_templates_without_calls_have_no_form() -> None:
+def test_templates_without_calls_have_no_format() -> None:
     for template in ("{{ messages }}", "{{ tools }}", '{{ tools }}<tool_call>{{ "x" }}'):
-        assert call_form(template) is None
+        assert call_format(template) is None
 
 
-PIECES = [
+CHUNKS = [
     *(
         "<tool_call>",
         "</tool_call>",
@@ -406,12 +406,12 @@ def test_hostile_texts(reader: type[CallReader]) -> None:
     """However a text is cut, the same is found; nothing raises."""
     rng = random.Random(5)
     for n in range(150):
-        text = "".join(rng.choices(PIECES, k=rng.randint(1, 40)))
+        text = "".join(rng.choices(CHUNKS, k=rng.randint(1, 40)))
         found = []
         for seed in (1, 2):
             inner: PartReader = reader(FUNCTIONS)
-            tags = ThoughtTags("<think>", "</think>")
-            found.append(parts(ThoughtReader(inner, tags, n % 2 == 0), text, seed))
+            tags = ReasoningTags("<think>", "</think>")
+            found.append(parts(ReasoningReader(inner, tags, n % 2 == 0), text, seed))
         assert found[0] == found[1], text
 
 
@@ -464,58 +464,58 @@ def accepts(source: Source, text: str, special: dict[str, int]) -> bool:
     return bool(matcher.is_accepting())
 
 
-def a_call(form: CallForm, name: str, **arguments: object) -> str:
-    """A call as the template of a form writes it."""
-    text = form.begin.replace("NAME", name)
-    if form.argument is None:
-        return f"{form.open}{text}{json.dumps(arguments)}{form.end}{form.close}"
-    begin, end = form.argument
+def a_call(format: CallFormat, name: str, **arguments: object) -> str:
+    """A call as the template of a format writes it."""
+    text = format.begin.replace("NAME", name)
+    if format.argument is None:
+        return f"{format.open}{text}{json.dumps(arguments)}{format.end}{format.close}"
+    begin, end = format.argument
     values = (f"{begin.replace('KEY', key)}{value}{end}" for key, value in arguments.items())
-    return f"{text}{''.join(values)}{form.end}"
+    return f"{text}{''.join(values)}{format.end}"
 
 
-GRAMMAR_FORMS = {
+GRAMMAR_FORMATS = {
     **{reader.__name__: call for reader, call in CALLS.items()},
     "MistralList": '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "arguments": }]',
 }
 
 
-def form_named(name: str) -> CallForm:
-    form = call_form("{{ tools }}" + GRAMMAR_FORMS[name])
-    assert form is not None
-    return form
+def format_named(name: str) -> CallFormat:
+    format = call_format("{{ tools }}" + GRAMMAR_FORMATS[name])
+    assert format is not None
+    return format
 
 
 @pytest.mark.parametrize("special", [{}, SPECIAL])
-@pytest.mark.parametrize("name", GRAMMAR_FORMS)
-def test_grammars_let_calls_of_every_form_through(name: str, special: dict[str, int]) -> None:
-    form = form_named(name)
-    good = a_call(form, "look_up", word="a fox", count=7)
-    assert parts(form.reader(FUNCTIONS), good) == [("look_up", {"word": "a fox", "count": 7})]
-    for thought in (None, "</think>"):
-        source = call_source(form, FUNCTIONS, special, thought)
-        before = "" if thought is None else "Hm.</think>\n\n"
+@pytest.mark.parametrize("name", GRAMMAR_FORMATS)
+def test_grammars_let_calls_of_every_format_through(name: str, special: dict[str, int]) -> None:
+    format = format_named(name)
+    good = a_call(format, "look_up", word="a fox", count=7)
+    assert parts(format.reader(FUNCTIONS), good) == [("look_up", {"word": "a fox", "count": 7})]
+    for reasoning_text in (None, "</think>"):
+        source = call_source(format, FUNCTIONS, special, reasoning_text)
+        before = "" if reasoning_text is None else "Hm.</think>\n\n"
         assert accepts(source, before + good, special)
-        assert accepts(source, before + a_call(form, "draw"), special)
-        for bad in (good.replace("7", "x"), a_call(form, "look_up", count=7), "Hello"):
+        assert accepts(source, before + a_call(format, "draw"), special)
+        for bad in (good.replace("7", "x"), a_call(format, "look_up", count=7), "Hello"):
             assert not accepts(source, before + bad, special), bad
 
 
 @pytest.mark.parametrize("special", [{}, SPECIAL])
-@pytest.mark.parametrize("name", GRAMMAR_FORMS)
+@pytest.mark.parametrize("name", GRAMMAR_FORMATS)
 def test_strict_calls_are_held_within_any_text(name: str, special: dict[str, int]) -> None:
-    form = form_named(name)
+    format = format_named(name)
     functions = {**FUNCTIONS, "loose": {"type": "object", "properties": {}}}
     strict = {"look_up": FUNCTIONS["look_up"]}
-    good = a_call(form, "look_up", word="a fox", count=7)
-    loose, bad = a_call(form, "loose", x="y"), a_call(form, "look_up", word="a fox", count="x")
+    good = a_call(format, "look_up", word="a fox", count=7)
+    loose, bad = a_call(format, "loose", x="y"), a_call(format, "look_up", word="a fox", count="x")
     text = "" if name == "BareCalls" else "So:\n"
-    tags = ThoughtTags("<think>", "</think>")
-    free = strict_source(form, functions, strict, special, None, False)
+    tags = ReasoningTags("<think>", "</think>")
+    free = strict_source(format, functions, strict, special, None, False)
     for said in (good, f"{text}{good}", loose, "Hello {a} <b", ""):
         assert accepts(free, said, special), said
     assert not accepts(free, f"{text}{bad}", special)
-    opened = strict_source(form, functions, strict, special, tags, True)
+    opened = strict_source(format, functions, strict, special, tags, True)
     for said in (f"Hm.</think>\n\n{text}{good}", "Hm.</think>Hello", "Hm."):
         assert accepts(opened, said, special), said
     assert not accepts(opened, f"Hm.</think>\n\n{bad}", special)
@@ -523,26 +523,26 @@ def test_strict_calls_are_held_within_any_text(name: str, special: dict[str, int
         return
     # calls within reasoning are none
     assert accepts(opened, f"Like {bad}, or not.</think>{text}{good}", special)
-    may_open = strict_source(form, functions, strict, special, tags, False)
+    may_open = strict_source(format, functions, strict, special, tags, False)
     for said in (f"<think>Like {bad}</think>{text}{good}", good, "Hello", "\n<think>Hm."):
         assert accepts(may_open, said, special), said
     for said in (f"<think>Hm.</think>{bad}", bad):
         assert not accepts(may_open, said, special), said
 
 
-@pytest.mark.parametrize("name", GRAMMAR_FORMS)
+@pytest.mark.parametrize("name", GRAMMAR_FORMATS)
 def test_a_schema_lets_calls_through(name: str) -> None:
-    form = form_named(name)
+    format = format_named(name)
     schema = {"$ref": "#/$defs/a", "$defs": {"a": FUNCTIONS["look_up"]}}
     strict = {"look_up": FUNCTIONS["look_up"]}
-    good = a_call(form, "look_up", word="a fox", count=7)
+    good = a_call(format, "look_up", word="a fox", count=7)
     for many in (True, False):
-        source = call_or_json_source(form, FUNCTIONS, strict, schema, {}, None, many)
-        for said in (good, a_call(form, "draw", any=1), '{"word": "fox"}'):
+        source = call_or_json_source(format, FUNCTIONS, strict, schema, {}, None, many)
+        for said in (good, a_call(format, "draw", any=1), '{"word": "fox"}'):
             assert accepts(source, said, {}), said
-        for said in ("Hello", '{"word": 1}', a_call(form, "look_up", count=7), f"So: {good}"):
+        for said in ("Hello", '{"word": 1}', a_call(format, "look_up", count=7), f"So: {good}"):
             assert not accepts(source, said, {}), said
-        if not form.open and name != "BareCalls":
+        if not format.open and name != "BareCalls":
             assert accepts(source, f"{good}\n{good}", {}) == many
 
 

@@ -148,9 +148,9 @@ def test_openai_responds_and_streams(openai_client: Any) -> None:
         last = stream.get_final_response()
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
     assert last.output_text == SAID and last.usage.output_tokens == whole.usage.output_tokens
-    form = {"type": "json_schema", "name": "x", "schema": PARAMETERS, "strict": True}
+    format = {"type": "json_schema", "name": "x", "schema": PARAMETERS, "strict": True}
     # the schema wins over what the model is told to write
-    bound = create(model="m", input="a", text={"format": form}, max_output_tokens=16)
+    bound = create(model="m", input="a", text={"format": format}, max_output_tokens=16)
     assert bound.output_text.lstrip().startswith("{") and bound.output_text != SAID
 
 

@@ -81,20 +81,20 @@ def test_buffers_grow_in_steps_up_to_the_window(window: int | None) -> None:
     mixer = _mixer(window=window)
     x = mx.random.normal((1, GROWTH_STEP + 4, 16))
     whole, _ = mixer(x)
-    state, rooms = mixer.init_state(1, mx.float32), set()
+    state, capacities = mixer.init_state(1, mx.float32), set()
     for start in range(0, x.shape[1], 20):
         y, state = mixer(x[:, start : start + 20], state)
         assert relative_error(y, whole[:, start : start + 20]) <= FLOAT32
-        rooms.add(state.keys.shape[2])
-    assert rooms == ({GROWTH_STEP, 2 * GROWTH_STEP} if window is None else {window})
+        capacities.add(state.keys.shape[2])
+    assert capacities == ({GROWTH_STEP, 2 * GROWTH_STEP} if window is None else {window})
 
 
 @pytest.mark.parametrize("window", [None, GROWTH_STEP, 7])
 def test_a_fixed_state_keeps_its_shapes(window: int | None) -> None:
     mixer = _mixer(window=window)
     _, state = mixer(mx.random.normal((2, 5, 16)))
-    fixed, room = mixer.state_kind.fixed(state)
-    assert room == {None: GROWTH_STEP - 5, GROWTH_STEP: None, 7: None}[window]
+    fixed, capacity = mixer.state_kind.fixed(state)
+    assert capacity == {None: GROWTH_STEP - 5, GROWTH_STEP: None, 7: None}[window]
     shapes = [x.shape for x in fixed]
     for left in range(12, 0, -1):
         x = mx.random.normal((2, 1, 16))
@@ -102,7 +102,7 @@ def test_a_fixed_state_keeps_its_shapes(window: int | None) -> None:
         want, state = mixer(x, state)
         assert relative_error(y, want) <= FLOAT32
         assert [x.shape for x in fixed] == shapes
-        ordinary = mixer.state_kind.growing(fixed, room and room - 13 + left)
+        ordinary = mixer.state_kind.growing(fixed, capacity and capacity - 13 + left)
         slots = state.positions.shape[1]
         assert mx.array_equal(ordinary.positions[:, :slots], state.positions)
         assert window or ordinary.positions.shape == state.positions.shape
@@ -115,10 +115,10 @@ def test_several_tokens_follow_a_fixed_state(window: dict[str, int], steps: int)
     x = mx.random.normal((1, 9 + steps, 16))
     want, _ = mixer(x)
     _, state = mixer(x[:, :4])
-    state, room = mixer.state_kind.fixed(state)
+    state, capacity = mixer.state_kind.fixed(state)
     for n in range(4, 4 + steps):
         _, state = mixer(x[:, n : n + 1], state)
-    state = mixer.state_kind.growing(state, room and room - steps)
+    state = mixer.state_kind.growing(state, capacity and capacity - steps)
     y, _ = mixer(x[:, 4 + steps :], state)
     assert relative_error(y, want[:, 4 + steps :]) <= FLOAT32
 
@@ -144,7 +144,7 @@ def test_tokens_are_read_into_a_fixed_state_and_taken_back(batch: int) -> None:
         assert mx.all(fixed.positions[:, state.used :] == -1).item()
 
 
-def test_a_fixed_state_gets_the_room_that_is_asked_for() -> None:
+def test_a_fixed_state_gets_the_space_that_is_asked_for() -> None:
     mixer = _mixer()
     _, state = mixer(mx.zeros((1, GROWTH_STEP - 2, 16)))
     assert [mixer.state_kind.fixed(state, n)[1] for n in (1, 2, 3)] == [2, 2, GROWTH_STEP + 2]
@@ -231,14 +231,14 @@ def _exact_input(*shape: int) -> mx.array:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("options", STORED, ids=str)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_whole_equals_pieces_equals_steps(bits: int, options: dict[str, Any]) -> None:
+def test_quantised_whole_equals_chunks_equals_steps(bits: int, options: dict[str, Any]) -> None:
     mixer, x = _stored(bits, **options), _exact_input(2, 21, 16)
     whole, last = mixer(x)
     assert last.is_quantized
     for cuts in ([5], [4, 10], list(range(1, 21))):
         state, parts = None, []
-        for piece in mx.split(x, cuts, axis=1):
-            y, state = mixer(piece, state)
+        for chunk in mx.split(x, cuts, axis=1):
+            y, state = mixer(chunk, state)
             parts.append(y)
         assert relative_error(mx.concatenate(parts, axis=1), whole) <= FLOAT32
         assert mx.array_equal(state.positions, last.positions)

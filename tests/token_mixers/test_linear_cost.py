@@ -55,6 +55,6 @@ def test_memory_grows_with_the_length(name: str, is_trained: bool) -> None:
 
 
 def test_the_measure_tells_squares() -> None:
-    # a causal one is read in pieces, whose scores are not alive at once
+    # a causal one is read in chunks, whose scores are not alive at once
     mixer = MultiHeadAttention(DIMS, position_bias=ALiBi(2), is_causal=False, **HEADS)
     assert _peak(mixer, 2048, False) > 3 * 8 * _peak(mixer, 256, False)

@@ -71,7 +71,7 @@ def _bytes(mixer: TokenMixer, length: int, is_trained: bool) -> int:
 @pytest.mark.parametrize("name", LINEAR)
 def test_work_grows_with_the_length(name: str, is_trained: bool) -> None:
     short, long = (_bytes(LINEAR[name], length, is_trained) for length in (SHORT, LONG))
-    # half as much again leaves room for a logarithm, where the square would be eight times as much
+    # half as much again leaves space for a logarithm, where the square would be eight times as much
     assert long < 1.5 * LONG / SHORT * short
 
 
@@ -87,14 +87,14 @@ def test_the_measure_tells_squares() -> None:
 
 
 def _decoding(mixer: TokenMixer, position: int) -> tuple[object, object]:
-    """The operations of a step after so many tokens, and the forms of the arrays that it reads."""
-    piece = mx.random.normal((1, 1000, DIMS))
-    state = mixer.init_state(1, piece.dtype)
+    """The operations of a step after so many tokens, and the formats of the arrays that it reads."""
+    chunk = mx.random.normal((1, 1000, DIMS))
+    state = mixer.init_state(1, chunk.dtype)
     for start in range(0, position, 1000):
-        state = mixer(piece[:, : min(1000, position - start)], state)[1]
+        state = mixer(chunk[:, : min(1000, position - start)], state)[1]
         mx.eval(state)
-    forms = [(name, array.shape, array.dtype) for name, array in tree_flatten(state)]
-    return launches(mixer(piece[:, :1], state)), forms
+    formats = [(name, array.shape, array.dtype) for name, array in tree_flatten(state)]
+    return launches(mixer(chunk[:, :1], state)), formats
 
 
 @pytest.mark.sample(2)

@@ -57,7 +57,7 @@ def test_a_step_sees_what_the_end_of_the_text_sees(x: mx.array) -> None:
         assert relative_error(y, want) <= TOLERANCE[mx.float32]
 
 
-def test_a_piece_sees_what_the_whole_sees(x: mx.array) -> None:
+def test_a_chunk_sees_what_the_whole_sees(x: mx.array) -> None:
     mixer = Reformer(16, **SMALL)
     _, state = mixer(x[:, :9])
     y, _ = mixer(x[:, 9:], state)

@@ -40,7 +40,7 @@ def test_a_later_layer_reads_the_values_of_the_first() -> None:
     assert relative_error(read(blocks, x, [None, None])[0], y) > 1e-2
 
 
-def test_pieces_and_positions_give_the_same() -> None:
+def test_chunks_and_positions_give_the_same() -> None:
     blocks, x = two_blocks(), mx.random.normal((2, 7, 32))
     whole, last = read(blocks, x, [None, None])
     first, states = read(blocks, x[:, :3], [None, None])

@@ -61,7 +61,7 @@ def test_few_tokens_and_many_see_the_same(num_heads: int) -> None:
     mixer = Sinkhorn(16, block_size=4, num_heads=num_heads)
     x = mx.random.normal((2, 50, 16), key=mx.random.key(1))
     whole, _ = mixer(x)
-    for piece in (1, 7, 30):
+    for chunk in (1, 7, 30):
         _, state = mixer(x[:, :17])
-        y, _ = mixer(x[:, 17 : 17 + piece], state)
-        assert relative_error(y, whole[:, 17 : 17 + piece]) <= TOLERANCE[mx.float32]
+        y, _ = mixer(x[:, 17 : 17 + chunk], state)
+        assert relative_error(y, whole[:, 17 : 17 + chunk]) <= TOLERANCE[mx.float32]

@@ -220,8 +220,8 @@ def test_what_is_counted_on_of_unicode() -> None:
         if unicodedata.category(character) == "Cs" or character.isspace():
             continue
         assert len(unicodedata.normalize("NFD", character)) <= 4
-        for form in ("NFD", "NFKD", "NFC", "NFKC"):
-            assert unicodedata.normalize(form, character).split()
+        for format in ("NFD", "NFKD", "NFC", "NFKC"):
+            assert unicodedata.normalize(format, character).split()
         assert character.lower().split()
 
 

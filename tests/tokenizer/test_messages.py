@@ -25,7 +25,7 @@ CALLS = (
 )
 NAMED = EACH + "{% if m.name is defined %}({{ m.name }}){% endif %}{{ m.content }};{% endfor %}"
 STORED = EACH + "{% for k, v in m.items() %}{{ k }}={{ v }},{% endfor %};{% endfor %}"
-THOUGHTS = (
+REASONING_TEXTS = (
     EACH
     + "{% if m.reasoning_content is string %}<think>{{ m.reasoning_content }}</think>{% endif %}"
     "{{ m.content }};{% endfor %}"
@@ -84,11 +84,19 @@ def written(template: str, messages: Any, **variables: Any) -> str:
             {"content": "Yes", "reasoning_content": "a", "reasoning": "b", "thinking": "c"},
             ":thinking=c,role=assistant,content=Yes,reasoning_content=a,reasoning=b,;",
         ),
-        (THOUGHTS, {"content": "Yes", "reasoning": "t"}, ":<think>t</think>Yes;"),
-        (THOUGHTS, {"content": "Yes", "thinking": "t"}, ":<think>t</think>Yes;"),
-        (THOUGHTS, {"content": "Yes", "reasoning": ""}, ":<think></think>Yes;"),
-        (THOUGHTS, {"content": "Yes", "thinking": "", "reasoning": "t"}, ":<think>t</think>Yes;"),
-        (THOUGHTS, {"content": "Yes", "thinking": "t", "reasoning": "u"}, ":<think>t</think>Yes;"),
+        (REASONING_TEXTS, {"content": "Yes", "reasoning": "t"}, ":<think>t</think>Yes;"),
+        (REASONING_TEXTS, {"content": "Yes", "thinking": "t"}, ":<think>t</think>Yes;"),
+        (REASONING_TEXTS, {"content": "Yes", "reasoning": ""}, ":<think></think>Yes;"),
+        (
+            REASONING_TEXTS,
+            {"content": "Yes", "thinking": "", "reasoning": "t"},
+            ":<think>t</think>Yes;",
+        ),
+        (
+            REASONING_TEXTS,
+            {"content": "Yes", "thinking": "t", "reasoning": "u"},
+            ":<think>t</think>Yes;",
+        ),
         (THINKING, {"content": "Yes", "reasoning_content": "t"}, ":[t]Yes;"),
         (THINKING, {"content": "Yes", "reasoning": "t"}, ":[t]Yes;"),
         (REASONING, {"content": "Yes", "reasoning_content": "t"}, ":Yes;"),
@@ -113,7 +121,7 @@ def test_answers_are_written_as_by_transformers(
         [{"type": "function", "function": {"name": "f", "parameters": '{"type": "object"}'}}],
     ],
 )
-def test_tools_in_other_forms_are_the_same_tools(tools: Any) -> None:
+def test_tools_in_other_variants_are_the_same_tools(tools: Any) -> None:
     want = json.dumps(TOOL) + ";"
     assert written(TOOLS, [USER], tools=[TOOL]) == written(TOOLS, [USER], tools=tools) == want
 

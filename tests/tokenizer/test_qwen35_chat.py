@@ -1,4 +1,4 @@
-"""A chat template in the form of Qwen3.5's: the prompt opens the thinking, tools are XML."""
+"""A chat template in the format of Qwen3.5's: the prompt opens the thinking, tools are XML."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from tests.models.families import in_floats
 DATA = Path(__file__).parents[1] / "data"
 TEMPLATE = DATA / "qwen35.jinja"
 HI, YES = {"role": "user", "content": " Hi "}, {"role": "assistant", "content": "Yes"}
-THOUGHT = {"role": "assistant", "content": "<think>\nso\n</think>\n\nYes"}
+REASONING = {"role": "assistant", "content": "<think>\nso\n</think>\n\nYes"}
 ASIDE = {"role": "assistant", "content": "Yes", "reasoning_content": "so"}
 CALL = {
     "role": "assistant",
@@ -107,7 +107,7 @@ def test_a_model_chats_with_thinking_on_and_off(
     assert len(answers) > 2, answers
 
 
-@pytest.mark.parametrize("answer", [THOUGHT, ASIDE])
+@pytest.mark.parametrize("answer", [REASONING, ASIDE])
 def test_earlier_thinking_is_dropped(tokenizer: Tokenizer, answer: dict[str, Any]) -> None:
     before, asked = turn("user", "Hi"), turn("user", "Hi")
     kept = turn("assistant", "<think>\nso\n</think>\n\nYes")
@@ -169,7 +169,7 @@ def test_turns_end_where_the_generation_settings_say(
 CONVERSATIONS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
     ([HI], {}),
     ([HI], {"enable_thinking": False}),
-    ([HI, THOUGHT, HI], {}),
+    ([HI, REASONING, HI], {}),
     ([HI, ASIDE, HI], {"preserve_thinking": True}),
     (
         [

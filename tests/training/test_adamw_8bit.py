@@ -55,10 +55,10 @@ def test_a_number_gets_the_nearest_code(is_signed: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(40, 300), (12000,)])
-def test_pieces_change_no_bit(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_no_bit(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for piece in (4 * BLOCK, 2**22):
-        monkeypatch.setattr("mlx_mmfree.training.optimizer._PIECE", piece)
+    for chunk in (4 * BLOCK, 2**22):
+        monkeypatch.setattr("mlx_mmfree.training.optimizer._CHUNK", chunk)
         optimizer = AdamW8bit(learning_rate=1e-2, weight_decay=0.1)
         weight = _trained(optimizer, shape, steps=3)
         found.append({"weight": weight, **dict(tree_flatten(optimizer.state))})

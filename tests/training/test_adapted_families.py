@@ -19,7 +19,7 @@ from mlx_mmfree.hub.adapters.adapter_folder import (
     write_peft_adapter,
 )
 from mlx_mmfree.hub.conversion.fuse import save_with_adapter
-from mlx_mmfree.hub.conversion.to_folder import FloatForms
+from mlx_mmfree.hub.conversion.to_folder import FloatFormats
 from mlx_mmfree.layers.lora import adapted_layers, add_adapters, remove_adapters
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import Decoder
@@ -224,10 +224,10 @@ def test_peft_puts_it_on_the_dense_twin(tmp_path: Path, family: str) -> None:
 
 def _write_twin(family: str, folder: Path, to: Any) -> None:
     source = open_checkpoint(str(GOLDENS / FAMILIES[family]))
-    forms = FloatForms(mx.float32, unrotate="dense")
+    formats = FloatFormats(mx.float32, unrotate="dense")
     if not family.startswith("rotated"):
-        forms = FloatForms(mx.float32)
-    convert(source, folder, to=to, forms=forms)
+        formats = FloatFormats(mx.float32)
+    convert(source, folder, to=to, formats=formats)
 
 
 def test_experts_share_a_part_of_an_adapter(tmp_path: Path) -> None:

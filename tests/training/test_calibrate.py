@@ -95,7 +95,7 @@ def test_the_matrix_is_that_of_the_published_equations(
     for name in names:
         linear[name] = linear[name] + 0.3 * mx.random.normal(linear[name].shape)
     linear.sharpen(None if sharpness is None else mx.array(sharpness))
-    # the hard form has scales of 16 bits
+    # the hard format has scales of 16 bits
     tolerance = TOLERANCE[mx.float32 if sharpness else mx.float16]
     wanted = mx.array(published(linear, sharpness).astype(np.float32))
     assert relative_error(linear.current(), wanted) <= tolerance
@@ -139,7 +139,7 @@ def test_it_begins_as_the_best_rounding() -> None:
     assert not any(mx.any(other[name]).item() for name in ("shift", "scale", "threshold"))
 
 
-def test_the_packed_form_computes_the_same() -> None:
+def test_the_packed_format_computes_the_same() -> None:
     linear, _ = modulated(4)
     x = mx.random.normal((5, 256))
     packed = linear.to_packed()

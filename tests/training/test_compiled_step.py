@@ -1,4 +1,4 @@
-"""A compiled training step: the bits of one whose graph is built anew, and built once for each form."""
+"""A compiled training step has the bits of a graph that is built anew, and is built once a format."""
 
 import weakref
 from collections.abc import Callable
@@ -132,7 +132,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     ),
     "dropout": lambda: run(dropping()),
     "dropout in recomputed blocks": lambda: run(dropping(True)),
-    "forms of batches": lambda: run(model(), padded),
+    "formats of batches": lambda: run(model(), padded),
     "preferences": lambda: run(model(), pairs, loss=preference_loss("dpo")),
     "warm-up": lambda: run(model(), quantization_warmup=3),
 }
@@ -171,9 +171,9 @@ def test_losses_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("is_recomputed", [False, True])
-@pytest.mark.parametrize(("batches", "forms"), [(lambda step: [batch(step)], 1), (padded, 2)])
-def test_a_graph_is_built_once_for_each_form_of_a_batch(
-    batches: Batches, forms: int, is_recomputed: bool
+@pytest.mark.parametrize(("batches", "formats"), [(lambda step: [batch(step)], 1), (padded, 2)])
+def test_a_graph_is_built_once_for_each_format_of_a_batch(
+    batches: Batches, formats: int, is_recomputed: bool
 ) -> None:
     built = []
 
@@ -186,7 +186,7 @@ def test_a_graph_is_built_once_for_each_form_of_a_batch(
         checkpoint_blocks(trained)
     run(trained, batches, loss=loss)
     assert set(built) == {each.inputs.shape for step in range(STEPS) for each in batches(step)}
-    assert forms <= len(built) < forms + MOST_GRAPHS
+    assert formats <= len(built) < formats + MOST_GRAPHS
 
 
 def test_graphs_do_not_outlive_their_run() -> None:

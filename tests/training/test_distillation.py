@@ -18,7 +18,7 @@ from mlx_mmfree.training.samples import Sample
 from tests.tolerances import GRADIENT_TOLERANCE, TOLERANCE, relative_error
 from tests.training.test_loop import _model
 
-FORMS = [(1.0, None), (2.5, None), (1.0, 5), (2.5, 5), (1.0, 40)]
+FORMATS = [(1.0, None), (2.5, None), (1.0, 5), (2.5, 5), (1.0, 40)]
 
 
 def wanted_divergence(
@@ -40,7 +40,7 @@ def logits_of(seed: int, *shape: int) -> np.ndarray:
     return 3 * np.random.default_rng(seed).standard_normal(shape)
 
 
-@pytest.mark.parametrize(("temperature", "top_k"), FORMS)
+@pytest.mark.parametrize(("temperature", "top_k"), FORMATS)
 def test_divergence_and_its_gradient(temperature: float, top_k: int | None) -> None:
     logits, wanted = logits_of(0, 2, 3, 40), logits_of(1, 2, 3, 40)
 
@@ -73,7 +73,7 @@ def batch() -> Batch:
     return padded_batch(samples)
 
 
-@pytest.mark.parametrize(("temperature", "top_k"), FORMS)
+@pytest.mark.parametrize(("temperature", "top_k"), FORMATS)
 def test_loss_and_its_gradient_through_the_model(temperature: float, top_k: int | None) -> None:
     student, teacher = _model(), _model(linear_class="dense", intermediate_size=48)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "weight": 0.7}

@@ -107,9 +107,9 @@ def test_parted_is_the_inverse_of_joined() -> None:
     numbers = joined(bucket)
     assert numbers.dtype == mx.float32
     assert numbers.tolist() == [0, 1, 2, 3, 4, 5, 7, 8, 9.5]
-    for piece, array in zip(parted(numbers, bucket), bucket, strict=True):
-        assert piece.dtype == array.dtype and piece.shape == array.shape
-        assert mx.array_equal(piece, array)
+    for chunk, array in zip(parted(numbers, bucket), bucket, strict=True):
+        assert chunk.dtype == array.dtype and chunk.shape == array.shape
+        assert mx.array_equal(chunk, array)
 
 
 def test_exchanges_belong_to_the_graph_of_the_backward_pass(

@@ -1,4 +1,4 @@
-"""Reading preferences: their forms, what is learned of them, and bad lines."""
+"""Reading preferences: their formats, what is learned of them, and bad lines."""
 
 import json
 from pathlib import Path

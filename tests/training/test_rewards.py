@@ -190,7 +190,7 @@ def test_what_counts_as_right(name: str, text: str, answer: Any, is_right: bool)
     assert COMPARISONS[name](text, answer) == is_right
 
 
-def test_thoughts_are_no_part_of_an_answer() -> None:
+def test_reasoning_is_no_part_of_an_answer() -> None:
     assert _given(Rewards(), "<think>no</think>yes", "yes<think>") == [1, 0]
 
 

@@ -1,4 +1,4 @@
-"""Reading fine-tuning samples: forms, masks, truncation, bad lines."""
+"""Reading fine-tuning samples: formats, masks, truncation, bad lines."""
 
 import json
 import shutil
@@ -284,7 +284,7 @@ def test_variables_of_the_template_reach_it(tmp_path: Path) -> None:
             _read(tmp_path, tokenizer, line | {"chat_template_kwargs": wrong})
 
 
-def test_thoughts_that_the_template_leaves_out_are_counted(tmp_path: Path) -> None:
+def test_reasoning_that_the_template_leaves_out_are_counted(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(_changed_template(tmp_path / "thinking", THINKING))
     lines = [
         {"messages": [USER, CAT | answer]}
@@ -296,12 +296,12 @@ def test_thoughts_that_the_template_leaves_out_are_counted(tmp_path: Path) -> No
         )
     ]
     found = _read(tmp_path, tokenizer, *lines)
-    assert found.without_thoughts == 1
+    assert found.without_reasoning == 1
     assert found.summary().endswith("; the chat template leaves out thoughts of 1")
     silent = Tokenizer.from_folder(
         _changed_template(tmp_path / "silent", THINKING.replace("{{ m.thinking }}", ""))
     )
-    assert _read(tmp_path, silent, *lines).without_thoughts == 3
+    assert _read(tmp_path, silent, *lines).without_reasoning == 3
 
 
 def test_keys_that_are_not_read_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -169,7 +169,7 @@ def test_a_run_goes_on_with_its_own_settings_alone(
 
 
 @pytest.mark.parametrize("line", ["to: [mlgru]", "ternary: false"])
-def test_another_form_than_that_of_the_command_is_refused(
+def test_another_format_than_that_of_the_command_is_refused(
     dense: Path, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = dense.parent / "run.yaml"

@@ -38,7 +38,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     """A message of the library in which the flags of a command replace the arguments' names.
 
     Args:
-        message: A message of the form `[place] 'argument' must be … but got ….`
+        message: A message of the format `[place] 'argument' must be … but got ….`
         parser: The parser of the command, or `None` to leave the message as it is.
         argv: The arguments that the command was given.
     """

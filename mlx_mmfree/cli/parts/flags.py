@@ -146,7 +146,7 @@ def add_plugin_flag(parser: "argparse._ActionsContainer") -> None:
         action=_LoadPlugin,
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help="Python file or module with mixers, architectures or forms of weights of your own; may be "
+        help="Python file or module with mixers, architectures or weight formats of your own; may be "
         "given several times",
     )
 
@@ -317,7 +317,7 @@ def settle_sampling(
     Args:
         args: The values of the flags, which change.
         model, tokenizer: The model with its tokenizer.
-        thinks: Whether answers begin with a thought, where the model was taught that.
+        thinks: Whether answers begin with reasoning, where the model was taught that.
 
     Returns:
         A line that says so, empty if nothing was taken.

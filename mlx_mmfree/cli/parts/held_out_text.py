@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import UsageError
 from ...files.reading import decode_text, read_file
-from ...training.corpus.documents import COMPRESSED, END_OF_TEXT, read_pieces
+from ...training.corpus.documents import COMPRESSED, END_OF_TEXT, read_chunks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,8 +40,8 @@ def _content(file: Path) -> bytes:
     if file.suffix not in COMPRESSED:
         return read_file(file, _MAX_BYTES)
     data = bytearray()
-    for piece in read_pieces(file):
-        data += piece
+    for chunk in read_chunks(file):
+        data += chunk
         if len(data) > _MAX_BYTES:
             raise OSError(f"it holds more than the {_MAX_BYTES:,} bytes that such a file may have")
     return bytes(data)

@@ -167,7 +167,7 @@ def template_variables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def thinks(variables: Mapping[str, Any]) -> bool:
-    """Whether answers begin with a thought, by the variables of a chat template that knows thoughts."""
+    """Whether answers begin with reasoning, by the variables of a chat template that knows reasoning."""
     return variables.get("enable_thinking") is not False
 
 
@@ -176,7 +176,7 @@ def add_reasoning_budget_flag(group: Any) -> None:
         "--reasoning-budget",
         type=non_negative,
         metavar="N",
-        help="largest number of tokens of a thought, after which its tag is closed; default: no limit "
+        help="largest number of tokens of reasoning, after which its tag is closed; default: no limit "
         "except the answer's",
     )
 

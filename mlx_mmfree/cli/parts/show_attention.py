@@ -1,7 +1,7 @@
 """Draws the weights by which layers and heads mix a text.
 
 Softmax attention shows its weights; recurrences and linear attention show the weights of their unrolled
-form.
+format.
 """
 
 import argparse

@@ -102,7 +102,7 @@ class _Bar:
 
 
 class ReadingBar(_Bar):
-    """Shows how much of a prompt has been read, if it is read in more than one piece.
+    """Shows how much of a prompt has been read, if it is read in more than one chunk.
 
     Args:
         step_size: Number of tokens read at a time.
@@ -169,7 +169,7 @@ class WordWrap:
         self._space = self._word = ""
 
     def add(self, text: str) -> str:
-        """Adds a piece of the text and returns what can be shown now."""
+        """Adds a chunk of the text and returns what can be shown now."""
         shown = []
         for part in _PARTS.findall(text):
             if part == "\n":

@@ -132,7 +132,7 @@ def _spread(recording: Recording, number: int, call: Call, cost: Cost) -> Iterat
 
 
 def _axes(recording: Recording, place: int, count: int) -> set[int]:
-    """The axes along which an array differs, of so many that its broadcast form has."""
+    """The axes along which an array differs, of so many that its broadcast variant has."""
     node = recording.maker(place)
     while node is not None and node.name in ("Broadcast", "AsType"):
         place = node.inputs[0]
@@ -153,16 +153,16 @@ def _matrix(recording: Recording, place: int, is_declared: bool, inputs: int) ->
         return False, f"codes of {bits} bit{'s' if bits > 1 else ''}"
     roots = [recording.graph.arrays[root] for root in recording.roots[place]]
     widest = max(roots, key=lambda root: root.nbytes, default=array)
-    form = str(widest.dtype).rpartition(".")[2]
+    format = str(widest.dtype).rpartition(".")[2]
     # floats that a layer holds are multiplied as they are, whatever their values
     if is_raw and any(root in recording.names for root in recording.roots[place]):
-        return False, form
+        return False, format
     if not _has_trits(array):
-        return False, form if is_raw else f"{form}, computed for each token"
+        return False, format if is_raw else f"{format}, computed for each token"
     if is_raw:
         return True, "trits as floats"
     is_packed = not mx.issubdtype(widest.dtype, mx.floating)
-    return True, f"{'packed trits' if is_packed else form}, made trits for each token"
+    return True, f"{'packed trits' if is_packed else format}, made trits for each token"
 
 
 def _has_trits(matrix: mx.array) -> bool:

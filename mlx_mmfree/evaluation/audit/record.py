@@ -170,12 +170,12 @@ def record(model: Decoder, position: int, *, has_tails: bool = False) -> Recordi
     check_causal(model)
     with mx.stream(mx.cpu), without_fusion():
         token = mx.zeros((1, 1), mx.uint32)
-        # with room for the token, so that nothing is copied to make it
-        fixed, rooms = fixed_state(model, blank_state(model, 1, position))
+        # with capacity for the token, so that nothing is copied to make it
+        fixed, capacities = fixed_state(model, blank_state(model, 1, position))
         kinds = [mixer.state_kind for mixer in model.token_mixers]
-        pairs = zip(kinds, fixed, rooms, strict=True) if rooms else ()
-        state = tuple(kind.growing(part, room) for kind, part, room in pairs) or fixed
-        if has_tails and rooms:
+        pairs = zip(kinds, fixed, capacities, strict=True) if capacities else ()
+        state = tuple(kind.growing(part, capacity) for kind, part, capacity in pairs) or fixed
+        if has_tails and capacities:
             state = with_tails(model, fixed, TAIL_SLOTS)
         arguments = model.block_arguments()
         hidden, new_state = model.hidden(token, state, block_arguments=arguments)

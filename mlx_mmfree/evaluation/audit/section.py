@@ -77,7 +77,7 @@ def counts(certificate: Certificate) -> Rows:
         ("bytes of weights read", f"{traffic.weights_read:,}"),
         ("bytes of state read and written", f"{traffic.state_read + traffic.state_written:,}"),
         ("bytes between operations", f"{traffic.near:,}"),
-        ("bytes of the state, with its room", f"{certificate.state_bytes:,}"),
+        ("bytes of the state, with its capacity", f"{certificate.state_bytes:,}"),
         (
             "launches on a CPU",
             f"{launches['cpu_kernels']:,} kernels and {launches['cpu_mlx']:,} of MLX",
@@ -200,9 +200,9 @@ def _stack(
         heights = [float(each[name]) for each in parts]
         axes.bar(bars, heights, bottom=bottom, color=colour, label=label)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-    form = EngFormatter(unit, places=2)
+    format = EngFormatter(unit, places=2)
     for place, total in enumerate(bottom):
-        axes.text(place, total, form(total), ha="center", va="bottom", fontsize=8)
+        axes.text(place, total, format(total), ha="center", va="bottom", fontsize=8)
     axes.yaxis.set_major_formatter(EngFormatter(unit))
     axes.set(title=title, ylim=(0, 1.15 * max(*bottom, 1e-12)))
     axes.title.set_fontsize(10)

@@ -10,7 +10,7 @@ from mlx.utils import tree_unflatten
 from ...arguments import did_you_mean
 from ...errors import CheckpointError, UsageError
 from ...files.reading import read_json_object
-from ...hub.checkpoint.weight_form import code_form
+from ...hub.checkpoint.weight_format import code_format
 from ...layers import pack_linears
 from ...layers.matrix import kept_names, matrices, parameters
 from ...models import architectures, find
@@ -54,7 +54,7 @@ def read_config(place: str, name: str) -> dict[str, Any]:
 
 
 def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
-    """A model in its inference form, whose weights MLX would only draw if they were asked for.
+    """A model in its inference variant, whose weights MLX would only draw if they were asked for.
 
     Args:
         config: Configuration, as in a `config.json` of the Hub.
@@ -78,11 +78,11 @@ def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
 
 def _take_codes(model: Any, config: Mapping[str, Any]) -> None:
     """Gives matrices of floats codes, if a configuration describes them."""
-    form, codes = code_form()
-    if (said := config.get(form.section)) is None:
+    format, codes = code_format()
+    if (said := config.get(format.section)) is None:
         return
-    if form.check is not None:
-        form.check(said)
+    if format.check is not None:
+        format.check(said)
     coded = [
         (path, matrix.in_codes(*codes.sizes(path, said)))
         for path, matrix in matrices(model).items()

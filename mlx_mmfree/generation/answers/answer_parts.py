@@ -1,4 +1,4 @@
-"""The parts of an answer, in the order in which they are written: thoughts, texts, calls of tools."""
+"""The parts of an answer, in the order in which they are written: reasoning, texts, calls of tools."""
 
 import secrets
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class ThinkingDelta:
-    """Further text of a thought."""
+    """Further text of reasoning."""
 
     text: str
 
@@ -100,7 +100,7 @@ class Block:
 
     Attributes:
         kind: What it is.
-        text: The thought, the text, or the arguments of the call.
+        text: The reasoning, the text, or the arguments of the call.
         name, id: Those of a call.
         is_complete: Whether all of it is there; a call that breaks off never is complete.
     """

@@ -1,4 +1,4 @@
-"""Thoughts before an answer: how they are told from the text, and ended after some tokens."""
+"""Reasoning before an answer: how they are told from the text, and ended after some tokens."""
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,19 +14,19 @@ from .stop_strings import StopStrings, overlap
 
 
 @dataclass(frozen=True)
-class ThoughtTags:
-    """The marks before and after a thought."""
+class ReasoningTags:
+    """The marks before and after reasoning."""
 
     begin: str
     end: str
 
     def are_open(self, prompt: str) -> bool:
-        """Whether a prompt ends within a thought, which the answer goes on with."""
+        """Whether a prompt ends within reasoning, which the answer goes on with."""
         return prompt.rstrip().endswith(self.begin)
 
 
 _TAGS = tuple(
-    ThoughtTags(*pair)
+    ReasoningTags(*pair)
     for pair in (
         ("<think>", "</think>"),
         ("<thinking>", "</thinking>"),
@@ -38,21 +38,21 @@ _TAGS = tuple(
 )
 
 
-def thought_tags(template: str) -> ThoughtTags | None:
-    """The tags of thoughts that a chat template knows; `None` for none that are known here.
+def reasoning_tags(template: str) -> ReasoningTags | None:
+    """The tags of reasoning that a chat template knows; `None` for none that are known here.
 
     Args:
         template: The source of the chat template.
 
     Example:
-        >>> thought_tags("{{ message.content.split('</think>')[-1] }}")
+        >>> reasoning_tags("{{ message.content.split('</think>')[-1] }}")
         ThoughtTags(begin='<think>', end='</think>')
     """
     return next((tags for tags in _TAGS if tags.begin in template or tags.end in template), None)
 
 
-def with_thoughts(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """A message with its thought where a chat template looks for it; left out where it does not look.
+def with_reasoning(message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """A message with its reasoning where a chat template looks for it; left out where it does not look.
 
     Args:
         message: As clients send it.
@@ -60,22 +60,22 @@ def with_thoughts(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
     Example:
         >>> message = {"role": "assistant", "content": "Yes.", "thinking": "Hm."}
-        >>> with_thoughts(message, "{{ message.reasoning_content }}")
+        >>> with_reasoning(message, "{{ message.reasoning_content }}")
         {'role': 'assistant', 'content': 'Yes.', 'reasoning_content': 'Hm.'}
-        >>> with_thoughts(message, "{{ message.content.split('</think>') }}")["content"]
+        >>> with_reasoning(message, "{{ message.content.split('</think>') }}")["content"]
         '<think>\\nHm.\\n</think>\\n\\nYes.'
     """
     values = {name: value for name, value in message.items() if name not in REASONING_KEYS}
-    thought = reasoning_of(message)
-    if not thought:
+    reasoning = reasoning_of(message)
+    if not reasoning:
         return values
     key = next((key for key in REASONING_KEYS if re.search(rf"\b{key}\b", template)), None)
-    tags = thought_tags(template)
+    tags = reasoning_tags(template)
     if key is not None:
-        values[key] = thought
+        values[key] = reasoning
     elif tags is not None and tags.end in template:
         content = values.get("content") or ""
-        values["content"] = f"{tags.begin}\n{thought}\n{tags.end}\n\n{content}"
+        values["content"] = f"{tags.begin}\n{reasoning}\n{tags.end}\n\n{content}"
     return values
 
 
@@ -95,7 +95,7 @@ class Trial(PartReader, Protocol):
 
 @dataclass(frozen=True)
 class CallTrial:
-    """How calls of tools are looked for at the end of a thought.
+    """How calls of tools are looked for at the end of reasoning.
 
     Attributes:
         begins: What a call may begin with.
@@ -110,27 +110,27 @@ class CallTrial:
 _MOST_READ_AGAIN = 1_000_000
 
 
-class ThoughtReader(Scanner):
-    """Tells the thought that an answer begins with from what follows, in which another reader looks.
+class ReasoningReader(Scanner):
+    """Tells the reasoning that an answer begins with from what follows, in which another reader looks.
 
-    Space around a thought is none of it. A thought that is never closed is all of the answer but the
-    calls that it ends with. What looks like a call within a thought that goes on is part of it.
+    Space around reasoning is none of it. Reasoning that is never closed is all of the answer but the
+    calls that it ends with. What looks like a call within reasoning that goes on is part of it.
 
     Args:
         inner: Reads what follows.
-        tags: What stands around the thought.
+        tags: What stands around the reasoning.
         is_open: Whether the prompt has opened it.
-        goes_on: Whether the prompt ends within the thought, whose space is then part of it.
+        goes_on: Whether the prompt ends within the reasoning, whose space is then part of it.
         calls: How calls are looked for at its end; `None`: there are none.
 
     Attributes:
-        size: Characters up to the end of the thought and its tag, 0 without a thought; `None` while that
-            is not known.
-        is_thinking: Whether the thought has begun.
+        size: Characters up to the end of the reasoning and its tag, 0 without reasoning; `None` while
+            that is not known.
+        is_thinking: Whether the reasoning has begun.
 
     Example:
         >>> from mlx_mmfree.generation.answers.answer_parts import TextReader
-        >>> reader = ThoughtReader(TextReader(), ThoughtTags("<think>", "</think>"), is_open=True)
+        >>> reader = ReasoningReader(TextReader(), ReasoningTags("<think>", "</think>"), is_open=True)
         >>> [*reader.add("Two and t"), *reader.add("wo. </thi"), *reader.add("nk>4")]
         [ThinkingDelta(text='Two and t'), ThinkingDelta(text='wo.'), TextDelta(text='4')]
     """
@@ -138,7 +138,7 @@ class ThoughtReader(Scanner):
     def __init__(
         self,
         inner: PartReader,
-        tags: ThoughtTags,
+        tags: ReasoningTags,
         is_open: bool,
         goes_on: bool = False,
         calls: CallTrial | None = None,
@@ -162,7 +162,7 @@ class ThoughtReader(Scanner):
         )
         self.is_thinking |= is_tagged
         if self.is_thinking:
-            is_closed = yield from self._thought()
+            is_closed = yield from self._reasoning()
             while is_closed and not self._has_ended:
                 self._at += len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
                 if self._at < len(self._text):
@@ -172,8 +172,8 @@ class ThoughtReader(Scanner):
             self.size = 0
         yield from self._until((), self._pass)
 
-    def _thought(self) -> Generator[None, None, bool]:
-        """Reads the thought; whether it was closed."""
+    def _reasoning(self) -> Generator[None, None, bool]:
+        """Reads the reasoning; whether it was closed."""
         begins = () if self._calls is None else self._calls.begins
         while True:
             if self._may_read_again <= 0:
@@ -189,7 +189,7 @@ class ThoughtReader(Scanner):
         """Whether the answer ends with calls, of which the first begins with a tag that is passed."""
         assert self._calls is not None
         end, trial = self._tags.end, self._calls.make()
-        start, pieces = self.position - len(tag), [tag]
+        start, chunks = self.position - len(tag), [tag]
         parts = trial.add(tag)
         is_closed = False
         while not trial.is_over and not is_closed:
@@ -197,14 +197,14 @@ class ThoughtReader(Scanner):
             is_closed = at >= 0
             rest = self._text[self._at :]
             held = 0 if is_closed or self._has_ended else overlap(rest, end)
-            pieces.append(self._taken(at - self._at if is_closed else len(rest) - held))
-            parts += trial.add(pieces[-1])
+            chunks.append(self._taken(at - self._at if is_closed else len(rest) - held))
+            parts += trial.add(chunks[-1])
             if self._has_ended and not is_closed:
                 parts += trial.finalize()
                 break
             if not trial.is_over and not is_closed:
                 yield
-        text = "".join(pieces)
+        text = "".join(chunks)
         if not trial.is_over and not is_closed:
             last = max(
                 (n for n, part in enumerate(parts) if isinstance(part, ToolCallEnd)), default=-1
@@ -213,7 +213,7 @@ class ThoughtReader(Scanner):
             if last >= 0 or trial.has_begun:
                 self.size = start
                 return True
-        # all of it is the thought's, or as much of it as was no further call
+        # all of it is the reasoning's, or as much of it as was no further call
         size = len(text) if is_closed else trial.whole or len(tag)
         self._think(text[:size])
         self._may_read_again -= len(text) - size
@@ -222,7 +222,7 @@ class ThoughtReader(Scanner):
         return False
 
     def _think(self, text: str) -> None:
-        # space at the end of a thought is known once the thought goes on
+        # space at the end of reasoning is known once the reasoning goes on
         is_first = self._space is None
         space = self._space or []
         body = text.rstrip()
@@ -239,7 +239,7 @@ class ThoughtReader(Scanner):
 
 
 class AnswerEnd:
-    """Ends an answer at a stop string that stands after its thought, or after its first call.
+    """Ends an answer at a stop string that stands after its reasoning, or after its first call.
 
     Args:
         strings: The stop strings.
@@ -248,7 +248,7 @@ class AnswerEnd:
 
     Example:
         >>> from mlx_mmfree.generation.answers.answer_parts import TextReader
-        >>> reader = ThoughtReader(TextReader(), ThoughtTags("<think>", "</think>"), is_open=True)
+        >>> reader = ReasoningReader(TextReader(), ReasoningTags("<think>", "</think>"), is_open=True)
         >>> end = AnswerEnd(["END"], reader)
         >>> end.add("The END comes last.</think>"), end.add("\\n\\nTwo END"), end.met
         ('The END comes last.</think>', '\\n\\nTwo ', 'END')
@@ -261,7 +261,7 @@ class AnswerEnd:
         self._has_called = False
         self._held = ""
         self._passed = 0
-        self._has_begun = not isinstance(reader, ThoughtReader)
+        self._has_begun = not isinstance(reader, ReasoningReader)
 
     @property
     def met(self) -> str | None:
@@ -285,11 +285,11 @@ class AnswerEnd:
         if self._has_begun:
             return self._stop.add(text)
         text, self._held = self._held + text, ""
-        reader = cast(ThoughtReader, self._reader)
+        reader = cast(ReasoningReader, self._reader)
         if reader.size is None and not reader.is_thinking:
             self._held = text
             return ""
-        # space around a thought is no part of the answer
+        # space around reasoning is no part of the answer
         rest = "" if reader.size is None else text[max(reader.size - self._passed, 0) :]
         rest = rest.lstrip() if reader.size else rest
         self._passed += len(text)
@@ -305,12 +305,12 @@ class AnswerEnd:
 _NONE = -1
 
 
-class ThoughtBudget:
-    """Ends a thought after some tokens by its closing tag. It is a `LogitsProcessor` of one text.
+class ReasoningBudget:
+    """Ends reasoning after some tokens by its closing tag. It is a `LogitsProcessor` of one text.
 
     Args:
         tokenizer: That of the model.
-        tags: What stands around the thought.
+        tags: What stands around the reasoning.
         is_open: Whether the prompt has opened it.
         most: How many tokens it may have.
 
@@ -318,7 +318,7 @@ class ThoughtBudget:
         ValueError: The number is negative.
     """
 
-    def __init__(self, tokenizer: Any, tags: ThoughtTags, is_open: bool, most: int):
+    def __init__(self, tokenizer: Any, tags: ReasoningTags, is_open: bool, most: int):
         if most < 0:
             raise ValueError(f"[generate] 'reasoning_budget' must be at least 0 but got {most}.")
         self._tokenizer = tokenizer
@@ -328,9 +328,9 @@ class ThoughtBudget:
         closing = f"\n{tags.end}\n\n"
         self._closing: list[int] = tokenizer.encode_continuation(closing, parse_special=True)
 
-    def copy(self) -> "ThoughtBudget":
+    def copy(self) -> "ReasoningBudget":
         """The same for another text."""
-        return ThoughtBudget(self._tokenizer, self._tags, self._opens, self._most)
+        return ReasoningBudget(self._tokenizer, self._tags, self._opens, self._most)
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> mx.array:
         self._detokenizer = self._tokenizer.detokenizer()

@@ -57,7 +57,7 @@ class Batches:
         """Takes rows in, to be read with those that are quantised alike after one token more.
 
         Args:
-            states: By the places of the rows, for a batch of one in the ordinary form.
+            states: By the places of the rows, for a batch of one in the ordinary variant.
             lengths: How many tokens each has read, of rows that are new and come after the others.
         """
         self._lengths += lengths
@@ -78,7 +78,7 @@ class Batches:
             batch.places += places
 
     def state_of(self, places: Sequence[int]) -> State:
-        """That of rows which are read together, in the ordinary form."""
+        """That of rows which are read together, in the ordinary variant."""
         [batch] = (batch for batch in self.by_stage.values() if places[0] in batch.places)
         if places == batch.places:
             return batch.reader.state

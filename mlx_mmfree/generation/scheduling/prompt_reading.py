@@ -10,7 +10,7 @@ import numpy as np
 
 from ...models import Decoder
 from ..sessions import Known, Sessions
-from ..states import exact_lengths, selected_rows, without_room
+from ..states import exact_lengths, selected_rows, without_spare_slots
 from .rows import Beginning, Row, State
 
 
@@ -110,7 +110,7 @@ class PromptReading:
         self.rows = deque(row for row in self.rows if row not in failed)
         self.failed += [(row, error) for row in failed]
 
-    def _next_parts(self, room: int) -> list[Beginning]:
+    def _next_parts(self, capacity: int) -> list[Beginning]:
         """The texts that are read next, in one call; the rows that wait for it go to the end."""
         parts: list[Beginning] = []
         served, waiting = [], []
@@ -118,7 +118,7 @@ class PromptReading:
             assert row.beginning is not None
             part = row.beginning.next_unread()
             is_new = not part.is_read and all(part is not other for other in parts)
-            if is_new and (not parts or self._fit([*parts, part], room)):
+            if is_new and (not parts or self._fit([*parts, part], capacity)):
                 parts.append(part)
                 served.append(row)
             else:
@@ -126,32 +126,33 @@ class PromptReading:
         self.rows = deque([*waiting, *served])
         return parts
 
-    def _read_parts(self, parts: Sequence[Beginning], room: int) -> int:
+    def _read_parts(self, parts: Sequence[Beginning], capacity: int) -> int:
         """Reads so many positions at most of parts that fit together, and tells how many it read."""
-        pieces = [
-            part.tokens[part.position : min(part.length, part.position + room)] for part in parts
+        chunks = [
+            part.tokens[part.position : min(part.length, part.position + capacity)]
+            for part in parts
         ]
-        tokens, valid = left_padded(pieces)
+        tokens, valid = left_padded(chunks)
         # of several parts, each begins anew
         _, state = self._model.hidden(tokens, parts[0].state, valid)
         # computed while the rows are taken apart
         mx.async_eval(state)
-        for n, (part, piece) in enumerate(zip(parts, pieces, strict=True)):
+        for n, (part, chunk) in enumerate(zip(parts, chunks, strict=True)):
             own = state
             if len(parts) > 1:
-                own = selected_rows(self._model, state, [n], len(piece))
-            part.position += len(piece)
+                own = selected_rows(self._model, state, [n], len(chunk))
+            part.position += len(chunk)
             part.state = own
-            self.tokens_read += len(piece)
+            self.tokens_read += len(chunk)
             self._computed.append(own)
             if part.is_read and self._sessions is not None and not self._sessions.serves_all:
                 # what goes on from here is written to memory that nothing else holds
-                kept = without_room(self._model, own, part.length)
+                kept = without_spare_slots(self._model, own, part.length)
                 self._computed.append(kept)
                 self.ends.append((part.tokens[: part.length], kept))
         return tokens.size
 
-    def _fit(self, parts: Sequence[Beginning], room: int) -> bool:
+    def _fit(self, parts: Sequence[Beginning], capacity: int) -> bool:
         """Whether parts are read whole in one call.
 
         Only such that nothing precedes: keys and values after padding would take the slots of both. And
@@ -161,7 +162,7 @@ class PromptReading:
         is_padded = any(part.length < longest for part in parts)
         if is_padded and any(0 < length < longest for length in self._exact_lengths):
             return False
-        return all(part.position == 0 for part in parts) and len(parts) * longest <= room
+        return all(part.position == 0 for part in parts) and len(parts) * longest <= capacity
 
 
 def _waits_for(row: Row, parts: Sequence[Beginning]) -> bool:

@@ -21,7 +21,8 @@ class Beginning:
         length: How many of its tokens they are.
         before: A shorter beginning of it, to go on from; `None`: `state` is where to go on.
         position: How many tokens `state` has read.
-        state: What the model keeps of them, in the ordinary form, for a batch of one; `None`: nothing.
+        state: What the model keeps of them, in the ordinary variant, for a batch of one; `None`:
+            nothing.
     """
 
     tokens: Sequence[int]

@@ -182,8 +182,8 @@ class Scheduler:
                 )
         self._count += 1
         # the last token is not read
-        room = inf if longest is None else longest - size + 1
-        request = replace(request, max_tokens=int(min(request.max_tokens, room)))
+        capacity = inf if longest is None else longest - size + 1
+        request = replace(request, max_tokens=int(min(request.max_tokens, capacity)))
         row = Row(self._count, request, self._tokenizer)
         self._rows[row.number] = row
         self._waiting.append(row)

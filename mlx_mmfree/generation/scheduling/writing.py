@@ -38,7 +38,7 @@ class Writing:
 
         Args:
             rows: The rows.
-            states: That of each, for a batch of one in the ordinary form.
+            states: That of each, for a batch of one in the ordinary variant.
         """
         self._look_at_chosen()
         for place, row in enumerate(rows, len(self.rows)):

@@ -63,9 +63,9 @@ def content_of(model: Decoder, identity: bytes, tokens: bytes) -> SessionContent
 
 
 def write_content(
-    file: Path, content: SessionContent, pieces: Sequence[bytes | memoryview]
+    file: Path, content: SessionContent, chunks: Sequence[bytes | memoryview]
 ) -> None:
-    """Writes a session's file, with the pieces of its state.
+    """Writes a session's file, with the chunks of its state.
 
     Raises:
         OSError: It cannot be written.
@@ -74,9 +74,9 @@ def write_content(
     with open(file, "xb") as stream:
         stream.write(content.head)
         stream.write(content.tokens)
-        for piece in pieces:
-            checksum.update(piece)
-            stream.write(piece)
+        for chunk in chunks:
+            checksum.update(chunk)
+            stream.write(chunk)
         stream.write(checksum.digest())
 
 

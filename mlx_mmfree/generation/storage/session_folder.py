@@ -89,7 +89,7 @@ class SessionFolder:
                         yield StoredText(key, status.st_size, status.st_mtime_ns)
 
     def write(
-        self, key: TextKey, content: SessionContent, pieces: Sequence[bytes | memoryview]
+        self, key: TextKey, content: SessionContent, chunks: Sequence[bytes | memoryview]
     ) -> None:
         """Writes a session. Once this returns, it outlives the process and the system.
 
@@ -102,7 +102,7 @@ class SessionFolder:
                 file.parent.mkdir(mode=0o700, exist_ok=True)
                 sync(self.path)
             with new_file(file, content.nbytes) as new:
-                write_content(new, content, pieces)
+                write_content(new, content, chunks)
 
     def read(self, key: TextKey, content: SessionContent) -> bytes:
         """The packed state of a session.

@@ -128,7 +128,7 @@ class SessionStore:
         Args:
             key: The text.
             state: Its packed state.
-            nbytes: What the pieces of the state take.
+            nbytes: What the chunks of the state take.
             beginnings: The beginnings.
         """
         with self._lock:
@@ -158,12 +158,12 @@ class SessionStore:
         return self._folder.read(key, content)
 
     def write(
-        self, key: TextKey, content: SessionContent, pieces: Sequence[bytes | memoryview]
+        self, key: TextKey, content: SessionContent, chunks: Sequence[bytes | memoryview]
     ) -> None:
-        """Takes the pieces of a state that the disk shall get, and returns at once."""
+        """Takes the chunks of a state that the disk shall get, and returns at once."""
         self._tell()
         if self._folder is not None:
-            given_up = self._writer.add(key, (content, pieces), content.nbytes)
+            given_up = self._writer.add(key, (content, chunks), content.nbytes)
             with self._lock:
                 self._lost += given_up
 
@@ -195,7 +195,7 @@ class SessionStore:
         self, key: TextKey, job: tuple[SessionContent, Sequence[bytes | memoryview]]
     ) -> None:
         """Runs on the thread of the writer."""
-        content, pieces = job
+        content, chunks = job
         folder = self._folder
         if folder is None:
             return
@@ -205,7 +205,7 @@ class SessionStore:
                     f"[sessions] '{folder.path}' must take a session of {content.nbytes:,} bytes but "
                     f"has a limit of {self._disk.limit:,} bytes. Raise the limit."
                 )
-            folder.write(key, content, pieces)
+            folder.write(key, content, chunks)
         except CheckpointError as error:
             with self._lock:
                 self._lost += 1

@@ -31,7 +31,7 @@ from ...models.parts.ternary_linears import TernaryLinears
 from ..remote.source import Source, find_source
 from .embedding_files import with_embedding
 from .gguf_checkpoint import read_gguf_checkpoint
-from .weight_form import PACKED_DTYPES, WRITER_KEY, forms_of, weight_forms
+from .weight_format import PACKED_DTYPES, WRITER_KEY, formats_of, weight_formats
 
 
 def notify(text: str) -> None:
@@ -125,8 +125,8 @@ class Checkpoint:
             folder = shlex.quote(str(self.folder))
             raise CheckpointError(
                 f"[{place}] '{self.folder}' must hold no adapter beside its base model {rule} but holds "
-                f"one. Merge it first: mmfree fuse --model {folder} --form ternary --data FILE, or "
-                "--form dense if it is not MatMul-free."
+                f"one. Merge it first: mmfree fuse --model {folder} --format ternary --data FILE, or "
+                "--format dense if it is not MatMul-free."
             )
 
 
@@ -180,9 +180,9 @@ def open_checkpoint(
     tensors = read_tensor_entries(folder)
     if (folder / checkpoint_files.SCALES_FILE).exists():
         tensors |= _read_scales(folder / checkpoint_files.SCALES_FILE, tensors)
-    for form in weight_forms().values():
-        if form.open_folder is not None:
-            config, tensors = form.open_folder(folder, config, tensors)
+    for format in weight_formats().values():
+        if format.open_folder is not None:
+            config, tensors = format.open_folder(folder, config, tensors)
     dtypes = {entry.dtype for entry in tensors.values()}
     # packed weights are no masters, whatever the configuration leaves open
     if latent is not None or dtypes.isdisjoint(PACKED_DTYPES):
@@ -239,8 +239,10 @@ def with_latent(
     if latent is None:
         if not has_floats or not may_hold:
             return dict(config)
-        is_packed = any(form.covers and form.covers(s) for form, s in forms_of(config).values())
-        # floats cannot be a packed form
+        is_packed = any(
+            format.covers and format.covers(s) for format, s in formats_of(config).values()
+        )
+        # floats cannot be a packed format
         is_open = is_packed if has_method else config.get("is_bitnet_config") is True
         if revision == _MASTERS:
             latent = True
@@ -372,7 +374,7 @@ def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
 
 
 def _read_scales(file: Path, others: Collection[str]) -> dict[str, TensorEntry]:
-    """The exact scales beside weights that were written for mlx-lm, see `forms.packed`."""
+    """The exact scales beside weights that were written for mlx-lm, see `formats.packed`."""
     scales = safetensors.read_header(file)[0]
     for name in scales:
         if name in others or not name.endswith(".weight_scale"):

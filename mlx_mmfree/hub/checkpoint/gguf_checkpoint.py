@@ -30,14 +30,14 @@ from ...files.reading import UNREADABLE, check_link, json_text, parse_json, toke
 from ...files.tensors import TensorEntry, read_tensor
 from ...files.writing import new_scratch_folder, writing
 from ...models import find
-from ...models.parts.architecture import GGUFForm
+from ...models.parts.architecture import GGUFFormat
 from ...tokenizer.from_gguf import files_of_metadata
 from ...tokenizer.sampling_defaults import sampling_of_gguf
 from ...tokenizer.vocabulary import MAX_VOCABULARY_BYTES, read_limited
 from . import gguf_config
 from .embedding_files import files_of_pooling, with_embedding
 from .rotated_floats import without_rotated_floats
-from .weight_form import WRITER_KEY, GGUFMatrix, WeightForm, rotated_form, weight_forms
+from .weight_format import WRITER_KEY, GGUFMatrix, WeightFormat, rotated_format, weight_formats
 
 FLOAT_TYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16}
 """The types of GGUF that hold plain floats."""
@@ -68,8 +68,8 @@ def read_gguf_checkpoint(
     if tokenizer_folder is not None:
         _check_link(file)
     metadata, found = read_parts(file)
-    architecture = gguf_config.find_form(metadata)
-    rotation = rotated_form()
+    architecture = gguf_config.find_format(metadata)
+    rotation = rotated_format()
     rotation.check(metadata, architecture)
     has_norms = any(tensor.name.endswith("_norm_in.weight") for _, tensor in found)
     if has_norms:
@@ -143,7 +143,7 @@ def _with_sampling(metadata: Mapping[str, Any], files: Mapping[str, bytes]) -> d
 def _hub_tensors(
     file: Path,
     stored: Iterable[tuple[Path, StoredTensor]],
-    architecture: GGUFForm,
+    architecture: GGUFFormat,
     config: Mapping[str, Any],
     rotated: Collection[str],
 ) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
@@ -155,7 +155,7 @@ def _hub_tensors(
     linears = ["lm_head"]
     held: dict[str, dict[str, StoredTensor]] = {}
     for part, tensor in stored:
-        form, entries = _entries(part, tensor, architecture, config, rotated)
+        format, entries = _entries(part, tensor, architecture, config, rotated)
         for entry in entries:
             if entry.name in tensors:
                 raise CheckpointError(
@@ -165,15 +165,15 @@ def _hub_tensors(
             tensors[entry.name] = entry
         name = gguf_config.hub_name(tensor.name, architecture)
         module = name.removesuffix(".weight")
-        if form is not None:
-            held.setdefault(form.name, {})[module] = tensor
+        if format is not None:
+            held.setdefault(format.name, {})[module] = tensor
         if _LINEAR.fullmatch(name) is not None:
             linears.append(module)
     described: dict[str, Any] = {}
-    for form in weight_forms().values():
-        if form.gguf is not None and (own := held.get(form.name)):
+    for format in weight_formats().values():
+        if format.gguf is not None and (own := held.get(format.name)):
             others = [module for module in linears if module not in own]
-            described |= form.gguf.describe(own, others)
+            described |= format.gguf.describe(own, others)
     return tensors, described
 
 
@@ -209,7 +209,7 @@ def _rope_factors(stored: dict[str, tuple[Path, StoredTensor]]) -> dict[str, np.
         if name in stored:
             part, tensor = stored.pop(name)
             gguf_config.check_rope_factors(name, tensor.shape)
-            _, [entry] = _entries(part, tensor, GGUFForm({}), {})
+            _, [entry] = _entries(part, tensor, GGUFFormat({}), {})
             found[name] = np.asarray(read_tensor(entry).astype(mx.float32))
     return found
 
@@ -217,11 +217,11 @@ def _rope_factors(stored: dict[str, tuple[Path, StoredTensor]]) -> dict[str, np.
 def _entries(
     file: Path,
     tensor: StoredTensor,
-    architecture: GGUFForm,
+    architecture: GGUFFormat,
     config: Mapping[str, Any],
     rotated: Collection[str] = (),
-) -> tuple[WeightForm | None, list[TensorEntry]]:
-    """The tensors that the Hub would have for one of the file, and the form in which they are."""
+) -> tuple[WeightFormat | None, list[TensorEntry]]:
+    """The tensors that the Hub would have for one of the file, and the format in which they are."""
     name = gguf_config.hub_name(tensor.name, architecture)
     linear = _LINEAR.fullmatch(name)
     kind, shape = tensor.kind, tensor.shape
@@ -248,15 +248,15 @@ def _entries(
         )
     is_ternary = is_ternary and linear is not None and len(shape) == 2
     matrix = GGUFMatrix(file, tensor, name, order, is_ternary)
-    form, entries = _in_form(matrix)
-    return form, entries or [_in_floats(matrix)]
+    format, entries = _in_format(matrix)
+    return format, entries or [_in_floats(matrix)]
 
 
-def _in_form(matrix: GGUFMatrix) -> tuple[WeightForm | None, list[TensorEntry]]:
-    """The tensors in few bits of a form that holds the matrix without loss; none without such a form."""
-    for form in weight_forms().values():
-        if form.gguf is not None and (entries := form.gguf.open(matrix)):
-            return form, entries
+def _in_format(matrix: GGUFMatrix) -> tuple[WeightFormat | None, list[TensorEntry]]:
+    """The tensors of a few-bit format that holds the matrix without loss; none without such a format."""
+    for format in weight_formats().values():
+        if format.gguf is not None and (entries := format.gguf.open(matrix)):
+            return format, entries
     return None, []
 
 
@@ -273,17 +273,17 @@ def _in_floats(matrix: GGUFMatrix) -> TensorEntry:
 
 def _by_columns(
     matrix: GGUFMatrix, order: np.ndarray
-) -> tuple[WeightForm | None, list[TensorEntry]]:
+) -> tuple[WeightFormat | None, list[TensorEntry]]:
     """A matrix whose inputs lie in another order: in codes if whole blocks move, else as floats."""
     block = max(matrix.tensor.kind.block, 1)
     starts = order[::block]
-    form: WeightForm | None = None
+    format: WeightFormat | None = None
     entries: list[TensorEntry] = []
     if np.array_equal(order, (starts[:, None] + np.arange(block)).reshape(-1)):
-        form, entries = _in_form(matrix)
-    if form is None:
+        format, entries = _in_format(matrix)
+    if format is None:
         entries, starts, block = [_in_floats(matrix)], order, 1
-    return form, [replace(each, decode=_Columns(each, starts // block)) for each in entries]
+    return format, [replace(each, decode=_Columns(each, starts // block)) for each in entries]
 
 
 class _Columns:

@@ -3,7 +3,7 @@
 Rotary positions are metadata under `rope.` and the tensor `rope_freqs`. `rope.scaling.type` is `linear`
 or `yarn`. Llama 3's scaling is a factor for each pair of dims, in `rope_freqs.weight`. llama.cpp itself
 multiplies by YaRN's usual attention factor, so the file holds the quotient. `longrope` has its factors
-in two tensors, which are read where they are equal. Other kinds of scaling have no form in GGUF.
+in two tensors, which are read where they are equal. Other kinds of scaling have no format in GGUF.
 """
 
 import re
@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import CheckpointError, UnsupportedModelError
 from ...layers.attention.positions import rope_wavelengths, yarn_attention_factor
 from ...models import architectures
-from ...models.parts.architecture import GGUFForm
+from ...models.parts.architecture import GGUFFormat
 from ...models.parts.rotation import Rotation
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -153,7 +153,7 @@ def scaling_factors(rotation: Rotation, head_dim: int) -> np.ndarray | None:
 def rotation_refusal(rotation: Rotation, architecture: str) -> str | None:
     """Why a GGUF file of this architecture cannot hold the rotation; `None` if it can."""
     if rotation.scaling == "dynamic":
-        return "positions must not be scaled dynamically, which GGUF has no form for,"
+        return "positions must not be scaled dynamically, which GGUF has no format for,"
     if rotation.scaling == "yarn" and not rotation.is_rounded:
         return "YaRN must blend from a whole pair of dims ('truncate' true)"
     if rotation.scaling == "longrope" and rotation.attention_factor != 1.0:
@@ -223,20 +223,20 @@ _HUB_LAYER = re.compile(r"model\.layers\.([0-9]+)\.", re.ASCII)
 _BLOCK = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)", re.ASCII)
 
 
-def forms() -> dict[str, GGUFForm]:
+def formats() -> dict[str, GGUFFormat]:
     """The architectures that are read, by their names in `general.architecture`."""
     found = (each.gguf for each in architectures().values())
-    return {name: form for names in found for name, form in names.items()}
+    return {name: format for names in found for name, format in names.items()}
 
 
-def find_form(metadata: Mapping[str, Any]) -> GGUFForm:
+def find_format(metadata: Mapping[str, Any]) -> GGUFFormat:
     """The architecture that `general.architecture` names.
 
     Raises:
         UnsupportedModelError: The architecture is not implemented.
     """
     name = metadata.get("general.architecture")
-    known = forms()
+    known = formats()
     if not isinstance(name, str) or name not in known:
         raise UnsupportedModelError(
             f"[GGUF] 'general.architecture' must be one of {', '.join(sorted(known))} but got "
@@ -264,24 +264,24 @@ def hub_config(
         CheckpointError: An entry is missing.
         UnsupportedModelError: An entry asks for mathematics that are not implemented.
     """
-    form = find_form(metadata)
+    format = find_format(metadata)
     prefix = f"{metadata['general.architecture']}."
     given = {
         key.removeprefix(prefix): _plain(value)
         for key, value in metadata.items()
         if key.startswith(prefix)
     }
-    for key in (*_NEEDED, *form.own_keys):
+    for key in (*_NEEDED, *format.own_keys):
         if key not in given:
             raise CheckpointError(
                 f"[GGUF] '{prefix}{key}' must be given but is missing. Fetch the file again."
             )
-    given["block_count"] = model_blocks(metadata, form)
-    given.pop(form.left_out, None)
-    config = dict(form.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
+    given["block_count"] = model_blocks(metadata, format)
+    given.pop(format.left_out, None)
+    config = dict(format.config) | {_KEYS[key]: given[key] for key in _KEYS if key in given}
     config |= {"vocab_size": vocab_size, "tie_word_embeddings": is_tied}
-    _check_rest(prefix, given, form)
-    config |= form.read(given)
+    _check_rest(prefix, given, format)
+    config |= format.read(given)
     # what llama.cpp takes for the keys that may be absent
     heads = given["attention.head_count"]
     config.setdefault("num_key_value_heads", heads)
@@ -297,7 +297,7 @@ def hub_config(
     return config
 
 
-def model_blocks(metadata: Mapping[str, Any], form: GGUFForm) -> Any:
+def model_blocks(metadata: Mapping[str, Any], format: GGUFFormat) -> Any:
     """The number of the model's blocks, without those behind them that are never read.
 
     Raises:
@@ -305,13 +305,13 @@ def model_blocks(metadata: Mapping[str, Any], form: GGUFForm) -> Any:
     """
     prefix = f"{metadata['general.architecture']}."
     count, others = (
-        metadata.get(prefix + key, 0) if key else 0 for key in ("block_count", form.left_out)
+        metadata.get(prefix + key, 0) if key else 0 for key in ("block_count", format.left_out)
     )
     if others == 0:
         return count
     if type(count) is not int or type(others) is not int or not 0 < others < count:
         raise CheckpointError(
-            f"[GGUF] '{prefix}{form.left_out}' must be less than '{prefix}block_count' but got "
+            f"[GGUF] '{prefix}{format.left_out}' must be less than '{prefix}block_count' but got "
             f"{others!r:.40} of {count!r:.40}. Fetch the file again."
         )
     return count - others
@@ -330,7 +330,7 @@ def _plain(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _check_rest(prefix: str, given: Mapping[str, Any], form: GGUFForm) -> None:
+def _check_rest(prefix: str, given: Mapping[str, Any], format: GGUFFormat) -> None:
     heads = given["attention.head_count"]
     dims = given["embedding_length"]
     if not all(type(size) is int and size > 0 for size in (heads, dims)):
@@ -355,8 +355,8 @@ def _check_rest(prefix: str, given: Mapping[str, Any], form: GGUFForm) -> None:
         "rope.scaling.type": ("none", "linear", "yarn", "longrope"),
     }
     for key, value in given.items():
-        allowed = None if key in form.own_keys else fixed.get(key)
-        if allowed is None and key in {*_KEYS, *_CHECKED, *form.own_keys}:
+        allowed = None if key in format.own_keys else fixed.get(key)
+        if allowed is None and key in {*_KEYS, *_CHECKED, *format.own_keys}:
             continue
         # further entries change something only if they are neither zero nor off
         if value not in (allowed or (0, False, "")):
@@ -367,12 +367,12 @@ def _check_rest(prefix: str, given: Mapping[str, Any], form: GGUFForm) -> None:
             )
 
 
-def hub_name(name: str, form: GGUFForm) -> str:
+def hub_name(name: str, format: GGUFFormat) -> str:
     """The Hub's name of a tensor. A tensor without one keeps its own name."""
     layer = _LAYER.match(name)
     pattern = name if layer is None else f"blk.{{}}.{name[layer.end() :]}"
-    if pattern in form.names:
-        return form.names[pattern].replace("{}", layer[1] if layer else "")
+    if pattern in format.names:
+        return format.names[pattern].replace("{}", layer[1] if layer else "")
     module, _, key = name.rpartition(".")
     if module in _NAMES:
         return f"{_NAMES[module]}.{key}"
@@ -380,11 +380,11 @@ def hub_name(name: str, form: GGUFForm) -> str:
     if match is None:
         return name
     number, module, key = match.groups()
-    ours = (_BLOCK_NAMES | _sub_norm_names(form)).get(module)
+    ours = (_BLOCK_NAMES | _sub_norm_names(format)).get(module)
     return f"model.layers.{int(number)}.{ours}.{key}" if ours else name
 
 
-def file_name(name: str, form: GGUFForm) -> str:
+def file_name(name: str, format: GGUFFormat) -> str:
     """The name in GGUF files of a tensor of the Hub, the inverse of `hub_name`.
 
     Raises:
@@ -392,7 +392,7 @@ def file_name(name: str, form: GGUFForm) -> str:
     """
     layer = _HUB_LAYER.match(name)
     pattern = name if layer is None else f"model.layers.{{}}.{name[layer.end() :]}"
-    for ours, hub in form.names.items():
+    for ours, hub in format.names.items():
         if pattern == hub:
             return ours.replace("{}", layer[1] if layer else "")
     module, _, key = name.rpartition(".")
@@ -401,12 +401,12 @@ def file_name(name: str, form: GGUFForm) -> str:
             return f"{ours}.{key}"
     _, _, number, inner = module.split(".", 3)
     # a model of 1bitLLM may have the names of transformers' BitNet
-    every_form = (*forms().values(), form)
-    names = (*map(_sub_norm_names, every_form), _BLOCK_NAMES)
+    every_format = (*formats().values(), format)
+    names = (*map(_sub_norm_names, every_format), _BLOCK_NAMES)
     ours_by_hub = {hub: ours for table in names for ours, hub in table.items()}
     return f"blk.{number}.{ours_by_hub[inner]}.{key}"
 
 
-def _sub_norm_names(form: GGUFForm) -> dict[str, str]:
+def _sub_norm_names(format: GGUFFormat) -> dict[str, str]:
     """The names of the norms before the last projections, by their names in GGUF files."""
-    return dict(zip(("attn_sub_norm", "ffn_sub_norm"), form.sub_norms, strict=True))
+    return dict(zip(("attn_sub_norm", "ffn_sub_norm"), format.sub_norms, strict=True))

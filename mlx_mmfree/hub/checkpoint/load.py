@@ -37,7 +37,7 @@ from ..remote.source import find_source
 from .checkpoint import Checkpoint, notify, open_checkpoint
 from .embedding_files import read_embedding_use
 from .pack_cache import PackCache
-from .weight_form import PACKED_DTYPES
+from .weight_format import PACKED_DTYPES
 from .weights import Skeleton, build_skeleton, exact_floats, fill, simplified_bytes
 
 MASTERS_FOLDER = "masters"
@@ -102,7 +102,7 @@ class OpenedModel:
         self._exact = exact_floats(self._skeleton) if keeps_floats else set[str]()
         if self._kept and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
-        # the linears that are to get masters, in their training form
+        # the linears that are to get masters, in their training variant
         self._training = {} if packed else self._skeleton.training
 
     @property
@@ -241,7 +241,7 @@ class OpenedModel:
         read(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
 
     def _fill_with(self, cache: PackCache) -> None:
-        """Reads the weights of the packed form in the cache, or packs them and keeps that there."""
+        """Reads the weights of the packed format in the cache, or packs them and keeps that there."""
         if self._is_cached:
             try:
                 fill(self._skeleton)
@@ -255,7 +255,7 @@ class OpenedModel:
         cache.store(self.model)
 
     def _make_masters(self, model: models.Decoder) -> None:
-        """Gives the linears of a model their training form, in place. Nothing else changes.
+        """Gives the linears of a model their training variant, in place. Nothing else changes.
 
         Raises:
             CheckpointError: The head shares the weight of an embedding in few bits.

@@ -1,4 +1,4 @@
-"""Keeps the packed form of 16- and 32-bit checkpoints, so that each is ternarised only once.
+"""Keeps the packed format of 16- and 32-bit checkpoints, so that each is ternarised only once.
 
 The cache has one file for each checkpoint, in `$HF_HOME/mlx_mmfree` or in the folder that the variable
 `MLX_MMFREE_CACHE` names. `MLX_MMFREE_CACHE=0` turns it off. A file is used only for the source that it
@@ -28,7 +28,7 @@ from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
 from ...version import __version__
 from .checkpoint import Checkpoint, notify
 from .save import described_matrices, disk_tensors, write_tensors
-from .weight_form import weight_forms
+from .weight_format import weight_formats
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class CachedModel:
     """A model in the caches.
 
     Attributes:
-        name: The repository of the Hub. For a packed form without one, its file name without the suffix.
+        name: The repository of the Hub. For a packed format without one, its file name without the
+            suffix.
         family: The `model_type` of its configuration, or of an image model the `architecture`;
             `None` if there is no configuration to read.
-        nbytes: The bytes in the Hub's cache; 0 for a packed form alone.
-        packed_bytes: The bytes of its packed forms.
+        nbytes: The bytes in the Hub's cache; 0 for a packed format alone.
+        packed_bytes: The bytes of its packed formats.
         last_used: When it was last read or written, in seconds since 1970.
         paths: What its removal deletes.
     """
@@ -88,7 +89,7 @@ def remove_model(model: CachedModel) -> None:
 
 
 def _repositories(packed: dict[Path, os.stat_result]) -> Iterator[CachedModel]:
-    """Yields the models of the Hub's cache, and takes their packed forms out of `packed`."""
+    """Yields the models of the Hub's cache, and takes their packed formats out of `packed`."""
     # slow to import
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
@@ -100,8 +101,8 @@ def _repositories(packed: dict[Path, os.stat_result]) -> Iterator[CachedModel]:
         if repository.repo_type != "model":
             continue
         snapshots = [revision.snapshot_path for revision in repository.revisions]
-        forms = {packed_file(snapshot) for snapshot in snapshots} & packed.keys()
-        own = {file: packed.pop(file) for file in sorted(filter(None, forms))}
+        formats = {packed_file(snapshot) for snapshot in snapshots} & packed.keys()
+        own = {file: packed.pop(file) for file in sorted(filter(None, formats))}
         yield CachedModel(
             repository.repo_id,
             _family(snapshots),
@@ -119,7 +120,7 @@ def _hub_cache() -> Path:
 
 
 def _packed_files() -> dict[Path, os.stat_result]:
-    """The files of packed forms. One that another process removes at this moment is left out."""
+    """The files of packed formats. One that another process removes at this moment is left out."""
     folder = cache_folder()
     found: dict[Path, os.stat_result] = {}
     if folder is None or not folder.is_dir():
@@ -149,12 +150,12 @@ MIN_SOURCE_BYTES = 64_000_000
 
 SUFFIX = ".safetensors"
 _SOURCE, _CHECKSUMS, _VERSION = "mmfree_source", "mmfree_sha256", "mmfree_version"
-_FORMS = "mmfree_forms"
+_FORMATS = "mmfree_forms"
 """The matrices as `config.json` would describe them."""
 
 
 class PackCache:
-    """The packed form of a checkpoint in the cache.
+    """The packed format of a checkpoint in the cache.
 
     Args:
         checkpoint: The checkpoint, which is not packed itself.
@@ -169,14 +170,16 @@ class PackCache:
         self._file = packed_file(checkpoint.folder) if is_large and has_own_files else None
 
     def find(self) -> Checkpoint | None:
-        """The packed form; `None` if no valid one is cached."""
+        """The packed format; `None` if no valid one is cached."""
         if self._file is None or not self._file.exists():
             return None
         try:
             entries, metadata = read_header(self._file)
             if metadata.get(_SOURCE) != _fingerprint(self._checkpoint):
                 return None
-            checksums, forms = (parse_json(metadata[key].encode()) for key in (_CHECKSUMS, _FORMS))
+            checksums, formats = (
+                parse_json(metadata[key].encode()) for key in (_CHECKSUMS, _FORMATS)
+            )
             tensors = {
                 name: replace(entry, checksum=str(checksums[name]))
                 for name, entry in entries.items()
@@ -184,10 +187,10 @@ class PackCache:
         except (CheckpointError, OSError, ValueError, KeyError, TypeError) as error:
             self.notify_damage(CheckpointError(f"'{self._file}' is damaged ({error})"))
             return None
-        return Checkpoint(self._checkpoint.folder, {**self._checkpoint.config, **forms}, tensors)
+        return Checkpoint(self._checkpoint.folder, {**self._checkpoint.config, **formats}, tensors)
 
     def store(self, model: Decoder) -> None:
-        """Writes the packed form unless the cache is off or the disk is full."""
+        """Writes the packed format unless the cache is off or the disk is full."""
         file = self._file
         if file is None or not kept_names(model):
             return
@@ -200,25 +203,25 @@ class PackCache:
                     _SOURCE: _fingerprint(self._checkpoint),
                     _VERSION: __version__,
                     _CHECKSUMS: json.dumps(checksums),
-                    _FORMS: json.dumps(described_matrices(model, self._checkpoint.config)),
+                    _FORMATS: json.dumps(described_matrices(model, self._checkpoint.config)),
                 }
                 write_tensors(new, tensors, metadata)
         except (OSError, RuntimeError, CheckpointError) as error:
-            notify(f"the packed form is not kept in '{file.parent}': {error}")
+            notify(f"the packed format is not kept in '{file.parent}': {error}")
         else:
             notify(
-                f"the packed form ({nbytes / 1e6:.0f} MB) is kept in '{file}' for the "
+                f"the packed format ({nbytes / 1e6:.0f} MB) is kept in '{file}' for the "
                 f"next start; {ENVIRONMENT_VARIABLE}=0 turns this off"
             )
 
     @staticmethod
     def notify_damage(error: Exception) -> None:
-        """Prints that the packed form cannot be used."""
-        notify(f"the cached packed form is made again: {error}")
+        """Prints that the packed format cannot be used."""
+        notify(f"the cached packed format is made again: {error}")
 
 
 def packed_file(folder: Path) -> Path | None:
-    """The file for the packed form of a checkpoint folder; `None` if the cache is off."""
+    """The file for the packed format of a checkpoint folder; `None` if the cache is off."""
     cache = cache_folder()
     if cache is None:
         return None
@@ -237,9 +240,9 @@ def _readable_name(source: Path) -> str:
 def _fingerprint(checkpoint: Checkpoint) -> str:
     files = sorted({entry.file for entry in checkpoint.tensors.values()})
     stats = [(file, file.stat()) for file in files]
-    usual = next(form for form in weight_forms().values() if form.is_usual)
+    usual = next(format for format in weight_formats().values() if format.is_usual)
     value: Mapping[str, Any] = {
-        "format": [usual.own["format_version"], _FORMS],
+        "format": [usual.own["format_version"], _FORMATS],
         "rounding": ROUNDING_VERSION,
         "config": checkpoint.config,
         # a snapshot of the Hub links to a file that is named after its etag

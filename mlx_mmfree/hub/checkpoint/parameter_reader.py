@@ -1,4 +1,4 @@
-"""Reads a checkpoint parameter by parameter, with ternary matrices in packed form."""
+"""Reads a checkpoint parameter by parameter, with ternary matrices in packed format."""
 
 from functools import cached_property
 
@@ -90,7 +90,7 @@ class ParameterReader:
 
     @cached_property
     def packed_dense(self) -> dict[str, Matrix]:
-        """The matrices with float activations in any other form of few bits, by their paths."""
+        """The matrices with float activations in any other variant of few bits, by their paths."""
         return {
             path: matrix
             for path, matrix in self.matrices.items()
@@ -194,7 +194,7 @@ class ParameterReader:
         return array
 
     def matrix_shape(self, path: str) -> tuple[int, int]:
-        """The outputs and inputs of a linear or an embedding, in whatever form it is stored."""
+        """The outputs and inputs of a linear or an embedding, in whatever format it is stored."""
         matrix = self.matrices[path]
         return matrix.output_dims, matrix.input_dims
 

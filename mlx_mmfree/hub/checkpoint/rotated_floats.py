@@ -82,7 +82,7 @@ def _trits(matrix: mx.array) -> tuple[mx.array | None, mx.array]:
 
 
 def _codes(entry: TensorEntry, module: str) -> list[TensorEntry]:
-    """The tensors of MLX's affine form that a ternary matrix becomes."""
+    """The tensors of MLX's affine format that a ternary matrix becomes."""
     rows, dims = entry.shape
     parts = {
         "weight": (mx.uint32, dims // 16),

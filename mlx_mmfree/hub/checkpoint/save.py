@@ -29,7 +29,7 @@ from ...ops.device import FLOATS
 from ...tokenizer.tokenizer import Tokenizer
 from ...tokenizer.translation_tokenizer import TranslationTokenizer
 from ...version import __version__
-from .weight_form import WRITER_KEY, weight_forms
+from .weight_format import WRITER_KEY, weight_formats
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 CHECKPOINT_FILES = (
@@ -176,7 +176,7 @@ def save_model(
 ) -> None:
     """Writes a model as a checkpoint folder that `load` reads back without loss.
 
-    Packed linears are written packed (see `forms.packed`), and float ones as they are. Names and
+    Packed linears are written packed (see `formats.packed`), and float ones as they are. Names and
     `config.json` follow the Hub. The folder appears under its name only when it is complete.
 
     Args:
@@ -266,13 +266,13 @@ def describe_model(model: TokenModel) -> dict[str, Any]:
 
 
 def described_matrices(model: TokenModel, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of the stored matrices in `config.json`, given the rest of it."""
+    """The format of the stored matrices in `config.json`, given the rest of it."""
     held = matrices(model)
     names = WeightNames(architecture_of(model.config).weight_names).modules_to_disk(held)
     on_disk = {name: held[path] for path, name in names.items()}
     described: dict[str, Any] = {}
-    for form in weight_forms().values():
-        described |= form.describe(on_disk, {**config, **described})
+    for format in weight_formats().values():
+        described |= format.describe(on_disk, {**config, **described})
     return described
 
 

@@ -32,7 +32,7 @@ from ...ops import ternarize_packed
 from ...ops.device import FLOATS
 from ...ops.host_blocks import all_finite, has_valid_codes
 from .checkpoint import Checkpoint
-from .weight_form import Place, StoredTensor, described_forms, weight_forms
+from .weight_format import Place, StoredTensor, described_formats, weight_formats
 
 EMBEDDING = "embed.weight"
 """The matrix that a tied head shares, by its name in memory."""
@@ -50,8 +50,9 @@ class Skeleton:
         model: The model. Its linears are packed where the checkpoint's are, or everywhere.
         names: Names on disk and in memory.
         entries: The tensor on disk of each stored parameter, by its name in memory.
-        stored: How a parameter is stored where that differs from its form in memory, by the same names.
-        training: The training forms of ternary linears that are stored packed, by their paths.
+        stored: How a parameter is stored where that differs from its format in memory, by the same
+            names.
+        training: The training variants of ternary linears that are stored packed, by their paths.
         masters: The float matrix of each linear that is packed here but not on disk, by its path. It is
             given by its name in memory and may be the embedding that a tied head shares.
         is_packed: Whether everything that can be packed without loss is to be packed.
@@ -84,17 +85,17 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         CheckpointError: The configuration is damaged, or the tensors do not belong to it.
     """
     architecture = find_described(checkpoint.config)
-    described = described_forms(checkpoint.config, architecture.packed_forms)
+    described = described_formats(checkpoint.config, architecture.packed_formats)
     shapes = {name: entry.shape for name, entry in checkpoint.tensors.items()}
     if architecture.newer_name is not None:
         newer = {name: architecture.newer_name(name, shapes) for name in shapes}
         checkpoint = _renamed(checkpoint, newer)
         # a description may speak of single modules
         described = [
-            (form, {architecture.newer_name(name, shapes): each for name, each in said.items()})
+            (format, {architecture.newer_name(name, shapes): each for name, each in said.items()})
             if isinstance(said, Mapping)
-            else (form, said)
-            for form, said in described
+            else (format, said)
+            for format, said in described
         ]
     tensors = checkpoint.tensors
     rotated = [each for each in described if each[0].precedes]
@@ -105,7 +106,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         tensors = _stacked(tensors, names)
         checkpoint = replace(checkpoint, tensors=tensors)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
-    forms: dict[str, StoredTensor] = {}
+    formats: dict[str, StoredTensor] = {}
     modules, held = dict(model.named_modules()), matrices(model)
     on_disk = names.modules_to_disk(held)
     parts: dict[str, dict[str, TensorEntry]] = {name: {} for name in on_disk.values()}
@@ -115,15 +116,15 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     replaced: dict[str, nn.Module] = {}
     copies: set[str] = set()
     made: dict[str, Mapping[str, TensorEntry]] = {}
-    for form, said in (*rotated, *(each for each in described if each not in rotated)):
+    for format, said in (*rotated, *(each for each in described if each not in rotated)):
         places = {
             path: Place(held[path], name, parts[name], said)
             for path, name in on_disk.items()
             if path not in replaced
         }
-        for path, found in form.open(places).items():
+        for path, found in format.open(places).items():
             replaced[path] = found.layer
-            forms |= {f"{path}.{key}": tensor for key, tensor in found.tensors.items()}
+            formats |= {f"{path}.{key}": tensor for key, tensor in found.tensors.items()}
             copies |= {f"{on_disk[path]}.{key}" for key in found.copies}
             if found.entries:
                 made[on_disk[path]] = found.entries
@@ -139,15 +140,15 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         layouts |= architecture.layouts(model, shapes, checkpoint.writer)
     for name, layout in layouts.items():
         if arrays[name].dtype in FLOATS:
-            forms.setdefault(name, StoredTensor((layout.shape,), FLOATS, layout.read))
+            formats.setdefault(name, StoredTensor((layout.shape,), FLOATS, layout.read))
     ternary = {path: modules[path] for path, matrix in held.items() if matrix.is_ternary}
-    form, said = described[0]
+    format, said = described[0]
     floats = [on_disk[path] for path in ternary.keys() - replaced]
-    is_covered = form.covers is not None and form.covers(said)
+    is_covered = format.covers is not None and format.covers(said)
     octets = [] if is_covered else [n for n, e in tensors.items() if e.dtype == mx.uint8]
     if (is_covered and floats) or any(f"{name}_scale" in tensors for name in octets):
         raise _wrongly_described(checkpoint, floats if is_covered else [])
-    entries = match(model, names, forms, copies, checkpoint)
+    entries = match(model, names, formats, copies, checkpoint)
     masters = _pack_masters(model, entries) if packed and floats else {}
     training = {path: layer for path, layer in ternary.items() if path in replaced}
     used = {id(entry) for entry in entries.values()}
@@ -155,7 +156,7 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     left_out = tuple(sorted({words for name in unused if (words := names.left_out(name))}))
     is_simplified = packed and not ternary
     return Skeleton(
-        model, names, entries, forms, training, masters, packed, is_simplified, left_out, layouts
+        model, names, entries, formats, training, masters, packed, is_simplified, left_out, layouts
     )
 
 
@@ -189,8 +190,8 @@ def _stacked(tensors: Mapping[str, TensorEntry], names: WeightNames) -> dict[str
         else:
             stacks.setdefault(place[0], {})[place[1]] = entry
     for name, parts in stacks.items():
-        forms = {(part.shape, part.dtype) for part in parts.values()}
-        if name in found or sorted(parts) != list(range(len(parts))) or len(forms) > 1:
+        formats = {(part.shape, part.dtype) for part in parts.values()}
+        if name in found or sorted(parts) != list(range(len(parts))) or len(formats) > 1:
             first = next(iter(parts.values()))
             raise CheckpointError(
                 f"[load] '{first.file}' must hold tensors like {first.name!r:.100} of one shape and "
@@ -202,7 +203,7 @@ def _stacked(tensors: Mapping[str, TensorEntry], names: WeightNames) -> dict[str
 
 
 def _pack_masters(model: Decoder, entries: Mapping[str, TensorEntry]) -> dict[str, str]:
-    """Packs the linears in their training form, and gives the names of their float matrices."""
+    """Packs the linears in their training variant, and gives the names of their float matrices."""
     modules = packable(model)
     packed = [(path, module.to_packed()) for path, module in modules.items()]
     model.update_modules(tree_unflatten(packed))
@@ -240,7 +241,8 @@ def match(
     Args:
         model: The model.
         names: Names on disk and in memory.
-        stored: How a parameter is stored where that differs from its form in memory, by name in memory.
+        stored: How a parameter is stored where that differs from its format in memory, by name in
+            memory.
         copies: The names on disk of tensors that repeat others, and may be there.
         checkpoint: The checkpoint.
 
@@ -327,9 +329,11 @@ def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> Non
 Simplify = Callable[[Matrix], nn.Module | None]
 
 
-def _simpler_forms(held: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]]:
+def _simpler_formats(held: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]]:
     """The function that makes a layer of fewer bits, and the weights of float matrices that it needs."""
-    simpler = [form.simplify for form in weight_forms().values() if form.simplify is not None]
+    simpler = [
+        format.simplify for format in weight_formats().values() if format.simplify is not None
+    ]
     floats = [p for p, matrix in held.items() if matrix.is_plain and not matrix.is_embedding]
     return simpler, {f"{path}.weight" for path in floats}
 
@@ -359,7 +363,7 @@ def simplified_bytes(skeleton: Skeleton, dtype: mx.Dtype | None) -> dict[str, in
         CheckpointError: A tensor cannot be read.
     """
     held, found = matrices(skeleton.model), {}
-    simpler, plain = _simpler_forms(held) if skeleton.is_simplified else ([], set())
+    simpler, plain = _simpler_formats(held) if skeleton.is_simplified else ([], set())
     for name in sorted(plain & skeleton.entries.keys()):
         entry, matrix = skeleton.entries[name], held[name.removesuffix(".weight")]
         first, dims = entry.parts[0] if entry.parts else entry, matrix.input_dims
@@ -390,7 +394,7 @@ def fill(skeleton: Skeleton) -> Decoder:
     """
     model, entries = skeleton.model, skeleton.entries
     modules, held = dict(model.named_modules()), matrices(model)
-    simpler, plain = _simpler_forms(held) if skeleton.is_simplified else ([], set())
+    simpler, plain = _simpler_formats(held) if skeleton.is_simplified else ([], set())
     sharing: dict[str, list[str]] = {}
     for path, name in skeleton.masters.items():
         sharing.setdefault(name, []).append(path)
@@ -436,7 +440,7 @@ def fill(skeleton: Skeleton) -> Decoder:
 def _simplified(
     model: Decoder, path: str, matrix: Matrix, simpler: Sequence[Callable[[Matrix], Any]]
 ) -> nn.Module:
-    """The layer of a loaded matrix, which takes a form of fewer bits if that loses nothing."""
+    """The layer of a loaded matrix, which takes a format of fewer bits if that loses nothing."""
     for simplify in simpler:
         layer: nn.Module | None = simplify(matrix)
         if layer is not None:

@@ -1,1 +1,1 @@
-"""Writes checkpoints in other forms, and compares the result with the source."""
+"""Writes checkpoints in other variants, and compares the result with the source."""

@@ -20,10 +20,10 @@ from ...version import __version__
 from ..checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.save import check_target, copy_files, token_ids
-from ..checkpoint.weight_form import WRITER_KEY
+from ..checkpoint.weight_format import WRITER_KEY
 from ..publish.model_card import ModelCard, write_model_card
 from ..publish.runtimes import openings
-from .to_folder import MODEL_FILE, FloatForms, FolderPlan, plan_hf, plan_mlx
+from .to_folder import MODEL_FILE, FloatFormats, FolderPlan, plan_hf, plan_mlx
 from .to_gguf import plan_gguf
 from .verify import Report, take_stock, verify
 
@@ -39,7 +39,7 @@ def convert(
     *,
     to: Target = "mlx",
     gguf_type: GGUFType | None = None,
-    forms: FloatForms | None = None,
+    formats: FloatFormats | None = None,
     trits_per_byte: TritsPerByte = 4,
     max_part_bytes: int | None = None,
     check: bool = True,
@@ -47,7 +47,7 @@ def convert(
     show_progress: bool = False,
     card: ModelCard | None = None,
 ) -> Report:
-    """Writes a checkpoint in another form. Ternary weights do not change.
+    """Writes a checkpoint in another format. Ternary weights do not change.
 
     Tensors are read, converted and written one after the other. The folder appears under its name only
     when it is complete and, with `check`, was found to be equal to its source.
@@ -55,12 +55,12 @@ def convert(
     Args:
         source: The checkpoint.
         path: The folder to make.
-        to: The form: MLX's, transformers', or GGUF.
+        to: The format: MLX's, transformers', or GGUF.
         gguf_type: The type of ternary tensors in GGUF. Default: `i2_s` for BitNet's own architecture,
             which bitnet.cpp alone knows, and `tq2_0` for the others, or `q2_0` or `q1_0` where groups of
             inputs have scales of their own.
-        forms: What becomes of weights that are stored as floats. Default: they stay.
-        trits_per_byte: How many ternary weights share a byte in MLX's form: 4, which mlx-lm computes
+        formats: What becomes of weights that are stored as floats. Default: they stay.
+        trits_per_byte: How many ternary weights share a byte in MLX's format: 4, which mlx-lm computes
             with, or 5, which are unpacked when they are read.
         max_part_bytes: The largest number of bytes of tensors in a file of a GGUF model, unless one
             tensor is larger. `None` writes one file.
@@ -75,7 +75,7 @@ def convert(
     Raises:
         CheckpointError: The source is damaged or holds an adapter, the target exists, the disk is full,
             or the result differs from its source.
-        UnsupportedModelError: The form does not exist for this model.
+        UnsupportedModelError: The format does not exist for this model.
 
     Example:
         >>> from mlx_mmfree import demo
@@ -83,21 +83,21 @@ def convert(
         >>> load_model("converted").dims
         384
     """
-    forms = forms or FloatForms()
+    formats = formats or FloatFormats()
     target = real_path(path)
-    source.refuse_adapter("convert", "to be written in another form")
+    source.refuse_adapter("convert", "to be written in another format")
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])
     reader = ParameterReader(source)
-    if source.dtype is not None and forms.dtype is None:
-        forms = replace(forms, dtype=source.dtype)
+    if source.dtype is not None and formats.dtype is None:
+        formats = replace(formats, dtype=source.dtype)
         reader.keep_floats()
     if to == "gguf":
         kind = gguf_type.upper() if gguf_type is not None else None
-        writer = _gguf_writer(reader, target.name, kind, forms, max_part_bytes)
+        writer = _gguf_writer(reader, target.name, kind, formats, max_part_bytes)
     else:
         plan_packed = partial(plan_mlx, trits_per_byte=trits_per_byte)
-        writer = _folder_writer(reader, plan_packed if to == "mlx" else plan_hf, forms)
+        writer = _folder_writer(reader, plan_packed if to == "mlx" else plan_hf, formats)
     made = new_folder(target, replaces=overwrite, needed_bytes=writer.nbytes)
     with writing("convert", target), made as folder:
         with Progress("writing", writer.nbytes, "B", is_shown=show_progress) as bar:
@@ -105,7 +105,7 @@ def convert(
         written = ParameterReader(open_checkpoint(folder))
         report = take_stock(reader, written)
         if check:
-            report = verify(reader, written, forms, writer.scale_dtype)
+            report = verify(reader, written, formats, writer.scale_dtype)
             writer.check_files(source.folder, written.checkpoint.folder)
         report.openings = openings(written, to, writer.file_type)
         if card is not None:
@@ -121,8 +121,8 @@ class _Writer:
         nbytes: The number of bytes to write.
         write: Writes the files into a folder, and calls a function with the bytes of each tensor.
         check_files: Compares the tokenizers of the source's folder and of the written one.
-        scale_dtype: The dtype in which the form holds the scale of a ternary matrix.
-        file_type: The type of the tensors in GGUF, and empty for other forms.
+        scale_dtype: The dtype in which the format holds the scale of a ternary matrix.
+        file_type: The type of the tensors in GGUF, and empty for other variants.
     """
 
     nbytes: int
@@ -134,10 +134,10 @@ class _Writer:
 
 def _folder_writer(
     reader: ParameterReader,
-    make_plan: Callable[[ParameterReader, FloatForms], FolderPlan],
-    forms: FloatForms,
+    make_plan: Callable[[ParameterReader, FloatFormats], FolderPlan],
+    formats: FloatFormats,
 ) -> _Writer:
-    plan = make_plan(reader, forms)
+    plan = make_plan(reader, formats)
     copied = tokenizer_files(reader.checkpoint.folder)
     config = {**token_ids(copied.pop(CONFIG_FILE, None)), **plan.config}
     config[WRITER_KEY] = {"version": __version__}
@@ -161,10 +161,10 @@ def _gguf_writer(
     reader: ParameterReader,
     name: str,
     kind: str | None,
-    forms: FloatForms,
+    formats: FloatFormats,
     max_part_bytes: int | None,
 ) -> _Writer:
-    plan = plan_gguf(reader, kind, forms, name)
+    plan = plan_gguf(reader, kind, formats, name)
     nbytes = sum(tensor.nbytes for tensor in plan.tensors)
 
     def write(folder: Path, on_bytes: OnBytes) -> None:

@@ -22,14 +22,14 @@ from ...tokenizer.tokenizer import Tokenizer
 from ..adapters.adapter_folder import write_adapter, write_peft_adapter
 from ..checkpoint.checkpoint import ADAPTER_KEY
 from ..checkpoint.save import check_target, save_model
-from ..checkpoint.weight_form import WRITER_KEY
+from ..checkpoint.weight_format import WRITER_KEY
 from ..publish.model_card import ModelCard, write_model_card
 
-FusedForm = Literal["dense", "ternary"]
+FusedFormat = Literal["dense", "ternary"]
 
 
 @tells_names
-def fuse(model: Decoder, form: FusedForm) -> Decoder:
+def fuse(model: Decoder, format: FusedFormat) -> Decoder:
     r"""Merges the adapter that is on a model, in place.
 
     The sum :math:`W + \alpha (AB)^\top` of a ternary matrix and an adapter is not ternary. `"dense"`
@@ -40,16 +40,16 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
 
     Args:
         model: A model with adapters.
-        form: What ternary layers become. Dense and quantised layers always become dense.
+        format: What ternary layers become. Dense and quantised layers always become dense.
 
     Returns:
         The model, without adapters. Its `config` describes the new layers.
 
     Raises:
         TypeError: The model is none, or an argument is misspelt.
-        ValueError: The form is unknown, or the model has no adapter.
+        ValueError: The format is unknown, or the model has no adapter.
         UnsupportedModelError: `"dense"` was asked of an architecture whose ternary linears have a norm
-            inside, of which no published form has dense linears with one; or of a ternary image
+            inside, of which no published format has dense linears with one; or of a ternary image
             model.
 
     Source: the sum is that of LoRA (Hu et al., arXiv 2106.09685).
@@ -62,11 +62,11 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
         >>> fuse(model, "ternary").dims
         384
     """
-    check_form(model, form)
+    check_format(model, format)
     merged: dict[str, nn.Module] = {}
     now_dense = []
     for name, layer in adapted_layers(model).items():
-        if layer.matrix.is_ternary and form == "ternary":
+        if layer.matrix.is_ternary and format == "ternary":
             merged[name] = layer.to_ternary()
         else:
             merged[name] = layer.to_dense(layer.matrix.dtype or _first_dtype(model))
@@ -79,16 +79,16 @@ def fuse(model: Decoder, form: FusedForm) -> Decoder:
     return model
 
 
-def check_form(model: Any, form: FusedForm) -> None:
+def check_format(model: Any, format: FusedFormat) -> None:
     """Raises the error that `fuse` would raise, before anything is computed.
 
     Raises:
         UnsupportedModelError, ValueError: As `fuse`.
     """
     check_model("fuse", model)
-    if form not in get_args(FusedForm):
-        known = ", ".join(map(repr, get_args(FusedForm)))
-        raise ValueError(f"[fuse] 'form' must be one of {known} but got {form!r:.60}.")
+    if format not in get_args(FusedFormat):
+        known = ", ".join(map(repr, get_args(FusedFormat)))
+        raise ValueError(f"[fuse] 'format' must be one of {known} but got {format!r:.60}.")
     adapted = adapted_layers(model)
     if not adapted:
         raise ValueError(
@@ -97,14 +97,14 @@ def check_form(model: Any, form: FusedForm) -> None:
         )
     reads_images = model.pipeline == "image-classification"
     for name, layer in adapted.items():
-        if form == "dense" and layer.matrix.is_ternary and reads_images:
+        if format == "dense" and layer.matrix.is_ternary and reads_images:
             raise UnsupportedModelError(
-                f"[fuse] 'form' must be 'ternary' for '{name}' but got 'dense': the configuration of a "
-                "model of images makes all linears of its blocks ternary or none. Fuse to ternary."
+                f"[fuse] 'format' must be 'ternary' for '{name}' but got 'dense': the configuration of "
+                "a model of images makes all linears of its blocks ternary or none. Fuse to ternary."
             )
-        if form == "dense" and layer.matrix.is_ternary and "norm" in layer.base:
+        if format == "dense" and layer.matrix.is_ternary and "norm" in layer.base:
             raise UnsupportedModelError(
-                f"[fuse] 'form' must be 'ternary' for '{name}', which has a norm inside, but got "
+                f"[fuse] 'format' must be 'ternary' for '{name}', which has a norm inside, but got "
                 "'dense': its architecture has no dense linears with one. Fuse to ternary, or keep the "
                 "adapter beside the base."
             )

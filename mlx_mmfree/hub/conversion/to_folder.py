@@ -1,9 +1,9 @@
-"""Plans checkpoint folders: MLX's own form, which mlx-lm loads, and transformers'.
+"""Plans checkpoint folders: MLX's own format, which mlx-lm loads, and transformers'.
 
-In MLX's form ternary linears are affine 2-bit matrices with the `scales` s and the `biases` -s. mlx-lm
+In MLX's format ternary linears are affine 2-bit matrices with the `scales` s and the `biases` -s. mlx-lm
 knows Llama and Qwen3. Other architectures, and sizes that it would refuse, get a Python file of the
 model. If ternary linears have five trits a byte, another file unpacks them to that form. In
-transformers' form they have BitNet's packing, or are the float master weights.
+transformers' format they have BitNet's packing, or are the float master weights.
 
 BitNet-style models can be made of dense ones by absmean ternarisation (Ma et al., arXiv 2402.17764). The
 rounding loses most of each weight. Without fine-tuning, the model is much worse or useless.
@@ -28,7 +28,7 @@ from ...models.parts.ternary_linears import TernaryLinears
 from ...ops import pack_ternary
 from ...ops.dense_matmul import GROUP_SIZES
 from ...ops.device import FLOATS
-from ..checkpoint import weight_form
+from ..checkpoint import weight_format
 from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.parameter_reader import ParameterReader
 
@@ -68,18 +68,18 @@ class GivenCodes:
 
 
 @dataclass(frozen=True)
-class FloatForms:
-    """The form that weights take that are stored as floats.
+class FloatFormats:
+    """The format that weights take that are stored as floats.
 
     Attributes:
         dtype: The dtype of floats; `None` keeps each tensor's own.
-        embed_bits: The bits of the embedding in MLX's affine form; `None` leaves it a float matrix.
+        embed_bits: The bits of the embedding in MLX's affine format; `None` leaves it a float matrix.
         head_bits: The bits of the output head; `None` leaves it as it is.
         ternarize_groups: Ternarise the linears of the blocks, with a scale for each 128 inputs.
-        keep_masters: Write ternary linears as float master weights, in transformers' form.
-        unrotate: Write rotated matrices as they are without their rotation, as floats or, in MLX's form,
-            with codes of so many bits; `None` keeps the rotation where the form has it.
-        given_codes: Codes in the place of dense matrices, by their paths, in MLX's form.
+        keep_masters: Write ternary linears as float master weights, in transformers' format.
+        unrotate: Write rotated matrices as they are without their rotation, as floats or, in MLX's
+            format, with codes of so many bits; `None` keeps the rotation where the format has it.
+        given_codes: Codes in the place of dense matrices, by their paths, in MLX's format.
     """
 
     dtype: mx.Dtype | None = None
@@ -145,7 +145,7 @@ GROUP_SIZE = 128
 
 
 def check_dense(checkpoint: Checkpoint) -> None:
-    """Refuses a checkpoint that is not a dense model of an architecture with a ternary form.
+    """Refuses a checkpoint that is not a dense model of an architecture with a ternary format.
 
     Raises:
         UnsupportedModelError: The model has another architecture, or is quantised already.
@@ -160,7 +160,7 @@ def check_dense(checkpoint: Checkpoint) -> None:
         )
     is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
     is_packed = any(
-        entry.dtype in weight_form.PACKED_DTYPES for entry in checkpoint.tensors.values()
+        entry.dtype in weight_format.PACKED_DTYPES for entry in checkpoint.tensors.values()
     )
     if is_described or is_packed or "BitnetForCausalLM" in config.get("architectures", ()):
         raise UnsupportedModelError(
@@ -181,7 +181,7 @@ def ternarized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def ternarize_groups(weight: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    r"""Absmean ternarisation of each group of 128 neighbouring inputs, in MLX's affine form.
+    r"""Absmean ternarisation of each group of 128 neighbouring inputs, in MLX's affine format.
 
     .. math::
         s = \max(\operatorname{mean}(|W|),\ 10^{-5}), \qquad
@@ -213,24 +213,26 @@ UNROTATED_GROUP = 64
 Quantize = Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]
 
 
-def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int = 4) -> FolderPlan:
-    """Plans a folder in MLX's form.
+def plan_mlx(
+    reader: ParameterReader, formats: FloatFormats, *, trits_per_byte: int = 4
+) -> FolderPlan:
+    """Plans a folder in MLX's format.
 
     Args:
         reader: The source.
-        forms: What becomes of float weights.
+        formats: What becomes of float weights.
         trits_per_byte: How many weights of ternary linears share a byte.
 
     Raises:
-        UnsupportedModelError: The form does not fit the model.
+        UnsupportedModelError: The format does not fit the model.
     """
     if trits_per_byte != 4 and not reader.ternary:
         raise UnsupportedModelError(
             f"[convert] 'trits_per_byte' must be 4 for this model but got {trits_per_byte}: it has no "
             "ternary linears with one scale each. Leave it out."
         )
-    ternary = _written_form("mlx-lm", trits_per_byte)
-    quantized = {**ternary_forms(reader), **quantized_forms(reader, forms)}
+    ternary = _written_format("mlx-lm", trits_per_byte)
+    quantized = {**ternary_formats(reader), **quantized_formats(reader, formats)}
     architecture = architecture_of(reader.model.config)
     config: dict[str, Any] = reader.model.config.to_hub()
     if architecture.name_in_mlx_lm:
@@ -245,43 +247,43 @@ def plan_mlx(reader: ParameterReader, forms: FloatForms, *, trits_per_byte: int 
         config["model_file"] = MODEL_FILE.name
     done: set[str] = set()
     for path in reader.ternary:
-        written, tensors = _ternary_tensors(reader, path, ternary, forms.dtype, plan.scales)
+        written, tensors = _ternary_tensors(reader, path, ternary, formats.dtype, plan.scales)
         if written.codes is not None:
             codes[reader.names.to_disk(path)] = written.codes
         plan.tensors.append(tensors)
         done |= {f"{path}.weight", f"{path}.scale"}
     for path, (group_size, bits, quantize) in quantized.items():
         codes[reader.names.to_disk(path)] = group_size, bits
-        plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, forms))
+        plan.tensors.append(_quantized_tensors(reader, path, group_size, bits, quantize, formats))
         done |= reader.parts(path)
-    for path, given in forms.given_codes.items():
+    for path, given in formats.given_codes.items():
         codes[name := reader.names.to_disk(path)] = given.group_size, given.bits
         sizes = (*reader.matrix_shape(path), given.group_size, given.bits)
-        specs = weight_form.code_form()[1].specs(name, *sizes, given.dtype)
+        specs = weight_format.code_format()[1].specs(name, *sizes, given.dtype)
         plan.tensors.append(PlannedTensors(specs, given.make))
         done |= reader.parts(path)
-    rotated = {} if forms.unrotate else rotated_layers(reader)
+    rotated = {} if formats.unrotate else rotated_layers(reader)
     for path in rotated:
         # codes, scales and signs belong together, whatever dtype other floats get
         plan.tensors += [float_tensor(reader, name, None) for name in sorted(reader.parts(path))]
         done |= reader.parts(path)
     for path in set(reader.packed_dense) - set(quantized) - set(rotated):
-        plan.tensors.append(written_out(reader, path, forms.dtype))
+        plan.tensors.append(written_out(reader, path, formats.dtype))
         done |= reader.parts(path)
     for path, kept in reader.quantized.items():
         codes[reader.names.to_disk(path)] = kept.group_size, kept.bits
     layouts = reader.own_layouts
     if rotated:
         on_disk = {reader.names.to_disk(path): layer for path, layer in rotated.items()}
-        config |= weight_form.rotated_form().for_mlx_lm(config, on_disk, codes)
+        config |= weight_format.rotated_format().for_mlx_lm(config, on_disk, codes)
         if (in_mlx_lm := find(config["model_type"]).layouts) is not None:
             layouts = {**layouts, **in_mlx_lm(reader.model, {}, "mlx")}
     else:
-        config |= weight_form.code_form()[1].describe(codes)
+        config |= weight_format.code_format()[1].describe(codes)
         if architecture.layouts is not None and reader.lies_as_on_hub:
             plan.metadata = HUB_METADATA
     plan.tensors += [
-        float_tensor(reader, name, forms.dtype, layouts=layouts)
+        float_tensor(reader, name, formats.dtype, layouts=layouts)
         for name in reader.shapes
         if name not in done
     ]
@@ -318,8 +320,8 @@ def rotated_layers(reader: ParameterReader) -> dict[str, Any]:
     return {path: matrix.layer for path, matrix in packed if matrix.is_rotated}
 
 
-def quantized_forms(
-    reader: ParameterReader, forms: FloatForms
+def quantized_formats(
+    reader: ParameterReader, formats: FloatFormats
 ) -> dict[str, tuple[int, int, Quantize]]:
     """The float modules to quantise, by path: group size, bits, and the function that quantises.
 
@@ -327,7 +329,7 @@ def quantized_forms(
         UnsupportedModelError: There is no such module, or no group size divides its inputs.
     """
     found: dict[str, tuple[int, int, Quantize]] = {}
-    for place, bits in (("embed", forms.embed_bits), ("head", forms.head_bits)):
+    for place, bits in (("embed", formats.embed_bits), ("head", formats.head_bits)):
         if bits is None:
             continue
         matrix = reader.matrices.get(place)
@@ -344,12 +346,12 @@ def quantized_forms(
                 f"of {_EMBEDDING_GROUPS[-1]} divides its {dims} dims. Leave it out."
             )
         found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
-    if isinstance(forms.unrotate, int):
+    if isinstance(formats.unrotate, int):
         for path, layer in rotated_layers(reader).items():
-            quantize = partial(mx.quantize, group_size=UNROTATED_GROUP, bits=forms.unrotate)
+            quantize = partial(mx.quantize, group_size=UNROTATED_GROUP, bits=formats.unrotate)
             if layer.input_dims % UNROTATED_GROUP == 0:
-                found[path] = (UNROTATED_GROUP, forms.unrotate, quantize)
-    if forms.ternarize_groups:
+                found[path] = (UNROTATED_GROUP, formats.unrotate, quantize)
+    if formats.ternarize_groups:
         for path, matrix in reader.matrices.items():
             in_layer = reader.names.in_layer(reader.names.to_disk(path))
             if not matrix.is_plain or matrix.is_embedding or in_layer is None:
@@ -364,7 +366,7 @@ def quantized_forms(
     return found
 
 
-def ternary_forms(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
+def ternary_formats(reader: ParameterReader) -> dict[str, tuple[int, int, Quantize]]:
     """The same for dense linears whose values are ternary and fit codes without loss.
 
     Linears that are in that form already are left out.
@@ -397,31 +399,31 @@ def _why_not(place: str, matrix: Matrix | None) -> str:
     return "it is stored in few bits already. Leave it out."
 
 
-def _written_form(program: str, trits_per_byte: int = 4) -> weight_form.WeightForm:
-    """The form in which ternary matrices are written for a program."""
+def _written_format(program: str, trits_per_byte: int = 4) -> weight_format.WeightFormat:
+    """The format in which ternary matrices are written for a program."""
     return next(
-        form
-        for form in weight_form.weight_forms().values()
-        if form.write is not None
-        and form.trits_per_byte == trits_per_byte
-        and program in form.opens_in
+        format
+        for format in weight_format.weight_formats().values()
+        if format.write is not None
+        and format.trits_per_byte == trits_per_byte
+        and program in format.opens_in
     )
 
 
 def _ternary_tensors(
     reader: ParameterReader,
     path: str,
-    form: weight_form.WeightForm,
+    format: weight_format.WeightFormat,
     dtype: mx.Dtype | None,
     exact: dict[str, mx.array],
-) -> tuple[weight_form.WrittenMatrix, PlannedTensors]:
-    """How a ternary linear is written, and the plan. A scale that the form holds only rounded goes to
+) -> tuple[weight_format.WrittenMatrix, PlannedTensors]:
+    """How a ternary linear is written, and the plan. A scale that the format holds only rounded goes to
     `exact`.
     """
     name, matrix = reader.names.to_disk(path), reader.ternary[path]
-    assert form.write is not None
+    assert format.write is not None
     sizes = matrix.output_dims, matrix.input_dims
-    written = form.write(name, *sizes, dtype or reader.activation_dtype)
+    written = format.write(name, *sizes, dtype or reader.activation_dtype)
 
     def make() -> Sequence[mx.array]:
         words, scale = reader.read_ternary(path)
@@ -442,11 +444,11 @@ def _quantized_tensors(
     group_size: int,
     bits: int,
     quantize: Quantize,
-    forms: FloatForms,
+    formats: FloatFormats,
 ) -> PlannedTensors:
     name = reader.names.to_disk(path)
-    dtype = forms.dtype or reader.matrix_dtype(path)
-    specs = weight_form.code_form()[1].specs(
+    dtype = formats.dtype or reader.matrix_dtype(path)
+    specs = weight_format.code_format()[1].specs(
         name, *reader.matrix_shape(path), group_size, bits, dtype
     )
     return PlannedTensors(
@@ -454,42 +456,42 @@ def _quantized_tensors(
     )
 
 
-def plan_hf(reader: ParameterReader, forms: FloatForms) -> FolderPlan:
-    """Plans a folder in transformers' form.
+def plan_hf(reader: ParameterReader, formats: FloatFormats) -> FolderPlan:
+    """Plans a folder in transformers' format.
 
     Ternary linears are packed as `uint8` with a scale that multiplies. The scale stays float32, since
     any other dtype would round it. With `keep_masters` they are float master weights for training.
 
     Args:
         reader: The source.
-        forms: What becomes of float weights.
+        formats: What becomes of float weights.
 
     Raises:
-        UnsupportedModelError: The form does not fit the model.
+        UnsupportedModelError: The format does not fit the model.
     """
-    _check(reader, forms)
+    _check(reader, formats)
     hub_config, names = _in_terms_of_transformers(reader)
     config: dict[str, Any] = hub_config.to_hub()
-    config["torch_dtype"] = str(forms.dtype or reader.activation_dtype).removeprefix("mlx.core.")
-    form = _written_form("transformers")
-    if reader.ternary and not forms.keep_masters:
-        config["quantization_config"] = form.describe_written(config["quantization_config"])
+    config["torch_dtype"] = str(formats.dtype or reader.activation_dtype).removeprefix("mlx.core.")
+    format = _written_format("transformers")
+    if reader.ternary and not formats.keep_masters:
+        config["quantization_config"] = format.describe_written(config["quantization_config"])
     has_layouts = architecture_of(reader.model.config).layouts is not None
     plan = FolderPlan(config, [], metadata=HUB_METADATA if has_layouts else METADATA)
     done: set[str] = set()
     for path in reader.ternary:
-        if forms.keep_masters:
+        if formats.keep_masters:
             plan.tensors += _masters(reader, path)
         else:
-            plan.tensors.append(_ternary_tensors(reader, path, form, None, plan.scales)[1])
+            plan.tensors.append(_ternary_tensors(reader, path, format, None, plan.scales)[1])
         done |= {f"{path}.weight", f"{path}.scale"}
     for path in (*reader.quantized, *reader.packed_dense):
-        plan.tensors.append(written_out(reader, path, forms.dtype))
+        plan.tensors.append(written_out(reader, path, formats.dtype))
         done |= reader.parts(path)
     # a tied ternary head is made of the embedding
     kept = {"embed.weight"} if any(map(reader.is_tied, reader.ternary)) else set()
     plan.tensors += [
-        float_tensor(reader, name, None if name in kept else forms.dtype, names.to_disk(name))
+        float_tensor(reader, name, None if name in kept else formats.dtype, names.to_disk(name))
         for name in reader.shapes
         if name not in done
     ]
@@ -514,62 +516,64 @@ def _in_terms_of_transformers(reader: ParameterReader) -> tuple[Any, WeightNames
     return written, weight_names(written)
 
 
-def _check(reader: ParameterReader, forms: FloatForms) -> None:
+def _check(reader: ParameterReader, formats: FloatFormats) -> None:
     for name in ("embed_bits", "head_bits"):
-        if getattr(forms, name) is not None:
+        if getattr(formats, name) is not None:
             raise UnsupportedModelError(
-                f"[convert] '{name}' must be left out for transformers, which has no such form, but "
-                f"got {getattr(forms, name)}. Leave it out, or write MLX's form."
+                f"[convert] '{name}' must be left out for transformers, which has no such format, but "
+                f"got {getattr(formats, name)}. Leave it out, or write MLX's format."
             )
-    if isinstance(forms.unrotate, int):
+    if isinstance(formats.unrotate, int):
         raise UnsupportedModelError(
-            f"[convert] 'unrotate' must be dense for transformers but got {forms.unrotate}. Write MLX's "
-            "form, which has codes."
+            f"[convert] 'unrotate' must be dense for transformers but got {formats.unrotate}. Write "
+            "MLX's format, which has codes."
         )
-    if forms.ternarize_groups:
+    if formats.ternarize_groups:
         raise UnsupportedModelError(
             "[convert] 'ternarize' must be 'tensor' for transformers, which has one scale for each "
-            "matrix, but got 'group'. Use 'tensor', or write MLX's form."
+            "matrix, but got 'group'. Use 'tensor', or write MLX's format."
         )
     if reader.ternary:
-        _check_ternary(reader, forms)
+        _check_ternary(reader, formats)
 
 
-def _check_ternary(reader: ParameterReader, forms: FloatForms) -> None:
-    """Refuses ternary linears that transformers' form cannot hold."""
+def _check_ternary(reader: ParameterReader, formats: FloatFormats) -> None:
+    """Refuses ternary linears that transformers' format cannot hold."""
     architecture = architecture_of(reader.model.config)
-    form = _written_form("transformers")
+    format = _written_format("transformers")
     # image models are read in it, but transformers does not run them
-    has_form = not architecture.variants and form.method in architecture.packed_forms
-    if not all(map(reader.has_masters, reader.ternary)) and (forms.keep_masters or not has_form):
-        others = "MLX's form (--to mlx)"
+    has_format = not architecture.variants and format.method in architecture.packed_formats
+    if not all(map(reader.has_masters, reader.ternary)) and (
+        formats.keep_masters or not has_format
+    ):
+        others = "MLX's format (--to mlx)"
         has_gguf = architecture.gguf_name(reader.model.config) is not None
         others += ", GGUF (--to gguf)" if has_gguf else ""
-        others += ", or transformers' form without 'keep_masters'" if has_form else ""
+        others += ", or transformers' format without 'keep_masters'" if has_format else ""
         raise UnsupportedModelError(
             f"[convert] '{reader.checkpoint.folder}' must have float masters to be written for "
-            f"transformers{'' if has_form else ', which has no format for its packed weights,'} but "
+            f"transformers{'' if has_format else ', which has no format for its packed weights,'} but "
             f"holds packed weights alone. Possible: {others}. Or convert the masters that it was "
             "packed from, or new ones (mmfree lora --fine-tune-type full --rebuild-masters)."
         )
-    if forms.keep_masters:
+    if formats.keep_masters:
         return
-    if not has_form:
+    if not has_format:
         raise UnsupportedModelError(
             f"[convert] 'keep_masters' must be given for 'model_type' {architecture.name!r}, which has "
-            "no packed weights in transformers' form. Give it, or write MLX's form."
+            "no packed weights in transformers' format. Give it, or write MLX's format."
         )
     if any("bias" in matrix.layer for matrix in reader.ternary.values()):
         raise UnsupportedModelError(
-            "[convert] ternary linears must have no bias in transformers' form, which would multiply "
+            "[convert] ternary linears must have no bias in transformers' format, which would multiply "
             "it by the scale, but have one. Give 'keep_masters', which keeps it."
         )
     for path, module in reader.ternary.items():
-        if module.output_dims % form.rows:
+        if module.output_dims % format.rows:
             raise UnsupportedModelError(
                 f"[convert] the outputs of {reader.names.to_disk(path)!r} must be a multiple of "
-                f"{form.rows} in transformers' form but are {module.output_dims}. "
-                "Write MLX's form."
+                f"{format.rows} in transformers' format but are {module.output_dims}. "
+                "Write MLX's format."
             )
 
 

@@ -14,7 +14,7 @@ from ...files.tensors import tensor_bytes
 from ...layers.matrix import cast_weight, check_range
 from ...layers.ternary.values import scales_of_blocks
 from ...models import architecture_of
-from ...models.parts.architecture import GGUFForm
+from ...models.parts.architecture import GGUFFormat
 from ...tokenizer.sampling_defaults import sampling_to_gguf
 from ...tokenizer.to_gguf import vocabulary_metadata
 from ...version import __version__
@@ -22,9 +22,9 @@ from ..checkpoint import gguf_config
 from ..checkpoint.embedding_files import pooling_of_files
 from ..checkpoint.gguf_checkpoint import FLOAT_TYPES
 from ..checkpoint.parameter_reader import ParameterReader
-from ..checkpoint.weight_form import WRITER_KEY, rotated_form
+from ..checkpoint.weight_format import WRITER_KEY, rotated_format
 from ..publish.runtimes import BITNET_CPP_ONLY
-from .to_folder import FloatForms, rotated_layers
+from .to_folder import FloatFormats, rotated_layers
 
 FLOAT_NAMES = {dtype: name for name, dtype in FLOAT_TYPES.items()}
 """GGUF's names of the float dtypes."""
@@ -40,21 +40,21 @@ class TensorPlanner:
 
     Args:
         reader: The source.
-        form: What the file's architecture says.
+        format: What the file's architecture says.
         kind: The type of ternary matrices.
-        forms: What becomes of float weights, and of a rotation.
+        formats: What becomes of float weights, and of a rotation.
     """
 
     def __init__(
-        self, reader: ParameterReader, form: GGUFForm, kind: TensorType, forms: FloatForms
+        self, reader: ParameterReader, format: GGUFFormat, kind: TensorType, formats: FloatFormats
     ):
         self._reader = reader
-        self._form = form
+        self._format = format
         self._kind = kind
-        self._dtype = forms.dtype
+        self._dtype = formats.dtype
         self._config = reader.model.config.to_hub()
-        self._layouts = {**reader.layouts, **form.layouts(reader.model)}
-        self._rotated = {} if forms.unrotate else rotated_layers(reader)
+        self._layouts = {**reader.layouts, **format.layouts(reader.model)}
+        self._rotated = {} if formats.unrotate else rotated_layers(reader)
 
     def plan(self) -> list[PlannedGGUFTensor]:
         """All tensors of the file."""
@@ -87,16 +87,16 @@ class TensorPlanner:
         signs_of = dict(zip(layers, signs, strict=True))
         sorted_ = (self._sorted_heads(f"{path}.weight") for path in self._rotated)
         is_grouped = any(found is not None and found[0] == 1 for found in sorted_)
-        return rotated_form().gguf_metadata(
+        return rotated_format().gguf_metadata(
             layers, signs_of, is_tied=is_tied, is_grouped=is_grouped
         )
 
     def _sorted_heads(self, parameter: str) -> tuple[int, np.ndarray] | None:
-        """As `GGUFForm.heads`."""
-        return self._form.heads(self._reader.names.to_disk(parameter), self._config)
+        """As `GGUFFormat.heads`."""
+        return self._format.heads(self._reader.names.to_disk(parameter), self._config)
 
     def _name(self, parameter: str) -> str:
-        return gguf_config.file_name(self._reader.names.to_disk(parameter), self._form)
+        return gguf_config.file_name(self._reader.names.to_disk(parameter), self._format)
 
     def _plan(self, parameter: str) -> PlannedGGUFTensor | None:
         """The tensor of a parameter; `None` for scales, which are stored with their matrix."""
@@ -236,7 +236,7 @@ class TensorPlanner:
         path = parameter.rpartition(".")[0]
         counts = {"query_proj": "num_attention_heads", "key_proj": "num_key_value_heads"}
         count = counts.get(path.rpartition(".")[2])
-        if count is not None and self._form.rotates_pairs:
+        if count is not None and self._format.rotates_pairs:
             halves = numbers.reshape(self._config[count], 2, -1, *numbers.shape[1:])
             return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(numbers.shape)
         found = self._sorted_heads(parameter)
@@ -264,7 +264,9 @@ class GGUFPlan:
     tensors: list[PlannedGGUFTensor]
 
 
-def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name: str) -> GGUFPlan:
+def plan_gguf(
+    reader: ParameterReader, kind: str | None, formats: FloatFormats, name: str
+) -> GGUFPlan:
     """Plans a GGUF file.
 
     Ternary linears take the type `kind`, vectors are float32, and other matrices stay floats.
@@ -273,7 +275,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
         reader: The source.
         kind: A name of `WRITTEN`. `None` takes I2_S for the architecture that bitnet.cpp alone knows,
             and TQ2_0 for the others, or what holds the scales of groups.
-        forms: What becomes of float weights.
+        formats: What becomes of float weights.
         name: The name of the model in the file.
 
     Raises:
@@ -282,24 +284,24 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
             does not fit.
     """
     architecture = _architecture(reader)
-    form = gguf_config.find_form({"general.architecture": architecture})
-    is_rotated = bool(rotated_layers(reader)) and not forms.unrotate
+    format = gguf_config.find_format({"general.architecture": architecture})
+    is_rotated = bool(rotated_layers(reader)) and not formats.unrotate
     is_chosen = kind is not None
     written = WRITTEN[kind or _usual_kind(architecture, is_rotated)]
-    planner = TensorPlanner(reader, form, written, forms)
+    planner = TensorPlanner(reader, format, written, formats)
     if not (is_chosen or is_rotated) and (lost := planner.not_held()):
         bits = reader.quantized[lost[0]].bits
         written = next(kind for kind in WRITTEN.values() if kind.code_bits == bits)
-        planner = TensorPlanner(reader, form, written, forms)
-    _check(reader, written, forms, architecture)
+        planner = TensorPlanner(reader, format, written, formats)
+    _check(reader, written, formats, architecture)
     _check_codes(reader, written, planner)
-    floats = FLOAT_NAMES[forms.dtype or reader.activation_dtype]
+    floats = FLOAT_NAMES[formats.dtype or reader.activation_dtype]
     metadata = {
         "general.architecture": architecture,
         "general.type": "model",
         "general.name": name,
         "general.quantization_version": _QUANTIZATION_VERSION,
-        **{f"{architecture}.{key}": value for key, value in _sizes(reader, form).items()},
+        **{f"{architecture}.{key}": value for key, value in _sizes(reader, format).items()},
         f"{WRITER_KEY}.version": __version__,
         **vocabulary_metadata(reader.checkpoint.folder, reader.model.vocab_size),
         **sampling_to_gguf(reader.checkpoint.folder),
@@ -316,7 +318,7 @@ def plan_gguf(reader: ParameterReader, kind: str | None, forms: FloatForms, name
 
 def _usual_kind(architecture: str, is_rotated: bool) -> str:
     if is_rotated:
-        return rotated_form().gguf_type
+        return rotated_format().gguf_type
     return "I2_S" if architecture == BITNET_CPP_ONLY else "TQ2_0"
 
 
@@ -327,24 +329,26 @@ def _architecture(reader: ParameterReader) -> str:
     if name is None:
         raise UnsupportedModelError(
             f"[convert] 'to' must be mlx or hf for 'model_type' {architecture.name!r}, which this "
-            "library does not write as GGUF, but got 'gguf'. Write one of the other forms."
+            "library does not write as GGUF, but got 'gguf'. Write one of the other variants."
         )
     return name
 
 
-def _check(reader: ParameterReader, kind: TensorType, forms: FloatForms, architecture: str) -> None:
+def _check(
+    reader: ParameterReader, kind: TensorType, formats: FloatFormats, architecture: str
+) -> None:
     config = reader.model.config
-    is_rotated = bool(rotated_layers(reader)) and not forms.unrotate
+    is_rotated = bool(rotated_layers(reader)) and not formats.unrotate
     refused = {
-        "'embed_bits' and 'head_bits' must be left out": forms.embed_bits or forms.head_bits,
-        "'unrotate' must be dense": isinstance(forms.unrotate, int),
+        "'embed_bits' and 'head_bits' must be left out": formats.embed_bits or formats.head_bits,
+        "'unrotate' must be dense": isinstance(formats.unrotate, int),
         "'gguf_type' must be pq2_0, which no program knows that would leave the rotation out,": (
-            is_rotated and kind.name != rotated_form().gguf_type
+            is_rotated and kind.name != rotated_format().gguf_type
         ),
         f"'gguf_type' must not be {kind.name.lower()}, since bitnet.cpp has no such architecture,": (
             kind.has_one_scale and architecture == "qwen35" and reader.ternary
         ),
-        "'ternarize' must be 'tensor', since a type has one scale,": forms.ternarize_groups,
+        "'ternarize' must be 'tensor', since a type has one scale,": formats.ternarize_groups,
         "linears must have no norm inside": config.linears and config.linears.norm_eps is not None,
         "linears must have no bias": config.attention_bias or config.mlp_bias,
     }
@@ -352,7 +356,7 @@ def _check(reader: ParameterReader, kind: TensorType, forms: FloatForms, archite
         refused[rule] = True
     for rule, is_broken in refused.items():
         if is_broken:
-            raise UnsupportedModelError(f"[convert] {rule} for GGUF. Write another form.")
+            raise UnsupportedModelError(f"[convert] {rule} for GGUF. Write another format.")
     for path, module in reader.ternary.items():
         if not kind.has_zero:
             raise UnsupportedModelError(
@@ -375,7 +379,7 @@ def _check_codes(reader: ParameterReader, kind: TensorType, planner: TensorPlann
             raise UnsupportedModelError(
                 "[convert] 'unrotate' (--unrotate) must be given for the rotated codes of "
                 f"{reader.names.to_disk(lost[0])!r}, which {kind.name} does not hold, but was left out. "
-                f"{rotated_form().gguf_type} holds those of 2 bits with a scale for each 128 inputs."
+                f"{rotated_format().gguf_type} holds those of 2 bits with a scale for each 128 inputs."
             )
         raise UnsupportedModelError(
             f"[convert] 'gguf_type' must hold the {module.bits}-bit codes of "
@@ -385,7 +389,7 @@ def _check_codes(reader: ParameterReader, kind: TensorType, planner: TensorPlann
         )
 
 
-def _sizes(reader: ParameterReader, form: GGUFForm) -> Mapping[str, Any]:
+def _sizes(reader: ParameterReader, format: GGUFFormat) -> Mapping[str, Any]:
     config = reader.model.config
     sizes: dict[str, Any] = {
         "vocab_size": config.vocab_size,
@@ -401,4 +405,4 @@ def _sizes(reader: ParameterReader, form: GGUFForm) -> Mapping[str, Any]:
         "rope.dimension_count": config.head_dim,
         "rope.freq_base": config.rotation.theta,
     }
-    return {**sizes, **gguf_config.scaling_metadata(config.rotation), **form.write(config)}
+    return {**sizes, **gguf_config.scaling_metadata(config.rotation), **format.write(config)}

@@ -16,7 +16,7 @@ from ..checkpoint.checkpoint import Checkpoint
 from ..checkpoint.parameter_reader import ParameterReader
 from ..checkpoint.weights import build_skeleton, fill
 from ..publish.runtimes import Opening
-from .to_folder import FloatForms, quantized_forms, ternary_forms
+from .to_folder import FloatFormats, quantized_formats, ternary_formats
 
 _CODE_PARTS = ("weight", "scales", "biases")
 
@@ -104,23 +104,23 @@ class Comparison:
     Args:
         source: The source.
         target: What was written.
-        forms: What became of float weights.
-        scale_dtype: The dtype in which the written form holds the scale of a ternary matrix.
+        formats: What became of float weights.
+        scale_dtype: The dtype in which the written format holds the scale of a ternary matrix.
     """
 
     def __init__(
         self,
         source: ParameterReader,
         target: ParameterReader,
-        forms: FloatForms,
+        formats: FloatFormats,
         scale_dtype: mx.Dtype,
     ):
         self._source = source
         self._target = target
         self._scale_dtype = scale_dtype
-        made = {**ternary_forms(source), **quantized_forms(source, forms)}
+        made = {**ternary_formats(source), **quantized_formats(source, formats)}
         self._made = {
-            path: form for path, form in made.items() if form[:2] == _codes_of(target, path)
+            path: format for path, format in made.items() if format[:2] == _codes_of(target, path)
         }
         self._done: set[str] = set()
 
@@ -176,7 +176,7 @@ class Comparison:
         return f"{path}.weight", largest_difference(self._target.read_matrix(path), weight)
 
     def _compare_values(self, path: str) -> tuple[str, float]:
-        """A matrix in codes whose values were stored in another form in the source."""
+        """A matrix in codes whose values were stored in another format in the source."""
         want, got = self._source.read_matrix(path), self._target.read_matrix(path)
         # the zero of a trit has no sign
         self._check_equal(f"{path}.weight", got + 0, want.astype(got.dtype) + 0)
@@ -265,7 +265,7 @@ def take_stock(source: ParameterReader, target: ParameterReader) -> Report:
 def verify(
     source: ParameterReader,
     target: ParameterReader,
-    forms: FloatForms,
+    formats: FloatFormats,
     scale_dtype: mx.Dtype = mx.float32,
 ) -> Report:
     """Reads both checkpoints and compares every tensor, then the logits of a fixed input.
@@ -276,8 +276,8 @@ def verify(
     Args:
         source: The source.
         target: What was written.
-        forms: What became of float weights.
-        scale_dtype: The dtype in which the form holds the scale of a ternary matrix.
+        formats: What became of float weights.
+        scale_dtype: The dtype in which the format holds the scale of a ternary matrix.
 
     Raises:
         CheckpointError: Something differs.
@@ -285,7 +285,7 @@ def verify(
     report = take_stock(source, target)
     for group in report.groups.values():
         group.difference = 0.0
-    for name, difference in Comparison(source, target, forms, scale_dtype).differences():
+    for name, difference in Comparison(source, target, formats, scale_dtype).differences():
         group = report.groups[kind_of(name, source, target)]
         group.difference = max(group.difference or 0.0, difference)
     # a ternary linear that became dense computes with float activations

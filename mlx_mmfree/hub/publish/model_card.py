@@ -17,7 +17,7 @@ from ...files.yaml_text import parse_yaml
 from ...models.parts.architecture import Pipeline, find_described
 from ...version import REPOSITORY, __version__
 from ..checkpoint.save import copy_files
-from ..checkpoint.weight_form import forms_of
+from ..checkpoint.weight_format import formats_of
 from ..remote.download import REPOSITORY_NAME
 from .runtimes import MLX_LM, Opening, opening
 
@@ -205,7 +205,7 @@ class ModelCard:
         certify: Gives the certificate of the model in a folder, a section in Markdown or nothing; `None`
             leaves it out.
         pipeline: What the model does, in the Hub's words.
-        storage: How its ternary weights are stored, in words, where that is not the usual form.
+        storage: How its ternary weights are stored, in words, where that is not the usual variant.
     """
 
     name: str
@@ -243,8 +243,8 @@ def pipeline_of(folder: Path) -> Pipeline:
 def storage_of(folder: Path) -> str:
     """How the ternary weights in a folder are stored, by its `config.json`; empty if as usual."""
     file = folder / CONFIG_FILE
-    found = forms_of(read_json_object(file)).values() if file.exists() else ()
-    return " ".join(form.words for form, _ in found if form.words)
+    found = formats_of(read_json_object(file)).values() if file.exists() else ()
+    return " ".join(format.words for format, _ in found if format.words)
 
 
 def read_source_card(folder: Path) -> SourceCard:

@@ -1,4 +1,4 @@
-"""Tells which programs open the result of a conversion, by architecture and form.
+"""Tells which programs open the result of a conversion, by architecture and format.
 
 `convert` prints the answers and the model card repeats them. The tests compare them with what the
 programs themselves do.
@@ -13,9 +13,9 @@ from ...layers.attention.positions import yarn_attention_factor
 from ...models import architecture_of
 from ...models.parts.rotation import Rotation
 from ..checkpoint.parameter_reader import ParameterReader
-from ..checkpoint.weight_form import forms_of, rotated_form
+from ..checkpoint.weight_format import formats_of, rotated_format
 
-Form = Literal["mlx", "hf", "gguf"]
+Format = Literal["mlx", "hf", "gguf"]
 
 MLX_LM, TRANSFORMERS, LLAMA_CPP, BITNET_CPP = "mlx-lm", "transformers", "llama.cpp", "bitnet.cpp"
 _FLOAT_ACTIVATIONS = "computes with float activations instead of 8-bit ones"
@@ -43,16 +43,16 @@ class Opening:
         return f"{answer}: {self.note}" if self.note else answer
 
 
-def openings(written: ParameterReader, form: Form, gguf_type: str) -> tuple[Opening, ...]:
+def openings(written: ParameterReader, format: Format, gguf_type: str) -> tuple[Opening, ...]:
     """Whether each program opens a written model.
 
     Args:
         written: The result of a conversion.
-        form: Its form.
+        format: Its format.
         gguf_type: The type of its matrices in GGUF, such as `TQ2_0`.
     """
     config = written.checkpoint.config
-    if form == "gguf":
+    if format == "gguf":
         return _gguf_openings(written, gguf_type)
     outside = (_no(LLAMA_CPP, "it reads GGUF"), _no(BITNET_CPP, "it reads GGUF"))
     mlx_lm, transformers = _mlx_lm(written, config), _transformers(written, config)
@@ -70,12 +70,14 @@ def _no(runtime: str, why: str) -> Opening:
 
 def _mlx_lm(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
     is_ternary = bool(written.ternary)
-    is_read = any(MLX_LM in form.opens_in for form, _ in forms_of(config).values())
+    is_read = any(MLX_LM in format.opens_in for format, _ in formats_of(config).values())
     if is_ternary and not is_read:
-        return _no(MLX_LM, "it needs MLX's form of ternary weights, which --to mlx writes")
+        return _no(MLX_LM, "it needs MLX's format of ternary weights, which --to mlx writes")
     if written.packed_dense and not is_read:
         return _no(MLX_LM, "it knows no packed weights of this library; --to mlx writes others")
-    rotated = [form.rotated for form, _ in forms_of(config).values() if form.rotated is not None]
+    rotated = [
+        format.rotated for format, _ in formats_of(config).values() if format.rotated is not None
+    ]
     if rotated and config["model_type"] != rotated[0].mlx_lm_type:
         return _no(
             MLX_LM, "it reads rotated weights of Qwen3.5 alone; --unrotate undoes the rotation"
@@ -124,15 +126,17 @@ def _mlx_lm_rotation(rotation: Rotation, config: Any) -> str | None:
 def _transformers(written: ParameterReader, config: Mapping[str, Any]) -> Opening:
     model = written.model.config
     architecture = architecture_of(model)
-    is_own = any(TRANSFORMERS not in form.opens_in for form, _ in forms_of(config).values())
+    is_own = any(TRANSFORMERS not in format.opens_in for format, _ in formats_of(config).values())
     if architecture.transformers is None:
         return _no(TRANSFORMERS, "it has no such architecture")
     if is_own:
-        return _no(TRANSFORMERS, "it does not read this form of weights; --to hf writes its own")
+        return _no(TRANSFORMERS, "it does not read this format of weights; --to hf writes its own")
     if (why := architecture.transformers(model)) is not None:
         return _no(TRANSFORMERS, why)
     if not written.lies_as_on_hub:
-        return _no(TRANSFORMERS, "its arrays lie as in mlx-lm; --to hf writes the form of the Hub")
+        return _no(
+            TRANSFORMERS, "its arrays lie as in mlx-lm; --to hf writes the format of the Hub"
+        )
     note = "rotates a text differently once it is longer than in training"
     is_dynamic = _rotation(written).scaling == "dynamic"
     return Opening(TRANSFORMERS, True, note if is_dynamic else "")
@@ -154,7 +158,7 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
     is_ternary = bool(written.ternary)
     name = architecture_of(config).gguf_name(config) or ""
     blocks = "rounds activations for each block of inputs instead of each token"
-    if kind == rotated_form().gguf_type:
+    if kind == rotated_format().gguf_type:
         llama_cpp = _no(
             LLAMA_CPP, f"it has no {kind}; PrismML's llama.cpp has, which was not tried"
         )
@@ -176,7 +180,7 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
             notes.append("needs a version of June 2026 or newer")
         llama_cpp = Opening(LLAMA_CPP, True, "; ".join(notes))
     return (
-        _no(MLX_LM, "it reads no GGUF; --to mlx writes its form"),
+        _no(MLX_LM, "it reads no GGUF; --to mlx writes its format"),
         _transformers_gguf(written, name, kind),
         llama_cpp,
         _bitnet_cpp(name, kind, is_ternary, other_rotation),
@@ -185,10 +189,10 @@ def _gguf_openings(written: ParameterReader, kind: str) -> tuple[Opening, ...]:
 
 def _transformers_gguf(written: ParameterReader, name: str, kind: str) -> Opening:
     if name not in ("llama", "qwen3"):
-        return _no(TRANSFORMERS, "it has no such architecture for GGUF; --to hf writes its form")
+        return _no(TRANSFORMERS, "it has no such architecture for GGUF; --to hf writes its format")
     is_used = written.ternary or written.ternary_values or written.quantized
     if is_used and kind not in ("TQ1_0", "TQ2_0"):
-        return _no(TRANSFORMERS, f"it does not read {kind}; --to hf writes its form")
+        return _no(TRANSFORMERS, f"it does not read {kind}; --to hf writes its format")
     if _rotation(written).scaling != "default":
         return _no(TRANSFORMERS, "it leaves out the rotary scaling of GGUF; --to hf keeps it")
     if name == "qwen3" and written.model.config.head_dim != _QWEN3_HEAD_DIM:

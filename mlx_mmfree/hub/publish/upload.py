@@ -279,16 +279,16 @@ def _card(
 ) -> str:
     """The text of a model card, made of what the folder itself says."""
     if CONFIG_FILE not in files:
-        form: Literal["mlx", "hf", "gguf"] = "gguf"
+        format: Literal["mlx", "hf", "gguf"] = "gguf"
     else:
-        form = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
+        format = "mlx" if "quantization" in read_json_object(folder / CONFIG_FILE) else "hf"
     checkpoint = open_checkpoint(folder)
     reader = ParameterReader(checkpoint)
     words = ["mmfree", "upload", "--model", folder.name, "--upload-repo", repository]
     return model_card(
         ModelCard(
             name=repository,
-            format=form,
+            format=format,
             command=shlex.join(words),
             relation="adapter" if checkpoint.keeps_adapter else None,
             source=read_source_card(folder),

@@ -87,7 +87,7 @@ def delay_s(headers: Mapping[str, str], tries: int) -> float:
     return min(float(reset[1]), MAX_DELAY_S) if reset else float(2 ** (tries - 1))
 
 
-_PIECE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _LOCK_WAIT_S = 0.2
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HASH = re.compile(rf"{_SHA256.pattern}|[0-9a-f]{{40}}")
@@ -160,8 +160,8 @@ class Part:
         """Hashes what an earlier process left."""
         if self.file.part_bytes > self.file.nbytes:
             self._stream.truncate(0)
-        while piece := self._stream.read(_PIECE_BYTES):
-            self._count(piece)
+        while chunk := self._stream.read(_CHUNK_BYTES):
+            self._count(chunk)
 
     def restart(self) -> None:
         """Drops all bytes."""
@@ -170,27 +170,27 @@ class Part:
         self._stream.truncate()
         self.nbytes, self._digest = 0, self.file.new_digest()
 
-    def write(self, piece: bytes) -> None:
+    def write(self, chunk: bytes) -> None:
         """Adds bytes.
 
         Raises:
             DownloadError: The file would become longer than the Hub lists.
         """
-        if self.nbytes + len(piece) > self.file.nbytes:
+        if self.nbytes + len(chunk) > self.file.nbytes:
             raise DownloadError(
                 f"[load] '{self.file.name}' must have {self.file.nbytes} bytes, as the Hub lists, but "
                 "more are sent. Try again."
             )
-        rest = memoryview(piece)
+        rest = memoryview(chunk)
         # an unbuffered stream may take a part of it
         while rest:
             rest = rest[self._stream.write(rest) :]
-        self._count(piece)
+        self._count(chunk)
 
-    def _count(self, piece: bytes) -> None:
-        self._digest.update(piece)
-        self.nbytes += len(piece)
-        self._on_bytes(len(piece))
+    def _count(self, chunk: bytes) -> None:
+        self._digest.update(chunk)
+        self.nbytes += len(chunk)
+        self._on_bytes(len(chunk))
 
 
 @contextmanager
@@ -273,7 +273,7 @@ def fetch_missing(snapshot: Callable[..., Any], repository: str, repo_type: str 
                 for fetched in [pool.submit(_fetch, file, update) for file in files]:
                     fetched.result()
             except BaseException:
-                # the other threads stop at their next piece and keep what they have
+                # the other threads stop at their next chunk and keep what they have
                 is_stopped.set()
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -347,8 +347,8 @@ def _receive(part: Part) -> bool:
                 hf_raise_for_status(answer)
                 if before and answer.status_code != PARTIAL_CONTENT:
                     return False
-                for piece in answer.iter_bytes():
-                    part.write(piece)
+                for chunk in answer.iter_bytes():
+                    part.write(chunk)
             failures += 1
         except HfHubHTTPError:
             raise

@@ -53,9 +53,9 @@ def fetch_splits(
         folder = Path(ask_hub(name, revision, names, repo_type="dataset"))
         if any((folder / each).is_file() for each in names):
             return folder, suffixes
-    forms = ", ".join(suffixes[0] for suffixes in kinds)
+    formats = ", ".join(suffixes[0] for suffixes in kinds)
     raise DownloadError(
-        f"[data] the dataset '{name}' must hold train, valid or test as {forms} but has none. Name a "
+        f"[data] the dataset '{name}' must hold train, valid or test as {formats} but has none. Name a "
         f"split whose files lie in a folder or are several: '{name}:train'."
     )
 
@@ -108,10 +108,10 @@ def split_files(
     for kind in kinds:
         if rows := [file for file in chosen if file.name.endswith(tuple(kind))]:
             return rows
-    forms = ", ".join(kind[0] for kind in kinds)
+    formats = ", ".join(kind[0] for kind in kinds)
     held = ", ".join(file.name for file in listed[:8]) or "none of these"
     raise DownloadError(
-        f"[data] '{name}' must name a split with files of {forms} but the dataset holds {held}."
+        f"[data] '{name}' must name a split with files of {formats} but the dataset holds {held}."
     )
 
 

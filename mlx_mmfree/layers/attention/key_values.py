@@ -29,8 +29,8 @@ class KeyValueState(NamedTuple):
     the latest token `S + p` with `p % W == j`. Rows may have read different numbers of tokens.
 
     Attributes:
-        keys: Rotated keys `(B, G, C, K)` with room for `C` tokens, or their quantised form.
-        values: Values `(B, G, C, V)`, or their quantised form.
+        keys: Rotated keys `(B, G, C, K)` with capacity for `C` tokens, or their quantised variant.
+        values: Values `(B, G, C, V)`, or their quantised variant.
         positions: For each slot in use, `(B, N)` with `N <= C`, the position of its token in the
             row's text; -1 where the row is shorter.
     """
@@ -45,7 +45,7 @@ class KeyValueState(NamedTuple):
         return self.positions.shape[1]
 
     @property
-    def room(self) -> int:
+    def spare(self) -> int:
         """Number of slots."""
         keys = self.keys
         return (keys.codes if isinstance(keys, QuantizedArray) else keys).shape[2]
@@ -63,13 +63,15 @@ class KeyValueState(NamedTuple):
             values=QuantizedArray.encode(self.values, quantization),
         )
 
-    def with_room(self, length: int, window: int | None = None, sinks: int = 0) -> "KeyValueState":
-        """The state with room for `length` more tokens."""
-        room = self.room
+    def with_capacity(
+        self, length: int, window: int | None = None, sinks: int = 0
+    ) -> "KeyValueState":
+        """The state with capacity for `length` more tokens."""
+        spare = self.spare
         slots = slots_after(self.positions.shape[1], length, window, sinks)
-        if slots <= room:
+        if slots <= spare:
             return self
-        keys, values = _grown((self.keys, self.values), room, slots, window, sinks)
+        keys, values = _grown((self.keys, self.values), spare, slots, window, sinks)
         return self._replace(keys=keys, values=values)
 
     @classmethod
@@ -77,9 +79,9 @@ class KeyValueState(NamedTuple):
         """The rows of several states of the same sizes, one after the other."""
         return cls(*tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states))
 
-    def widened(self, used: int, room: int) -> "KeyValueState":
+    def widened(self, used: int, spare: int) -> "KeyValueState":
         """The state with so many slots in use and so many in all, of which the new ones are empty."""
-        free = [(0, 0), (0, 0), (0, room - self.room), (0, 0)]
+        free = [(0, 0), (0, 0), (0, spare - self.spare), (0, 0)]
         keys, values = tree_map(lambda buffer: mx.pad(buffer, free), (self.keys, self.values))
         missing = [(0, 0), (0, used - self.used)]
         return KeyValueState(keys, values, mx.pad(self.positions, missing, constant_values=-1))
@@ -116,16 +118,16 @@ class TailedKeyValueState(NamedTuple):
 
 
 FIXED = (FixedKeyValueState, TailedKeyValueState)
-"""The forms whose shapes stay."""
+"""The formats whose shapes stay."""
 
 
 def _grown(
-    buffers: tuple[Buffer, Buffer], room: int, slots: int, window: int | None, sinks: int
+    buffers: tuple[Buffer, Buffer], spare: int, slots: int, window: int | None, sinks: int
 ) -> Any:
     """Buffers of so many slots with as many as are made where `slots` are needed."""
     made = -(-slots // GROWTH_STEP) * GROWTH_STEP
     made = made if window is None else min(made, sinks + window)
-    free = [(0, 0), (0, 0), (0, made - room), (0, 0)]
+    free = [(0, 0), (0, 0), (0, made - spare), (0, 0)]
     return tree_map(lambda buffer: mx.pad(buffer, free), buffers)
 
 
@@ -323,7 +325,7 @@ def extend(
         # the first tokens take the first slots
         kept = _grown(new, length, count, window, sinks)
     else:
-        state = state.with_room(length, window, sinks)
+        state = state.with_capacity(length, window, sinks)
         slots = cast(mx.array, reading.slots)
         kept = tree_map(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
         if used:
@@ -336,7 +338,7 @@ def extend(
 
 
 def _quantized_alike(x: mx.array, buffer: QuantizedArray) -> QuantizedArray:
-    """Vectors in the form of a buffer."""
+    """Vectors in the format of a buffer."""
     x = x.astype(buffer.scales.dtype)
     return QuantizedArray.encode(x, buffer.quantization(x.shape[-1]))
 
@@ -541,7 +543,7 @@ class KeyValueKind(StateKind):
         return state._replace(positions=positions)
 
     def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> KeyValueState:
-        """As `StateKind` has it, with room for some tokens, since most texts go on."""
+        """As `StateKind` has it, with capacity for some tokens, since most texts go on."""
         slots = ((state.positions.shape[1] - after) // GROWTH_STEP + 1) * GROWTH_STEP
         if self.cache.window is not None:
             slots = min(slots, self.cache.sinks + self.cache.window)
@@ -559,13 +561,13 @@ class KeyValueKind(StateKind):
             return None
         positions, used = state.positions, state.positions.shape[1]
         if used + count > state.keys.shape[2]:
-            state = state.with_room(count, cache.window, cache.sinks)
+            state = state.with_capacity(count, cache.window, cache.sinks)
         keys, values = cast(tuple[mx.array, mx.array], state[:2])
-        room = keys.shape[2]
-        positions = mx.pad(positions, [(0, 0), (0, room - used)], constant_values=-1)
+        spare = keys.shape[2]
+        positions = mx.pad(positions, [(0, 0), (0, spare - used)], constant_values=-1)
         fixed = FixedKeyValueState(keys, values, positions)
-        is_full = cache.window is not None and room == cache.sinks + cache.window
-        return fixed, None if is_full else room - used
+        is_full = cache.window is not None and spare == cache.sinks + cache.window
+        return fixed, None if is_full else spare - used
 
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
         keys, values, positions = state
@@ -594,12 +596,12 @@ class KeyValueKind(StateKind):
         """As `StateKind` has it; where one is quantised, the others become so."""
         if any(state.is_quantized for state in states):
             states = [self.quantized(state) for state in states]
-        used, room = max(state.used for state in states), max(state.room for state in states)
-        return KeyValueState.joined([state.widened(used, room) for state in states])
+        used, spare = max(state.used for state in states), max(state.spare for state in states)
+        return KeyValueState.joined([state.widened(used, spare) for state in states])
 
     def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
         slots = slots_after(0, length, self.cache.window, self.cache.sinks)
-        # room up to the next step, if there is so much; no row holds a token after it
-        room = -(-slots // GROWTH_STEP) * GROWTH_STEP
-        keys, values = tree_map(lambda buffer: buffer[:, :, :room][rows], state[:2])
+        # capacity up to the next step, if there is so much; no row holds a token after it
+        spare = -(-slots // GROWTH_STEP) * GROWTH_STEP
+        keys, values = tree_map(lambda buffer: buffer[:, :, :spare][rows], state[:2])
         return KeyValueState(keys, values, state.positions[:, :slots][rows])

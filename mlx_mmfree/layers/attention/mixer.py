@@ -172,7 +172,7 @@ class SelfAttention(ServedAttention):
             quantization_start: When that begins.
 
         Raises:
-            ValueError: There is no room beside the sinks, or the groups do not fit the heads.
+            ValueError: There is no space beside the sinks, or the groups do not fit the heads.
         """
         mixer = copy(self)
         if self.is_causal:

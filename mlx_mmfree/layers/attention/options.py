@@ -112,7 +112,7 @@ class KeyValueCache:
 
         Raises:
             TypeError: A number is not an integer.
-            ValueError: There is no room beside the sinks.
+            ValueError: There is no space beside the sinks.
         """
         cache = self
         if max_size is not None:

@@ -239,7 +239,7 @@ class DynamicRoPE(RoPE):
     with the wavelengths of `dynamic_wavelengths` for the text up to and including position p. A
     query and a key are each rotated once, with the base of the moment when their token was read, as
     transformers does that reads token by token; cached keys keep their rotation. So a text gives the
-    same whole, in pieces or token by token. transformers rotates a prompt longer than the trained
+    same whole, in chunks or token by token. transformers rotates a prompt longer than the trained
     length as a whole with the base of its end, which no earlier token can know, and differs there.
 
     Source: the dynamic scaling of `transformers`, for the embedding of Su et al., arXiv 2104.09864.

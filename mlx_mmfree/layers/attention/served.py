@@ -1,4 +1,4 @@
-"""What serves attention: steps of one token, pieces of long calls, and what layers of a call share.
+"""What serves attention: steps of one token, chunks of long calls, and what layers of a call share.
 
 `ServedAttention.attend` computes what `SelfAttention.mix` defines, for queries, keys and values that lie
 side by side as their projections give them.
@@ -28,8 +28,8 @@ from .seen import relative_positions
 
 SelfAttentionState = key_values.AnyKeyValueState | tuple[()]
 
-PIECE = 256
-"""Tokens that are read at a time at least, where a long call is read in pieces."""
+CHUNK = 256
+"""Tokens that are read at a time at least, where a long call is read in chunks."""
 
 
 class ServedAttention(TokenMixer):
@@ -79,8 +79,8 @@ class ServedAttention(TokenMixer):
         elif first is not None and first < parts[0].shape[1]:
             results = []
             for start, stop in ((0, first), (first, parts[0].shape[1])):
-                piece = tuple(part[:, start:stop] for part in parts)
-                y, state = self._mixed(piece, state, context.part(start, stop), **arguments)
+                chunk = tuple(part[:, start:stop] for part in parts)
+                y, state = self._mixed(chunk, state, context.part(start, stop), **arguments)
                 results.append(y)
             return mx.concatenate(results, axis=1), state
         y, state = super()._mixed(parts, state, context, **arguments)
@@ -143,9 +143,9 @@ class ServedAttention(TokenMixer):
             cuts = self._cuts(state, length, first)
         if cuts:
             parts = []
-            pieces = pairwise((0, *cuts, length))
-            for piece, (start, stop) in zip(split_many(projected, cuts, 1), pieces, strict=True):
-                y, state = self.attend(piece, state, context.part(start, stop))
+            chunks = pairwise((0, *cuts, length))
+            for chunk, (start, stop) in zip(split_many(projected, cuts, 1), chunks, strict=True):
+                y, state = self.attend(chunk, state, context.part(start, stop))
                 parts.append(y)
             return mx.concatenate(parts, axis=1), state
         gate = None
@@ -159,12 +159,12 @@ class ServedAttention(TokenMixer):
         return y if gate is None else y * mx.sigmoid(gate), state
 
     def _cuts(self, state: SelfAttentionState, length: int, first: int | None) -> list[int]:
-        """Where a call is cut to be read in pieces; the state is quantised after `first` tokens.
+        """Where a call is cut to be read in chunks; the state is quantised after `first` tokens.
 
         In fixed shapes, tokens are read one by one, so that a draft model's are read as others are.
 
         With a window, a token of a long call costs what one of a short call does. With a bias, the
-        scores of a piece are alive at once rather than all scores of the call.
+        scores of a chunk are alive at once rather than all scores of the call.
         """
         if isinstance(state, key_values.FIXED):
             return list(range(1, length))
@@ -172,7 +172,7 @@ class ServedAttention(TokenMixer):
         if isinstance(state, key_values.KeyValueState) and (
             self._cache.window or "position_bias" in self
         ):
-            size = max(self._cache.capacity or 0, PIECE)
+            size = max(self._cache.capacity or 0, CHUNK)
             if length > 2 * size:
                 cuts |= set(range(size, length, size))
         return sorted(cuts)
@@ -185,7 +185,7 @@ class ServedAttention(TokenMixer):
         keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state[:3])
         tail = state.tail if isinstance(state, key_values.TailedKeyValueState) else None
         if positions.shape[1] == keys.shape[2] and isinstance(state, key_values.KeyValueState):
-            roomy = state.with_room(1, window, sinks)
+            roomy = state.with_capacity(1, window, sinks)
             keys, values = cast("tuple[mx.array, mx.array]", roomy[:2])
         rope, query_norm, key_norm = self.get("rope"), self.get("query_norm"), self.get("key_norm")
         waves, is_interleaved = None, False
@@ -201,9 +201,9 @@ class ServedAttention(TokenMixer):
             queries = rope.scaled(mx.unflatten(queries, -1, (self.num_heads, -1)))
             projected = mx.concatenate([mx.flatten(queries, -2), others], axis=-1)
         # layers share the place of the token and its rotation, where a backend asks for them
-        room, used = keys.shape[2], positions.shape[1]
-        which: tuple[Any, ...] = (used, room, window, sinks)
-        found: Callable[[], Any] = partial(next_place, positions, room, window, sinks)
+        spare, used = keys.shape[2], positions.shape[1]
+        which: tuple[Any, ...] = (used, spare, window, sinks)
+        found: Callable[[], Any] = partial(next_place, positions, spare, window, sinks)
         if tail is not None:
             which = ("tail", *which)
             found = partial(tail_place, positions, tail.used, window, sinks)

@@ -1,4 +1,4 @@
-"""The training form of linears that become codes of 2 bits with a scale for neighbouring inputs."""
+"""The training variant of linears that become codes of 2 bits with a scale for neighbouring inputs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -27,8 +27,8 @@ class TernaryScheme:
         s_G = \mathrm{mean}_{G, t \neq 0}\,|W| \ \text{or}\ m_G
 
     over the inputs G that share a scale. The matrix becomes :math:`t\,s_G`, with scales rounded to
-    float16, which is what GGUF's Q2_0 and MLX's affine form hold. With a `block`, each row of W is first
-    rotated by `ops.hadamard`, which spreads what is large over the inputs of a block.
+    float16, which is what GGUF's Q2_0 and MLX's affine format hold. With a `block`, each row of W is
+    first rotated by `ops.hadamard`, which spreads what is large over the inputs of a block.
 
     Source: ternary weight networks (Li et al., arXiv 1605.04711) for the threshold and the mean of what
     is kept; BitNet b1.58 (Ma et al., arXiv 2402.17764) for :math:`\tau = 1/2` and the mean of all.
@@ -37,7 +37,7 @@ class TernaryScheme:
         scales: What shares a scale: a group of 64 inputs of a row, a row, or the matrix.
         threshold: :math:`\tau`.
         keeps_mean: The scale is the mean magnitude of all weights, not of those that are kept.
-        group_size: Inputs of a group, and of what the codes of the packed form share.
+        group_size: Inputs of a group, and of what the codes of the packed format share.
         block: Inputs that are rotated together, a power of two; 0 rotates none.
     """
 
@@ -75,9 +75,9 @@ class TernaryGroupLinear(Matrix, nn.Module):
     .. math::
         y = x\,(t\,s_G)^\top + b
 
-    with the trits and scales of a `TernaryScheme`. The gradient is straight-through. Its packed form is
-    MLX's `QuantizedLinear` of 2 bits, so that nothing is added to the model. Where the scheme rotates
-    the weight, so is `x`, with random signs, and the packed form is a `RotatedLinear`.
+    with the trits and scales of a `TernaryScheme`. The gradient is straight-through. Its packed format
+    is MLX's `QuantizedLinear` of 2 bits, so that nothing is added to the model. Where the scheme rotates
+    the weight, so is `x`, with random signs, and the packed format is a `RotatedLinear`.
 
     Args:
         linear: Gives the weight and the bias.

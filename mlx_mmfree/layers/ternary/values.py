@@ -30,7 +30,7 @@ def with_fewer_bits(matrix: Matrix) -> nn.Module | None:
 
 
 def pack_ternary_values(linear: nn.Module) -> nn.Module | None:
-    """The form of 2 bits of a dense linear that loses nothing; `None` if its weight is not ternary."""
+    """The format of 2 bits of a dense linear that loses nothing; `None` if its weight is not ternary."""
     weight = linear.weight.astype(mx.float32)
     sizes = mx.abs(weight)
     # a few rows are enough to tell that most dense matrices are not ternary
@@ -51,7 +51,7 @@ def pack_ternary_values(linear: nn.Module) -> nn.Module | None:
 
 
 def _in_groups(linear: nn.Module, sizes: mx.array) -> nn.Module | None:
-    """The affine form of floats that have one size in each group of inputs; `None` if they have not."""
+    """The affine format of floats of one magnitude in each group of inputs; `None` for other floats."""
     weight, (output_dims, input_dims) = linear.weight, sizes.shape
     for group_size in reversed(GROUP_SIZES):
         if input_dims % group_size:

@@ -20,7 +20,7 @@ from ...errors import UnsupportedModelError
 from ...files import plugins
 from ...layers.matrix import StoredLayout, matrices, parameters
 from .fused import fuse_operations
-from .ternary_linears import PACKED_FORMS
+from .ternary_linears import PACKED_FORMATS
 
 Pipeline = Literal[
     "text-generation",
@@ -76,7 +76,7 @@ def _as_on_hub(model: nn.Module) -> Mapping[str, StoredLayout]:
 
 
 @dataclass(frozen=True)
-class GGUFForm:
+class GGUFFormat:
     """An architecture under one name in GGUF files.
 
     Attributes:
@@ -140,8 +140,8 @@ class Published(NamedTuple):
     """A repository of the Hub, or several of a kind.
 
     Attributes:
-        weights: The form of the weights, in words.
-        compared_with: What small models in this form were compared with: the reference implementation,
+        weights: The format of the weights, in words.
+        compared_with: What small models in this format were compared with: the reference implementation,
             transformers, mlx-lm, timm, or the definition of the format.
     """
 
@@ -159,7 +159,7 @@ class Architecture:
     Attributes:
         name: Its `model_type` on the Hub.
         config: Describes a model.
-        build: Makes a model of a description, with fresh weights, in its training form.
+        build: Makes a model of a description, with fresh weights, in its training variant.
         weight_names: Hub name to ours, `{}` a layer number; an entry that names a module covers all its
             tensors; `None` marks a tensor that is stored but never used, `LeftOut` a part of the file,
             `Copy` and `OlderName` a second name of a tensor.
@@ -168,8 +168,8 @@ class Architecture:
         layouts: From a model, the shapes of the tensors of a file by their names, and the program that
             laid it out, `pt`, `mlx` or `None`, how parameters lie in it, by their names in memory, where
             that is not as on the Hub.
-        packed_forms: The values of `quant_method`, and `affine`, in which ternary weights may be stored;
-            for image models, all that there are.
+        packed_formats: The values of `quant_method`, and `affine`, in which ternary weights may be
+            stored; for image models, all that there are.
         may_hold_masters: Float weights of such a checkpoint may be masters, without a word of it.
         is_ternarizable: Its dense models can be made ternary ones.
         why_no_base: Why its models are no base of a `hybrid`, whose attention other mixers replace, and
@@ -189,7 +189,7 @@ class Architecture:
         does: From a description, what the model does. Default: it continues texts, or embeds them.
         tiny: The `config.json` of a model of a few thousand weights, for tests.
         presets: By name, the `config.json` of published models, reduced to what decides the arithmetic.
-        few_bit_sampling: From whether weights are rotated and whether answers begin with a thought, how
+        few_bit_sampling: From whether weights are rotated and whether answers begin with reasoning, how
             texts of models of it in 1 or 2 bits are sampled by their makers: values of `make_sampler`
             and `make_processors` by their names.
         published: Repositories of the Hub that are covered, and what is known of them. A name may list
@@ -211,7 +211,7 @@ class Architecture:
         Callable[[nn.Module, Mapping[str, tuple[int, ...]], str | None], Mapping[str, StoredLayout]]
         | None
     ) = None
-    packed_forms: tuple[str, ...] = ("mmfree",)
+    packed_formats: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False
     why_no_base: str | None = "it is no transformer of the Llama family"
@@ -221,7 +221,7 @@ class Architecture:
     within_mlx_lm: str = ""
     transformers: Callable[[Any], str | None] | None = None
     as_in_transformers: Callable[[Any], Any] = _itself
-    gguf: Mapping[str, GGUFForm] = field(default_factory=dict)
+    gguf: Mapping[str, GGUFFormat] = field(default_factory=dict)
     gguf_name: Callable[[Any], str | None] = _no_name
     sample: Callable[[Any], mx.array] = _sample
     does: Callable[[Any], Pipeline] = _generation
@@ -237,7 +237,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if self.variants:
-            object.__setattr__(self, "packed_forms", PACKED_FORMS)
+            object.__setattr__(self, "packed_formats", PACKED_FORMATS)
 
     @property
     def variants(self) -> Mapping[str, Mapping[str, Any]]:

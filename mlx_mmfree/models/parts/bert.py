@@ -1,4 +1,4 @@
-"""Encoders in the form of BERT (Devlin et al., arXiv 1810.04805), whatever their token mixer is."""
+"""Encoders in the format of BERT (Devlin et al., arXiv 1810.04805), whatever their token mixer is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ import mlx.nn as nn
 
 from ...layers.context import Context
 from ...layers.dense import Linear, QuantizedLinear
-from ...layers.fusing import finished, form_of, fused_inputs, fuses, inputs_of_sum
+from ...layers.fusing import finished, fused_inputs, fuses, inputs_of_sum, variant_of
 from ...layers.mixer import Mixer, State
 from ...layers.norms import RMSNorm
 from .block import Block
@@ -78,7 +78,7 @@ class FusedBlock(Fused):
         context = Context() if context is None else context
         channel = self["channel_mixer"]
         linears = [channel[each] for each in channel.projections]
-        takes_sum = bool(linears) and form_of(linears[0]).takes_sum
+        takes_sum = bool(linears) and variant_of(linears[0]).takes_sum
         if not (takes_sum and channel.is_cut(x, None, context)):
             x, state = self.branch("token", x, state, context, residual=x, **arguments)
             return self.branch("channel", x, None, context, residual=x)[0], state

@@ -1,4 +1,4 @@
-"""Models of images: their description in the form of timm's `config.json`, blocks, stages and head.
+"""Models of images: their description in the format of timm's `config.json`, blocks, stages and head.
 
 A family subclasses `ImageConfig` with fields for its sizes, named as timm's keyword arguments are, and
 lists its published models in `variants` of its record. Everything else here is common to all.

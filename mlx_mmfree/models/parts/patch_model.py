@@ -193,7 +193,7 @@ Config = TypeVar("Config", bound=PatchConfig)
 def build_patch_model(
     config: Config, block: Callable[[Config, int], ImageBlock]
 ) -> ImageClassifier:
-    """A model with fresh weights, in its training form.
+    """A model with fresh weights, in its training variant.
 
     Args:
         config: Its description.

@@ -24,8 +24,8 @@ def shard(model: Model, group: Group | None = None) -> Model:
     """Splits a model, in place, over the processes of a group, each of which has loaded it whole.
 
     Every process must then run the model on the same input; all get the same result. Linears in their
-    training form are packed. Ternary products equal one process's bit for bit; float sums are taken in
-    another order.
+    training variant are packed. Ternary products equal one process's bit for bit; float sums are taken
+    in another order.
 
     Args:
         model: A model whose mixers have heads or channels that can be told apart.

@@ -14,8 +14,8 @@ from ...layers.dense import Linear
 from ...layers.mixer import LinearFactory
 from .fields import boolean, number, refuse_unless, section
 
-PACKED_FORMS = ("mmfree", "bitnet", "affine")
-"""The `packed_forms` of an architecture whose linears a `TernaryLinears` describes."""
+PACKED_FORMATS = ("mmfree", "bitnet", "affine")
+"""The `packed_formats` of an architecture whose linears a `TernaryLinears` describes."""
 
 _STORAGE_KEYS = {
     "quant_method",

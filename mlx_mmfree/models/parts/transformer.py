@@ -223,7 +223,7 @@ def build_transformer(
     norm_order: NormOrder = "pre",
     attention: Sequence[Mapping[str, Any]] = (),
 ) -> Decoder:
-    """A model of this family with fresh weights, in its training form.
+    """A model of this family with fresh weights, in its training variant.
 
     Args:
         config: Its architecture.

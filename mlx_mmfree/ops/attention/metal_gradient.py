@@ -6,7 +6,7 @@ products of each result and its gradient, the gradients of keys and values by ti
 queries by tiles of queries. Nothing is added by several threads at once, so that the bits do not vary.
 Sums and weights are float32, whatever the arguments are.
 
-The form follows FlashAttention-2 (Dao, https://arxiv.org/abs/2307.08691).
+The format follows FlashAttention-2 (Dao, https://arxiv.org/abs/2307.08691).
 """
 
 import math
@@ -83,7 +83,7 @@ _key_kernels, _query_kernels = (
 )
 
 
-class _Form(NamedTuple):
+class _Variant(NamedTuple):
     """The options that select the kernels, beside dtypes and sizes."""
 
     is_causal: bool
@@ -91,7 +91,7 @@ class _Form(NamedTuple):
     has_sinks: bool
 
     @classmethod
-    def of(cls, mask: Mask, sinks: mx.array | None) -> "_Form":
+    def of(cls, mask: Mask, sinks: mx.array | None) -> "_Variant":
         return cls(isinstance(mask, str), isinstance(mask, mx.array), sinks is not None)
 
     def template(self, queries: mx.array, values: mx.array) -> list[tuple[str, Any]]:
@@ -111,8 +111,8 @@ def takes(queries: mx.array, values: mx.array, mask: Mask, bias: mx.array | None
 
 def fault(queries: mx.array, values: mx.array, mask: Mask, sinks: mx.array | None) -> str | None:
     """Why the kernels for arguments must not be used, or `None`."""
-    form, dims = _Form.of(mask, sinks), _padded_dims(queries, values)
-    gradient = partial(_with_gradient, form)
+    variant, dims = _Variant.of(mask, sinks), _padded_dims(queries, values)
+    gradient = partial(_with_gradient, variant)
 
     def gradients(function: Callable[..., Any], *arrays: mx.array) -> list[mx.array]:
         results, found = mx.vjp(function, [*arrays], _check_cotangents(arrays))
@@ -121,11 +121,11 @@ def fault(queries: mx.array, values: mx.array, mask: Mask, sinks: mx.array | Non
     return self_check.kernel_fault(
         "attention_gradient",
         partial(gradients, gradient),
-        partial(gradients, partial(_definition, form)),
-        lambda: _check_inputs(form, dims, queries.dtype),
+        partial(gradients, partial(_definition, variant)),
+        lambda: _check_inputs(variant, dims, queries.dtype),
         queries=queries.dtype,
         dims=dims,
-        **form._asdict(),
+        **variant._asdict(),
     )
 
 
@@ -143,7 +143,7 @@ def run(
         arrays.append(mx.contiguous(mask.reshape((1,) * (4 - mask.ndim) + mask.shape)))
     if sinks is not None:
         arrays.append(sinks.astype(mx.float32))
-    y, _ = _with_gradient(_Form.of(mask, sinks), *arrays)
+    y, _ = _with_gradient(_Variant.of(mask, sinks), *arrays)
     return y
 
 
@@ -152,25 +152,25 @@ def _padded_dims(queries: mx.array, values: mx.array) -> int:
     return -(-max(queries.shape[3], values.shape[3]) // 16) * 16
 
 
-def _with_gradient(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
-    y, log_sums = _function(form)(*arrays)
+def _with_gradient(variant: _Variant, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+    y, log_sums = _function(variant)(*arrays)
     return y, log_sums
 
 
 @cache
-def _function(form: _Form) -> Callable[..., Any]:
+def _function(variant: _Variant) -> Callable[..., Any]:
     return with_reference_gradient(
-        partial(_forward, form), partial(_definition, form), partial(_gradients, form)
+        partial(_forward, variant), partial(_definition, variant), partial(_gradients, variant)
     )
 
 
-def _forward(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+def _forward(variant: _Variant, *arrays: mx.array) -> tuple[mx.array, mx.array]:
     queries, _, values = arrays[:3]
     batch, heads, length, _ = queries.shape
     result, log_sums = launch.launch(
-        _forward_kernels[form.has_mask, form.has_sinks],
+        _forward_kernels[variant.has_mask, variant.has_sinks],
         inputs=arrays,
-        template=form.template(queries, values),
+        template=variant.template(queries, values),
         output_shapes=[(batch, length, heads, values.shape[3]), (batch, heads, length)],
         output_dtypes=[queries.dtype, mx.float32],
         **_grid(length, batch * heads, metal_texts.FORWARD_GROUPS),
@@ -179,7 +179,7 @@ def _forward(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _gradients(
-    form: _Form,
+    variant: _Variant,
     arrays: Sequence[mx.array],
     cotangents: Sequence[mx.array],
     outputs: Sequence[mx.array],
@@ -196,28 +196,28 @@ def _gradients(
         **_grid(length, batch * heads, metal_texts.SUM_ROWS, metal_texts.SUM_ROWS),
     )
     given: dict[str, Any] = {
-        "inputs": [*arrays[: 3 + form.has_mask], cotangent, log_sums, row_sums],
-        "template": form.template(queries, values),
+        "inputs": [*arrays[: 3 + variant.has_mask], cotangent, log_sums, row_sums],
+        "template": variant.template(queries, values),
     }
     groups, count = keys.shape[1:3]
     of_keys, of_values = launch.launch(
-        _key_kernels[form.has_mask],
+        _key_kernels[variant.has_mask],
         output_shapes=[keys.shape, values.shape],
         output_dtypes=[queries.dtype] * 2,
         **_grid(count, batch * groups, metal_texts.BACKWARD_GROUPS),
         **given,
     )
     (of_queries,) = launch.launch(
-        _query_kernels[form.has_mask],
+        _query_kernels[variant.has_mask],
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
         **_grid(length, batch * heads, metal_texts.BACKWARD_GROUPS),
         **given,
     )
     found = [of_queries, of_keys, of_values]
-    if form.has_mask:
+    if variant.has_mask:
         found.append(mx.zeros_like(arrays[3]))
-    if form.has_sinks:
+    if variant.has_sinks:
         # a sink takes weight from all values, and has none itself
         weights = mx.exp(arrays[-1][:, None] - log_sums)
         found.append(-long_sum((weights * row_sums).swapaxes(0, 1).reshape(heads, -1), axis=-1))
@@ -229,22 +229,22 @@ def _grid(rows: int, heads: int, groups: int, each: int = ROWS) -> dict[str, Any
     return {"grid": (-(-rows // each) * threads, heads, 1), "threadgroup": (threads, 1, 1)}
 
 
-def _definition(form: _Form, *arrays: mx.array) -> tuple[mx.array, mx.array]:
+def _definition(variant: _Variant, *arrays: mx.array) -> tuple[mx.array, mx.array]:
     """The result by plain operations, and what stands for the logs, which nothing depends on."""
-    mask: Mask = "causal" if form.is_causal else arrays[3] if form.has_mask else None
-    sinks = arrays[-1] if form.has_sinks else None
+    mask: Mask = "causal" if variant.is_causal else arrays[3] if variant.has_mask else None
+    sinks = arrays[-1] if variant.has_sinks else None
     y = reference(arrays[0], arrays[1], arrays[2], mask, None, sinks)
     return y, mx.zeros(y.shape[:3])
 
 
-def _check_inputs(form: _Form, dims: int, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+def _check_inputs(variant: _Variant, dims: int, dtype: mx.Dtype) -> tuple[mx.array, ...]:
     # two threadgroups, and two tiles of the largest size, none of them full
     length, count = ROWS + 3, ROWS + 5
     shapes = ((1, 2, length, dims), (1, 1, count, dims), (1, 1, count, dims))
     arrays = [_pattern(n, shape).astype(dtype) for n, shape in enumerate(shapes)]
-    if form.has_mask:
+    if variant.has_mask:
         arrays.append(_pattern(3, (1, 1, length, count)) < 0.3)
-    if form.has_sinks:
+    if variant.has_sinks:
         arrays.append(_pattern(4, (2,)))
     return tuple(arrays)
 

@@ -131,7 +131,7 @@ def launch(
     if (texts := _texts.get()) is not None:
         name, text = generated_text(kernel, inputs, **call)
         texts[name] = text
-        zeros = [mx.zeros(*form) for form in zip(output_shapes, output_dtypes, strict=True)]
+        zeros = [mx.zeros(*variant) for variant in zip(output_shapes, output_dtypes, strict=True)]
         return list(mx.depends(zeros, list(inputs))) if _is_linked.get() else zeros
     outputs: list[mx.array] = kernel(inputs=list(inputs), **call)
     return outputs

@@ -98,7 +98,7 @@ def chunked_unsupported(
     dims = x.shape[-1] // 2 if options.gate else x.shape[-1]
     for group in _groups(projections):
         if unpacked_matrices().find([projection.weight for projection in group], dims) is None:
-            return "there is no room for the weights as floats"
+            return "there is no space for the weights as floats"
     return None
 
 
@@ -223,7 +223,7 @@ def _codes(y: mx.array, rounding: Rounding) -> tuple[mx.array, mx.array]:
     return mx.sign(y) * mx.floor(sizes * scale + below_half), scale
 
 
-class Form(NamedTuple):
+class Variant(NamedTuple):
     """The arguments of a launch that are not arrays."""
 
     eps: float | None
@@ -234,7 +234,7 @@ class Form(NamedTuple):
     has_residual: bool
 
     @classmethod
-    def of(cls, options: Options) -> "Form":
+    def of(cls, options: Options) -> "Variant":
         return cls(*options[:4], options.norm_eps, options.residual is not None)
 
     def flat(
@@ -263,28 +263,28 @@ class Form(NamedTuple):
 _Run = Callable[[mx.array, tuple[Projection, ...], Options], mx.array]
 
 
-def with_dense_gradient(run: Callable[..., mx.array], form: Form) -> Callable[..., Any]:
+def with_dense_gradient(run: Callable[..., mx.array], variant: Variant) -> Callable[..., Any]:
     """A function of the arrays of a call with the values of `run` and a fast gradient.
 
     Args:
-        run: Computes the result from the arrays, in the order of `Form.flat`.
-        form: The rest of the call.
+        run: Computes the result from the arrays, in the order of `Variant.flat`.
+        variant: The rest of the call.
     """
-    return with_reference_gradient(run, partial(defined, form), partial(_gradients, form))
+    return with_reference_gradient(run, partial(defined, variant), partial(_gradients, variant))
 
 
-def defined(form: Form, *arrays: mx.array) -> mx.array:
+def defined(variant: Variant, *arrays: mx.array) -> mx.array:
     """The definition as a function of the arrays of a call."""
-    return _called(reference, form, arrays)
+    return _called(reference, variant, arrays)
 
 
-def _called(run: _Run, form: Form, arrays: Sequence[mx.array]) -> mx.array:
-    x, projections, norm, residual = form.nested(arrays)
-    return run(x, projections, Options(*form[:4], norm, form.norm_eps, residual))
+def _called(run: _Run, variant: Variant, arrays: Sequence[mx.array]) -> mx.array:
+    x, projections, norm, residual = variant.nested(arrays)
+    return run(x, projections, Options(*variant[:4], norm, variant.norm_eps, residual))
 
 
 def _gradients(
-    form: Form,
+    variant: Variant,
     inputs: Sequence[mx.array],
     cotangents: Sequence[mx.array],
     outputs: Sequence[mx.array],
@@ -294,13 +294,13 @@ def _gradients(
             arrays = list(inputs)
             for place, array in zip(places, changed, strict=True):
                 arrays[place] = array
-            return _called(run, form, arrays)
+            return _called(run, variant, arrays)
 
         found = mx.vjp(function, [inputs[place] for place in places], list(cotangents))[1]
         return dict(zip(places, found, strict=True))
 
     # places instead of arrays
-    at: Any = form.nested(cast(Any, range(len(inputs))))
+    at: Any = variant.nested(cast(Any, range(len(inputs))))
     weights, scales, _ = zip(*at[1], strict=True)
     others = [n for n in range(len(inputs)) if n not in (*weights, *scales)]
     # a scale's needs the codes, and is not computed where it is frozen, as packed matrices are
@@ -326,11 +326,11 @@ def _dense(x: mx.array, projections: tuple[Projection, ...], options: Options) -
 
 def cuda(x: mx.array, projections: tuple[Projection, ...], options: Options) -> mx.array:
     """Plain operations, with dense products for the gradient."""
-    form = Form.of(options)
-    y: mx.array = _function(form)(*form.flat(x, projections, options.norm, options.residual))
+    variant = Variant.of(options)
+    y: mx.array = _function(variant)(*variant.flat(x, projections, options.norm, options.residual))
     return y
 
 
 @cache
-def _function(form: Form) -> Callable[..., Any]:
-    return with_dense_gradient(partial(defined, form), form)
+def _function(variant: Variant) -> Callable[..., Any]:
+    return with_dense_gradient(partial(defined, variant), variant)

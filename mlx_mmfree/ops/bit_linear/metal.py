@@ -19,7 +19,7 @@ from ..backend.self_check import packed_pattern
 from ..ternary import packed_width
 from ..ternary_matmul.definition import is_exact
 from ..ternary_matmul.metal import GROUPS, MOST_TIMED_ROWS, SPLIT, TILES, way_of_product
-from .definition import Form, Options, Projection, defined, with_dense_gradient
+from .definition import Options, Projection, Variant, defined, with_dense_gradient
 from .metal_groups import GATES, MAX_MATRICES, SIMD_GROUPS, Tuning, in_groups, slab_words
 from .metal_tiles import in_split_tiles, in_tiles
 
@@ -84,13 +84,13 @@ def _results(
     way: str | None, x: mx.array, projections: tuple[Projection, ...], options: Options
 ) -> mx.array:
     residual = options.residual
-    form = Form.of(options)
-    function = _differentiable(way, form)
+    variant = Variant.of(options)
+    function = _differentiable(way, variant)
     results, start = [], 0
     for part in _parts(projections):
         stop = start + sum(weight.shape[0] for weight, *_ in part)
         added = residual if residual is None else residual[..., start:stop]
-        results.append(function(*form.flat(x, part, options.norm, added)))
+        results.append(function(*variant.flat(x, part, options.norm, added)))
         start = stop
     return results[0] if len(results) == 1 else mx.concatenate(results, axis=-1)
 
@@ -114,13 +114,13 @@ def _fault(
     if product is None:
         return None
     own_norm = projections[0].norm
-    form, width = Form.of(options), x.shape[-1]
-    dims = width if form.gate is None else width // 2
+    variant, width = Variant.of(options), x.shape[-1]
+    dims = width if variant.gate is None else width // 2
     outputs = [[weight.shape[0] for weight, *_ in part] for part in _parts(projections)]
     kernels = {
         (
             len(part),
-            Tuning.of(form, x.size // width, dims, part) if product is in_groups else None,
+            Tuning.of(variant, x.size // width, dims, part) if product is in_groups else None,
         )
         for part in outputs
     }
@@ -138,7 +138,7 @@ def _fault_of_kernel(
     own_norm: mx.array | None,
     options: Options,
 ) -> str | None:
-    form = Form.of(options)
+    variant = Variant.of(options)
     dtypes: dict[str, Any] = {"x": x.dtype}
     for name, array in (
         ("norm", options.norm),
@@ -147,7 +147,7 @@ def _fault_of_kernel(
     ):
         dtypes[name] = None if array is None else array.dtype
     others = range(5, 4 + matrices)
-    run = partial(product, form)
+    run = partial(product, variant)
     if tuning is None:
         # a second tile in each direction, and more than one step of each part
         rows, dims, outputs = 65, 9 * launch.SIMD_GROUP - 3, (65, *others)
@@ -157,38 +157,38 @@ def _fault_of_kernel(
         # a second slab, and a second threadgroup of the first matrix
         rows, dims = (
             tuning.rows,
-            16 * slab_words(form, tuning.rows) + 48 - 7 * (not tuning.is_whole),
+            16 * slab_words(variant, tuning.rows) + 48 - 7 * (not tuning.is_whole),
         )
         outputs = (SIMD_GROUPS * tuning.outputs + 1, *others)
         selected = tuning._asdict()
     return self_check.kernel_fault(
         _KERNELS[product],
         run,
-        partial(defined, form),
-        partial(_check_inputs, form, rows, dims, outputs, **dtypes),
+        partial(defined, variant),
+        partial(_check_inputs, variant, rows, dims, outputs, **dtypes),
         matrices=matrices,
         **selected,
-        gate=form.gate,
-        quantize=form.quantize,
-        rounding=form.rounding,
+        gate=variant.gate,
+        quantize=variant.quantize,
+        rounding=variant.rounding,
         **dtypes,
     )
 
 
 @cache
-def _differentiable(way: str | None, form: Form) -> Callable[..., Any]:
-    product = _product(way, form.quantize) or partial(_plain, way)
-    return with_dense_gradient(partial(product, form), form)
+def _differentiable(way: str | None, variant: Variant) -> Callable[..., Any]:
+    product = _product(way, variant.quantize) or partial(_plain, way)
+    return with_dense_gradient(partial(product, variant), variant)
 
 
-def _plain(way: str | None, form: Form, *arrays: mx.array) -> mx.array:
+def _plain(way: str | None, variant: Variant, *arrays: mx.array) -> mx.array:
     """The result in plain operations, of which products may choose how they are computed."""
     with nullcontext() if way is None else use(way):
-        return defined(form, *arrays)
+        return defined(variant, *arrays)
 
 
 def _check_inputs(
-    form: Form,
+    variant: Variant,
     rows: int,
     dims: int,
     outputs: Sequence[int],
@@ -204,7 +204,7 @@ def _check_inputs(
     norms = [mx.arange(dims) % 2 + 1, mx.arange(dims) // 2 % 2 + 1]
     for dtype, weight in zip((norm, own_norm), norms, strict=True):
         values = values if dtype is None else values / weight
-    if form.gate is not None:
+    if variant.gate is not None:
         values = mx.concatenate([mx.full(values.shape, 2.0), values], axis=-1)
     added = (mx.arange(rows * sum(outputs)) % 7).reshape(rows, -1)
     projections = [
@@ -215,7 +215,7 @@ def _check_inputs(
         )
         for count in outputs
     ]
-    return form.flat(
+    return variant.flat(
         values.astype(x),
         projections,
         None if norm is None else norms[0].astype(norm),

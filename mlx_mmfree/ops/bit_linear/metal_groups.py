@@ -17,7 +17,7 @@ from ..backend import launch
 from ..backend.metal_functions import PAIRS, QUANTIZE, SIGMOID, TERNARY, keeps_half_denormals
 from ..ternary import CODES_PER_WORD
 from ..ternary_matmul.definition import MOST_CODES
-from .definition import Form
+from .definition import Variant
 
 GATES: dict[Activation | None, int] = {None: 0, "silu": 1, "relu2": 2, "relu": 3}
 """The gates that the kernels compute."""
@@ -378,13 +378,13 @@ def _kernel(matrices: int) -> Any:
 _KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 1)}
 
 
-def slab_words(form: Form, rows: int) -> int:
+def slab_words(variant: Variant, rows: int) -> int:
     """The packed words of a row whose inputs lie in threadgroup memory at once, as halves or floats."""
-    return 128 // rows * (2 if form.quantize else 1) // launch.SIMD_GROUP * launch.SIMD_GROUP
+    return 128 // rows * (2 if variant.quantize else 1) // launch.SIMD_GROUP * launch.SIMD_GROUP
 
 
 class Tuning(NamedTuple):
-    """The options that select the text of a launch, beside its form.
+    """The options that select the text of a launch, beside its format.
 
     Attributes:
         rows: Those of a group, which share the packed words that are read.
@@ -399,7 +399,7 @@ class Tuning(NamedTuple):
     is_whole: bool
 
     @classmethod
-    def of(cls, form: Form, rows: int, dims: int, outputs: Sequence[int]) -> "Tuning":
+    def of(cls, variant: Variant, rows: int, dims: int, outputs: Sequence[int]) -> "Tuning":
         """That for a number of rows of `dims` inputs, and of the outputs of each matrix."""
         group_rows = launch.rows_of_a_group(rows)
         threadgroups = sum(-(-count // (SIMD_GROUPS * MANY_OUTPUTS)) for count in outputs)
@@ -408,26 +408,26 @@ class Tuning(NamedTuple):
         return cls(
             group_rows,
             MANY_OUTPUTS if is_wide else OUTPUTS_PER_GROUP,
-            form.quantize and dims <= MOST_CODES and keeps_half_denormals(),
+            variant.quantize and dims <= MOST_CODES and keeps_half_denormals(),
             dims % CODES_PER_WORD == 0,
         )
 
 
-def in_groups(form: Form, *arrays: mx.array, tuning: Tuning | None = None) -> mx.array:
+def in_groups(variant: Variant, *arrays: mx.array, tuning: Tuning | None = None) -> mx.array:
     """The results for up to four matrices."""
-    x, projections, norm, residual = form.nested(arrays)
+    x, projections, norm, residual = variant.nested(arrays)
     *leading, width = x.shape
     rows = x.size // width
     x = x.reshape(rows, width)
     outputs = [weight.shape[0] for weight, *_ in projections]
     if tuning is None:
-        tuning = Tuning.of(form, rows, width if form.gate is None else width // 2, outputs)
+        tuning = Tuning.of(variant, rows, width if variant.gate is None else width // 2, outputs)
     # x stands in for what the kernel does not read
     inputs = [
         x,
         x if norm is None else norm,
         x if residual is None else residual.reshape(rows, sum(outputs)),
-        epsilons(form.norm_eps, form.eps),
+        epsilons(variant.norm_eps, variant.eps),
     ]
     for weight, scale, own_norm in projections:
         inputs += [weight, scale, x if own_norm is None else own_norm]
@@ -440,14 +440,14 @@ def in_groups(form: Form, *arrays: mx.array, tuning: Tuning | None = None) -> mx
             ("T", x.dtype),
             ("ROWS", tuning.rows),
             ("OUTPUTS", tuning.outputs),
-            ("SLAB", slab_words(form, tuning.rows)),
+            ("SLAB", slab_words(variant, tuning.rows)),
             ("HALVES", tuning.are_halves),
             ("WHOLE_WORDS", tuning.is_whole),
-            ("GATE", GATES[form.gate]),
+            ("GATE", GATES[variant.gate]),
             ("NORM", norm is not None),
-            ("OWN_NORM", form.eps is not None),
-            ("QUANTIZED", form.quantize),
-            ("HALF_AWAY", form.rounding == "half_away"),
+            ("OWN_NORM", variant.eps is not None),
+            ("QUANTIZED", variant.quantize),
+            ("HALF_AWAY", variant.rounding == "half_away"),
             ("RESIDUAL", residual is not None),
         ],
         grid=(threads * blocks, -(-rows // tuning.rows), 1),

@@ -19,7 +19,7 @@ import mlx.core as mx
 from ..backend import launch
 from ..backend.metal_functions import QUANTIZE, TERNARY
 from ..ternary_matmul.metal_tiles import PARTS, UNDIVIDED, grid, product_of_tiles
-from .definition import Form
+from .definition import Variant
 from .metal_groups import (
     GATED,
     GATES,
@@ -144,12 +144,12 @@ def codes_width(dims: int) -> int:
 
 
 def codes_of(
-    form: Form, x: mx.array, norm: mx.array | None, own_norms: Sequence[mx.array | None]
+    variant: Variant, x: mx.array, norm: mx.array | None, own_norms: Sequence[mx.array | None]
 ) -> tuple[mx.array, mx.array]:
     """One set of codes for each norm, or one for all projections if they have none.
 
     Args:
-        form: How codes are made.
+        variant: How codes are made.
         x: `(rows, D)`, or `(rows, 2D)` with a gate.
         norm: `(D,)`, or `None`.
         own_norms: One for each projection, `(D,)` or `None`.
@@ -159,8 +159,8 @@ def codes_of(
         2, 1 and 3 of a word, from the lowest, hold codes 0 to 3, plus 128.
     """
     rows, width = x.shape
-    dims = width if form.gate is None else width // 2
-    sets = 1 if form.eps is None else len(own_norms)
+    dims = width if variant.gate is None else width // 2
+    sets = 1 if variant.eps is None else len(own_norms)
     given = [x if array is None else array for array in own_norms]
     threads = min(-(-dims // (4 * launch.SIMD_GROUP)) * launch.SIMD_GROUP, MAX_THREADS)
     codes, scales = launch.launch(
@@ -169,16 +169,16 @@ def codes_of(
             x,
             # x stands in for what the kernel does not read
             x if norm is None else norm,
-            epsilons(form.norm_eps, form.eps),
+            epsilons(variant.norm_eps, variant.eps),
             *given,
             *[x] * (MAX_MATRICES - len(given)),
         ],
         template=[
             ("SETS", sets),
-            ("GATE", GATES[form.gate]),
+            ("GATE", GATES[variant.gate]),
             ("NORM", norm is not None),
-            ("OWN_NORM", form.eps is not None),
-            ("HALF_AWAY", form.rounding == "half_away"),
+            ("OWN_NORM", variant.eps is not None),
+            ("HALF_AWAY", variant.rounding == "half_away"),
         ],
         grid=(threads * rows, 1, 1),
         threadgroup=(threads, 1, 1),
@@ -250,22 +250,22 @@ def _kernel(matrices: int) -> Any:
 _KERNELS = {matrices: _kernel(matrices) for matrices in range(1, MAX_MATRICES + 1)}
 
 
-def in_tiles(form: Form, *arrays: mx.array) -> mx.array:
+def in_tiles(variant: Variant, *arrays: mx.array) -> mx.array:
     """The results for up to four matrices."""
-    return _in_tiles(UNDIVIDED, form, arrays)
+    return _in_tiles(UNDIVIDED, variant, arrays)
 
 
-def in_split_tiles(form: Form, *arrays: mx.array) -> mx.array:
+def in_split_tiles(variant: Variant, *arrays: mx.array) -> mx.array:
     """The same, with inputs in parts."""
-    return _in_tiles(PARTS[_TILE_TYPE], form, arrays)
+    return _in_tiles(PARTS[_TILE_TYPE], variant, arrays)
 
 
-def _in_tiles(parts: int, form: Form, arrays: Sequence[mx.array]) -> mx.array:
-    x, projections, norm, residual = form.nested(arrays)
+def _in_tiles(parts: int, variant: Variant, arrays: Sequence[mx.array]) -> mx.array:
+    x, projections, norm, residual = variant.nested(arrays)
     *leading, width = x.shape
     rows = x.size // width
     own_norms = [projection.norm for projection in projections]
-    codes, scales = codes_of(form, x.reshape(rows, width), norm, own_norms)
+    codes, scales = codes_of(variant, x.reshape(rows, width), norm, own_norms)
     outputs = [weight.shape[0] for weight, *_ in projections]
     # the codes stand in for what the kernel does not read
     inputs = [
@@ -282,7 +282,7 @@ def _in_tiles(parts: int, form: Form, arrays: Sequence[mx.array]) -> mx.array:
             ("T", x.dtype),
             ("TileType", _TILE_TYPE),
             ("PARTS", parts),
-            ("OWN_NORM", form.eps is not None),
+            ("OWN_NORM", variant.eps is not None),
             ("RESIDUAL", residual is not None),
         ],
         **grid(rows, outputs, parts),

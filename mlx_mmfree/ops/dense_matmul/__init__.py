@@ -17,7 +17,7 @@ from ..backend.dispatch import FLOATS, Arrays, Example, Operation, native_kernel
 from .definition import BITS as BITS
 from .definition import BLOCK_SIZE, chunked, in_blocks, of_mlx, reference, round_activations
 from .definition import GROUP_SIZES as GROUP_SIZES
-from .definition import AffineForm as AffineForm
+from .definition import AffineFormat as AffineFormat
 from .metal import MOST_ROWS, metal
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_ACTIVATION_BITS"
@@ -26,7 +26,7 @@ ENVIRONMENT_VARIABLE = "MLX_MMFREE_ACTIVATION_BITS"
 def dense_matmul(
     x: mx.array,
     weight: mx.array,
-    quantization: AffineForm | None = None,
+    quantization: AffineFormat | None = None,
     *,
     activation_bits: int | None = None,
     dtype: mx.Dtype = mx.float32,
@@ -109,7 +109,7 @@ def _warn_of_rounding() -> None:
     )
 
 
-def _check(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> None:
+def _check(x: mx.array, weight: mx.array, quantization: AffineFormat | None) -> None:
     if x.ndim < 1:
         raise ValueError("[dense_matmul] 'x' must have shape (..., D) but got a single number.")
     dims = x.shape[-1]
@@ -151,7 +151,7 @@ def _list(numbers: tuple[int, ...]) -> str:
 def native(
     x: mx.array,
     weight: mx.array,
-    quantization: AffineForm | None,
+    quantization: AffineFormat | None,
     rounds: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
@@ -168,7 +168,7 @@ def _definition(arrays: Sequence[Any], options: tuple[Any, ...], results: Arrays
     group_size = x.shape[-1] // scales.shape[1]
     bits, rounds = options
     x = round_activations(x) if rounds else x
-    return [in_blocks(x, weight, AffineForm(scales, biases, group_size, bits))]
+    return [in_blocks(x, weight, AffineFormat(scales, biases, group_size, bits))]
 
 
 def _cost(call: Call) -> Cost:
@@ -187,12 +187,14 @@ def _examples() -> Iterator[Example]:
         yield Example((x, weight, None))
         for bits in BITS:
             group = mx.zeros((8, 2), dtype)
-            form = AffineForm(group, group, 64, bits)
+            variant = AffineFormat(group, group, 64, bits)
             codes = mx.zeros((8, 4 * bits), mx.uint32)
             for rows in range(1, MOST_ROWS):
-                yield Example((mx.zeros((rows, 128), dtype), codes, form, False, dtype), rows=rows)
+                yield Example(
+                    (mx.zeros((rows, 128), dtype), codes, variant, False, dtype), rows=rows
+                )
             if bits <= 2:
-                yield Example((x, codes, form, True, dtype), rows=1)
+                yield Example((x, codes, variant, True, dtype), rows=1)
 
 
 _kernel = native_kernel("dense_matmul", _definition)

@@ -10,8 +10,9 @@ BLOCK_SIZE = 32
 """Neighbouring activations that share a scale where they are rounded."""
 
 
-class AffineForm(NamedTuple):
-    """MLX's affine form, in which a weight is `scale * code + bias` with one scale and bias for a group.
+class AffineFormat(NamedTuple):
+    """MLX's affine format, in which a weight is `scale * code + bias` with one scale and bias for a
+    group.
 
     Attributes:
         scales: `(N, D / group_size)`, float32, float16 or bfloat16.
@@ -21,8 +22,8 @@ class AffineForm(NamedTuple):
 
     Example:
         >>> codes, scales, biases = mx.quantize(mx.ones((6, 64)), group_size=32, bits=4)
-        >>> form = AffineForm(scales, biases, group_size=32, bits=4)
-        >>> dense_matmul(mx.ones((1, 64)), codes, form).shape
+        >>> variant = AffineFormat(scales, biases, group_size=32, bits=4)
+        >>> dense_matmul(mx.ones((1, 64)), codes, variant).shape
         (1, 6)
     """
 
@@ -46,7 +47,7 @@ def round_activations(x: mx.array) -> mx.array:
 def reference(
     x: mx.array,
     weight: mx.array,
-    quantization: AffineForm | None,
+    quantization: AffineFormat | None,
     rounds: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
@@ -67,7 +68,7 @@ FEW_ROWS = 2
 def chunked(
     x: mx.array,
     weight: mx.array,
-    quantization: AffineForm | None,
+    quantization: AffineFormat | None,
     rounds: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
@@ -76,11 +77,11 @@ def chunked(
     if quantization is None or x.size > FEW_ROWS * x.shape[-1]:
         return in_blocks(x, weight, quantization).astype(dtype)
     scales, biases = (part.astype(mx.float32) for part in quantization[:2])
-    form = quantization._replace(scales=scales, biases=biases)
-    return of_mlx(x.astype(mx.float32), weight, form, dtype=dtype)
+    variant = quantization._replace(scales=scales, biases=biases)
+    return of_mlx(x.astype(mx.float32), weight, variant, dtype=dtype)
 
 
-def in_blocks(x: mx.array, weight: mx.array, quantization: AffineForm | None) -> mx.array:
+def in_blocks(x: mx.array, weight: mx.array, quantization: AffineFormat | None) -> mx.array:
     """The definition for some outputs at a time, so that few weights are held as float32."""
     if quantization is None and weight.dtype == mx.float32:
         return reference(x, weight, None)
@@ -98,7 +99,7 @@ def in_blocks(x: mx.array, weight: mx.array, quantization: AffineForm | None) ->
 def of_mlx(
     x: mx.array,
     weight: mx.array,
-    quantization: AffineForm | None,
+    quantization: AffineFormat | None,
     rounds: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:

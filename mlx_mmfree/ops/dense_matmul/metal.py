@@ -15,7 +15,7 @@ from ..backend.dispatch import FLOATS
 from ..backend.gradient import with_reference_gradient
 from ..backend.metal_codes import BITS, CODES
 from ..backend.metal_functions import keeps_half_denormals
-from .definition import AffineForm, of_mlx, reference, round_activations
+from .definition import AffineFormat, of_mlx, reference, round_activations
 
 MOST_ROWS = 8
 SIMD_GROUPS = 2
@@ -187,7 +187,7 @@ _kernel = mx.fast.metal_kernel(
 def metal(
     x: mx.array,
     weight: mx.array,
-    quantization: AffineForm | None,
+    quantization: AffineFormat | None,
     rounds: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
@@ -203,7 +203,7 @@ def metal(
     return y
 
 
-def _is_taken(x: mx.array, weight: mx.array, quantization: AffineForm) -> bool:
+def _is_taken(x: mx.array, weight: mx.array, quantization: AffineFormat) -> bool:
     """Whether there is a kernel for these bits, rows and outputs, with arrays in device memory."""
     outputs, dims = weight.shape[0], x.shape[-1]
     return (
@@ -241,7 +241,7 @@ def _check_inputs(tuning: Tuning, x: mx.Dtype, scales: mx.Dtype) -> list[mx.arra
 
 def _defined(bits: int, group_size: int, dtype: mx.Dtype, *arrays: mx.array) -> mx.array:
     x, weight, scales, biases = arrays
-    return reference(x, weight, AffineForm(scales, biases, group_size, bits), dtype=dtype)
+    return reference(x, weight, AffineFormat(scales, biases, group_size, bits), dtype=dtype)
 
 
 def _in_codes(
@@ -278,7 +278,7 @@ def _in_codes(
 def _function(tuning: Tuning, group_size: int, dtype: mx.Dtype) -> Any:
     def mlx_product(*arrays: mx.array) -> mx.array:
         x, weight, scales, biases = arrays
-        form = AffineForm(scales, biases, group_size, tuning.bits)
-        return of_mlx(x, weight, form, dtype=dtype)
+        variant = AffineFormat(scales, biases, group_size, tuning.bits)
+        return of_mlx(x, weight, variant, dtype=dtype)
 
     return with_reference_gradient(partial(_in_codes, tuning=tuning, dtype=dtype), mlx_product)

@@ -244,7 +244,7 @@ def _in_chunks(
     given = [] if f is None else [f]
     rows = -(-keys // PIECE) * PIECE
     threads = launch.SIMD_GROUP * (rows // PIECE)
-    form: dict[str, Any] = {
+    variant: dict[str, Any] = {
         "template": [
             ("CHUNK", CHUNK),
             ("PIECE", PIECE),
@@ -261,7 +261,7 @@ def _in_chunks(
         inputs=[k, v, *given],
         output_shapes=shapes,
         output_dtypes=[mx.float32] * len(shapes),
-        **form,
+        **variant,
     )
     before, last = launch.launch(
         _carry_kernels[f is not None],
@@ -276,7 +276,7 @@ def _in_chunks(
         inputs=[q, k, v, before, *given],
         output_shapes=[v.shape],
         output_dtypes=[mx.float32],
-        **form,
+        **variant,
     )
     return o.astype(v.dtype), last
 

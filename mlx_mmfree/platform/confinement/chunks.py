@@ -11,7 +11,7 @@ _EACH = 8
 
 def chunks(value: Any) -> Iterator[tuple[str, Any]]:
     """The steps in which `Builder` makes a value."""
-    if _room(value, SIZE) >= 0:
+    if _capacity(value, SIZE) >= 0:
         yield "items", [value]
         return
     yield "begin", None
@@ -34,33 +34,33 @@ def chunks(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _grouped(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     few: list[Any] = []
-    room = SIZE
+    capacity = SIZE
     for item in items:
-        room = _room(item, room)
-        if room < 0:
+        capacity = _capacity(item, capacity)
+        if capacity < 0:
             yield "items", few
-            few, room = [], _room(item, SIZE)
-        if room < 0:
+            few, capacity = [], _capacity(item, SIZE)
+        if capacity < 0:
             yield from chunks(item)
-            room = SIZE
+            capacity = SIZE
         else:
             few.append(item)
     yield "items", few
 
 
-def _room(value: Any, room: int) -> int:
-    """The room that a value leaves; negative for one that does not fit, which is not read whole."""
+def _capacity(value: Any, capacity: int) -> int:
+    """The space that a value leaves; negative for one that does not fit, which is not read whole."""
     values = [value]
-    while values and room >= 0:
+    while values and capacity >= 0:
         value = values.pop()
-        room -= _EACH + (len(value) if isinstance(value, str | bytes) else 0)
-        if isinstance(value, dict | list | tuple) and len(value) * _EACH > room:
+        capacity -= _EACH + (len(value) if isinstance(value, str | bytes) else 0)
+        if isinstance(value, dict | list | tuple) and len(value) * _EACH > capacity:
             return -1
         if isinstance(value, dict):
             values += chain.from_iterable(value.items())
         elif isinstance(value, list | tuple):
             values += value
-    return room
+    return capacity
 
 
 class Builder:

@@ -142,7 +142,7 @@ class ToolChoice(schemas.Body):
 
 
 class Thinking(schemas.Body):
-    """Whether an answer begins with a thought, and how long that may be."""
+    """Whether an answer begins with reasoning, and how long that may be."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, schemas.whole(1)] = None
@@ -157,7 +157,7 @@ class OutputFormat(schemas.Body):
 
 
 class OutputConfig(schemas.Body):
-    """The effort and the form of an answer."""
+    """The effort and the format of an answer."""
 
     effort: Effort | None = None
     format: OutputFormat | None = None
@@ -244,8 +244,8 @@ class CountRequest(schemas.Body):
         }
         if self.thinking is not None and self.thinking.type == "enabled":
             values["reasoning_budget"] = self.thinking.budget_tokens
-        if (form := self.output_config.format) is not None:
-            schema = {"name": "answer", "schema": form.json_schema}
+        if (format := self.output_config.format) is not None:
+            schema = {"name": "answer", "schema": format.json_schema}
             values["response_format"] = {"type": "json_schema", "json_schema": schema}
         return values
 

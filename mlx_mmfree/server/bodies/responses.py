@@ -14,7 +14,7 @@ from . import tools
 from .tools import ClientTool, client_tools
 
 _SEALED = "mmfree-thought:"
-"""The mark before a thought that goes to the client and comes back as `encrypted_content`."""
+"""The mark before reasoning that goes to the client and comes back as `encrypted_content`."""
 
 
 class Part(Tagged):
@@ -136,13 +136,13 @@ def _joined(parts: Sequence[Part]) -> str:
     return "".join(part.text + part.refusal for part in parts)
 
 
-def sealed(thought: str) -> str:
-    """A thought as `encrypted_content`."""
-    return base64.b64encode(f"{_SEALED}{thought}".encode()).decode()
+def sealed(reasoning_text: str) -> str:
+    """Reasoning as `encrypted_content`."""
+    return base64.b64encode(f"{_SEALED}{reasoning_text}".encode()).decode()
 
 
 def _unsealed(content: str) -> str:
-    """The thought that this server has sent so; nothing of what others have encrypted."""
+    """The reasoning that this server has sent so; nothing of what others have encrypted."""
     with suppress(ValueError):
         text = base64.b64decode(content, validate=True).decode()
         if text.startswith(_SEALED):
@@ -175,16 +175,16 @@ def _is_short(value: Any) -> Any:
 
 
 class Reasoning(schemas.Body):
-    """How much an answer is thought about."""
+    """How much an answer is reasoning about."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    # thoughts are shown as they are
+    # reasoning is shown as they are
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class TextFormat(schemas.JsonSchema):
-    """The form of an answer."""
+    """The format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: schemas.Name = "answer"
@@ -197,7 +197,7 @@ class TextFormat(schemas.JsonSchema):
 
 
 class TextConfig(schemas.Body):
-    """The form of an answer, and how long it likes to be."""
+    """The format of an answer, and how long it likes to be."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -298,10 +298,10 @@ class ResponsesRequest(schemas.Body):
         offered = tools.offered(self.tools)
         values["tools"] = [each.function() for each in offered.values()]
         values["tool_choice"] = tools.chosen(self.tool_choice, offered)
-        if (form := self.text.format) is not None:
-            schema = form.model_dump(exclude={"type"}, by_alias=True)
-            is_schema = form.type == "json_schema"
-            values["response_format"] = {"type": form.type} | (
+        if (format := self.text.format) is not None:
+            schema = format.model_dump(exclude={"type"}, by_alias=True)
+            is_schema = format.type == "json_schema"
+            values["response_format"] = {"type": format.type} | (
                 {"json_schema": schema} if is_schema else {}
             )
         return schemas.checked(schemas.ChatRequest, values).from_origins(turns.origins)

@@ -229,7 +229,7 @@ class Offered:
             "name": self.name,
             "description": schemas.joined(described),
             "parameters": tool.parameters if is_function else dict(kind.parameters),
-            # what the client runs must have the form that it knows
+            # what the client runs must have the format that it knows
             "strict": tool.strict if is_function else (True if kind.name else None),
         }
         return {"type": "function", "function": function}

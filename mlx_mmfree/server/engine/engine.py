@@ -27,9 +27,9 @@ Steps = Generator[Any, None, Any]
 
 
 def pause_s(texts: int) -> float:
-    """Seconds between two pieces of a text, where more than one token is written meanwhile.
+    """Seconds between two chunks of a text, where more than one token is written meanwhile.
 
-    Pieces take time from the model, so that many texts get fewer of them. At 20 a second a text still
+    Chunks take time from the model, so that many texts get fewer of them. At 20 a second a text still
     seems to flow.
     """
     return min(max(0.01, 0.002 * texts), 0.05)
@@ -168,7 +168,7 @@ class Engine:
             while self._waiting and self._goes_on:
                 waiting = self._waiting[0]
                 weights = waiting.worker.weights
-                if not weights.is_loaded and not self._make_room(waiting):
+                if not weights.is_loaded and not self._make_space(waiting):
                     # all that has come later waits too, so that those under way come to rest
                     break
                 self._waiting.popleft()
@@ -191,8 +191,8 @@ class Engine:
         for worker in self._workers.values():
             worker.close()
 
-    def _make_room(self, waiting: "_Waiting") -> bool:
-        """Lets models go for that which is waited for; whether there is room for it now."""
+    def _make_space(self, waiting: "_Waiting") -> bool:
+        """Lets models go for that which is waited for; whether there is capacity for it now."""
         if not waiting.is_wanted():
             return True
         wanted = waiting.worker.weights

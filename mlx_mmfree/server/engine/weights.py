@@ -99,7 +99,7 @@ def leaving(
         is_busy: Whether weights are under way, and so must stay.
 
     Returns:
-        `None` if there is no room before some that are under way come to rest.
+        `None` if there is no space before some that are under way come to rest.
     """
 
     def fit() -> bool:

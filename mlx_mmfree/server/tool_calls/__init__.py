@@ -1,1 +1,1 @@
-"""Calls of tools in what models write: forms, readers, and grammars that hold a text to them."""
+"""Calls of tools in what models write: formats, readers, and grammars that hold a text to them."""

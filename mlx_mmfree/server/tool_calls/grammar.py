@@ -1,4 +1,4 @@
-"""Holds a text to a JSON schema or to the form of a call.
+"""Holds a text to a JSON schema or to the format of a call.
 
 Whatever llguidance does with what a request brings happens in processes of their own: one compiles a
 grammar, and a fork of it follows a text. A grammar that grows, lasts or crashes ends there, and with it

@@ -1,4 +1,4 @@
-"""Finds in what a model writes the calls of tools that it asks for, one reader for each form of them."""
+"""Finds tool calls in the text of a model, with one reader for each format."""
 
 import json
 import re
@@ -238,15 +238,15 @@ class CallReader(Scanner):
 
     def _streamed(self) -> Generator[None, None, bool | None]:
         """Streams the JSON object that comes next; whether it was one, `None` if it broke off."""
-        pieces: list[str] = []
+        chunks: list[str] = []
 
         def take(text: str) -> None:
             if text:
-                pieces.append(text)
+                chunks.append(text)
                 self._put(ToolCallDelta(text))
 
         is_complete = yield from self._json(take)
-        return is_complete and _is_json("".join(pieces))
+        return is_complete and _is_json("".join(chunks))
 
     def _arguments(self, name: str, skip: Sequence[str]) -> Walk:
         """Arguments that come next, after their name: an object, its JSON text, or `null`."""
@@ -257,16 +257,16 @@ class CallReader(Scanner):
             if is_object:
                 return self._end_call()
             return (yield from self._break_off(is_object is None, skip))
-        pieces: list[str] = []
+        chunks: list[str] = []
         is_whole: bool | None
         if first == '"':
-            is_whole = yield from self._json(pieces.append)
+            is_whole = yield from self._json(chunks.append)
         else:
             is_whole = yield from self._tag("null")
         if not is_whole:
             is_cut = is_whole is None or self._ends_like("null")
             return "cut" if is_cut else "text"
-        given = _arguments_in(None if first != '"' else _value_of("".join(pieces)))
+        given = _arguments_in(None if first != '"' else _value_of("".join(chunks)))
         return "text" if given is None else self._whole(name, json.dumps(given, ensure_ascii=False))
 
     def _object(self, skip: Sequence[str]) -> Walk:
@@ -287,9 +287,9 @@ class CallReader(Scanner):
             self._at = head.start()
         if (yield from self._next()) != "{":
             return "cut" if self._ends_like("{") else "text"
-        pieces: list[str] = []
-        is_whole = yield from self._json(pieces.append)
-        text = "".join(pieces)
+        chunks: list[str] = []
+        is_whole = yield from self._json(chunks.append)
+        text = "".join(chunks)
         if is_whole is None:
             return "cut" if self._may_become(text) else "text"
         call = parsed_call(text) if is_whole else None
@@ -541,10 +541,10 @@ class KeyedCalls(CallReader):
                 last = "" if self._has_break(end) else "\\n" * len(breaks)
                 self._put(ToolCallDelta(f'{last}"'))
             return end
-        pieces: list[str] = []
-        end = yield from self._to_end(left, pieces.append)
+        chunks: list[str] = []
+        end = yield from self._to_end(left, chunks.append)
         if end is not None:
-            text = "".join(pieces)
+            text = "".join(chunks)
             written = value.written(text.removesuffix("\n") if self._has_break(end) else text)
             self._put(ToolCallDelta(f"{start}{written}"))
         return end

@@ -9,8 +9,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from ...generation.answers.reasoning import ThoughtTags
-from .call_forms import CallForm
+from ...generation.answers.reasoning import ReasoningTags
+from .call_formats import CallFormat
 from .readers import BareCalls, Functions
 from .values import Value
 
@@ -41,96 +41,98 @@ Schema = dict[str, Any] | bool
 
 
 def json_source(
-    schema: Schema, special: Special = MappingProxyType({}), thought: str | None = None
+    schema: Schema, special: Special = MappingProxyType({}), reasoning_text: str | None = None
 ) -> Source:
     """A grammar of JSON that follows a schema.
 
     Args:
         schema: The schema.
         special: As above.
-        thought: What ends the thought that comes before; `None`: none does.
+        reasoning_text: What ends the reasoning that comes before; `None`: none does.
     """
-    if thought is None:
+    if reasoning_text is None:
         return Source("json", json.dumps(schema), "response_format")
     rules = _Rules(special)
     rules.add("answer", f"%json {json.dumps(schema)}")
-    return Source("lark", rules.text(f"{rules.thought(thought)} answer"), "response_format")
+    return Source(
+        "lark", rules.text(f"{rules.reasoning_text(reasoning_text)} answer"), "response_format"
+    )
 
 
 def call_source(
-    form: CallForm, functions: Functions, special: Special, thought: str | None
+    format: CallFormat, functions: Functions, special: Special, reasoning_text: str | None
 ) -> Source:
     """A grammar of a call of one of some functions.
 
     Args:
-        form: How the model writes calls.
+        format: How the model writes calls.
         functions: The schemas of their arguments by name.
-        special, thought: As for `json_source`.
+        special, reasoning_text: As for `json_source`.
     """
     rules = _Rules(special)
-    calls = _Calls(rules, form, functions, functions).whole(many=False)
-    before = "" if thought is None else f"{rules.thought(thought)} "
+    calls = _Calls(rules, format, functions, functions).whole(many=False)
+    before = "" if reasoning_text is None else f"{rules.reasoning_text(reasoning_text)} "
     return Source("lark", rules.text(f"{before}{calls}"), "tools")
 
 
 def call_or_json_source(
-    form: CallForm,
+    format: CallFormat,
     functions: Functions,
     strict: Functions,
     schema: Schema,
     special: Special,
-    thought: str | None,
+    reasoning_text: str | None,
     many: bool,
 ) -> Source:
     """A grammar of calls, or of JSON that follows a schema.
 
     Args:
-        form, functions, special, thought: As for `call_source`.
+        format, functions, special, reasoning_text: As for `call_source`.
         strict: Those of the functions whose calls follow their schema.
         schema: The schema of an answer that is no call.
         many: Whether there may be several calls.
     """
     rules = _Rules(special)
-    if form.reader is BareCalls:
+    if format.reader is BareCalls:
         # both begin alike, so that one schema must tell them apart
         either = _with_calls(schema, functions, strict)
         rules.add("answer", f"%json {json.dumps(either)}")
         start = "answer"
     else:
         rules.add("answer", f"%json {json.dumps(schema)}")
-        start = f"({_Calls(rules, form, functions, strict).whole(many)} | answer)"
-    before = "" if thought is None else f"{rules.thought(thought)} "
+        start = f"({_Calls(rules, format, functions, strict).whole(many)} | answer)"
+    before = "" if reasoning_text is None else f"{rules.reasoning_text(reasoning_text)} "
     return Source("lark", rules.text(f"{before}{start}"), "response_format")
 
 
 def strict_source(
-    form: CallForm,
+    format: CallFormat,
     functions: Functions,
     strict: Functions,
     special: Special,
-    thoughts: ThoughtTags | None,
+    reasoning_tags: ReasoningTags | None,
     is_thinking: bool,
 ) -> Source:
     """A grammar of any text in which each call of some functions follows its schema.
 
     Args:
-        form, functions, strict, special: As for `call_or_json_source`.
-        thoughts: The tags of a thought, which may hold anything; `None`: there are none.
+        format, functions, strict, special: As for `call_or_json_source`.
+        reasoning_tags: The tags of reasoning, which may hold anything; `None`: there are none.
         is_thinking: Whether the prompt has opened it.
     """
     rules = _Rules(special)
-    calls = _Calls(rules, form, functions, strict)
-    if thoughts is None:
+    calls = _Calls(rules, format, functions, strict)
+    if reasoning_tags is None:
         return Source("lark", rules.text(calls.within_text()), "tools")
-    is_open = rules.without("unclosed", [thoughts.end])
+    is_open = rules.without("unclosed", [reasoning_tags.end])
     if is_thinking:
-        start = f"{rules.until(thoughts.end)} {calls.within_text()} | {is_open}"
+        start = f"{rules.until(reasoning_tags.end)} {calls.within_text()} | {is_open}"
         return Source("lark", rules.text(start), "tools")
-    is_special = thoughts.begin in special
-    begin = r"\s{0,9}" if is_special else rf"\s{{0,9}}{_escaped(thoughts.begin)}"
-    tag = f" {rules.spelled(thoughts.begin)}" if is_special else ""
-    body = calls.within_text(but=None if is_special else thoughts.begin)
-    start = f"{body} | /{begin}/{tag} ({rules.until(thoughts.end)} {body} | {is_open})"
+    is_special = reasoning_tags.begin in special
+    begin = r"\s{0,9}" if is_special else rf"\s{{0,9}}{_escaped(reasoning_tags.begin)}"
+    tag = f" {rules.spelled(reasoning_tags.begin)}" if is_special else ""
+    body = calls.within_text(but=None if is_special else reasoning_tags.begin)
+    start = f"{body} | /{begin}/{tag} ({rules.until(reasoning_tags.end)} {body} | {is_open})"
     return Source("lark", rules.text(start), "tools")
 
 
@@ -184,8 +186,8 @@ class _Rules:
         """The whole grammar."""
         return "\n".join([f"start: {start}", *(f"{n}: {body}" for n, body in self._rules.items())])
 
-    def thought(self, end: str) -> str:
-        """A thought up to its end, and space after it."""
+    def reasoning_text(self, end: str) -> str:
+        """Reasoning up to its end, and space after it."""
         return f"{self.until(end)} /\\n{{0,2}}/"
 
     def is_special(self, text: str) -> bool:
@@ -236,38 +238,38 @@ class _Calls:
 
     Args:
         rules: Gets them.
-        form: How the model writes calls.
+        format: How the model writes calls.
         functions: The schemas of their arguments by name.
         strict: Those of the functions whose calls follow their schema.
     """
 
-    def __init__(self, rules: _Rules, form: CallForm, functions: Functions, strict: Functions):
+    def __init__(self, rules: _Rules, format: CallFormat, functions: Functions, strict: Functions):
         self._rules = rules
-        self._form = form
+        self._format = format
         self._functions = functions
         self._strict = strict
 
     def whole(self, many: bool) -> str:
         """A call by itself, or several."""
-        form, rules = self._form, self._rules
-        calls = self._either("call", form.begin)
-        between = rules.spelled(form.between or " ")
+        format, rules = self._format, self._rules
+        calls = self._either("call", format.begin)
+        between = rules.spelled(format.between or " ")
         more = f" ({between} {calls})*" if many else ""
-        around = (rules.spelled(form.open), f"{calls}{more}", rules.spelled(form.close))
+        around = (rules.spelled(format.open), f"{calls}{more}", rules.spelled(format.close))
         return " ".join(part for part in around if part)
 
     def within_text(self, but: str | None = None) -> str:
         """Calls within any text, which does not begin like something else."""
-        form, rules = self._form, self._rules
-        if form.reader is BareCalls:
+        format, rules = self._format, self._rules
+        if format.reader is BareCalls:
             return self._bare(but)
-        before, _, after = form.begin.partition("NAME")
-        head = form.open + before
+        before, _, after = format.begin.partition("NAME")
+        head = format.open + before
         calls = self._either("rest", f"NAME{after}")
-        if form.open:
-            calls = f"{calls} ({rules.spelled(form.between + before)} {calls})* "
-            calls += rules.spelled(form.close)
-        tags = [tag for tag in form.reader.begins if tag in head]
+        if format.open:
+            calls = f"{calls} ({rules.spelled(format.between + before)} {calls})* "
+            calls += rules.spelled(format.close)
+        tags = [tag for tag in format.reader.begins if tag in head]
         leads = [
             f"{rules.until(tag, but=but)} {rules.spelled(head.partition(tag)[2])}" for tag in tags
         ]
@@ -279,15 +281,15 @@ class _Calls:
     def _bare(self, but: str | None) -> str:
         """Calls that an answer consists of, or another answer."""
         rules = self._rules
-        python_tag, start = self._form.reader.begins
+        python_tag, start = self._format.reader.begins
         # one token of the grammar up to the arguments, as long as the other answer may go on
-        calls = self._either("call", f"\n\n{self._form.begin}")
+        calls = self._either("call", f"\n\n{self._format.begin}")
         names = "|".join(_escaped(name) for name in self._functions)
         head = rf'\s*({_escaped(python_tag)})?\s*\{start}\s*"name"\s*:\s*"({names})"'
         excluded = [head] + ([] if but is None else [rf"\s*{_escaped(but)}"])
         other = "".join(f" & ~/{each}{_ANY}/" for each in excluded)
         rules.add("OTHER", f"/{_ANY}/{other}")
-        several = f"{calls} ({rules.spelled(self._form.between)} {calls})* /\\s{{0,9}}/"
+        several = f"{calls} ({rules.spelled(self._format.between)} {calls})* /\\s{{0,9}}/"
         tag = f"({rules.spelled(python_tag)})? " if rules.is_special(python_tag) else ""
         return rules.add("answer", f"{tag}{several} | OTHER")
 
@@ -298,20 +300,20 @@ class _Calls:
             schema = given if function in self._strict else None
             head = self._rules.spelled(begin.replace("NAME", function))
             rest = self._json_arguments(number, schema)
-            if self._form.argument is not None:
-                arguments = _TaggedArguments(self._rules, self._form, number, schema)
+            if self._format.argument is not None:
+                arguments = _TaggedArguments(self._rules, self._format, number, schema)
                 # within a text, what may follow a call is free
                 rest = arguments.text(with_last=name == "call")
             found.append(self._rules.add(f"{name}_{number}", f"{head} {rest}"))
         return self._rules.add(name, " | ".join(found))
 
     def _json_arguments(self, number: int, schema: Mapping[str, Any] | None) -> str:
-        if self._form.argument is not None:
+        if self._format.argument is not None:
             return ""
         # each schema by itself, since its references begin at its own root
         rule = _json_rule({"type": "object"} | dict(schema or {}))
         arguments = self._rules.add(f"arguments_{number}", rule)
-        return f"{arguments} {self._rules.spelled(self._form.end)}"
+        return f"{arguments} {self._rules.spelled(self._format.end)}"
 
 
 class _TaggedArguments:
@@ -319,22 +321,22 @@ class _TaggedArguments:
 
     Args:
         rules: Gets the rules.
-        form: How the model writes calls.
+        format: How the model writes calls.
         number: That of the function.
         schema: The schema; `None` lets any arguments through.
     """
 
     def __init__(
-        self, rules: _Rules, form: CallForm, number: int, schema: Mapping[str, Any] | None
+        self, rules: _Rules, format: CallFormat, number: int, schema: Mapping[str, Any] | None
     ):
-        assert form.argument is not None
+        assert format.argument is not None
         self._rules = rules
         self._number = number
         self._schema = schema
-        self._begin, _, self._begun = form.argument[0].partition("KEY")
-        self._end = form.argument[1].strip()
-        self._call_end = form.end.partition("\n")[0]
-        self._last = rules.spelled(form.end.removeprefix(self._call_end))
+        self._begin, _, self._begun = format.argument[0].partition("KEY")
+        self._end = format.argument[1].strip()
+        self._call_end = format.end.partition("\n")[0]
+        self._last = rules.spelled(format.end.removeprefix(self._call_end))
 
     def text(self, with_last: bool) -> str:
         """The rules, from the first argument to the end of the call or to its last tag."""

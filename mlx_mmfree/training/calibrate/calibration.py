@@ -22,7 +22,7 @@ from ...hub.checkpoint.checkpoint import RUN_MODEL, described_checkpoint, open_c
 from ...hub.checkpoint.parameter_reader import ParameterReader
 from ...hub.checkpoint.save import check_apart, check_target, write_tensors
 from ...hub.conversion.convert import convert
-from ...hub.conversion.to_folder import FloatForms, GivenCodes
+from ...hub.conversion.to_folder import FloatFormats, GivenCodes
 from ...hub.publish.model_card import ModelCard
 from ...hub.remote.source import find_source
 from ...layers.dense import QuantizedLinear
@@ -220,12 +220,12 @@ class Calibration:
             )
             for path in self.paths
         }
-        forms = FloatForms(
+        formats = FloatFormats(
             embed_bits=settings.embed_bits, head_bits=settings.head_bits, given_codes=given
         )
         target = self.output / RUN_MODEL
         convert(
-            self._reader.checkpoint, target, forms=forms, check=False, overwrite=True, card=card
+            self._reader.checkpoint, target, formats=formats, check=False, overwrite=True, card=card
         )
 
 
@@ -397,7 +397,7 @@ class _Walk:
                 yield run_blocks(blocks, [self._arguments[layer] for layer in layers], x)
 
     def _packed(self, path: str, matrix: Matrix) -> nn.Module:
-        """The packed form of a dense linear that was trained."""
+        """The packed format of a dense linear that was trained."""
         sizes = matrix.input_dims, matrix.output_dims
         has_bias = "bias" in matrix.layer
         packed = QuantizedLinear(*sizes, has_bias, self._settings.group_size, BITS)

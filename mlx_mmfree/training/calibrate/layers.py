@@ -11,7 +11,7 @@ from mlx.utils import tree_unflatten
 
 from ...errors import TrainingError
 from ...hub.checkpoint.parameter_reader import ParameterReader
-from ...hub.checkpoint.weight_form import code_form
+from ...hub.checkpoint.weight_format import code_format
 from ...layers.context import Context
 from ...layers.matrix import matrices
 from ...models import Block, Decoder, architecture_of
@@ -58,7 +58,7 @@ class LayerFiles:
             why = "does not continue texts"
         elif "positions" in model or not all(isinstance(block, Block) for block in model.blocks):
             why = "has other parts than an embedding, plain blocks, a norm and a head"
-        elif code_form()[0].method not in architecture_of(model.config).packed_forms:
+        elif code_format()[0].method not in architecture_of(model.config).packed_formats:
             why = (
                 f"is a {architecture_of(model.config).name}, which is not read with codes of 2 bits"
             )

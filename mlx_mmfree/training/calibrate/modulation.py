@@ -1,4 +1,4 @@
-r"""Linears whose ternary form is learned: in each group of inputs a shift, a scale and a threshold.
+r"""Linears whose ternary format is learned: in each group of inputs a shift, a scale and a threshold.
 
 Source: CAT-Q (arXiv 2606.26650) for the modulation and for the function that sharpens.
 """
@@ -32,7 +32,7 @@ class Modulation:
         group_size: Inputs of a row that share a scale.
         rank: The rank of the change of the weight; `None` learns the whole weight, 0 nothing of it.
         start: How each group begins.
-        scale_dtype: The dtype of the scales of the packed form.
+        scale_dtype: The dtype of the scales of the packed format.
     """
 
     group_size: int = 128

@@ -22,7 +22,7 @@ OnBytes = Callable[[int], object]
 # text compresses to about a third of its size, and repeated lines to less
 _MOST_TIMES_LARGER = 100
 _SMALL_BYTES = 1_000_000
-_PIECE_BYTES = 1_000_000
+_CHUNK_BYTES = 1_000_000
 
 _UNPACKERS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda stream: gzip.GzipFile(fileobj=stream),
@@ -60,7 +60,7 @@ class Growth:
             )
 
 
-def read_pieces(path: Path, on_bytes: OnBytes | None = None) -> Iterator[bytes]:
+def read_chunks(path: Path, on_bytes: OnBytes | None = None) -> Iterator[bytes]:
     """The content of a file in order, decompressed if its suffix is one of `COMPRESSED`.
 
     Raises:
@@ -72,10 +72,10 @@ def read_pieces(path: Path, on_bytes: OnBytes | None = None) -> Iterator[bytes]:
             growth = Growth(path, "compressed text", os.fstat(stream.fileno()).st_size)
             source = stream if unpack is None else unpack(stream)
             done = 0
-            while piece := source.read(_PIECE_BYTES):
+            while chunk := source.read(_CHUNK_BYTES):
                 if unpack is not None:
-                    growth.add(len(piece))
-                yield piece
+                    growth.add(len(chunk))
+                yield chunk
                 if on_bytes is not None:
                     on_bytes(stream.tell() - done)
                     done = stream.tell()
@@ -196,15 +196,15 @@ def read_documents(
 def _documents_of_text(path: Path, on_bytes: OnBytes | None) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     rest = ""
-    pieces = read_pieces(path, on_bytes)
-    first = next(pieces, b"")
+    chunks = read_chunks(path, on_bytes)
+    first = next(chunks, b"")
     try:
         check_not_utf16(first)
     except ValueError as error:
         raise TrainingError(f"[data] '{path}' {error}.") from error
-    for piece in chain((first,), pieces, (b"",)):
+    for chunk in chain((first,), chunks, (b"",)):
         try:
-            rest += decoder.decode(piece, final=not piece)
+            rest += decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             raise unreadable(path, error) from error
         *whole, rest = rest.split(END_OF_TEXT)
@@ -236,8 +236,8 @@ def read_lines(
         TrainingError: The file cannot be read, or a line is too long.
     """
     rest, number = b"", 0
-    for piece in chain(read_pieces(path, on_bytes), (b"\n",)):
-        *lines, rest = (rest + piece).split(b"\n")
+    for chunk in chain(read_chunks(path, on_bytes), (b"\n",)):
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             number += 1
             if len(line) > most_bytes:

@@ -17,9 +17,9 @@ from .documents import (
     PARQUET,
     OnBytes,
     parquet_documents,
+    read_chunks,
     read_documents,
     read_lines,
-    read_pieces,
 )
 
 MAX_ROW_BYTES = 4_000_000
@@ -180,8 +180,8 @@ _OPENING, _CLOSING = (b"{", b"["), (b"}", b"]")
 
 def _json_rows(path: Path, on_bytes: OnBytes | None) -> Rows:
     data = bytearray()
-    for piece in read_pieces(path, on_bytes):
-        data += piece
+    for chunk in read_chunks(path, on_bytes):
+        data += chunk
         if len(data) > MAX_LIST_BYTES:
             raise TrainingError(
                 f"[data] '{path}' must have at most {MAX_LIST_BYTES:,} bytes but has more. Write it as "

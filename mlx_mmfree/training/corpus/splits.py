@@ -10,10 +10,10 @@ from ...hub.remote.datasets import SPLITS, fetch_splits
 from .documents import COMPRESSED
 from .rows import KINDS, TEXTS
 
-FORMS = tuple(tuple(kind + packed for packed in ("", *COMPRESSED)) for kind in (*KINDS, *TEXTS))
+FORMATS = tuple(tuple(kind + packed for packed in ("", *COMPRESSED)) for kind in (*KINDS, *TEXTS))
 """The kinds of files of samples, each with its suffixes."""
 
-_SUFFIXES = tuple(suffix for form in FORMS for suffix in form)
+_SUFFIXES = tuple(suffix for format in FORMATS for suffix in format)
 
 
 def find_splits(folder: Path) -> dict[str, list[Path]]:
@@ -43,14 +43,15 @@ def find_splits(folder: Path) -> dict[str, list[Path]]:
 
 
 def dataset_splits(name: str) -> dict[str, list[Path]]:
-    """The files of a dataset of the Hub by their splits, as of `find_splits`, in the first form it has.
+    """The files of a dataset of the Hub by their splits, as of `find_splits`, in the first format it
+    has.
 
     Raises:
         CheckpointError: It cannot be the name of a dataset.
         DownloadError: The Hub does not hand out the dataset, or it has no such files.
         TrainingError: A split has several files.
     """
-    return _rows_in(*fetch_splits(name, FORMS))
+    return _rows_in(*fetch_splits(name, FORMATS))
 
 
 def _rows_in(folder: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:

@@ -50,7 +50,7 @@ SUFFIX = ".tokens"
 HEADER_BYTES = 4096
 _MAGIC = b"MMFTOKEN"
 _VERSION = 1
-_PIECE_BYTES = 4_000_000
+_CHUNK_BYTES = 4_000_000
 _MAX_VOCABULARY = 2**31
 _DIGEST_LETTERS = 64
 
@@ -208,15 +208,15 @@ def _check_ids(stream: BufferedReader, header: Header, path: Path) -> None:
     digest = hashlib.sha256()
     left = header.tokens * header.dtype.itemsize
     with byte_bar(left, f"checking {path.name}") as bar:
-        while left and (piece := stream.read(min(_PIECE_BYTES, left))):
-            digest.update(piece)
-            largest = int(np.frombuffer(piece, header.dtype).max())
+        while left and (chunk := stream.read(min(_CHUNK_BYTES, left))):
+            digest.update(chunk)
+            largest = int(np.frombuffer(chunk, header.dtype).max())
             if largest >= header.vocab_size:
                 raise ValueError(
                     f"its ids must be below 'vocab_size', {header.vocab_size}, but one is {largest}"
                 )
-            left -= len(piece)
-            bar.update(len(piece))
+            left -= len(chunk)
+            bar.update(len(chunk))
     if left or digest.hexdigest() != header.checksum:
         raise ValueError("its ids must have the checksum in its header but are damaged")
 

@@ -569,7 +569,7 @@ class Distillation:
         return self._checkpointed(student)
 
     def _ternary_student(self, before: Decoder) -> Decoder:
-        """A student in its last form, whose master weights are the weights of a dense one."""
+        """A student in its last format, whose master weights are the weights of a dense one."""
         if self.settings.scheme is not None:
             for block in before.blocks:
                 make_ternary(block, self.settings.scheme)

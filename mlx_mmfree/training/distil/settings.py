@@ -35,10 +35,10 @@ MEASURED = {
 }
 """The models whose figures a run gives, in words: the teacher, and the student after each stage."""
 
-_FORM = ("keep_embedding", "scales", "threshold", "scale_of_kept", "rotation")
+_FORMAT = ("keep_embedding", "scales", "threshold", "scale_of_kept", "rotation")
 _COURSE: Mapping[StageName, tuple[str, ...]] = {
-    "logits": (*_FORM, "teacher_weight", "teacher_temperature", "teacher_top_k", "cache_logits"),
-    "text": _FORM,
+    "logits": (*_FORMAT, "teacher_weight", "teacher_temperature", "teacher_top_k", "cache_logits"),
+    "text": _FORMAT,
 }
 
 _SOME = Rule("at least one name", bool)

@@ -12,7 +12,7 @@ from ...hub.remote.datasets import SPLITS, names_split, split_files
 from ...images import ImageProcessor
 from ...models import ImageClassifier
 from ..batches import Batch, SampleBatches, padded_batch
-from ..corpus.splits import FORMS, dataset_splits, find_split, find_splits
+from ..corpus.splits import FORMATS, dataset_splits, find_split, find_splits
 from ..image_sets import LabelledImage, digest_of, read_images
 from ..samples import COUNTS, Samples, read_samples
 from ..tasks.samples import ImageBatch, image_batch
@@ -161,7 +161,7 @@ def _files(data: str) -> dict[str, list[Path]]:
     if path.is_file():
         return {"train": [path]}
     if names_split(data):
-        return {"train": [file.fetch() for file in split_files(data, FORMS)]}
+        return {"train": [file.fetch() for file in split_files(data, FORMATS)]}
     return find_splits(path) if path.is_dir() else dataset_splits(data)
 
 

@@ -29,7 +29,7 @@ _NUMBER = re.compile(
     rf"(?:(?:{_GROUPED}|\d+)(?:\.\d*)?|(?<!\d)\.\d+)(?:[eE][-+]?\d+)?"
 )
 _MOST_TEXT_BYTES = 1_000_000
-_END_OF_THOUGHTS = "</think>"
+_END_OF_REASONING = "</think>"
 
 
 def exact_match(text: str, answer: Any) -> bool:
@@ -159,12 +159,12 @@ def _follows(value: Any, schema: Any) -> bool:
     if isinstance(schema, bool):
         return schema
     kinds = _listed(schema.get("type", list(_TYPES)))
-    values, forms = schema.get("enum"), schema.get("anyOf")
+    values, formats = schema.get("enum"), schema.get("anyOf")
     return (
         any(_is_of_type(value, kind) for kind in kinds)
         and ("const" not in schema or _same(value, schema["const"]))
         and (values is None or any(_same(value, each) for each in values))
-        and (forms is None or any(_follows(value, each) for each in forms))
+        and (formats is None or any(_follows(value, each) for each in formats))
         and _is_bounded(value, schema)
         and _has_parts(value, schema)
     )
@@ -399,8 +399,8 @@ class Rewards:
     def _compared(
         self, name: str, texts: Sequence[str], columns: Sequence[Mapping[str, Any]]
     ) -> list[float]:
-        # thoughts are no part of the answer
-        answers = [text.rpartition(_END_OF_THOUGHTS)[2] for text in texts]
+        # reasoning is no part of the answer
+        answers = [text.rpartition(_END_OF_REASONING)[2] for text in texts]
         compare = COMPARISONS[name]
         pairs = zip(answers, columns, strict=True)
         return [float(compare(text, each[self._answer])) for text, each in pairs]

@@ -73,7 +73,7 @@ class Problems(Samples[Problem]):
 
     def summary(self) -> str:
         words = f"{len(self.samples):,} prompts, {sum(p.length for p in self.samples):,} tokens"
-        left_out = f"; {self.dropped} left out, with no room for an answer" if self.dropped else ""
+        left_out = f"; {self.dropped} left out, with no space for an answer" if self.dropped else ""
         if self.converted:
             left_out += f"; ShareGPT's turns of {self.converted} converted to messages"
         return f"{words}, rewards by {', '.join(self.rewards.names)}{left_out}"
@@ -378,9 +378,9 @@ def largest_group_batch(
 ) -> grpo_loss.GroupBatch:
     """A batch of this process that is as large as the largest of the run, for a plan."""
     longest = max(problems.samples, key=lambda problem: problem.length)
-    room = min(settings.max_completion_length, settings.max_seq_length - longest.length)
+    capacity = min(settings.max_completion_length, settings.max_seq_length - longest.length)
     rows = settings.batch_size // share[1] * settings.num_generations
-    answers = [_answered(longest, [0] * room, "")] * rows
+    answers = [_answered(longest, [0] * capacity, "")] * rows
     batch = grpo_loss.group_batch(answers, np.zeros(rows), **settings.group_options)
     zeros = np.zeros(batch.weights.shape, np.float32)
     return grpo_loss.GroupBatch(

@@ -106,8 +106,8 @@ def _like(tree: Any, arrays: Sequence[mx.array]) -> Any:
 Loss = Callable[[Any, Any], mx.array]
 """Maps a model and a batch to the sum of the losses of what it learns, float32 `()`.
 
-It is called once for each form of a batch, and its graph is repeated, so that it must depend on nothing
-else that changes.
+It is called once for each format of a batch, and its graph is repeated, so that it must depend on
+nothing else that changes.
 """
 
 _WHOLE = 2**25

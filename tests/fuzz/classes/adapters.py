@@ -1,4 +1,4 @@
-"""Adapters of mlx-lm's and PEFT's form: odd numbers, shapes, names and options."""
+"""Adapters of mlx-lm's and PEFT's format: odd numbers, shapes, names and options."""
 
 import json
 import random
@@ -32,7 +32,7 @@ _NUMBERS = (
 
 
 def make_sources(folder: Path) -> None:
-    """LoRA and DoRA for each model, in both forms where both exist."""
+    """LoRA and DoRA for each model, in both formats where both exist."""
     for base in BASES:
         make_base(folder / base, base)
         (folder / f"{base}-adapters").mkdir()

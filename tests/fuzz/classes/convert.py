@@ -88,8 +88,8 @@ def exercise(folder: Path, rng: random.Random) -> None:
         "--mlx-path",
         str(target),
     ]
-    form = rng.choice(("mlx", "mlx", "hf", "gguf"))
-    arguments += ["--to", form] + ["--overwrite"] * (rng.random() < 0.5)
+    format = rng.choice(("mlx", "mlx", "hf", "gguf"))
+    arguments += ["--to", format] + ["--overwrite"] * (rng.random() < 0.5)
     arguments += rng.choice(
         ([], [], ["--dtype", "bfloat16"], ["--embed-bits", "4"], ["--no-verify"])
     )
@@ -114,7 +114,7 @@ def exercise(folder: Path, rng: random.Random) -> None:
         raise AssertionError(f"{arguments} removed a file that it had not written")
     if state in ("source", "inside", "file"):
         raise AssertionError(f"{arguments} wrote over its source or a file")
-    if form == "mlx":
+    if format == "mlx":
         load_model(target)
 
 

@@ -30,14 +30,14 @@ _LINES: tuple[Any, ...] = (
     {"chosen": [{"role": "user", "content": "Hi"}], "rejected": {"role": "user", "content": "Ho"}},
 )
 _CALL = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-_FORMS: dict[str, tuple[Any, ...]] = {
+_FORMATS: dict[str, tuple[Any, ...]] = {
     "content": (None, 3, [{"type": "text", "text": "a"}], [{"type": "image"}], [None]),
     "tool_calls": (None, [_CALL], json.dumps([_CALL]), [{"function": "{"}], [None], "{}"),
     "reasoning": (None, "<think>", ["a"], {"a": "b"}),
     "thinking": (None, "so", 3),
     "name": (None, "Bo"),
 }
-_ROW_FORMS: dict[str, tuple[Any, ...]] = {
+_ROW_FORMATS: dict[str, tuple[Any, ...]] = {
     "tools": (None, [], "[]", '[{"name": "f", "parameters": "{}"}]', {"function": "{}"}, [["f"]]),
     "chat_template_kwargs": (None, {"a": 1}, {"messages": 3}, "{}"),
     "prompt": (None, [], [None], {"role": "user"}),
@@ -99,9 +99,9 @@ def _line(rng: random.Random) -> str:
     if kind < 0.35:
         lists = [v for v in value.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
         of_message = bool(lists) and rng.random() < 0.6
-        forms = _FORMS if of_message else _ROW_FORMS
-        key = rng.choice(tuple(forms))
-        (rng.choice(rng.choice(lists)) if of_message else value)[key] = rng.choice(forms[key])
+        formats = _FORMATS if of_message else _ROW_FORMATS
+        key = rng.choice(tuple(formats))
+        (rng.choice(rng.choice(lists)) if of_message else value)[key] = rng.choice(formats[key])
     elif kind < 0.5:
         key = rng.choice((*value, "tools", "odd"))
         value[key] = rng.choice((*ODD_VALUES, odd_text(rng), [odd_text(rng)], "\ud800"))

@@ -27,7 +27,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 
 
 def exercise(folder: Path, rng: random.Random) -> None:
-    """Encodes and decodes: what was plain text stays plain text, and pieces add up to the whole."""
+    """Encodes and decodes: what was plain text stays plain text, and chunks add up to the whole."""
     tokenizer = _load((folder / "tokenizer").resolve())
     text = (folder / _TEXT).read_bytes().decode("utf-8", _SURROGATES)
     plain = tokenizer.encode(text, add_special_tokens=False, parse_special=False)

@@ -123,10 +123,10 @@ def _write_config(target: Path, rng: random.Random) -> str:
 def _with_number(data: bytes, rng: random.Random) -> bytes:
     """Another number of two or four bytes, mostly among the first, where the headers are."""
     changed = bytearray(data)
-    form = rng.choice((">H", "<H", ">I", "<I"))
+    format = rng.choice((">H", "<H", ">I", "<I"))
     place = rng.randrange(min(len(data), rng.choice((40, 40, 200, len(data)))))
-    number = rng.choice(_NUMBERS) % (1 << 8 * struct.calcsize(form))
-    changed[place : place + struct.calcsize(form)] = struct.pack(form, number)
+    number = rng.choice(_NUMBERS) % (1 << 8 * struct.calcsize(format))
+    changed[place : place + struct.calcsize(format)] = struct.pack(format, number)
     return _with_checksums(bytes(changed))
 
 
@@ -168,7 +168,7 @@ def _with_odd_part(data: bytes, rng: random.Random) -> bytes:
         part = name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
     elif data.startswith(b"GIF"):
         places = [13, len(data) - 1, data.index(b"\x21") if b"\x21" in data else 13]
-        block = b"".join(bytes([len(piece)]) + piece for piece in (content[:255],) if piece)
+        block = b"".join(bytes([len(chunk)]) + chunk for chunk in (content[:255],) if chunk)
         part = b"\x21" + rng.choice((b"\xfe", b"\xf9", b"\xff", b"\x01")) + block + b"\0"
     else:
         places, part = [14, 18, len(data)], content

@@ -127,7 +127,7 @@ def converse(client: httpx2.Client, draw: random.Random, kept: list[str]) -> str
 
 
 def _lines(response: httpx2.Response, most: int | None) -> list[str]:
-    """The data of a stream, or of its first pieces."""
+    """The data of a stream, or of its first chunks."""
     found: list[str] = []
     for line in response.iter_lines():
         if most is not None and len(found) >= most:

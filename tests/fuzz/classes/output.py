@@ -45,7 +45,7 @@ Change = Callable[[Path, random.Random], list[str]]
 
 
 def make_sources(folder: Path) -> None:
-    """A model with room for more tokens."""
+    """A model with capacity for more tokens."""
     model = tiny_model(vocab_size=640, hidden_size=16, intermediate_size=24)
     save_model(folder, model, GOLDENS / "tokenizer_bpe")
 

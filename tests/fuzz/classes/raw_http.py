@@ -246,10 +246,10 @@ def _received(connection: socket.socket, deadline: float) -> bytes:
     received = b""
     with suppress(ConnectionError):
         while select.select([connection], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            piece = connection.recv(65_536)
-            if not piece:
+            chunk = connection.recv(65_536)
+            if not chunk:
                 return received
-            received += piece
+            received += chunk
         raise AssertionError(f"the connection is open after {_SECONDS:g} s: {received[:300]!r}")
     return received
 
@@ -274,7 +274,7 @@ def _judge(received: bytes) -> None:
         return
     error = json.loads(body)["error"]
     if error.keys() != {"message", "type", "param", "code"}:
-        raise AssertionError(f"an error of another form: {body[:500]!r}")
+        raise AssertionError(f"an error of another format: {body[:500]!r}")
     raise Refusal(error["message"])
 
 

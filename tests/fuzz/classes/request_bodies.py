@@ -154,7 +154,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 
 
 def exercise(folder: Path, rng: random.Random) -> None:
-    """Sends the body. The answer is sound, or an error below 500 in the form of the address."""
+    """Sends the body. The answer is sound, or an error below 500 in the format of the address."""
     headers = {"Content-Type": "application/json"}
     body = (folder / _BODY).read_bytes()
     path = (folder / _PATH).read_text()
@@ -192,7 +192,7 @@ def judge(answer: Any, path: str = "") -> None:
     """Takes an answer that is sound.
 
     Raises:
-        Refusal: It is an error below 500 in the form of its address, or ends with one.
+        Refusal: It is an error below 500 in the format of its address, or ends with one.
         AssertionError: It is anything else.
     """
     if answer.status_code >= 500 or "Traceback" in answer.text:
@@ -212,11 +212,11 @@ def judge(answer: Any, path: str = "") -> None:
 
 
 def _message(body: dict[str, Any], path: str) -> str:
-    """The words of an error, whose form is that of its address."""
+    """The words of an error, whose format is that of its address."""
     is_anthropic = path.startswith(dialects.MESSAGES)
     names = {"type", "message"} | (set() if is_anthropic else {"param", "code"})
     if body["error"].keys() != names or (body.get("type") == "error") != is_anthropic:
-        raise AssertionError(f"an error of another form: {body!r:.500}")
+        raise AssertionError(f"an error of another format: {body!r:.500}")
     message: str = body["error"]["message"]
     return message
 

@@ -16,7 +16,7 @@ from tests.hub.checkpoints import edit_json
 
 _BODY, _PATH = "body", "/v1/chat/completions"
 _GROWTH_BYTES = 300_000_000
-# knows calls, and writes nothing of them, so that large tools leave room for an answer
+# knows calls, and writes nothing of them, so that large tools leave space for an answer
 _TEMPLATE = """{% if tools %}{{ '<tool_call>{"name": "", "arguments": {}}</tool_call>' }}{% endif %}
 {{ messages[0].content }}"""
 _PATTERNS = (
@@ -145,7 +145,7 @@ def _definitions(rng: random.Random) -> Any:
 def _joined_patterns(rng: random.Random) -> Any:
     """Patterns that must hold together, whose automaton multiplies."""
     letters = [chr(97 + n) for n in range(26)]
-    form = rng.choice(
+    format = rng.choice(
         (
             ".*{}.*",
             "^.*{}.{{3}}$",
@@ -157,7 +157,7 @@ def _joined_patterns(rng: random.Random) -> Any:
         )
     )
     parts = [
-        {"type": "string", "pattern": form.format(letter)}
+        {"type": "string", "pattern": format.format(letter)}
         for letter in rng.sample(letters, rng.choice((2, 3, 5, 8, 14, 20, 26)))
     ]
     if rng.random() < 0.3:
@@ -169,7 +169,7 @@ def _pattern(rng: random.Random) -> Any:
     """One pattern that is large, repeated within repeats, or has many states."""
     many = rng.choice((10, 60, 400, 3000))
     word = rng.choice(("a", "[a-z]", "(a|b)", ".", "(ab|cd.*)", "\u4e00", r"\w"))
-    form = rng.choice(
+    format = rng.choice(
         (
             f"({word}{{1,{many}}}){{1,{many}}}",
             f"(({word}{{9}}){{1,{many}}}x*){{1,9}}",
@@ -180,7 +180,7 @@ def _pattern(rng: random.Random) -> Any:
             f"({word}*)" * min(many, 400),
         )
     )
-    return {"type": "string", "pattern": form}
+    return {"type": "string", "pattern": format}
 
 
 def _large(rng: random.Random) -> Any:
@@ -284,8 +284,8 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
         ]
         body["tool_choice"] = "required"
     else:
-        form = {"name": "x", "schema": schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": form}
+        format = {"name": "x", "schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": format}
     data = json.dumps(body)
     (target / _BODY).write_text(data)
     return f"{kind} in {place}: {data[-400:]!r}"
@@ -317,8 +317,8 @@ def exercise(folder: Path, rng: random.Random) -> None:
     asked = client((folder / "base").resolve(), max_body_bytes=10**7, max_context=256)
     if not _Server.first_bytes:
         sound = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
-        form = {"response_format": {"type": "json_object"}}
-        if asked.post(_PATH, json=sound | form).status_code != 200:
+        format = {"response_format": {"type": "json_object"}}
+        if asked.post(_PATH, json=sound | format).status_code != 200:
             raise AssertionError("a sound request is refused")
         _Server.first_bytes = _held_bytes()
     body = (folder / _BODY).read_bytes()

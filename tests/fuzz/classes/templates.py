@@ -145,7 +145,7 @@ def _block(rng: random.Random, depth: int) -> str:
     if depth == 0 or rng.random() < 0.3:
         return f"{{{{ {expression()} }}}}"
     body = "".join(_block(rng, depth - 1) for _ in range(rng.choice((1, 1, 2))))
-    forms = (
+    formats = (
         "{% for x in " + expression() + " %}" + body + "{% endfor %}",
         "{% for x, y in " + expression() + " recursive %}" + body + "{{ loop(x) }}{% endfor %}",
         "{% if " + expression() + " %}" + body + "{% elif " + expression() + " %}{% endif %}",
@@ -162,7 +162,7 @@ def _block(rng: random.Random, depth: int) -> str:
         "{% generation %}" + body + "{% endgeneration %}",
         "{% with x = " + expression() + " %}" + body + "{% endwith %}",
     )
-    return rng.choice(forms)
+    return rng.choice(formats)
 
 
 def _expression(rng: random.Random, depth: int) -> str:
@@ -174,7 +174,7 @@ def _expression(rng: random.Random, depth: int) -> str:
 
     arguments = ", ".join(inner() for _ in range(rng.choice((0, 1, 1, 2, 3))))
     operator = rng.choice(("+", "-", "*", "/", "//", "%", "**", "~", "==", "<", "in", "and", "or"))
-    forms = (
+    formats = (
         f"({inner()} {operator} {inner()})",
         f"({inner()} {operator} {inner()})",
         f"({inner()}).{rng.choice(_STRING_METHODS)}({arguments})",
@@ -195,12 +195,12 @@ def _expression(rng: random.Random, depth: int) -> str:
         f"{rng.choice(_NAMES)}({arguments})",
         f"range({rng.choice(_SIZES)}, {rng.choice(_SIZES)})",
     )
-    return rng.choice(forms)
+    return rng.choice(formats)
 
 
 def _literal(rng: random.Random) -> str:
     size = rng.choice(_SIZES)
-    forms = (
+    formats = (
         rng.choice(_NAMES),
         str(size),
         f"('{rng.choice(('a', 'f', '<', '{0}', '%s', ' ', chr(0x130)))}'*{size})",
@@ -209,7 +209,7 @@ def _literal(rng: random.Random) -> str:
         rng.choice(("'a'", "''", "'{0.__class__}'", "'{0:>99999999}'", "'%99999999d'", "'%(x)s'")),
         rng.choice(("1e308", "0.0", "-0.0", "1e-320", "true", "none", "[]", "{}", "()", "-1")),
     )
-    return rng.choice(forms)
+    return rng.choice(formats)
 
 
 # the process that renders may take half a gigabyte

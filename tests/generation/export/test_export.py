@@ -19,7 +19,7 @@ from mlx_mmfree.models import Decoder, architectures, find
 from mlx_mmfree.ops import use_backend
 from tests.tolerances import relative_error
 
-# some with attention, whose state has room for so many tokens
+# some with attention, whose state has space for so many tokens
 CAUSAL = {
     **{"bitnet": 256, "gla": None, "hgrn2": None, "hgrn_bit": None, "hybrid": 256, "llama": 256},
     "maple": 256,
@@ -80,7 +80,7 @@ def test_a_stranger_computes_what_the_model_computes(
     expected = defined_logits(model, TEXT)
     assert relative_error(stranger.logits(TEXT), expected) < 1e-5
     described = stranger.described
-    assert done.room == described["most_tokens"] == CAUSAL[name]
+    assert done.capacity == described["most_tokens"] == CAUSAL[name]
     assert described["vocabulary"] == 518
     assert set(described["end_tokens"]) == tokenizer.eos_token_ids
     # the example begins with the prompt and goes on with the likeliest tokens
@@ -101,11 +101,14 @@ def test_the_description_holds(
     stranger = Stranger(tmp_path / "out")
     start, inner = stranger.described["start"], stranger.described["step"]
     assert start["inputs"] == [] and inner["outputs"][0]["name"] == "logits"
-    for array, form in zip(stranger.state, start["outputs"], strict=True):
-        assert (list(array.shape), str(array.dtype)) == (form["shape"], f"mlx.core.{form['dtype']}")
-        assert mx.all(array == form["initial"]).item()
-    forms = [{k: v for k, v in form.items() if k != "initial"} for form in start["outputs"]]
-    assert inner["inputs"][1:] == inner["outputs"][1:] == forms
+    for array, format in zip(stranger.state, start["outputs"], strict=True):
+        assert (list(array.shape), str(array.dtype)) == (
+            format["shape"],
+            f"mlx.core.{format['dtype']}",
+        )
+        assert mx.all(array == format["initial"]).item()
+    formats = [{k: v for k, v in format.items() if k != "initial"} for format in start["outputs"]]
+    assert inner["inputs"][1:] == inner["outputs"][1:] == formats
     inputs = [mx.zeros(each["shape"], getattr(mx, each["dtype"])) for each in inner["inputs"]]
     named = {
         each["name"]: mx.zeros(each["shape"], getattr(mx, each["dtype"]))
@@ -113,8 +116,11 @@ def test_the_description_holds(
     }
     assert bool(named) == beside
     function: Any = mx.import_function(str(tmp_path / "out" / "step.mlxfn"))
-    for array, form in zip(function(*inputs, **named), inner["outputs"], strict=True):
-        assert (list(array.shape), str(array.dtype)) == (form["shape"], f"mlx.core.{form['dtype']}")
+    for array, format in zip(function(*inputs, **named), inner["outputs"], strict=True):
+        assert (list(array.shape), str(array.dtype)) == (
+            format["shape"],
+            f"mlx.core.{format['dtype']}",
+        )
 
 
 def test_every_ternary_product_is_quantized_matmul(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def test_a_full_state_gives_nan(
 ) -> None:
     monkeypatch.setattr(key_value_state, "GROWTH_STEP", 20)
     done = export_step(tmp_path / "out", tiny("bitnet"), tokenizer, context=17)
-    assert done.room == 20
+    assert done.capacity == 20
     stranger = Stranger(tmp_path / "out")
     assert mx.all(mx.isfinite(stranger.logits([3] * 20))).item()
     assert mx.all(mx.isnan(stranger.read(3))).item()

@@ -55,7 +55,7 @@ def test_bits_and_dtypes_are_kept(build: Any, dtype: mx.Dtype) -> None:
     known = kept(model, TEXT).find([*TEXT, 1])
     if build is recurrent:
         assert same_bits(known.state, state)
-    # there is room for more tokens in both
+    # there is capacity for more tokens in both
     found, read_before = (trimmed_state(model, each, len(TEXT)) for each in (known.state, state))
     for (_, got), (_, want) in zip(tree_flatten(found), tree_flatten(read_before), strict=True):
         assert got.dtype == want.dtype and mx.array_equal(got, want)
@@ -184,7 +184,7 @@ def test_a_state_larger_than_the_memory_drives_nothing_out() -> None:
 
 
 def test_bytes_are_those_of_the_tokens() -> None:
-    """Spare room for keys and values does not count, since it is not kept."""
+    """Spare capacity for keys and values does not count, since it is not kept."""
 
     def added(model: Decoder) -> int:
         one, two = (kept(model, TEXT[:n]).stats().memory_bytes for n in (8, 16))

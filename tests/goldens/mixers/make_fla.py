@@ -3,8 +3,8 @@
     python -m tests.goldens.mixers.make_fla CHECKOUT COMMIT OUTPUT [SEED]
 
 `CHECKOUT` is a folder with the source of flash-linear-attention, whose commit is recorded; torch, triton
-and einops are needed beside. Its kernels need a GPU, so that each is replaced by the form in plain torch
-that the library keeps beside it: `naive.py` of its operations, `rms_norm_ref` and
+and einops are needed beside. Its kernels need a GPU, so that each is replaced by the format in plain
+torch that the library keeps beside it: `naive.py` of its operations, `rms_norm_ref` and
 `rotary_embedding_ref`.
 """
 

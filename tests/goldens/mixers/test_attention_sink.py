@@ -18,7 +18,7 @@ from tests.goldens.mixers.files import (
 @golden("attention_sink__streaming_llm_decode")
 @pytest.mark.parametrize("cut", [1, 3, 1000])
 def test_streaming_attention_sinks(file: GoldenFile, cut: int) -> None:
-    """Read in pieces; the reference reads token by token, which gives the same."""
+    """Read in chunks; the reference reads token by token, which gives the same."""
     hyper = file.hyper
     rope = rope_of(hyper)
     mixer = AttentionSink(

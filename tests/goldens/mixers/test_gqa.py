@@ -49,12 +49,12 @@ def parameters_of(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 @golden("gated_attention__qwen35")
-@pytest.mark.parametrize("cuts", [(), (4,), (1, 2, 3)], ids=["whole", "pieces", "tokens"])
+@pytest.mark.parametrize("cuts", [(), (4,), (1, 2, 3)], ids=["whole", "chunks", "tokens"])
 def test_gated_attention(file: GoldenFile, cuts: tuple[int, ...]) -> None:
     mixer, state, parts = gated(file), None, []
     mixer.load_weights(list(parameters_of(file.weights).items()))
-    for piece in mx.split(file.inputs["x"], list(cuts), axis=1):
-        y, state = mixer(piece, state)
+    for chunk in mx.split(file.inputs["x"], list(cuts), axis=1):
+        y, state = mixer(chunk, state)
         parts.append(y)
     assert_close(mx.concatenate(parts, axis=1), file.out["y"])
 

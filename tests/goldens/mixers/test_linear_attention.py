@@ -22,7 +22,7 @@ def bare(q: mx.array, v: mx.array, **options: Any) -> LinearAttention:
 @golden("linear_attention__elu1")
 @pytest.mark.parametrize("cut", [1, 3, 1000])
 def test_elu_causal(file: GoldenFile, cut: int) -> None:
-    """Read token by token, in pieces and whole."""
+    """Read token by token, in chunks and whole."""
     q, k, v = (file.inputs[name] for name in ("q", "k_causal", "v_causal"))
     mixer = bare(q, v, eps=file.hyper["eps"])
     x, state, parts = side_by_side(q, k, v), None, []

@@ -30,7 +30,7 @@ HEADS = {
 }
 
 
-def in_pieces(mixer: TokenMixer, x: mx.array, cut: int, **arguments: mx.array) -> mx.array:
+def in_chunks(mixer: TokenMixer, x: mx.array, cut: int, **arguments: mx.array) -> mx.array:
     state, parts = None, []
     for start in range(0, x.shape[1], cut):
         y, state = mixer(x[:, start : start + cut], state, **arguments)
@@ -40,8 +40,8 @@ def in_pieces(mixer: TokenMixer, x: mx.array, cut: int, **arguments: mx.array) -
 
 def check_bounded(mixer: TokenMixer, file: GoldenFile, cut: int) -> None:
     x = file.inputs["x"]
-    assert_close(in_pieces(mixer, x, cut), file.out["y"])
-    y = in_pieces(mixer, x, cut, lower_bound=file.inputs["lower_bound"])
+    assert_close(in_chunks(mixer, x, cut), file.out["y"])
+    y = in_chunks(mixer, x, cut, lower_bound=file.inputs["lower_bound"])
     assert_close(y, file.out["y_lower_bound"])
 
 
@@ -128,7 +128,7 @@ def test_gla_layer(file: GoldenFile, cut: int) -> None:
     mixer = GLA(hyper["dims"], num_heads=heads, gate_rank=rank, norm_eps=hyper["norm_eps"])
     gate = {"forget_down_proj": "gk_proj.0", "forget_proj": "gk_proj.1"}
     fill(mixer, file.weights, HEADS | gate)
-    assert_close(in_pieces(mixer, file.inputs["x"], cut), file.out["y"])
+    assert_close(in_chunks(mixer, file.inputs["x"], cut), file.out["y"])
 
 
 @golden("retnet__layer")
@@ -137,4 +137,4 @@ def test_retnet_layer(file: GoldenFile, cut: int) -> None:
     hyper = file.hyper
     mixer = RetNet(hyper["dims"], num_heads=hyper["num_heads"], norm_eps=hyper["norm_eps"])
     fill(mixer, file.weights, HEADS)
-    assert_close(in_pieces(mixer, file.inputs["x"], cut), file.out["y"])
+    assert_close(in_chunks(mixer, file.inputs["x"], cut), file.out["y"])

@@ -1,4 +1,4 @@
-"""Synthesized attention in all its forms."""
+"""Synthesized attention in all its formats."""
 
 from typing import Any
 

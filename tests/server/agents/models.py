@@ -1,7 +1,8 @@
-"""Models of four forms of calls that hold one conversation, whoever asks, and note what they are asked.
+"""Models of four formats of calls that hold one conversation, whoever asks, and note what they are
+asked.
 
-The conversation has a system's instruction, tools, reasoning where the form has it, two calls at once, a
-call that was broken, a picture in a tool's result, and a second turn.
+The conversation has a system's instruction, tools, reasoning where the format has it, two calls at
+once, a call that was broken, a picture in a tool's result, and a second turn.
 """
 
 import json
@@ -25,7 +26,7 @@ Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class CallingModel:
-    """A model of one form of calls.
+    """A model of one format of calls.
 
     Attributes:
         template: The name of its chat template.
@@ -41,14 +42,14 @@ class CallingModel:
     opens: str | None
     writes: Callable[[Sequence[Call]], str]
 
-    def says(self, text: str = "", calls: Sequence[Call] = (), thought: str = "") -> str:
+    def says(self, text: str = "", calls: Sequence[Call] = (), reasoning: str = "") -> str:
         """An answer as the model writes it."""
         written = [text] if text else []
         if calls:
             written.append(self.writes(calls))
         # a prompt that opens the reasoning has it closed
-        if self.opens == "" or (self.opens and thought):
-            written.insert(0, f"{self.opens}{thought}\n</think>\n\n")
+        if self.opens == "" or (self.opens and reasoning):
+            written.insert(0, f"{self.opens}{reasoning}\n</think>\n\n")
         return "".join(written) + self.end
 
 
@@ -89,7 +90,7 @@ MODELS = {
 SYSTEM = "Be brief."
 FIRST, LATER, ANIMALS = "Look a fox up.", "Compare it with an owl.", "Which of them flies?"
 WORDS = {"fox": "red and quick", "owl": "quiet, with wide eyes"}
-THOUGHT, SAID, OWL = "I look both up.", "The fox is quick, the owl is quiet.", "The owl."
+REASONING, SAID, OWL = "I look both up.", "The fox is quick, the owl is quiet.", "The owl."
 BROKEN, REFUSED, AGAIN = '{"word": "fo', "The arguments are no JSON.", "I try it once more."
 CALLS: list[Call] = [("look_up", {"word": "fox"}), ("look_up", {"word": "owl"})]
 DESCRIPTION = "Looks a word up."
@@ -124,14 +125,14 @@ def script(model: CallingModel, files: Path) -> list[tuple[str, str]]:
     reads: list[Call] = [("Read", {"file_path": fox}), ("Read", {"file_path": owl})]
     views: list[Call] = [("exec_command", {"cmd": f"cat {fox}"}), ("view_image", {"path": owl})]
     return [
-        (LATER, model.says(calls=CALLS, thought=THOUGHT)),
+        (LATER, model.says(calls=CALLS, reasoning=REASONING)),
         (WORDS["owl"], model.says(SAID)),
         (ANIMALS, model.says(OWL)),
         # first a call without its argument, which the agent refuses in these words
         (CLAUDE, model.says(calls=[("Read", {})])),
-        ("parameter `file_path` is missing", model.says(calls=reads, thought=THOUGHT)),
+        ("parameter `file_path` is missing", model.says(calls=reads, reasoning=REASONING)),
         (CODEX, model.says(calls=[("exec_command", {})])),
-        ("missing field `cmd`", model.says(calls=views, thought=THOUGHT)),
+        ("missing field `cmd`", model.says(calls=views, reasoning=REASONING)),
         (WORDS["fox"], model.says(SAID)),
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.agents import models
-from tests.server.agents.models import CALLS, MODELS, OWL, SAID, THOUGHT, Server
+from tests.server.agents.models import CALLS, MODELS, OWL, REASONING, SAID, Server
 
 pytestmark = pytest.mark.agents
 
@@ -43,4 +43,4 @@ def test_a_conversation(
     assert [tuple(call) for call in held["calls"]] == CALLS
     assert held["texts"] == [SAID, OWL]
     reasons = MODELS[model].opens is not None and provider in SHOWS_REASONING
-    assert held["reasoning"] == (THOUGHT if reasons else "")
+    assert held["reasoning"] == (REASONING if reasons else "")

@@ -20,10 +20,10 @@ from tests.server.agents.models import (
     OWL,
     PARAMETERS,
     PICTURE,
+    REASONING,
     REFUSED,
     SAID,
     SYSTEM,
-    THOUGHT,
     WORDS,
     Server,
     without_ids,
@@ -78,7 +78,7 @@ def _chat_result(call: str, word: str) -> dict[str, Any]:
 def _chat(
     held: Held, send: Callable[[list[Any]], Any], messages: list[Any], dump: Callable[[Any], Any]
 ) -> None:
-    """Goes on with a conversation in the form of chats until the last answer."""
+    """Goes on with a conversation in the format of chats until the last answer."""
     for question in (None, ANIMALS):
         if question is not None:
             messages.append({"role": "user", "content": question})
@@ -403,7 +403,7 @@ pictures out of chats.
 
 
 def _broken(model: str, arguments: str) -> str:
-    """The broken call in the form of a model."""
+    """The broken call in the format of a model."""
     if model == "qwen35":
         return f"<function=look_up>\n{arguments}"
     key = "parameters" if model == "llama3" else "arguments"
@@ -444,7 +444,7 @@ def test_a_conversation(
     assert held.calls == CALLS
     assert held.texts == [SAID, OWL]
     reasons = MODELS[model].opens is not None and (client, streams) not in SILENT
-    assert held.reasoning == (THOUGHT if reasons else "")
+    assert held.reasoning == (REASONING if reasons else "")
     name, prompt = server.prompts()[-1]
     assert name == model
     broken = _broken(model, "{}" if client is litellm_as_anthropic else BROKEN)

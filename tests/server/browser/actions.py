@@ -67,11 +67,11 @@ def stream(page: Any, *events: Any, path: str = TEXT, end: str = "data: [DONE]\n
     )
 
 
-def answer_with(page: Any, content: str, thoughts: str = "", reason: str = "stop") -> None:
+def answer_with(page: Any, content: str, reasoning: str = "", reason: str = "stop") -> None:
     """Lets every model chat, and this be its answer."""
     models = {"data": [{"id": "m", "chat_template": True, "context_length": 4096}]}
     page.route("**/v1/models", lambda route: route.fulfill(json=models))
-    deltas = [{"reasoning_content": thoughts}, {"content": content}]
+    deltas = [{"reasoning_content": reasoning}, {"content": content}]
     chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
     end = {"choices": [{"delta": {}, "finish_reason": reason}], "usage": USAGE}
     stream(page, *chunks, end, path=CHAT)

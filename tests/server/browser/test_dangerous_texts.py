@@ -52,7 +52,7 @@ _HTML = (
     *("<a href='SCHEMECODE' EVENT=CODE>a</a>", "<details open ontoggle=CODE>", "<base href=SCHEME>"),
     *("<meta http-equiv=refresh content='0;url=SCHEMECODE'>", "<link rel=stylesheet href=SCHEME>"),
     *("<style>@import 'SCHEMEx.css'; * { background: url(SCHEMEx) }</style>", "<object data=SCHEME>"),
-    *("<form action=SCHEME><input type=submit EVENT=CODE></form>", "<embed src=SCHEME>"),
+    *("<format action=SCHEME><input type=submit EVENT=CODE></format>", "<embed src=SCHEME>"),
     *("<video><source EVENT=CODE src=SCHEME></video>", "<template><script>CODE</script></template>"),
     *("<math><mtext><table><mglyph><style><img src=x onerror=CODE>", "<marquee onstart=CODE>"),
     *("<noscript><p title='</noscript><img src=x onerror=CODE>'>", "<!--><img src=x onerror=CODE>-->"),
@@ -89,7 +89,7 @@ def dangerous_text(rng: random.Random) -> str:
 
 
 def test_texts_stay_texts(open_page: OpenPage, story: str) -> None:
-    """Whole, and as they come piece by piece."""
+    """Whole, and as they come chunk by chunk."""
     texts = [dangerous_text(random.Random(seed)) for seed in range(_COUNT)]
     page = open_page(story)
     page.wait_for_load_state("networkidle")

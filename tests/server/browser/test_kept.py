@@ -45,7 +45,7 @@ def _saved(page: Any, name: str) -> str:
 
 def test_conversations_are_kept_until_they_are_deleted(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
-    answer_with(page, "A *short* answer.", thoughts="Hm.")
+    answer_with(page, "A *short* answer.", reasoning="Hm.")
     _talk(page, "What is a fox?", "What is a bear?")
     page.reload()
     page.get_by_text("A short answer.").wait_for()
@@ -91,7 +91,7 @@ def test_conversations_are_exported_and_imported(
     open_page: OpenPage, story: str, tmp_path: Path
 ) -> None:
     page = open_page(story)
-    answer_with(page, "A fox is an *animal*.", thoughts="Hm.\nYes.")
+    answer_with(page, "A fox is an *animal*.", reasoning="Hm.\nYes.")
     _talk(page, "What is a fox?")
     markdown = _saved(page, "Export as Markdown")
     assert markdown == (

@@ -31,7 +31,7 @@ def double(x):
 
 def test_markdown_is_shown(open_page: OpenPage, story: str) -> None:
     page = open_page(story, permissions=["clipboard-read", "clipboard-write"])
-    answer_with(page, ANSWER, thoughts="A table,\nthen code.")
+    answer_with(page, ANSWER, reasoning="A table,\nthen code.")
     write(page, "**mine** stays as it is")
     wait_for_end(page)
     assert said(page, "user") == ["**mine** stays as it is"]
@@ -54,11 +54,11 @@ def test_markdown_is_shown(open_page: OpenPage, story: str) -> None:
     page.wait_for_function("async () => (await navigator.clipboard.readText()).startsWith('#')")
     assert page.evaluate("navigator.clipboard.readText()") == ANSWER
 
-    # thoughts are folded, and go back with the conversation
-    thoughts = page.locator(".assistant .thoughts .text")
-    assert not thoughts.is_visible()
-    page.locator(".assistant .thoughts summary").click()
-    assert thoughts.inner_text() == "A table,\nthen code."
+    # reasoning is folded, and go back with the conversation
+    reasoning = page.locator(".assistant .reasoning .text")
+    assert not reasoning.is_visible()
+    page.locator(".assistant .reasoning summary").click()
+    assert reasoning.inner_text() == "A table,\nthen code."
     messages = sent_by(page, CHAT, lambda: write(page, "And then?"))["messages"]
     assert messages[1] == {
         "role": "assistant",
@@ -80,7 +80,7 @@ Words <b onmouseover="document.title='over'">bold</b> <svg onload="document.titl
 ![picture](https://elsewhere.invalid/seen.png "&quot; onerror=&quot;document.title='quote'")
 
 <iframe srcdoc="<script>parent.document.title='frame'</script>"></iframe>
-<style>body { display: none }</style><form action="https://elsewhere.invalid"><input name=a></form>
+<style>body { display: none }</style><format action="https://elsewhere.invalid"><input name=a></format>
 <math><mtext><table><mglyph><style><img src=x onerror=document.title='mutation'></style>
 
 | <img src=x onerror=document.title='cell'> |
@@ -97,10 +97,10 @@ Words <b onmouseover="document.title='over'">bold</b> <svg onload="document.titl
 
 def test_markup_in_answers_is_inert(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
-    answer_with(page, EVIL, thoughts=EVIL)
+    answer_with(page, EVIL, reasoning=EVIL)
     write(page, EVIL)
     wait_for_end(page)
-    page.locator(".assistant .thoughts summary").click()
+    page.locator(".assistant .reasoning summary").click()
     page.locator("#list li .title", has_text="<script>").wait_for()
     for each in page.locator(".assistant > .text *").all()[:40]:
         each.dispatch_event("mouseover")

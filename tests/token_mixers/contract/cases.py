@@ -21,7 +21,7 @@ from mlx_mmfree.layers.mixer import TokenMixer
 from tests.tolerances import TOLERANCE, relative_error
 
 DIMS, LENGTH = 32, 13
-# of those mixers that have one: room for padding and what is read afterwards
+# of those mixers that have one: capacity for padding and what is read afterwards
 MAX_LENGTH = 2 * LENGTH
 # where two ways must agree, activations are not rounded: the last bit of a sum can move a code
 LINEARS = {
@@ -168,6 +168,6 @@ def assert_equal(got: object, want: object) -> None:
 
 
 def continue_equally(mixer: TokenMixer, x: mx.array, state: object, want: object) -> None:
-    """Two states mean the same, whatever room they take."""
+    """Two states mean the same, whatever capacity they take."""
     assert_equal(mixer(x[:, :3], state)[0], mixer(x[:, :3], want)[0])
     assert_equal(mixer(x[:, :1], state)[0], mixer(x[:, :1], want)[0])

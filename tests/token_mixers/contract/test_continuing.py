@@ -20,13 +20,13 @@ from tests.token_mixers.contract.cases import (
 
 
 @by_case(CAUSAL)
-def test_whole_equals_pieces_equals_steps(case: Case) -> None:
+def test_whole_equals_chunks_equals_steps(case: Case) -> None:
     mixer, x = case.mixer, sequence()
     whole, last = mixer(x)
     for cuts in ([5], list(range(1, LENGTH))):
         state, parts = mixer.init_state(3, x.dtype), []
-        for piece in mx.split(x, cuts, axis=1):
-            y, state = mixer(piece, state)
+        for chunk in mx.split(x, cuts, axis=1):
+            y, state = mixer(chunk, state)
             parts.append(y)
         assert_equal(mx.concatenate(parts, axis=1), whole)
         assert_equal(state, last)

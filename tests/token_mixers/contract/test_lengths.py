@@ -17,15 +17,15 @@ LENGTHS = (1, 63, 100)
 
 
 @by_case(CAUSAL)
-def test_whole_equals_pieces(case: Case) -> None:
+def test_whole_equals_chunks(case: Case) -> None:
     mixer = case.build(max_length=max(LENGTHS) + 3)
     most: int = getattr(variants_file(case.kind), "EXACT_UP_TO", max(LENGTHS) + 3)
     for length in LENGTHS:
         x = sequence(min(length, most))
         whole, last = mixer(x)
         state, parts = None, []
-        for piece in mx.split(x, [cut for cut in (37, 38) if cut < length], axis=1):
-            y, state = mixer(piece, state)
+        for chunk in mx.split(x, [cut for cut in (37, 38) if cut < length], axis=1):
+            y, state = mixer(chunk, state)
             parts.append(y)
         assert_equal(mx.concatenate(parts, axis=1), whole)
         if x.shape[1] + 3 <= most:

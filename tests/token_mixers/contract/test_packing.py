@@ -41,8 +41,8 @@ def _alone(mixer: TokenMixer, x: mx.array, before: object) -> tuple[mx.array, li
     rows, states = [], []
     for row, lengths in enumerate(SAMPLES):
         state, parts = tree_map(lambda a, row=row: a[row : row + 1], before), []
-        pieces = mx.split(x[row : row + 1], np.cumsum(lengths).tolist(), axis=1)
-        for n, part in enumerate(pieces):
+        chunks = mx.split(x[row : row + 1], np.cumsum(lengths).tolist(), axis=1)
+        for n, part in enumerate(chunks):
             if n < len(lengths):
                 y, state = mixer(part, state if n == 0 else None)
                 parts.append(y)

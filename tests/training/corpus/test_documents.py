@@ -41,10 +41,10 @@ def test_a_byte_order_mark_is_no_part_of_a_text(
 
 
 @pytest.mark.parametrize("size", range(1, 20))
-def test_pieces_cut_no_character_and_no_separator(
+def test_chunks_cut_no_character_and_no_separator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(documents, "_PIECE_BYTES", size)
+    monkeypatch.setattr(documents, "_CHUNK_BYTES", size)
     (tmp_path / "a.txt").write_text("é\n<|endoftext|>\n字 a <|endoftext b\n")
     assert list(read_documents(tmp_path / "a.txt")) == ["é", "字 a <|endoftext b"]
     lines = [{"text": "é\n"}, {"odd": 1, "text": "字"}]
@@ -58,7 +58,7 @@ def test_long_texts_are_cut_at_line_breaks(tmp_path: Path, monkeypatch: pytest.M
     want = ["one two", "three", "x" * 10, "x" * 10, "x" * 5]
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": long}))
     for size in (7, 1000):
-        monkeypatch.setattr(documents, "_PIECE_BYTES", size)
+        monkeypatch.setattr(documents, "_CHUNK_BYTES", size)
         (tmp_path / "a.txt").write_text(long)
         assert list(read_documents(tmp_path / "a.txt")) == want
         assert list(read_documents(tmp_path / "a.jsonl")) == want

@@ -145,7 +145,7 @@ def test_the_plan_is_within_15_percent_of_what_is_measured(
         monkeypatch.setattr(loss_module, "_BLOCK", 2**14)
     if size := options.pop("groups", 0):
         monkeypatch.setattr(optimizer_step, "_GROUP", size)
-        monkeypatch.setattr("mlx_mmfree.training.optimizer._PIECE", 2**14)
+        monkeypatch.setattr("mlx_mmfree.training.optimizer._CHUNK", 2**14)
     optimizer = options.pop("optimizer", optim.AdamW)
     parts, dtype = options.pop("parts", 1), options.pop("dtype", mx.float32)
     batch = _batch(rows, length)

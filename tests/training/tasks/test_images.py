@@ -1,4 +1,4 @@
-"""Runs on labelled images: every form of data, the bits of a resumed run, and clear refusals."""
+"""Runs on labelled images: every format of data, the bits of a resumed run, and clear refusals."""
 
 import gzip
 import struct
@@ -50,7 +50,7 @@ def _pixels(seed: int, count: int, side: int = 8) -> tuple[np.ndarray, np.ndarra
 
 
 def _write(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """The same images in every form."""
+    """The same images in every format."""
     np.savez_compressed(f"{folder}.npz", images=images, labels=labels, label_names=NAMES)
     header = struct.pack(">HBBIII", 0, 8, 3, *images.shape)
     kind = folder.with_name(f"{folder.name}-images-idx3-ubyte")
@@ -209,7 +209,7 @@ def test_one_image_a_batch(settings_of: Make, architecture: str, accumulation_st
         train_model(settings)
 
 
-def test_all_forms_hold_the_same_images(settings_of: Make) -> None:
+def test_all_formats_hold_the_same_images(settings_of: Make) -> None:
     root = settings_of().root
     kinds = (".npz", "-images-idx3-ubyte", "-images-idx3-ubyte.gz", "")
     want, labels = _pixels(0, 24)

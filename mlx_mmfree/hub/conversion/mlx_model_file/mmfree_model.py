@@ -1,7 +1,7 @@
 """Models for mlx-lm that it does not know: MatMul-free ones, ternary transformers and hybrids of mixers.
 
 mlx-lm runs this file from a model's folder (`--trust-remote-code`). It needs only mlx and mlx-lm.
-Ternary weights are in MLX's affine 2-bit form; those with five trits a byte are unpacked to it as they
+Ternary weights are in MLX's affine 2-bit format; those with five trits a byte are unpacked to it as they
 are loaded. Activations stay in floating point.
 """
 
@@ -139,7 +139,7 @@ class ModelArgs(BaseModelArgs):
 
 
 def ternary_product(linear: nn.Module, x: mx.array) -> mx.array:
-    """The product of a linear in the 2-bit form. Inputs are padded with zeros to its width."""
+    """The product of a linear in the 2-bit format. Inputs are padded with zeros to its width."""
     dtype = x.dtype
     if padding := linear.scales.shape[1] * linear.group_size - x.shape[-1]:
         x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
@@ -158,7 +158,7 @@ def ternary_product(linear: nn.Module, x: mx.array) -> mx.array:
 
 
 class TernaryLinear(nn.QuantizedLinear):
-    """A linear in the 2-bit form, whose rows are padded to a multiple of 32 inputs."""
+    """A linear in the 2-bit format, whose rows are padded to a multiple of 32 inputs."""
 
     def __init__(self, input_dims: int, output_dims: int, bias: bool, group_size: int, bits: int):
         super().__init__(input_dims + -input_dims % 32, output_dims, bias, group_size, bits)
@@ -172,7 +172,7 @@ class TernaryLinear(nn.QuantizedLinear):
 
 
 class NormedTernaryLinear(nn.Module):
-    """An RMSNorm and a linear in the 2-bit form.
+    """An RMSNorm and a linear in the 2-bit format.
 
     It is not an `nn.QuantizedLinear`, since the adapters that mlx-lm puts on those would read the input
     of the norm. LoRA reads the normed input here, and DoRA is refused.
@@ -233,7 +233,7 @@ class AdaptedLinear(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A dense linear, or the place of a ternary one until mlx-lm asks for its quantised form."""
+    """A dense linear, or the place of a ternary one until mlx-lm asks for its quantised variant."""
 
     def __init__(
         self,
@@ -685,7 +685,7 @@ def two_bits(name: str, packed: mx.array, output_dims: int, input_dims: int) -> 
 
 
 def unpack_five_trits(modules: dict[str, Any], weights: dict[str, mx.array]) -> None:
-    """Turns matrices with five trits a byte to MLX's affine form, one after the other.
+    """Turns matrices with five trits a byte to MLX's affine format, one after the other.
 
     Byte `j` of a row of `X.weight` holds the inputs `5 j` to `5 j + 4` as digits of base 3, the first
     one lowest. A digit is a trit + 1. The weight is the trit times `X.weight_scale`.
@@ -698,7 +698,7 @@ def unpack_five_trits(modules: dict[str, Any], weights: dict[str, mx.array]) -> 
         output_dims, input_dims = modules[path].weight.shape
         words = two_bits(name, weights.pop(name), output_dims, input_dims)
         columns = words.shape[1] * 16
-        # the largest group of MLX's form that divides a padded row
+        # the largest group of MLX's format that divides a padded row
         group_size = next(size for size in (128, 64, 32) if columns % size == 0)
         groups = output_dims, columns // group_size
         scales = mx.contiguous(mx.broadcast_to(scale, groups))

@@ -1,9 +1,9 @@
-"""MLX's affine form of quantised linears and embeddings, as mlx-lm writes it.
+"""MLX's affine format of quantised linears and embeddings, as mlx-lm writes it.
 
 A module `X` has `X.weight`, `uint32` with codes of 1 to 8 bits, and `X.scales` and `X.biases` with one
 float for each group of inputs. The weight is `code * scale + bias`. Activations stay floats.
-`config.json` describes the form under `quantization`. There, the name of a module may hold another form,
-`false` for none, or `true` for the usual one. Ternary Bonsai uses 2 bits with codes below 3 and
+`config.json` describes the format under `quantization`. There, the name of a module may hold another
+format, `false` for none, or `true` for the usual one. Ternary Bonsai uses 2 bits with codes below 3 and
 `bias = -scale`, and 1-bit Bonsai 1 bit with `bias = -scale / 2`.
 """
 
@@ -23,17 +23,17 @@ from ....layers.ternary.values import TERNARY_BITS
 from ....ops.dense_matmul import GROUP_SIZES
 from ....ops.device import FLOATS
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from .. import weight_form
+from .. import weight_format
 from .packed import describe_packing
 
 METHOD = "affine"
 BITS = (1, 2, 3, 4, 5, 6, 8)
 
-_FORM_KEYS = {"group_size", "bits", "mode"}
+_FORMAT_KEYS = {"group_size", "bits", "mode"}
 
 
-def form(group_size: int, bits: int) -> dict[str, Any]:
-    """The description of a form in `config.json`."""
+def format(group_size: int, bits: int) -> dict[str, Any]:
+    """The description of a format in `config.json`."""
     return {"group_size": group_size, "bits": bits, "mode": METHOD}
 
 
@@ -55,21 +55,21 @@ def specs(
     )
 
 
-def check_form(described: Any) -> None:
+def check_format(described: Any) -> None:
     """Refuses modes, bits and group sizes that are not read.
 
     Raises:
-        UnsupportedModelError: The form is not read.
+        UnsupportedModelError: The format is not read.
     """
-    forms = [described]
+    formats = [described]
     if isinstance(described, Mapping):
-        own = [value for key, value in described.items() if key not in _FORM_KEYS]
-        forms += [value for value in own if not isinstance(value, bool)]
-        forms[0] = {key: described[key] for key in _FORM_KEYS if key in described}
-    for each in forms:
+        own = [value for key, value in described.items() if key not in _FORMAT_KEYS]
+        formats += [value for value in own if not isinstance(value, bool)]
+        formats[0] = {key: described[key] for key in _FORMAT_KEYS if key in described}
+    for each in formats:
         if (
             not isinstance(each, Mapping)
-            or set(each) - _FORM_KEYS
+            or set(each) - _FORMAT_KEYS
             or each.get("bits") not in BITS
             or isinstance(each["bits"], bool)
             or each.get("group_size") not in GROUP_SIZES
@@ -77,7 +77,8 @@ def check_form(described: Any) -> None:
         ):
             raise UnsupportedModelError(
                 f"[config.json] 'quantization' must be affine with {_listed(BITS)} bits and a group "
-                f"size of {_listed(GROUP_SIZES)} but got {each!r:.200}. Use a checkpoint in such a form."
+                f"size of {_listed(GROUP_SIZES)} but got {each!r:.200}. Use a checkpoint in such a "
+                f"format."
             )
 
 
@@ -92,7 +93,7 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
 
-def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
+def _open(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
     found = {}
     for path, (matrix, name, tensors, said) in places.items():
         if not matrix.holds_floats or matrix.is_ternary or "scales" not in tensors:
@@ -113,10 +114,12 @@ def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.Stor
             )
         if matrix.is_plain:
             layer = matrix.in_codes(group_size, bits)
-            found[path] = weight_form.StoredMatrix(layer, _of_experts(tensors, matrix.output_dims))
+            found[path] = weight_format.StoredMatrix(
+                layer, _of_experts(tensors, matrix.output_dims)
+            )
         else:
             entries = _in_float32(matrix, name, tensors, group_size, bits)
-            found[path] = weight_form.StoredMatrix(matrix.layer, entries=entries)
+            found[path] = weight_format.StoredMatrix(matrix.layer, entries=entries)
     return found
 
 
@@ -132,16 +135,16 @@ def _in_float32(
     parts = []
     for spec in specs(name, rows, dims, group_size, bits, tensors["scales"].dtype):
         entry = tensors.get(spec.name.rpartition(".")[2])
-        form = None if entry is None else (entry.dtype, entry.shape)
+        format = None if entry is None else (entry.dtype, entry.shape)
         if (
             entry is None
-            or form != (spec.dtype, spec.shape)
+            or format != (spec.dtype, spec.shape)
             or tensors["scales"].dtype not in FLOATS
         ):
             raise CheckpointError(
                 f"[load] tensor {spec.name!r:.100} must be there with shape {spec.shape}, as codes of "
                 f"{bits} bits in groups of {group_size} with scales and biases in floats have, but "
-                f"{'is missing' if form is None else f'has {form[1]} of {form[0]}'}. Check that "
+                f"{'is missing' if format is None else f'has {format[1]} of {format[0]}'}. Check that "
                 "config.json and the weights belong together and are complete."
             )
         parts.append(entry)
@@ -162,10 +165,10 @@ def _dequantized(
 
 def _of_experts(
     tensors: Mapping[str, TensorEntry], output_dims: int
-) -> dict[str, weight_form.StoredTensor]:
+) -> dict[str, weight_format.StoredTensor]:
     """How parameters are stored that have an axis for experts before their rows."""
     return {
-        key: weight_form.StoredTensor((each.shape,), (each.dtype,), _in_rows)
+        key: weight_format.StoredTensor((each.shape,), (each.dtype,), _in_rows)
         for key in ("weight", "scales", "biases")
         if (each := tensors.get(key)) and math.prod(each.shape[:-1]) == output_dims
         if len(each.shape) == 3 and (each.dtype == mx.uint32) == (key == "weight")
@@ -177,21 +180,21 @@ def _in_rows(array: mx.array) -> mx.array:
 
 
 def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
-    forms = {
-        name: form(matrix.layer.group_size, matrix.layer.bits)
+    formats = {
+        name: format(matrix.layer.group_size, matrix.layer.bits)
         for name, matrix in held.items()
         if matrix.holds_codes
     }
-    if not forms:
+    if not formats:
         return {}
-    usual = next(iter(forms.values()))
-    others = {name: own for name, own in forms.items() if own != usual}
+    usual = next(iter(formats.values()))
+    others = {name: own for name, own in formats.items() if own != usual}
     return {"quantization": {**usual, **others}}
 
 
 def _write(
     name: str, output_dims: int, input_dims: int, dtype: mx.Dtype
-) -> weight_form.WrittenMatrix:
+) -> weight_format.WrittenMatrix:
     """Codes with the scale s and the bias -s for each group, rounded to a dtype."""
     padded, group_size = packed_width(input_dims) * CODES_PER_WORD, group_size_of(input_dims)
     planned = specs(name, output_dims, padded, group_size, TERNARY_BITS, dtype)
@@ -200,19 +203,19 @@ def _write(
         scales = mx.broadcast_to(scale.astype(dtype), planned[1].shape)
         return words, scales, -scales
 
-    return weight_form.WrittenMatrix(
+    return weight_format.WrittenMatrix(
         planned, make, repeats_scale=True, codes=(group_size, TERNARY_BITS)
     )
 
 
 def _describe_codes(sizes: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Names the form of each module; the usual form is the form of the first trits or signs."""
+    """Names the format of each module; the usual variant is the format of the first trits or signs."""
     usual = next((own for own in sizes.values() if own[1] in FEW_BITS), (128, TERNARY_BITS))
-    own = {name: form(*each) for name, each in sizes.items()}
-    return {"quantization": {**form(*usual), **own}} if sizes else {}
+    own = {name: format(*each) for name, each in sizes.items()}
+    return {"quantization": {**format(*usual), **own}} if sizes else {}
 
 
-def _open_gguf(matrix: weight_form.GGUFMatrix) -> list[TensorEntry]:
+def _open_gguf(matrix: weight_format.GGUFMatrix) -> list[TensorEntry]:
     """Codes, scales and biases without loss.
 
     With the scale s of a block, weights are `(code - 1) * s`, and of one bit `(2 * code - 1) * s`.
@@ -241,22 +244,22 @@ def _open_gguf(matrix: weight_form.GGUFMatrix) -> list[TensorEntry]:
 
 
 def _describe_gguf(
-    held: Mapping[str, weight_form.GGUFTensor], others: Sequence[str]
+    held: Mapping[str, weight_format.GGUFTensor], others: Sequence[str]
 ) -> dict[str, Any]:
     return _describe_codes(
         {name: (each.kind.block, each.kind.code_bits) for name, each in held.items()}
     )
 
 
-FORM = weight_form.WeightForm(
+FORMAT = weight_format.WeightFormat(
     name=METHOD,
     open=_open,
     section="quantization",
-    check=check_form,
+    check=check_format,
     describe=_describe,
     write=_write,
     describe_written=describe_packing,
-    codes=weight_form.InCodes(specs, _describe_codes, _sizes_of),
-    gguf=weight_form.InGGUF(_open_gguf, _describe_gguf),
+    codes=weight_format.InCodes(specs, _describe_codes, _sizes_of),
+    gguf=weight_format.InGGUF(_open_gguf, _describe_gguf),
     opens_in=("mlx-lm",),
 )

@@ -1,6 +1,6 @@
-"""The forms in which checkpoints store weights: a record for each, which the rest of the library asks.
+"""The formats in which checkpoints store weights: a record for each, which the rest of the library asks.
 
-Each file of the folder `forms`, or on its search path, has such a record as `FORM`.
+Each file of the folder `formats`, or on its search path, has such a record as `FORMAT`.
 """
 
 import importlib
@@ -20,10 +20,10 @@ from ...files.gguf_file import StoredTensor as GGUFTensor
 from ...files.tensors import TensorEntry, TensorSpec
 from ...layers.matrix import Matrix
 from ...layers.rotated import RotatedLinear
-from ...models.parts.architecture import GGUFForm
+from ...models.parts.architecture import GGUFFormat
 
 PACKED_DTYPES = (mx.uint8, mx.uint32)
-"""The dtypes of packed weights, in all forms that are read."""
+"""The dtypes of packed weights, in all formats that are read."""
 
 WRITER_KEY = "mlx_mmfree"
 """The key under which `config.json` describes its writer, see `hub.checkpoint.checkpoint`."""
@@ -50,10 +50,10 @@ class Place(NamedTuple):
     """A matrix of a model whose weights are not read yet.
 
     Attributes:
-        matrix: The matrix in its training form.
+        matrix: The matrix in its training variant.
         name: The name of its module on disk.
         tensors: The tensors of the module, by what follows its name.
-        said: What `config.json` says of the form; empty if it says nothing.
+        said: What `config.json` says of the format; empty if it says nothing.
     """
 
     matrix: Matrix
@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix that a checkpoint stores in some form.
+    """A matrix that a checkpoint stores in some format.
 
     Attributes:
         layer: Takes the place of the layer in the model. It holds the parameters, and multiplies: with
@@ -157,19 +157,19 @@ def _in_order(
 
 
 class InGGUF(NamedTuple):
-    """How GGUF files store matrices that take a form when they are read.
+    """How GGUF files store matrices that take a format when they are read.
 
     Attributes:
-        open: The tensors that the form has for a matrix of a file; none if it has another form.
+        open: The tensors that the format has for a matrix of a file; none if it has another format.
         describe: From such matrices by the names of their modules on the Hub, and the names of the
-            linears that have another form, the keys of `config.json` to add.
+            linears that have another format, the keys of `config.json` to add.
     """
 
     open: Callable[[GGUFMatrix], list[TensorEntry]]
     describe: Callable[[Mapping[str, GGUFTensor], Sequence[str]], Mapping[str, Any]]
 
 
-class RotatedForm(NamedTuple):
+class RotatedFormat(NamedTuple):
     """How other programs are told that matrices are rotated.
 
     Attributes:
@@ -190,10 +190,10 @@ class RotatedForm(NamedTuple):
 
     marks: tuple[str, ...]
     gguf_type: str
-    check: Callable[[Mapping[str, Any], GGUFForm], None]
+    check: Callable[[Mapping[str, Any], GGUFFormat], None]
     names: Callable[[Mapping[str, Any]], tuple[str, ...]]
     open: Callable[
-        [Path, Mapping[str, Any], Mapping[str, tuple[Path, GGUFTensor]], GGUFForm],
+        [Path, Mapping[str, Any], Mapping[str, tuple[Path, GGUFTensor]], GGUFFormat],
         tuple[dict[str, Any], list[TensorEntry]],
     ]
     gguf_metadata: Callable[..., dict[str, Any]]
@@ -222,34 +222,34 @@ Opened = tuple[dict[str, Any], dict[str, TensorEntry]]
 
 
 @dataclass(frozen=True)
-class WeightForm:
-    """A form in which checkpoints store matrices, as `FORM` in a file of the folder `forms`.
+class WeightFormat:
+    """A format in which checkpoints store matrices, as `FORMAT` in a file of the folder `formats`.
 
     Only `name` and `open` are needed.
 
     Attributes:
-        name: Its name, which architectures list in `packed_forms`, unless `own` has a `quant_method`.
-        open: From the places of matrices by their paths, those that are stored in this form.
+        name: Its name, which architectures list in `packed_formats`, unless `own` has a `quant_method`.
+        open: From the places of matrices by their paths, those that are stored in this format.
         section: The key of `config.json` that describes it.
-        own: The entries that each description has, which tell the form from others.
+        own: The entries that each description has, which tell the format from others.
         check: Refuses a description that asks for something that is not read.
         is_for_all: Whether matrices of every architecture may have it.
         is_usual: Whether tensors that no description speaks of may have it.
-        covers: From a description, whether all ternary linears have this form.
-        precedes: Whether it is asked before the others, since its matrices look like another form's.
-        simplify: From a loaded matrix, a layer of this form that computes the same with fewer bits;
+        covers: From a description, whether all ternary linears have this format.
+        precedes: Whether it is asked before the others, since its matrices look like another format's.
+        simplify: From a loaded matrix, a layer of this format that computes the same with fewer bits;
             `None` if there is none.
         describe: From the matrices of a model by their names on disk, and its `config.json` so far, the
-            keys to add; none if no matrix has the form.
+            keys to add; none if no matrix has the format.
         write: From the name, the outputs and the inputs of a ternary matrix, and the dtype of floats,
             how it is written.
         describe_written: Turns the `quantization_config` of float masters into the one of the ternary
             matrices that `write` writes.
         codes: How it holds `InCodes`, if it does.
         gguf: How it is stored `InGGUF`, if it is.
-        open_folder: From a folder, its `config.json` and its tensors, both in the terms of other forms,
-            where a file of its own says how matrices are stored.
-        rotated: Its `RotatedForm`, if its matrices are rotated.
+        open_folder: From a folder, its `config.json` and its tensors, both in the terms of other
+            variants, where a file of its own says how matrices are stored.
+        rotated: Its `RotatedFormat`, if its matrices are rotated.
         trits_per_byte: How many ternary weights share a byte, where that is not 4.
         rows: What the outputs of a matrix that it writes must be a multiple of.
         opens_in: The programs that open it beside this library.
@@ -273,7 +273,7 @@ class WeightForm:
     codes: InCodes | None = None
     gguf: InGGUF | None = None
     open_folder: Callable[[Path, dict[str, Any], dict[str, TensorEntry]], Opened] | None = None
-    rotated: RotatedForm | None = None
+    rotated: RotatedFormat | None = None
     trits_per_byte: int = 4
     rows: int = 1
     opens_in: tuple[str, ...] = ()
@@ -284,86 +284,90 @@ class WeightForm:
         object.__setattr__(self, "method", self.own.get("quant_method", self.name))
 
 
-def weight_forms() -> dict[str, WeightForm]:
-    """All forms by their names."""
-    path = importlib.import_module(f"{__package__}.forms").__path__
-    return _weight_forms(tuple(path), tuple(plugins.LOADED))
+def weight_formats() -> dict[str, WeightFormat]:
+    """All formats by their names."""
+    path = importlib.import_module(f"{__package__}.formats").__path__
+    return _weight_formats(tuple(path), tuple(plugins.LOADED))
 
 
-def code_form() -> tuple[WeightForm, InCodes]:
-    """The form that holds `InCodes`, and how."""
-    return next((form, form.codes) for form in weight_forms().values() if form.codes is not None)
+def code_format() -> tuple[WeightFormat, InCodes]:
+    """The format that holds `InCodes`, and how."""
+    return next(
+        (format, format.codes) for format in weight_formats().values() if format.codes is not None
+    )
 
 
-def rotated_form() -> RotatedForm:
+def rotated_format() -> RotatedFormat:
     """How rotated matrices are described."""
-    forms = weight_forms().values()
-    return next(form.rotated for form in forms if form.rotated is not None)
+    formats = weight_formats().values()
+    return next(format.rotated for format in formats if format.rotated is not None)
 
 
 @cache
-def _weight_forms(
+def _weight_formats(
     search: tuple[str, ...], loaded: tuple[plugins.Plugin, ...]
-) -> dict[str, WeightForm]:
-    return plugins.records_of("weight_forms", "FORM", WeightForm)
+) -> dict[str, WeightFormat]:
+    return plugins.records_of("weight_formats", "FORMAT", WeightFormat)
 
 
-def forms_of(config: Mapping[str, Any]) -> dict[str, tuple[WeightForm, Mapping[str, Any]]]:
-    """The forms that a `config.json` names, by their names, with what it says of each.
+def formats_of(config: Mapping[str, Any]) -> dict[str, tuple[WeightFormat, Mapping[str, Any]]]:
+    """The formats that a `config.json` names, by their names, with what it says of each.
 
-    Nothing is checked but which forms they are.
+    Nothing is checked but which formats they are.
     """
-    found: dict[str, tuple[WeightForm, Mapping[str, Any]]] = {}
-    for form in weight_forms().values():
-        said = config.get(form.section)
-        if form.section != _SECTION and said is not None:
-            found[form.name] = form, said
+    found: dict[str, tuple[WeightFormat, Mapping[str, Any]]] = {}
+    for format in weight_formats().values():
+        said = config.get(format.section)
+        if format.section != _SECTION and said is not None:
+            found[format.name] = format, said
     said = config.get(_SECTION)
     if isinstance(said, Mapping) and "quant_method" in said:
-        named = [form for form in weight_forms().values() if form.method == said["quant_method"]]
-        # of forms with one method, the one of which most is said
-        named.sort(key=lambda form: (-len(form.own.keys() & said), len(form.own)))
-        found |= {form.name: (form, said) for form in named[:1] if form.section == _SECTION}
+        named = [
+            format for format in weight_formats().values() if format.method == said["quant_method"]
+        ]
+        # of formats with one method, the one of which most is said
+        named.sort(key=lambda format: (-len(format.own.keys() & said), len(format.own)))
+        found |= {format.name: (format, said) for format in named[:1] if format.section == _SECTION}
     return found
 
 
-def described_forms(
+def described_formats(
     config: Mapping[str, Any], read: Sequence[str]
-) -> list[tuple[WeightForm, Mapping[str, Any]]]:
-    """The forms in which a checkpoint may store its matrices, with what `config.json` says of each.
+) -> list[tuple[WeightFormat, Mapping[str, Any]]]:
+    """The formats in which a checkpoint may store its matrices, with what `config.json` says of each.
 
     Args:
         config: The content of `config.json`.
-        read: The `packed_forms` that the architecture reads.
+        read: The `packed_formats` that the architecture reads.
 
     Raises:
         UnsupportedModelError: The weights are stored in a way that is not read.
     """
-    found = forms_of(config)
+    found = formats_of(config)
     quantization = config.get("quantization")
     keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
-    forms = weight_forms().values()
-    usual = next(form for form in forms if form.is_usual)
-    marks = {mark for form in forms if form.rotated for mark in form.rotated.marks}
+    formats = weight_formats().values()
+    usual = next(format for format in formats if format.is_usual)
+    marks = {mark for format in formats if format.rotated for mark in format.rotated.marks}
     rotated = [key for key in keys if any(mark in key.lower() for mark in marks)]
-    if rotated and not any(form.rotated for form, _ in found.values()):
+    if rotated and not any(format.rotated for format, _ in found.values()):
         raise UnsupportedModelError(
             f"[config.json] {rotated[0]!r:.80} must be absent, or come with 'modules' that say which "
             "weights are rotated: without the rotation the model would write nonsense. Use a checkpoint "
-            "in a form that is read."
+            "in a format that is read."
         )
-    is_own = any(form.method == usual.method for form, _ in found.values())
-    for form, own_section in found.values():
-        if form.section != _SECTION:
-            if not (is_own or form.is_for_all or form.method in read):
+    is_own = any(format.method == usual.method for format, _ in found.values())
+    for format, own_section in found.values():
+        if format.section != _SECTION:
+            if not (is_own or format.is_for_all or format.method in read):
                 raise UnsupportedModelError(
-                    f"[config.json] {form.section!r} must be absent for this architecture but is given. "
-                    "Load the checkpoint that it was made from."
+                    f"[config.json] {format.section!r} must be absent for this architecture but is "
+                    "given. Load the checkpoint that it was made from."
                 )
-            if form.check is not None:
-                form.check(own_section)
+            if format.check is not None:
+                format.check(own_section)
     said: Any = config.get(_SECTION)
-    packed = next((form for form, _ in found.values() if form.section == _SECTION), usual)
+    packed = next((format for format, _ in found.values() if format.section == _SECTION), usual)
     # mlx-lm writes its own section twice
     is_copy = bool(found) and not (isinstance(said, Mapping) and "quant_method" in said)
     if said is not None and not is_copy:

@@ -1,4 +1,4 @@
-"""Five trits a byte, a form of 1.6 bits a weight for storage and downloads.
+"""Five trits a byte, a format of 1.6 bits a weight for storage and downloads.
 
 A ternary linear `X` of N outputs and D inputs has
 
@@ -22,7 +22,7 @@ from ....files.tensors import TensorSpec, host_array
 from ....layers.ternary.values import TERNARY_BITS
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from ..weight_form import Place, StoredMatrix, StoredTensor, WeightForm, WrittenMatrix, always
+from ..weight_format import Place, StoredMatrix, StoredTensor, WeightFormat, WrittenMatrix, always
 from .affine import group_size_of
 from .packed import OWN, describe_packing, open_packed
 
@@ -73,7 +73,7 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
     """
     octets = np.asarray(mx.contiguous(weight)).view(np.uint8)
     rows, width = _shape(len(octets), input_dims)
-    packed, room = host_array((rows, width), mx.uint8)
+    packed, capacity = host_array((rows, width), mx.uint8)
     # the four codes of a byte, each in a byte of its own
     single = (np.arange(256)[:, None] >> np.arange(0, 8, 2) & 3).astype(np.uint8)
     fours = single.view(np.uint32)[:, 0]
@@ -81,9 +81,9 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
         codes = np.ones((part.stop - part.start, TRITS_PER_BYTE * width), np.uint8)
         codes[:, :input_dims] = fours[octets[part]].view(np.uint8)[:, :input_dims]
         fives = codes.reshape(-1, width, TRITS_PER_BYTE)
-        room[part] = fives[..., 0]
+        capacity[part] = fives[..., 0]
         for place in range(1, TRITS_PER_BYTE):
-            room[part] += fives[..., place] * _POWERS[place]
+            capacity[part] += fives[..., place] * _POWERS[place]
     return packed
 
 
@@ -96,8 +96,8 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
     """
     packed = np.asarray(weight)
     rows, width = packed.shape
-    words, room = host_array((rows, packed_width(input_dims)), mx.uint32)
-    groups = -(-room.shape[1] // _GROUP_WORDS)
+    words, capacity = host_array((rows, packed_width(input_dims)), mx.uint32)
+    groups = -(-capacity.shape[1] // _GROUP_WORDS)
     table = _codes_of_pairs()
     for part in blocks(rows, input_dims):
         octets = np.full((part.stop - part.start, _GROUP_BYTES * groups), _ZEROS, np.uint8)
@@ -111,7 +111,7 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
             filled[..., word] |= codes << np.uint32(shift)
             if shift + 2 * _BITS_OF_BYTE > 2 * CODES_PER_WORD:
                 filled[..., word + 1] |= codes >> np.uint32(2 * CODES_PER_WORD - shift)
-        room[part] = filled.reshape(len(octets), -1)[:, : room.shape[1]]
+        capacity[part] = filled.reshape(len(octets), -1)[:, : capacity.shape[1]]
     return words
 
 
@@ -134,10 +134,10 @@ def _codes_of_pairs() -> np.ndarray:
     return (codes[:, None] << np.uint32(_BITS_OF_BYTE) | codes).reshape(-1)
 
 
-# other bits, so that versions that do not know the form refuse it
+# other bits, so that versions that do not know the format refuse it
 _OWN = {**OWN, "bits": BITS, "trits_per_byte": TRITS_PER_BYTE}
 
-FORM = WeightForm(
+FORMAT = WeightFormat(
     name="five_trits",
     open=_open,
     own=_OWN,

@@ -1,4 +1,4 @@
-"""This library's packed form of a checkpoint on disk.
+"""This library's packed format of a checkpoint on disk.
 
 Names and `config.json` follow the architecture on the Hub, with two differences.
 
@@ -11,15 +11,15 @@ Names and `config.json` follow the architecture on the Hub, with two differences
 - `config.json` has the `quantization_config` of `describe_packing`.
 
 mlx-lm can read the folders that `convert` writes. In these, `X.scales` and `X.biases` repeat the scale
-in MLX's affine form, rounded to the dtype of the model. `config.json` has `quantization` too, and the
+in MLX's affine format, rounded to the dtype of the model. `config.json` has `quantization` too, and the
 exact scales are in a file of their own, which mlx-lm does not read. With `trits_per_byte`, there are no
 such copies: the model's Python file makes them.
 
-Dense weights whose stored values are already ternary are packed in this form without loss. TriLM stores
-`trit * scale`. Training split its matrices into blocks of rows or of columns, each with a scale of its
-own. The scales are read from the values, and nothing is rounded. Ternary matrices in MLX's affine 2-bit
-form are found in the same way, by their codes and scales. Where each group of 128, 64 or 32 inputs has a
-scale of its own, as in BitCPM, floats become that affine form.
+Dense weights whose stored values are already ternary are packed in this format without loss. TriLM
+stores `trit * scale`. Training split its matrices into blocks of rows or of columns, each with a scale
+of its own. The scales are read from the values, and nothing is rounded. Ternary matrices in MLX's
+affine 2-bit format are found in the same way, by their codes and scales. Where each group of 128, 64 or
+32 inputs has a scale of its own, as in BitCPM, floats become that affine format.
 """
 
 import math
@@ -38,7 +38,7 @@ from ....layers.matrix import Matrix
 from ....layers.ternary.values import with_fewer_bits
 from ....ops.device import FLOATS
 from ....ops.ternary import packed_width
-from .. import weight_form
+from .. import weight_format
 
 OWN = {"quant_method": "mmfree", "format_version": 1, "bits": 2}
 
@@ -54,7 +54,7 @@ def describe_packing(
     Args:
         described: The value for the checkpoint with float master weights. What it says about the
             mathematics of the linears stays.
-        own: The entries that tell this form, or another with its `quant_method`.
+        own: The entries that tell this format, or another with its `quant_method`.
         is_dense: Whether the linears belong to a dense model, whose activations stay floats.
     """
     stored = {"linear_class", "quantization_mode", "trits_per_byte"}
@@ -64,7 +64,7 @@ def describe_packing(
     return {**kept, **own}
 
 
-def open_packed(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
+def open_packed(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
     """The matrices that are stored with a scale, by their paths."""
     found = {}
     for path, (matrix, _, tensors, _) in places.items():
@@ -72,9 +72,9 @@ def open_packed(places: Mapping[str, weight_form.Place]) -> dict[str, weight_for
             continue
         weight, scale = tensors.get("weight"), tensors["weight_scale"]
         if matrix.is_ternary:
-            # MLX's affine form repeats the scale, rounded, for each group of inputs
-            found[path] = weight_form.StoredMatrix(
-                matrix.packed_room(), copies=("scales", "biases")
+            # MLX's affine format repeats the scale, rounded, for each group of inputs
+            found[path] = weight_format.StoredMatrix(
+                matrix.packed_space(), copies=("scales", "biases")
             )
         elif matrix.is_plain and not matrix.is_embedding and weight and weight.dtype == mx.uint32:
             layer = PackedLinear(
@@ -86,20 +86,20 @@ def open_packed(places: Mapping[str, weight_form.Place]) -> dict[str, weight_for
             )
             own = scale.name.endswith(".weight_scale")
             has_axes = not own and math.prod(scale.shape) == matrix.output_dims
-            found[path] = weight_form.StoredMatrix(
+            found[path] = weight_format.StoredMatrix(
                 layer, _of_rows(layer, scale.shape) if has_axes else {}
             )
     return found
 
 
-def _of_rows(layer: PackedLinear, rows: tuple[int, ...]) -> dict[str, weight_form.StoredTensor]:
+def _of_rows(layer: PackedLinear, rows: tuple[int, ...]) -> dict[str, weight_format.StoredTensor]:
     """How another writer stores codes and scales of rows: with an axis for experts, in any float."""
     width = layer.weight.shape[1]
     return {
-        "weight": weight_form.StoredTensor(
+        "weight": weight_format.StoredTensor(
             ((*rows, width),), (mx.uint32,), lambda x: x.reshape(-1, width)
         ),
-        "scale": weight_form.StoredTensor(
+        "scale": weight_format.StoredTensor(
             (rows,), FLOATS, lambda x: x.astype(mx.float32).reshape(-1)
         ),
     }
@@ -114,7 +114,7 @@ def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str
     return {"quantization_config": describe_packing(described, is_dense=is_dense)}
 
 
-def _open_gguf(matrix: weight_form.GGUFMatrix) -> list[TensorEntry]:
+def _open_gguf(matrix: weight_format.GGUFMatrix) -> list[TensorEntry]:
     """Trits and the one scale of a linear whose activations have 8 bits."""
     if not matrix.is_ternary:
         return []
@@ -127,7 +127,7 @@ def _open_gguf(matrix: weight_form.GGUFMatrix) -> list[TensorEntry]:
     ]
 
 
-def _one_scale(tensor: weight_form.GGUFTensor, data: np.ndarray) -> np.ndarray:
+def _one_scale(tensor: weight_format.GGUFTensor, data: np.ndarray) -> np.ndarray:
     scales = ternary_scale(tensor.kind, data)
     if scales.size != 1:
         raise UnsupportedModelError(
@@ -138,17 +138,17 @@ def _one_scale(tensor: weight_form.GGUFTensor, data: np.ndarray) -> np.ndarray:
 
 
 def _describe_gguf(
-    held: Mapping[str, weight_form.GGUFTensor], others: Sequence[str]
+    held: Mapping[str, weight_format.GGUFTensor], others: Sequence[str]
 ) -> dict[str, Any]:
     return {"quantization_config": describe_packing({"modules_to_not_convert": [*others]})}
 
 
-FORM = weight_form.WeightForm(
+FORMAT = weight_format.WeightFormat(
     name="mmfree",
     open=open_packed,
     own=OWN,
     is_usual=True,
     simplify=with_fewer_bits,
     describe=_describe,
-    gguf=weight_form.InGGUF(_open_gguf, _describe_gguf),
+    gguf=weight_format.InGGUF(_open_gguf, _describe_gguf),
 )

@@ -7,7 +7,7 @@ from . import readers
 
 
 @dataclass(frozen=True)
-class CallForm:
+class CallFormat:
     """How a model writes a call.
 
     Attributes:
@@ -34,15 +34,15 @@ class CallForm:
 
 
 _TAG = "<tool_call>", "</tool_call>"
-_HERMES = CallForm(
+_HERMES = CallFormat(
     readers.HermesCalls,
     f'{_TAG[0]}\n{{"name": "NAME", "arguments": ',
     f"}}\n{_TAG[1]}",
 )
-USUAL_FORM = _HERMES
-"""The form of calls in a conversation with a model that was taught none."""
-_BARE = CallForm(readers.BareCalls, '{"name": "NAME", "parameters": ', "}", between="; ")
-_MISTRAL_LIST = CallForm(
+USUAL_FORMAT = _HERMES
+"""The format of calls in a conversation with a model that was taught none."""
+_BARE = CallFormat(readers.BareCalls, '{"name": "NAME", "parameters": ', "}", between="; ")
+_MISTRAL_LIST = CallFormat(
     readers.MistralCalls,
     '{"name": "NAME", "arguments": ',
     "}",
@@ -50,15 +50,15 @@ _MISTRAL_LIST = CallForm(
     between=", ",
     close="]",
 )
-_MISTRAL = CallForm(readers.MistralCalls, "[TOOL_CALLS]NAME[ARGS]", "")
-_TAGGED = CallForm(readers.TaggedCalls, "<function=NAME>", "</function>")
-_XML = CallForm(
+_MISTRAL = CallFormat(readers.MistralCalls, "[TOOL_CALLS]NAME[ARGS]", "")
+_TAGGED = CallFormat(readers.TaggedCalls, "<function=NAME>", "</function>")
+_XML = CallFormat(
     readers.XMLCalls,
     f"{_TAG[0]}\n<function=NAME>\n",
     f"</function>\n{_TAG[1]}",
     ("<parameter=KEY>\n", "\n</parameter>\n"),
 )
-_GLM = CallForm(
+_GLM = CallFormat(
     readers.GLMCalls,
     f"{_TAG[0]}NAME\n",
     _TAG[1],
@@ -66,8 +66,8 @@ _GLM = CallForm(
 )
 
 
-def call_form(template: str) -> CallForm | None:
-    """The form of calls that a chat template teaches; `None` if none that is known here.
+def call_format(template: str) -> CallFormat | None:
+    """The format of calls that a chat template teaches; `None` if none that is known here.
 
     Args:
         template: The source of the chat template.

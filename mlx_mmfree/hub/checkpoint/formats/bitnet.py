@@ -27,7 +27,7 @@ from ....files.tensors import TensorEntry, TensorSpec, host_array, read_tensor
 from ....ops.device import FLOATS
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from .. import weight_form
+from .. import weight_format
 from .packed import open_packed
 
 QUANT_METHOD = "bitnet"
@@ -40,30 +40,30 @@ _SWAPS = tuple(
     (np.uint32(distance), np.uint32(mask)) for distance, mask in ((6, 0x00CC00CC), (12, 0x0000F0F0))
 )
 
-_FORMS = {
+_FORMATS = {
     ("bitlinear", "offline"),
     ("autobitlinear", "offline"),
     ("autobitlinear", "online"),
 }
 
 
-def check_form(described: Mapping[str, Any]) -> None:
+def check_format(described: Mapping[str, Any]) -> None:
     """Refuses combinations of linear class and mode that do not exist.
 
     Raises:
         UnsupportedModelError: The combination is not known.
     """
-    form = _form(described)
-    if not all(isinstance(part, str) for part in form) or form not in _FORMS:
-        known = ", ".join(" / ".join(pair) for pair in sorted(_FORMS))
+    format = _format(described)
+    if not all(isinstance(part, str) for part in format) or format not in _FORMATS:
+        known = ", ".join(" / ".join(pair) for pair in sorted(_FORMATS))
         raise UnsupportedModelError(
             "[config.json] 'linear_class' and 'quantization_mode' must be one of "
-            f"{known} but got {form[0]!r:.80} and {form[1]!r:.80}. Take config.json from the original "
-            "checkpoint."
+            f"{known} but got {format[0]!r:.80} and {format[1]!r:.80}. Take config.json from the "
+            "original checkpoint."
         )
 
 
-def _form(described: Mapping[str, Any]) -> tuple[Any, Any]:
+def _format(described: Mapping[str, Any]) -> tuple[Any, Any]:
     return (
         described.get("linear_class", "bitlinear"),
         described.get("quantization_mode", "offline"),
@@ -72,10 +72,10 @@ def _form(described: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def is_packed(described: Mapping[str, Any]) -> bool:
     """Whether the linears are stored packed."""
-    return described.get("quant_method") == QUANT_METHOD and _form(described)[1] == "offline"
+    return described.get("quant_method") == QUANT_METHOD and _format(described)[1] == "offline"
 
 
-def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
+def _open(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
     packed = {path: place for path, place in places.items() if is_packed(place.said)}
     found = open_packed(packed)
     for path, stored in found.items():
@@ -84,12 +84,12 @@ def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.Stor
         read_scale = partial(scale_of, said)
         read = partial(repack, output_dims=matrix.output_dims)
         tensors = {
-            "weight": weight_form.StoredTensor((shape,), (mx.uint8,), read),
-            "scale": weight_form.StoredTensor(((1,), ()), FLOATS, read_scale),
+            "weight": weight_format.StoredTensor((shape,), (mx.uint8,), read),
+            "scale": weight_format.StoredTensor(((1,), ()), FLOATS, read_scale),
         }
         if "bias" in matrix.layer and _scales_bias(said):
             scaled = partial(_scaled, entries["weight_scale"], read_scale)
-            tensors["bias"] = weight_form.StoredTensor(((matrix.output_dims,),), FLOATS, scaled)
+            tensors["bias"] = weight_format.StoredTensor(((matrix.output_dims,),), FLOATS, scaled)
         found[path] = replace(stored, tensors=tensors)
     return found
 
@@ -101,13 +101,13 @@ def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
 
 def _scales_bias(described: Mapping[str, Any]) -> bool:
     """Whether a stored bias must still be multiplied by the scale."""
-    return _form(described)[0] == "autobitlinear"
+    return _format(described)[0] == "autobitlinear"
 
 
 def scale_of(described: Mapping[str, Any], weight_scale: mx.array) -> mx.array:
     """The number that trits are multiplied by, float32 `(1,)`."""
     scale = weight_scale.astype(mx.float32).reshape(1)
-    return 1.0 / scale if _form(described)[0] == "bitlinear" else scale
+    return 1.0 / scale if _format(described)[0] == "bitlinear" else scale
 
 
 def _scaled(
@@ -119,13 +119,13 @@ def _scaled(
 
 def _write(
     name: str, output_dims: int, input_dims: int, dtype: mx.Dtype
-) -> weight_form.WrittenMatrix:
+) -> weight_format.WrittenMatrix:
     """With a scale that multiplies. It stays float32, since any other dtype would round it."""
     specs = (
         TensorSpec(f"{name}.weight", mx.uint8, packed_shape(output_dims, input_dims)),
         TensorSpec(f"{name}.weight_scale", mx.float32, (1,)),
     )
-    return weight_form.WrittenMatrix(specs, lambda words, scale: (pack(words, input_dims), scale))
+    return weight_format.WrittenMatrix(specs, lambda words, scale: (pack(words, input_dims), scale))
 
 
 def _describe_written(described: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -142,8 +142,8 @@ def repack(weight: mx.array, output_dims: int) -> mx.array:
     packed = np.asarray(weight)
     rows, dims = packed.shape
     width = packed_width(dims)
-    words, room = host_array((CODES_PER_BYTE * rows, width), mx.uint32)
-    quarters = room.view(np.uint8).reshape(CODES_PER_BYTE, rows, -1)
+    words, capacity = host_array((CODES_PER_BYTE * rows, width), mx.uint32)
+    quarters = capacity.view(np.uint8).reshape(CODES_PER_BYTE, rows, -1)
     for part in blocks(rows, dims):
         codes = np.full((part.stop - part.start, CODES_PER_WORD * width), _PADDING, np.uint8)
         codes[:, :dims] = packed[part]
@@ -174,11 +174,11 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
     return codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
 
 
-FORM = weight_form.WeightForm(
+FORMAT = weight_format.WeightFormat(
     name=QUANT_METHOD,
     open=_open,
     own={"quant_method": QUANT_METHOD},
-    check=check_form,
+    check=check_format,
     covers=is_packed,
     write=_write,
     describe_written=_describe_written,

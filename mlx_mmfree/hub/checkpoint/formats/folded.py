@@ -20,7 +20,7 @@ from ....files.tensors import TensorEntry
 from ....models import find_described
 from ....ops.device import FLOATS
 from ....ops.hadamard import MAX_BLOCK
-from .. import weight_form
+from .. import weight_format
 from ..rotated_floats import SIGNS, without_rotated_floats
 from .hadamard import SECTION, constant_entry
 
@@ -41,7 +41,7 @@ _HEAD = "lm_head.weight"
 def read_folded(
     folder: Path, config: dict[str, Any], tensors: dict[str, TensorEntry]
 ) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
-    """A checkpoint as its files give it, with its rotation in the terms of the form `hadamard`.
+    """A checkpoint as its files give it, with its rotation in the terms of the format `hadamard`.
 
     Args:
         folder: The folder.
@@ -189,9 +189,9 @@ def _check_head(
         )
 
 
-def _none(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
-    # the matrices have other forms once the file was read
+def _none(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
+    # the matrices have other variants once the file was read
     return {}
 
 
-FORM = weight_form.WeightForm(name="folded", open=_none, open_folder=read_folded)
+FORMAT = weight_format.WeightFormat(name="folded", open=_none, open_folder=read_folded)

@@ -1,10 +1,10 @@
-"""PrismML's form of rotated weights, as Bonsai 2 is stored: MLX's affine form after a rotation.
+"""PrismML's format of rotated weights, as Bonsai 2 is stored: MLX's affine format after a rotation.
 
 `modules` in `config.json` lists what is packed, each with its `path`, whether it is an `embedding`, and
 its `block`, the inputs that are rotated together. A module with a block has `.signs`, float32, beside
-the tensors of MLX's affine form; one whose block is 0 is not rotated. A program that leaves the rotation
-out gets results of the right shape that mean nothing. So a file with signs is refused unless each of
-them is used, and each rotated module must have its own.
+the tensors of MLX's affine format; one whose block is 0 is not rotated. A program that leaves the
+rotation out gets results of the right shape that mean nothing. So a file with signs is refused unless
+each of them is used, and each rotated module must have its own.
 
 In GGUF files, the metadata under `prism.hadamard.` name the rotated matrices, the inputs that are
 rotated together, and one vector of signs for each number of inputs. A matrix under
@@ -25,13 +25,13 @@ from ....errors import CheckpointError, UnsupportedModelError
 from ....files.tensors import TensorEntry
 from ....layers.matrix import Matrix
 from ....layers.rotated import RotatedEmbedding, RotatedLinear
-from ....models.parts.architecture import GGUFForm
+from ....models.parts.architecture import GGUFFormat
 from ....ops.dense_matmul import GROUP_SIZES
 from ....ops.hadamard import MAX_BLOCK
-from .. import weight_form
+from .. import weight_format
 from ..gguf_config import hub_name
 from ..rotated_floats import SIGNS
-from .affine import BITS, form
+from .affine import BITS, format
 
 SECTION = "modules"
 _NONSENSE = "Without the rotation the model would write nonsense. Fetch the checkpoint again."
@@ -72,9 +72,9 @@ def check_modules(described: Any) -> None:
             )
 
 
-def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.StoredMatrix]:
+def _open(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
     by_name = {place.name: path for path, place in places.items()}
-    found: dict[str, weight_form.StoredMatrix] = {}
+    found: dict[str, weight_format.StoredMatrix] = {}
     if not places:
         return found
     described: Any = next(iter(places.values())).said
@@ -105,8 +105,8 @@ def _open(places: Mapping[str, weight_form.Place]) -> dict[str, weight_form.Stor
     return found
 
 
-def _stored(place: weight_form.Place, block: int) -> weight_form.StoredMatrix:
-    """A rotated matrix, with room for its codes and signs."""
+def _stored(place: weight_format.Place, block: int) -> weight_format.StoredMatrix:
+    """A rotated matrix, with capacity for its codes and signs."""
     matrix, name, tensors, _ = place
     dims = matrix.input_dims
     if SIGNS not in tensors:
@@ -128,15 +128,15 @@ def _stored(place: weight_form.Place, block: int) -> weight_form.StoredMatrix:
     bits, group_size = _sizes(dims, weight, scales)
     if bits not in BITS or group_size not in GROUP_SIZES:
         raise CheckpointError(
-            f"[load] the rotated {name!r:.100} must be in MLX's affine form, with 'weight', 'scales' "
+            f"[load] the rotated {name!r:.100} must be in MLX's affine format, with 'weight', 'scales' "
             f"and 'biases', but its tensors are not. {_NONSENSE}"
         )
     kind: type[RotatedLinear] = RotatedEmbedding if matrix.is_embedding else RotatedLinear
     sizes = (matrix.output_dims, dims) if matrix.is_embedding else (dims, matrix.output_dims)
     layer = kind(*sizes, group_size=group_size, bits=bits, block=block)
     read = _Signs(signs)
-    return weight_form.StoredMatrix(
-        layer, {SIGNS: weight_form.StoredTensor(((dims,),), (mx.float32,), read)}
+    return weight_format.StoredMatrix(
+        layer, {SIGNS: weight_format.StoredTensor(((dims,),), (mx.float32,), read)}
     )
 
 
@@ -176,7 +176,7 @@ def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str
         for name, each in rotated.items()
     ]
     first = next(iter(rotated.values()))
-    return {"quantization": form(first.codes_group, first.bits), **config, SECTION: modules}
+    return {"quantization": format(first.codes_group, first.bits), **config, SECTION: modules}
 
 
 _MLX_LM_TYPE = "prism_hadamard_qwen35"
@@ -191,14 +191,14 @@ def description_for_mlx_lm(
     """The `config.json` by which mlx-lm reads a model of Qwen3.5 with rotated weights.
 
     Args:
-        config: What describes the model, without its form.
+        config: What describes the model, without its format.
         rotated: The rotated matrices by their names on disk.
-        others: Group sizes and bits of the matrices in MLX's affine form, by their names on disk.
+        others: Group sizes and bits of the matrices in MLX's affine format, by their names on disk.
 
     Raises:
         UnsupportedModelError: mlx-lm does not read such matrices.
     """
-    usual = form(128, 2)
+    usual = format(128, 2)
     for name, each in rotated.items():
         if (each.codes_group, each.bits) != (128, 2) or each.block not in _MLX_LM_BLOCKS:
             raise UnsupportedModelError(
@@ -206,10 +206,10 @@ def description_for_mlx_lm(
                 f"from 512 to 8192, for mlx-lm, but has {each.bits} bits, groups of {each.codes_group} "
                 f"and blocks of {each.block}. Give 'unrotate' (--unrotate)."
             )
-    if wrong := [name for name, other in others.items() if form(*other) != usual]:
+    if wrong := [name for name, other in others.items() if format(*other) != usual]:
         raise UnsupportedModelError(
-            f"[convert] {wrong[0]!r} must have the form {usual} beside rotated weights, for mlx-lm, but "
-            f"has {form(*others[wrong[0]])}. Give 'unrotate' (--unrotate)."
+            f"[convert] {wrong[0]!r} must have the format {usual} beside rotated weights, for mlx-lm, "
+            f"but has {format(*others[wrong[0]])}. Give 'unrotate' (--unrotate)."
         )
     blocks = {**dict.fromkeys(others, 0), **{name: each.block for name, each in rotated.items()}}
     embeddings = {name for name, each in rotated.items() if each.is_embedding}
@@ -258,7 +258,7 @@ def rotated_names(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for key in _NAMES for name in metadata.get(MARK + key, ()))
 
 
-def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
+def check_rotation(metadata: Mapping[str, Any], format: GGUFFormat) -> None:
     """Refuses metadata of a rotation that are not those that are read.
 
     Raises:
@@ -269,7 +269,7 @@ def check_rotation(metadata: Mapping[str, Any], form: GGUFForm) -> None:
     if not given:
         return
     known = {*_FIXED, *_NAMES, *_NUMBERS, "block_size", _GROUPED, _TIED}
-    if not form.may_be_rotated or given.keys() - known:
+    if not format.may_be_rotated or given.keys() - known:
         key = next(iter(sorted(given.keys() - known) or sorted(given)))
         raise UnsupportedModelError(
             f"[GGUF] '{MARK}{key:.80}' must be absent: such a rotation of the weights is not read. "
@@ -357,8 +357,8 @@ def _check_signs(given: Mapping[str, Any]) -> None:
 def rotation_of(
     file: Path,
     metadata: Mapping[str, Any],
-    stored: Mapping[str, tuple[Path, weight_form.GGUFTensor]],
-    form: GGUFForm,
+    stored: Mapping[str, tuple[Path, weight_format.GGUFTensor]],
+    format: GGUFFormat,
 ) -> tuple[dict[str, Any], list[TensorEntry]]:
     """The key of `config.json` that lists rotated modules, and their signs.
 
@@ -393,7 +393,7 @@ def rotation_of(
                 f"but is {block}. {_NO_GGUF}"
             )
         own = np.ones(width, np.float32) if signs is None else signs[width]
-        module = hub_name(name, form).removesuffix(".weight")
+        module = hub_name(name, format).removesuffix(".weight")
         modules.append({"path": module, "embedding": name in embeddings, "block": block})
         entries.append(constant_entry(f"{module}.{SIGNS}", file, own))
     return {SECTION: modules}, entries
@@ -471,14 +471,14 @@ def _constant(bits: np.ndarray, data: np.ndarray) -> np.ndarray:
     return bits
 
 
-FORM = weight_form.WeightForm(
+FORMAT = weight_format.WeightFormat(
     name="hadamard",
     open=_open,
     section=SECTION,
     check=check_modules,
     describe=_describe,
     precedes=True,
-    rotated=weight_form.RotatedForm(
+    rotated=weight_format.RotatedFormat(
         ("hadamard", "rotation", "rotated", "walsh"),
         ROTATED_TYPE,
         check_rotation,

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.hub.checkpoint.weight_form import Place, StoredMatrix, WeightForm
+from mlx_mmfree.hub.checkpoint.weight_format import Place, StoredMatrix, WeightFormat
 from mlx_mmfree.layers.matrix import Matrix
 
 SECTION = "sign_quantization"
@@ -34,7 +34,7 @@ class SignLinear(Matrix, nn.Module):
 
     @classmethod
     def of(cls, weight: mx.array, group_size: int) -> "SignLinear":
-        """The nearest matrix of this form."""
+        """The nearest matrix of this format."""
         outputs, inputs = weight.shape
         made = cls(inputs, outputs, group_size)
         made.turned = mx.where(mx.arange(inputs) % 3 == 0, -1, 1).astype(mx.int8)
@@ -101,7 +101,7 @@ def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str
     return {SECTION: {"group_size": sizes[0]}} if sizes else {}
 
 
-FORM = WeightForm(
+FORMAT = WeightFormat(
     name="signs",
     open=_open,
     section=SECTION,

@@ -1,1 +1,0 @@
-"""The forms in which checkpoints store weights, one file for each."""

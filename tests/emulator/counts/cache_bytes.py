@@ -60,11 +60,11 @@ def _step(shape: str, tokens: int) -> tuple[MetalStep, int]:
 
 def moved(shape: str, tokens: int, limit: int) -> Moved:
     step, sums = _step(shape, tokens)
-    room = -(-(tokens + 1) // GROWTH_STEP) * GROWTH_STEP
-    row = sum(step.caches) // room
+    capacity = -(-(tokens + 1) // GROWTH_STEP) * GROWTH_STEP
+    row = sum(step.caches) // capacity
     # an update of keys and one of values, each of which finds its place first
     waiting = [
-        each._replace(launches=each.launches + 4) if each.of_state >= room else each
+        each._replace(launches=each.launches + 4) if each.of_state >= capacity else each
         for each in step.operations
     ]
     buffers, waiting_buffers = (

@@ -64,4 +64,6 @@ def prompt_tokens(
     # the tokenizer's own are whole numbers, of which the largest tells
     if not isinstance(prompt, str) or max(ids) >= vocab_size:
         check_tokens(ids, vocab_size)
-    return [int(token) for token in ids]
+    # an object for each token of a long text would take four times the memory
+    same: dict[int, int] = {}
+    return [same.setdefault(token, token) for token in map(int, ids)]

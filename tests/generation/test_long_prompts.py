@@ -8,6 +8,7 @@ import pytest
 from mlx_mmfree import batch_generate, embed, generate
 from mlx_mmfree.cli.parts.prompts import PromptWriter
 from mlx_mmfree.generation.predictions import classify, fill
+from mlx_mmfree.generation.prompts import prompt_tokens
 from mlx_mmfree.generation.translation import translate
 from mlx_mmfree.hub import Tokenizer
 from tests.hub.checkpoints import GOLDENS, tiny_model, tiny_of
@@ -72,3 +73,8 @@ def test_neither_is_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_recurrence_reads_texts_of_any_length() -> None:
     with pytest.raises(AssertionError, match="it was encoded"):
         generate(tiny_model(vocab_size=518), Unread(), _TEXT)
+
+
+def test_a_token_that_comes_again_takes_no_more_memory() -> None:
+    ids = prompt_tokens(Tokenizer.from_folder(GOLDENS / "tokenizer_bpe"), _TEXT[:2000], 518)
+    assert len({id(token) for token in ids}) == len(set(ids)) < len(ids)

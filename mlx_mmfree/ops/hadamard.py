@@ -99,9 +99,9 @@ _SOURCE = """
     const uint first = block % (dims / BLOCK) * BLOCK + EACH * index;
     const size_t row = block / (dims / BLOCK);
     const auto outs = out + static_cast<size_t>(block) * BLOCK;
+    threadgroup float shared[BLOCK];
     <begin>
 
-    threadgroup float shared[BLOCK];
     float v[EACH];
     #pragma clang loop unroll(full)
     for (uint k = 0; k < EACH; k++) {
@@ -146,7 +146,6 @@ _SOURCE = """
 _SQUARES = """
     const auto numbers = x + row * dims;
     <begin>
-    threadgroup float group_squares[32];
     float squares = 0;
     for (uint start = 4 * index; start < dims; start += 4 * THREADS) {
         #pragma clang loop unroll(full)
@@ -155,7 +154,9 @@ _SQUARES = """
             squares += number * number;
         }
     }
-    squares = sum_of_threadgroup(squares, group_squares, lane, group, GROUPS);
+    // the largest block takes all memory of a threadgroup
+    squares = sum_of_threadgroup(squares, shared, lane, group, GROUPS);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
     const float factor = precise::rsqrt(squares / static_cast<float>(dims) + eps);
 """
 

@@ -180,7 +180,9 @@ def test_of_a_norm_a_sum_and_a_gate(dims: int, block: int, dtype: mx.Dtype) -> N
 @pytest.mark.sample(1)
 @pytest.mark.metal
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize(("dims", "block"), [(5120, 1024), (192, 64), (512, 512), (6144, 2048)])
+@pytest.mark.parametrize(
+    ("dims", "block"), [(5120, 1024), (192, 64), (512, 512), (6144, 2048), (16384, 8192)]
+)
 def test_of_a_norm_a_sum_and_a_gate_on_metal(
     metal: None, dims: int, block: int, dtype: mx.Dtype
 ) -> None:

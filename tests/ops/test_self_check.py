@@ -180,6 +180,15 @@ def failing(message: str, kind: type[Exception]) -> Callable[[str], str]:
             "error: expected expression\n",
             *(RuntimeError, True),
         ),
+        (
+            "[metal::Device] Unable to load kernel: Threadgroup memory size (32896) exceeds the maximum "
+            "threadgroup memory allowed (32768)",
+            *(RuntimeError, True),
+        ),
+        (
+            "Thread group size (1024) is greater than the maximum allowed threads per threadgroup (448).",
+            *(ValueError, True),
+        ),
         ("[metal::Device] Unable to load kernel: XPC_ERROR_CONNECTION", RuntimeError, False),
         ("[METAL] Command buffer execution failed: Insufficient Memory", RuntimeError, False),
         ("[metal::malloc] Resource limit (499000) exceeded.", RuntimeError, False),

@@ -27,8 +27,12 @@ TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 5e-2}
 Faults = dict[str, str | None]
 
 _SECTION = "kernels"
-# a compiler names the line of a text that it refuses: Metal's compiler, or CUDA's
-_REFUSED_TEXT = re.compile(r":\d+:\d+: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error: ")
+# a compiler names the line of a text that it refuses: Metal's compiler, or CUDA's; Metal and MLX name
+# what a threadgroup takes too much of
+_REFUSED_TEXT = re.compile(
+    r":\d+:\d+: (?:fatal )?error: |\(\d+\): (?:catastrophic )?error: "
+    r"|exceeds the maximum threadgroup memory allowed|is greater than the maximum allowed threads"
+)
 
 
 class Check(NamedTuple):

@@ -19,12 +19,15 @@ from .definition import compute, gradient, reference
 from .metal_chunks import columns_and_piece, in_launches, lead_in_one_launch
 
 PIECE = 16
-"""Rows of the state of which a thread holds its columns."""
+"""Rows of the state of which a thread holds its columns. Where keys have more than 256 dims, twice as
+many: for more threads there are not enough registers."""
 
 MAX_LENGTH = 32
 """The most positions for one launch: beyond, there is more to do in parallel."""
 
-MAX_KEYS = 32 * PIECE
+MAX_PARTS = 16
+
+MAX_KEYS = 2 * MAX_PARTS * PIECE
 
 COLUMNS = 4
 """Columns of a thread in decoding, where there are enough: they share what is read for a row."""
@@ -152,7 +155,7 @@ def unsupported(
     if keys > MAX_KEYS:
         return f"it takes up to {MAX_KEYS} dims of a key"
     has_removal, is_long = b is not None, q.shape[2] > MAX_LENGTH
-    columns, piece = _columns(keys, values, has_removal), PIECE
+    columns, piece = _columns(keys, values, has_removal), _piece(keys)
     if is_long:
         columns, piece = columns_and_piece(keys, values, has_removal)
     variant: dict[str, Any] = {
@@ -188,6 +191,10 @@ def _gate(f: mx.array, keys: int) -> str:
     return "channel" if f.shape[3] == keys else "head"
 
 
+def _piece(keys: int) -> int:
+    return PIECE if keys <= MAX_PARTS * PIECE else 2 * PIECE
+
+
 def _columns(keys: int, values: int, has_removal: bool) -> int:
     """Those of a thread; the registers of threads with several do not suffice for larger groups."""
     columns = COLUMNS_OF_REMOVAL if has_removal else COLUMNS
@@ -198,8 +205,12 @@ def _columns(keys: int, values: int, has_removal: bool) -> int:
 def _check_inputs(
     length: int, gate: str, columns: int, piece: int, is_full: bool, has_removal: bool
 ) -> tuple[mx.array, ...]:
-    # some pieces of a column, as many as make them so long, and more columns than a threadgroup holds
-    keys = (piece if piece == PIECE else 8 * piece) + (piece if is_full else 1)
+    # as many pieces of a column as make them so long, in one launch the most that there are for so many
+    # columns, and more of these than a threadgroup holds
+    if length <= MAX_LENGTH:
+        keys = (8 if columns > 1 else MAX_PARTS) * piece - (0 if is_full else piece - 1)
+    else:
+        keys = (piece if piece == PIECE else 8 * piece) + (piece if is_full else 1)
     heads, values = (2, 1, length), columns * (launch.SIMD_GROUP + 1)
 
     def pattern(factor: int, *shape: int) -> mx.array:
@@ -222,16 +233,17 @@ def _launch(
     kernel: Any, inputs: list[mx.array], outputs: list[tuple[int, ...]], columns: int
 ) -> Any:
     state = outputs[1]
-    parts = -(-state[2] // PIECE)
+    piece = _piece(state[2])
+    parts = -(-state[2] // piece)
     threads = launch.SIMD_GROUP * parts
     return launch.launch(
         kernel,
         inputs=inputs,
         template=[
-            ("PIECE", PIECE),
+            ("PIECE", piece),
             ("PARTS", parts),
             ("COLUMNS", columns),
-            ("FULL", state[2] % PIECE == 0),
+            ("FULL", state[2] % piece == 0),
         ],
         grid=(-(-state[3] // (launch.SIMD_GROUP * columns)) * threads, state[0] * state[1], 1),
         threadgroup=(threads, 1, 1),

@@ -1,7 +1,7 @@
 """Unified memory: what a model needs, whether the device has it, and MLX's limits while it runs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +20,8 @@ from ..platform.device import DeviceInfo, device_info
 from ..platform.resident_memory import BYTES_PER_GB
 from .reader import PREFILL_STEP_SIZE
 from .states import blank_state
+from .wired_memory import MARGIN_BYTES, Setter, wired
 
-Setter = Callable[[int], int]
-
-DEFAULT_MARGIN_BYTES = 4 * 2**30
 # Float32 values that are alive at once, for each input and output of the widest linear (measured).
 _COPIES_OF_WIDEST = 6
 # Queries whose weights are alive beside the whole chunk's (measured).
@@ -215,7 +213,7 @@ def _gb(size_bytes: int) -> str:
 def memory_limits(
     model_bytes: int,
     *,
-    margin_bytes: int = DEFAULT_MARGIN_BYTES,
+    margin_bytes: int = MARGIN_BYTES,
     wired_bytes: int | None = None,
     cache_bytes: int | None = None,
     memory_bytes: int | None = None,
@@ -272,7 +270,6 @@ def memory_limits(
         if memory_bytes is not None:
             stack.callback(set_memory, set_memory(memory_bytes))
         stack.callback(set_cache, set_cache(limit if cache_bytes is None else cache_bytes))
-        stack.callback(set_wired, set_wired(wired_bytes))
-        # Runs first on the way out: work under way still counts on the limits.
-        stack.callback(mx.synchronize)
+        # work under way still counts on the limits, and is waited for first on the way out
+        stack.enter_context(wired(wired_bytes, set_wired))
         yield

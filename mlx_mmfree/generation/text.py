@@ -18,6 +18,7 @@ from .reader import PREFILL_STEP_SIZE, Progress
 from .sampling import LogitsProcessor, Sampler, greedy
 from .scheduling import Event, Request, Scheduler
 from .speculative import NgramDecoding, RepeatedText
+from .wired_memory import while_wired
 
 _SAMPLING = (
     *("temp", "temperature", "top_p", "top_k", "min_p", "xtc_probability", "xtc_threshold"),
@@ -103,6 +104,8 @@ def stream_generate(
 ) -> Iterator[decode.GenerationResponse]:
     """Continues a prompt and yields the text as it comes.
 
+    On Metal, the memory of the model stays resident from the first step to the last.
+
     Args:
         model: Gives the logits.
         tokenizer: Belongs to the model.
@@ -177,7 +180,8 @@ def stream_generate(
         decoding = NgramDecoding(model, tokens, RepeatedText(ids), **options, **drafts)
     else:
         decoding = decode.Decoding(model, tokens, **options)
-    return decode.responses(decoding, completion, len(ids), start)
+    steps = decode.responses(decoding, completion, len(ids), start)
+    return while_wired(steps, model, draft_model)
 
 
 @_tells_of_sampling

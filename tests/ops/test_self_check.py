@@ -186,7 +186,8 @@ def failing(message: str, kind: type[Exception]) -> Callable[[str], str]:
             *(RuntimeError, True),
         ),
         (
-            "Thread group size (1024) is greater than the maximum allowed threads per threadgroup (448).",
+            "Thread group size (1024) is greater than the maximum allowed threads per threadgroup "
+            "(448).",
             *(ValueError, True),
         ),
         ("[metal::Device] Unable to load kernel: XPC_ERROR_CONNECTION", RuntimeError, False),

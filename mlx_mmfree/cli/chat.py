@@ -8,6 +8,7 @@ from contextlib import closing
 from copy import copy
 from typing import TYPE_CHECKING
 
+from ..arguments import did_you_mean
 from ..errors import MMFreeError, UsageError, shown
 from ..files.reading import expanded
 from .parts import loading, prompts
@@ -218,10 +219,11 @@ class Terminal:
                 "with /"
             )
         else:
-            known = ", ".join(name.split()[0] for name in COMMANDS)
+            known = [each.split()[0] for each in COMMANDS]
             _print_wrapped(
-                f"There is no command {name!r:.40}. The commands are {known}. To send a message that "
-                f"begins with /, write {QUOTES} before and after it."
+                f"There is no command {name!r:.40}.{did_you_mean(name, known)} The commands are "
+                f"{', '.join(known)}. To send a message that begins with /, write {QUOTES} before and "
+                "after it."
             )
 
     def _regenerate(self) -> None:
@@ -232,11 +234,13 @@ class Terminal:
             self._answer(text)
 
     def _begin_with(self, prompt: str) -> None:
-        try:
-            self._chat.system_prompt = prompt or None
-        except UsageError as error:
-            _print_wrapped(f"error: {error}")
+        if prompt and not self._chat.has_template:
+            _print_wrapped(
+                "error: [chat] /system must come with a chat model but this base model has no chat "
+                "template. Write the instruction into the text."
+            )
             return
+        self._chat.system_prompt = prompt or None
         self._last = None
         print("A new conversation begins.")
 
@@ -274,7 +278,8 @@ class Terminal:
             values = (f"{name} {getattr(self._args, _field(name))}" for name in SETTINGS)
             known = f"The settings are: {', '.join(values)}."
             if words and words[0] not in SETTINGS:
-                known = f"There is no setting {words[0]!r:.40}. {known}"
+                meant = did_you_mean(words[0], SETTINGS)
+                known = f"There is no setting {words[0]!r:.40}.{meant} {known}"
             _print_wrapped(f"Write /set NAME VALUE. {known}" if words else known)
             return
         name, value = words

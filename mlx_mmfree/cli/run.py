@@ -59,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check_is_model(name: str, *prompt: str) -> None:
     """Refuses a prompt, or the name of another catalogue, in the place of the model."""
     from ..hub.remote.download import REPOSITORY_NAME
+    from ..hub.remote.source import BUNDLED
 
-    if name and (expanded(name).exists() or REPOSITORY_NAME.match(name)):
+    if name and (name == BUNDLED or expanded(name).exists() or REPOSITORY_NAME.match(name)):
         return
     words = shlex.quote(" ".join((name, *prompt)))
     raise UsageError(

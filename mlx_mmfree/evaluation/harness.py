@@ -314,7 +314,7 @@ def evaluate_tasks(
     if unknown := [task for task in tasks if not manager.match_tasks([task])]:
         raise UsageError(
             f"[evaluate] 'tasks' must be names that lm-evaluation-harness knows but got "
-            f"{', '.join(map(repr, unknown))}. 'lm_eval ls tasks' lists them, and 'include_path' adds "
+            f"{', '.join(map(repr, unknown))}. 'lm_eval ls tasks' lists them, and --include-path adds "
             "further ones."
         )
     seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")

@@ -73,7 +73,12 @@ def open_file(file: Path, *, is_member: bool = False) -> BufferedReader:
     """
     if is_member:
         check_link(file)
-    if not stat.S_ISREG(mode := os.stat(file).st_mode):
+    try:
+        mode = os.stat(file).st_mode
+    except OSError as error:
+        # whoever reports it names the file
+        raise type(error)(error.strerror) from error
+    if not stat.S_ISREG(mode):
         raise _wrong_kind(mode)
     # it may have become a pipe by now, at which a plain open would wait
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)

@@ -219,6 +219,11 @@ def _header(
 ) -> tuple[Path, dict[str, TensorEntry], dict[str, str]]:
     # the user named this file, so that it may be a link
     file = real_path(path)
+    if not file.exists():
+        raise CheckpointError(
+            f"[prompt cache] 'prompt_cache_file' must be a prompt cache but there is no file "
+            f"'{file}'. Write one with 'mmfree cache_prompt'."
+        )
     entries, metadata = read_header(file)
     if metadata.get(_FORMAT) != FORMAT_VERSION:
         raise CheckpointError(

@@ -96,7 +96,9 @@ def test_another_model_is_refused(
     assert cache(folder, file, "-p", "The dog") == 0
     error = refusal(capsys, attention_folder, "--prompt-cache-file", str(file))
     assert "must come from the model that goes on with it" in error
-    assert "is missing" in refusal(capsys, folder, "--prompt-cache-file", "nowhere.safetensors")
+    assert "there is no file" in refusal(
+        capsys, folder, "--prompt-cache-file", "nowhere.safetensors"
+    )
 
 
 def test_one_prompt_alone_goes_on(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -367,6 +367,6 @@ def test_a_text_of_a_base_model_is_saved_and_loaded(
     answered, _, after = shown.partition(f"Wrote '{file}'.\n")[2].partition(f"{loaded}\n")
     answers = [*answered.splitlines(), after.splitlines()[0]]
     assert len(answers) == 3 and len(set(answers)) == 1 and answers[0]
-    assert "error: [chat] 'system_prompt' must be left out" in shown
+    assert "error: [chat] /system must come with a chat model" in shown
     assert f"error: [chat] '{other}' must hold" in shown
     assert f"error: [chat] there is no file '{tmp_path / 'absent'}'. Name one that /save" in shown

@@ -110,7 +110,7 @@ def _parsed(line: str, place: str, keys: Sequence[str]) -> str:
     if isinstance(value, dict):
         prompt = next((value[key] for key in keys if key in value), None)
     if not isinstance(prompt, str):
-        known = " or ".join(map(repr, keys))
+        known = " or ".join(f'"{key}"' for key in keys)
         raise UsageError(
             f"[prompt] {place} must be a string or an object with a string under {known} but is "
             f"{line[:80]!r}."

@@ -179,8 +179,7 @@ def meant(name: str) -> str:
     close = close or get_close_matches(given, known, n=1, cutoff=0.9)
     if given in known or close:
         found = known[given if given in known else close[0]]
-        if found != name:
-            return f"Did you mean '{found}'? "
+        return "" if found == name else f"Did you mean '{found}'? "
     return "Check the spelling. "
 
 

@@ -30,6 +30,7 @@ from mlx_mmfree import (
 )
 from mlx_mmfree.arguments import did_you_mean
 from mlx_mmfree.errors import TrainingError
+from mlx_mmfree.hub import convert
 from mlx_mmfree.token_mixers import SlidingWindowAttention
 from mlx_mmfree.training import FineTuneSettings
 
@@ -197,6 +198,49 @@ def test_a_layer_is_no_class_of_layers(made: Any) -> None:
         made(
             64, linear={name: BitLinear(4, 4) for name in ("query_proj", "input_proj", "gate_proj")}
         )
+
+
+def test_masks(loaded: Loaded) -> None:
+    x = mx.ones((2, 5, 64))
+    for call, place in (
+        (lambda **masks: MLGRU(64)(x, **masks), "MLGRU"),
+        (lambda **masks: GQA(64)(x, **masks), "GQA"),
+        (lambda **masks: loaded[0](mx.ones((2, 5), mx.int32), **masks), "Decoder"),
+    ):
+        for name in ("valid", "starts"):
+            for mask, kind, words in (
+                (mx.ones((2, 5)), TypeError, rf"float32\. Convert it: {name}\.astype\(mx\.bool_\)"),
+                (mx.ones((2, 4), mx.bool_), ValueError, r"\(2, 5\), but got \(2, 4\)"),
+                ([[True] * 5] * 2, TypeError, "must be an mx.array but got list"),
+                (5, TypeError, "must be an mx.array but got int"),
+            ):
+                with pytest.raises(kind, match=rf"\[{place}\] '{name}' .*{words}"):
+                    call(**{name: mask})
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"norm_eps": "1e-6"}, TypeError, "'norm_eps' must be a number but got '1e-6'"),
+        ({"norm_eps": True}, TypeError, "'norm_eps' must be a number but got True"),
+        ({"rounding": "up"}, ValueError, "'rounding' must be one of 'half_even', 'half_away' but"),
+    ],
+)
+def test_options_of_ternary_layers(given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=rf"\[BitLinear\] {words}"):
+        BitLinear(4, 4, **given)
+
+
+@pytest.mark.parametrize("name", ["rope", "position_bias", "norms", "cache"])
+def test_parts_of_attention(name: str) -> None:
+    given: Any = {name: True}
+    with pytest.raises(TypeError, match=rf"\[GQA\] '{name}' must be as \w+\(.*\).* but got True"):
+        GQA(64, **given)
+
+
+def test_a_conversion_begins_with_an_opened_checkpoint() -> None:
+    with pytest.raises(TypeError, match=r"\[convert\] 'source' .* got 'demo'\. Open it: open_ch"):
+        convert("demo", "converted")  # type: ignore[arg-type]
 
 
 def test_states_of_another_number_of_texts(loaded: Loaded) -> None:

@@ -65,9 +65,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "-c", "--config", type=Path, help="YAML file with these settings; a flag wins over the file"
     )
-    parser.add_argument("--train", action="store_true", default=None, help="train on train.jsonl")
     parser.add_argument(
-        "--test", action="store_true", default=None, help="print the loss on test.jsonl at the end"
+        "--train", action="store_true", default=None, help="train on the training samples"
+    )
+    parser.add_argument(
+        "--test",
+        action="store_true",
+        default=None,
+        help="print the loss on the test samples at the end",
     )
     add_settings_flags(parser, FineTuneSettings)
     add_report_flags(parser)
@@ -182,7 +187,9 @@ def _read(
             continue
         if split not in data:
             reads_text = model.pipeline != "image-classification"
-            file = f"a {split}.jsonl" if reads_text else f"a folder {split} or {split}.npz"
+            file = (
+                f"{split}.jsonl or the like" if reads_text else f"a folder {split} or {split}.npz"
+            )
             raise UsageError(
                 f"[lora] 'data' must hold {file} for '{split}' but '{settings.data}' has none."
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from mlx.utils import tree_reduce
 
+from ..arguments import check_model, check_tokenizer, tells_names
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.parts.token_checks import token_array
@@ -70,6 +71,7 @@ class Chat:
         reader: Tells the thought of the answer that was begun last from its text.
 
     Raises:
+        TypeError: An argument is misspelt, or the model or the tokenizer is none.
         UsageError: A system prompt is given but there is no chat template.
 
     Example:
@@ -82,6 +84,7 @@ class Chat:
         ['user', 'assistant']
     """
 
+    @tells_names
     def __init__(
         self,
         model: Decoder,
@@ -100,6 +103,8 @@ class Chat:
         num_draft_tokens: int = NUM_DRAFT_TOKENS,
         reasoning_budget: int | None = None,
     ):
+        check_model("Chat", model, tokenizer)
+        check_tokenizer("Chat", tokenizer)
         decode.check_max_tokens(max_tokens)
         self.has_template: bool = tokenizer.has_chat_template
         self._model = model

@@ -1,5 +1,6 @@
 """Checks of the arguments of layers and mixers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -62,6 +63,34 @@ def check_array(place: str, x: Any, name: str = "x") -> None:
         format = f"{name}.numpy()" if hasattr(x, "numpy") else name
         way_out = f" Convert it: mx.array({format})."
     raise TypeError(f"[{place}] '{name}' must be an mx.array but got {kind}.{way_out}")
+
+
+def check_masks(place: str, shape: Sequence[int], **masks: Any) -> None:
+    """Refuses masks that do not tell of each position of a batch whether it counts.
+
+    Args:
+        place: What reports it.
+        shape: The batch and the length.
+        masks: By the names of the arguments; `None` is none.
+
+    Raises:
+        TypeError: One is no array of booleans.
+        ValueError: One has another shape.
+    """
+    for name, mask in masks.items():
+        if mask is None:
+            continue
+        check_array(place, mask, name)
+        if mask.dtype != mx.bool_:
+            raise TypeError(
+                f"[{place}] '{name}' must hold booleans but got {mask.dtype}. Convert it: "
+                f"{name}.astype(mx.bool_)."
+            )
+        if mask.shape != tuple(shape):
+            raise ValueError(
+                f"[{place}] '{name}' must have the shape (batch, length), {tuple(shape)}, but got "
+                f"{mask.shape}."
+            )
 
 
 def check_sequences(place: str, x: mx.array, dims: int) -> None:

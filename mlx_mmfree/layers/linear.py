@@ -6,14 +6,14 @@ Sources: BitNet b1.58 (arXiv 2402.17764) and MatMul-free language models (arXiv 
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .. import ops
-from ..arguments import tells_names
+from ..arguments import check_numbers, tells_names
 from ..ops.linear_product import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
@@ -109,6 +109,13 @@ class _TernaryLinear(Matrix, nn.Module):
         # a model makes hundreds of these, of sizes that its mixers have checked
         if not (type(input_dims) is type(output_dims) is int and min(input_dims, output_dims) > 0):
             check_sizes("BitLinear", input_dims=input_dims, output_dims=output_dims)
+        if norm_eps is not None:
+            check_numbers("BitLinear", norm_eps=norm_eps)
+        if rounding not in get_args(Rounding):
+            raise ValueError(
+                f"[BitLinear] 'rounding' must be one of {', '.join(map(repr, get_args(Rounding)))} but "
+                f"got {rounding!r:.80}."
+            )
         super().__init__()
         self.input_dims, self.output_dims = input_dims, output_dims
         self._norm_eps = norm_eps
@@ -225,7 +232,7 @@ class BitLinear(_FromMaster):
 
     Raises:
         TypeError: A size is not an integer, or an argument is misspelt.
-        ValueError: A size is not positive.
+        ValueError: A size is not positive, or the rounding is unknown.
 
     Example:
         >>> layer = BitLinear(64, 32)
@@ -309,7 +316,7 @@ class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
 
     Raises:
         TypeError: A size is not an integer, or an argument is misspelt.
-        ValueError: A size is not positive.
+        ValueError: A size is not positive, or the rounding is unknown.
 
     Example:
         >>> layer = BitLinear(64, 32).to_packed()
@@ -445,7 +452,7 @@ class PackedLinear(PackedLayer):
 
     Raises:
         TypeError: A size is not an integer, or an argument is misspelt.
-        ValueError: A size is not positive.
+        ValueError: A size is not positive, or the rounding is unknown.
 
     Example:
         >>> PackedLinear(64, 32)(mx.ones((2, 64))).shape

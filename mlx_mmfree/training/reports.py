@@ -31,6 +31,15 @@ class StepReports(Callback):
     def on_start(self, words: str) -> None:
         _write(words)
 
+    def on_begin(self, step: int) -> None:
+        if step and step == self._steps:
+            _write(
+                f"The run has done all its {step} steps before. Give more steps to go on, or another "
+                "folder to begin anew."
+            )
+        elif step:
+            _write(f"The run goes on after step {step}.")
+
     def on_train(self, record: Mapping[str, Any]) -> None:
         more = (f"{_named(key)} {record[key]:.4g}, " for key in _FIGURES if key in record)
         _write(

@@ -223,8 +223,11 @@ def check_record(run: Path, progress: Mapping[str, Any], record: Mapping[str, An
     if differing == {"steps"} and progress["step"] == old["steps"] < new["steps"]:
         return True
     if differing:
+        # what is trained follows from the model and the settings
+        named = ", ".join(sorted(differing - {"weights"}))
+        other = f"with other values of {named}" if named else "that began with other weights"
         raise TrainingError(
-            f"[training] '{run}' holds a run with other values of {', '.join(sorted(differing))}. "
+            f"[training] '{run}' holds a run {other}. "
             "Resume with the same settings or give another output folder."
         )
     return False

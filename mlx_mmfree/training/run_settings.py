@@ -442,7 +442,7 @@ def read_mapping(path: Path, place: str) -> dict[str, Any]:
     try:
         values = parse_yaml(read_file(path, MAX_BYTES))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"[{place}] '{path}' must be a readable YAML file: {error}") from error
+        raise TrainingError(f"[{place}] '{path}' must be a readable YAML file: {error}.") from error
     if not isinstance(values, dict):
         raise TrainingError(
             f"[{place}] '{path}' must hold a mapping but got {type(values).__name__}. Write 'name: "

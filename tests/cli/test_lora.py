@@ -221,7 +221,7 @@ def test_packed_checkpoints_cannot_be_tuned_in_full(
     folder: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*_flags(folder, data), "--train", "--fine-tune-type", "full"]) == 2
-    assert "load the checkpoint that it was packed from" in capsys.readouterr().err
+    assert "Load the checkpoint that it was packed from" in capsys.readouterr().err
 
 
 def test_the_packaged_model_is_tuned_in_full_with_masters_made_up(data: Path) -> None:
@@ -407,7 +407,7 @@ def test_data_without_the_split_is_named(
     (data / f"{name}.jsonl").unlink()
     adapter = ["--adapter-path", ""] if name == "test" else []
     assert main([*_flags(folder, data), *adapter, f"--{name}"]) == 2
-    assert f"must hold a {name}.jsonl" in capsys.readouterr().err
+    assert f"must hold {name}.jsonl or the like" in capsys.readouterr().err
 
 
 def test_a_missing_test_file_is_named_before_training(
@@ -416,7 +416,7 @@ def test_a_missing_test_file_is_named_before_training(
     (data / "test.jsonl").unlink()
     assert main([*_flags(folder, data), "--train", "--test"]) == 2
     shown = capsys.readouterr()
-    assert "--data must hold a test.jsonl for --test" in shown.err
+    assert "--data must hold test.jsonl or the like for --test" in shown.err
     assert "Training" not in shown.out
 
 

@@ -43,6 +43,7 @@ def test_commands(words: list[str], meant: str, capsys: pytest.CaptureFixture[st
             "--max-tokens and --system-prompt?",
         ),
         (["lora", "--lr", "1"], "--learning-rate?"),
+        (["lora", "--epochs", "3"], "--steps?"),
         (["serve", "--prot", "1"], "--port?"),
         (["show", "weights", "--modle", "x"], "--model?"),
         (["chat", "a/b"], "--model a/b?"),

@@ -244,7 +244,7 @@ class TestRefused:
             load_model(folder)
 
     def test_float_format(self, folder: Path) -> None:
-        with pytest.raises(CheckpointError, match="'packed' must be True"):
+        with pytest.raises(CheckpointError, match="must hold float master weights to be trained"):
             load_model(folder, packed=False)
 
     def test_biases_of_another_type(self, folder: Path) -> None:

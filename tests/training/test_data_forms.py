@@ -218,7 +218,7 @@ def test_a_share_to_validate_on(
     _write(tmp_path / "data/train.jsonl", LINES)
     _write(tmp_path / "data/valid.jsonl", LINES[:1])
     assert len(_read(str(tmp_path / "data"), tokenizer, valid_share=0.2)["train"].samples) == 5
-    assert "'valid_share' has no effect" in capsys.readouterr().err
+    assert "the share to validate on has no effect" in capsys.readouterr().err
     with pytest.raises(TrainingError, match=r"'valid_share' must leave samples .* 0\.5 of 1"):
         _read(_write(tmp_path / "one.jsonl", LINES[:1]), tokenizer, valid_share=0.5)
 

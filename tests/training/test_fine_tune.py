@@ -198,7 +198,7 @@ def test_other_data_or_settings_do_not_resume(data: Path, tokenizer: Tokenizer) 
     _run(_settings(data, iters=2), tokenizer)
     with pytest.raises(TrainingError, match="other values of rank, seed"):
         _run(_settings(data, rank=2, seed=1), tokenizer)
-    with pytest.raises(TrainingError, match="other values of weights"):
+    with pytest.raises(TrainingError, match="holds a run that began with other weights"):
         _run(_settings(data), tokenizer, "hgrn_dense")
     (data / "train.jsonl").write_text('{"prompt": "Who?", "completion": "Me."}')
     with pytest.raises(TrainingError, match="other values of samples"):

@@ -40,6 +40,20 @@ def test_fine_tuning_tells_each_report_and_validation(
     assert all(map(re.fullmatch, wanted, _lines(shown))) and len(_lines(shown)) == 4
 
 
+def test_a_run_that_is_repeated_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("Once upon a time.")
+    flags = ["--data", str(tmp_path / "a.txt"), "--num-layers", "1", "--batch-size", "1"]
+    flags += ["--train", "--output", str(tmp_path / "run"), "--steps"]
+    for steps, words in (
+        ("1", "Step 1 of 1: loss"),
+        ("1", "The run has done all its 1 steps before. Give more steps to go on"),
+        ("2", "The run goes on after step 1."),
+    ):
+        assert lora([*flags, steps]) == 0
+        shown = capsys.readouterr().out
+        assert words in shown and shown.count("The run ") == (words[:8] == "The run ")
+
+
 CONFIG = """
 output: run
 model:

@@ -293,10 +293,9 @@ def _without_masters(checkpoint: Checkpoint) -> CheckpointError:
     beside = checkpoint.folder.parent / MASTERS_FOLDER
     place = f", '{beside}'" if beside.is_dir() else ""
     return CheckpointError(
-        f"[load] 'packed' must be True for '{checkpoint.folder}', which holds packed weights "
-        "without their float masters. To train, load the checkpoint that it was packed from"
-        f"{place}, or pass rebuild_masters=True (--rebuild-masters), which makes masters up from "
-        "the trits."
+        f"[load] '{checkpoint.folder}' must hold float master weights to be trained but holds "
+        f"packed weights alone. Load the checkpoint that it was packed from{place}, or pass "
+        "rebuild_masters=True (--rebuild-masters), which makes masters up from the trits."
     )
 
 

@@ -75,6 +75,7 @@ def convert(
     Raises:
         CheckpointError: The source is damaged or holds an adapter, the target exists, the disk is full,
             or the result differs from its source.
+        TypeError: The source is no opened checkpoint.
         UnsupportedModelError: The format does not exist for this model.
 
     Example:
@@ -85,6 +86,11 @@ def convert(
     """
     formats = formats or FloatFormats()
     target = real_path(path)
+    if not isinstance(source, Checkpoint):
+        raise TypeError(
+            f"[convert] 'source' must be an opened checkpoint but got {source!r:.80}. Open it: "
+            "open_checkpoint(path)."
+        )
     source.refuse_adapter("convert", "to be written in another format")
     files = {entry.file for entry in source.tensors.values()}
     check_target(target, overwrite, "convert", [source.folder, *files])

@@ -91,6 +91,7 @@ class SelfAttention(ServedAttention):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(type(self).__name__, dims, num_heads, num_kv_heads, head_dim)
+        _check_parts(type(self).__name__, rope, position_bias, norms, cache)
         head_dim = dims // num_heads if head_dim is None else head_dim
         self._dims = dims
         self.num_heads = num_heads
@@ -259,6 +260,27 @@ class SelfAttention(ServedAttention):
             )
             parts.append(split_heads(y, self.num_heads))
         return mx.concatenate(parts, axis=-1)[..., :length]
+
+
+def _check_parts(place: str, rope: Any, position_bias: Any, norms: Any, cache: Any) -> None:
+    """Refuses values of other types, such as `rope=True`.
+
+    Raises:
+        TypeError: There is one.
+    """
+    for name, part, is_sound, such_as in (
+        ("rope", rope, rope is None or callable(rope), "RoPE(8) of mlx_mmfree.layers"),
+        (
+            "position_bias",
+            position_bias,
+            position_bias is None or isinstance(position_bias, PositionBias),
+            "ALiBi(8) of mlx_mmfree.layers.attention.positions",
+        ),
+        ("norms", norms, isinstance(norms, AttentionNorms), "AttentionNorms(qk_eps=1e-6)"),
+        ("cache", cache, isinstance(cache, KeyValueCache), "KeyValueCache(window=128)"),
+    ):
+        if not is_sound:
+            raise TypeError(f"[{place}] '{name}' must be as {such_as} but got {part!r:.80}.")
 
 
 def _check_heads(

@@ -134,7 +134,7 @@ def _shared(found: dict[str, Samples[Any]], share: float) -> dict[str, Samples[A
     """The training samples without a share of them, and that share to validate on."""
     if "valid" in found:
         print(
-            "note: 'valid_share' has no effect, since the data has samples to validate on.",
+            "note: the share to validate on has no effect, since the data has samples for it.",
             file=sys.stderr,
         )
         return {}

@@ -347,7 +347,8 @@ def fine_tune(
     check_apart(folder.resolve(), [source.folder] if source else [], "lora")
     if "train" not in data:
         raise TrainingError(
-            f"[data] 'data' must hold a train.jsonl but '{settings.data}' has none."
+            "[data] 'data' must hold samples for training, such as train.jsonl, but "
+            f"'{settings.data}' has none."
         )
     processes = DataParallel() if processes is None else processes
     with own_run_folder(folder, is_first=processes.is_first):

@@ -1,4 +1,4 @@
-"""Numbers of a running server, in the text variant of Prometheus, and its log."""
+"""Numbers of a running server, in the text format of Prometheus, and its log."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Writes tiny checkpoints in the exact variants that are published, from their definitions."""
+"""Writes tiny checkpoints in the exact formats that are published, from their definitions."""
 
 import json
 from dataclasses import dataclass, field

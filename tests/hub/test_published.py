@@ -1,4 +1,4 @@
-"""Every published family, from tiny checkpoints in its exact variant: what the loaded linears hold."""
+"""Every published family, from tiny checkpoints in its exact format: what the loaded linears hold."""
 
 from pathlib import Path
 

@@ -98,6 +98,8 @@ def write_working_folder(folder: Path) -> None:
     (folder / "corpus").mkdir()
     write_corpus(folder / "corpus" / "texts.txt", 1, documents=200)
     _write_held_out(folder / "examples" / "demo_corpus")
+    models = (ROOT / "mlx_mmfree/models/README.md").read_text()
+    (folder / "tanh_llama.py").write_text(models.partition("```py\n")[2].partition("```")[0])
     for name, title in (("large", "Large corpora"), ("llama", "In other programs")):
         (folder / f"{name}.yaml").write_text(_yaml_of(title))
     answers = {"completion": "It is {}."}

@@ -90,7 +90,7 @@ class ParameterReader:
 
     @cached_property
     def packed_dense(self) -> dict[str, Matrix]:
-        """The matrices with float activations in any other variant of few bits, by their paths."""
+        """The matrices with float activations in any other few-bit format, by their paths."""
         return {
             path: matrix
             for path, matrix in self.matrices.items()

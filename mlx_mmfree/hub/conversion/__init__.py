@@ -1,1 +1,1 @@
-"""Writes checkpoints in other variants, and compares the result with the source."""
+"""Writes checkpoints in other formats, and compares the result with the source."""

@@ -128,7 +128,7 @@ class _Writer:
         write: Writes the files into a folder, and calls a function with the bytes of each tensor.
         check_files: Compares the tokenizers of the source's folder and of the written one.
         scale_dtype: The dtype in which the format holds the scale of a ternary matrix.
-        file_type: The type of the tensors in GGUF, and empty for other variants.
+        file_type: The type of the tensors in GGUF, and empty for other formats.
     """
 
     nbytes: int

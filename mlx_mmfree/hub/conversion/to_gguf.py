@@ -329,7 +329,7 @@ def _architecture(reader: ParameterReader) -> str:
     if name is None:
         raise UnsupportedModelError(
             f"[convert] 'to' must be mlx or hf for 'model_type' {architecture.name!r}, which this "
-            "library does not write as GGUF, but got 'gguf'. Write one of the other variants."
+            "library does not write as GGUF, but got 'gguf'. Write one of the other formats."
         )
     return name
 

@@ -205,7 +205,7 @@ class ModelCard:
         certify: Gives the certificate of the model in a folder, a section in Markdown or nothing; `None`
             leaves it out.
         pipeline: What the model does, in the Hub's words.
-        storage: How its ternary weights are stored, in words, where that is not the usual variant.
+        storage: How its ternary weights are stored, in words, where that is not the usual format.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 A file of `models` says what sets one architecture of the family apart."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -220,6 +220,7 @@ def build_transformer(
     *,
     gated: type[GatedLinearUnit] = SwiGLU,
     qk_norm_eps: float | None = None,
+    norm: Callable[..., nn.Module] = RMSNorm,
     norm_order: NormOrder = "pre",
     attention: Sequence[Mapping[str, Any]] = (),
 ) -> Decoder:
@@ -229,6 +230,7 @@ def build_transformer(
         config: Its architecture.
         gated: The feed-forward.
         qk_norm_eps: As `AttentionNorms.qk_eps`.
+        norm: Makes the norms of the blocks and the last one, called as `norm(dims, eps=...)`.
         norm_order: As of `Block`.
         attention: For each layer, arguments of its attention where they are not as in the others.
     """
@@ -260,13 +262,15 @@ def build_transformer(
             bias=config.mlp_bias,
             norm_eps=sub_norm_eps,
         )
-        blocks.append(Block(dims, mixer, feed_forward, norm_eps=eps, norm_order=norm_order))
+        blocks.append(
+            Block(dims, mixer, feed_forward, norm=norm, norm_eps=eps, norm_order=norm_order)
+        )
     head = None
     if not config.tie_word_embeddings and not config.is_embedder:
         head = linear_of(config.linears, "lm_head")(dims, config.vocab_size, bias=False)
-    norm = RMSNorm(dims, eps=eps)
     kind = TextEmbedder if config.is_embedder else Decoder
-    return draw_weights(kind(embed, blocks, norm, head, config), config.initializer_range)
+    model = kind(embed, blocks, norm(dims, eps=eps), head, config)
+    return draw_weights(model, config.initializer_range)
 
 
 def needs_mlx_lm_file(config: TransformerConfig, ternary_dims: Sequence[int]) -> bool:

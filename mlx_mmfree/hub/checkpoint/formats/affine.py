@@ -209,7 +209,7 @@ def _write(
 
 
 def _describe_codes(sizes: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Names the format of each module; the usual variant is the format of the first trits or signs."""
+    """Names the format of each module; the usual format is the format of the first trits or signs."""
     usual = next((own for own in sizes.values() if own[1] in FEW_BITS), (128, TERNARY_BITS))
     own = {name: format(*each) for name, each in sizes.items()}
     return {"quantization": {**format(*usual), **own}} if sizes else {}

@@ -190,7 +190,7 @@ def _check_head(
 
 
 def _none(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
-    # the matrices have other variants once the file was read
+    # the matrices have other formats once the file was read
     return {}
 
 

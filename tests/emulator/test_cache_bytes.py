@@ -2,7 +2,13 @@
 
 import pytest
 
-from mlx_mmfree.evaluation.audit.metal_step import UNFINISHED, MetalOperation, MetalStep
+from mlx_mmfree.evaluation.audit.metal_step import (
+    UNFINISHED,
+    MetalOperation,
+    MetalStep,
+    metal_step,
+)
+from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
 from tests.emulator.counts.cache_bytes import LIMITS, SHAPES, TOKENS, moved
 from tests.evaluation.audit_models import needs_graphs
 
@@ -25,6 +31,14 @@ def test_a_row_that_waits_is_not_enough() -> None:
     found = moved("ternary-bonsai-1.7b", 4096, LIMITS["Max"])
     assert found.waiting_buffers <= UNFINISHED
     assert found.row_waits > 3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_more_slots_take_the_joining_launch_and_no_other(shape: str) -> None:
+    model = skeleton(presets()[shape] | {"num_hidden_layers": 4})
+    few, some, many, most = (metal_step(model, tokens) for tokens in (200, 3000, 4097, 32768))
+    assert few.launches() <= some.launches() <= many.launches()
+    assert many.launches() == most.launches() == few.launches() + len(few.caches)
 
 
 def test_when_a_command_buffer_ends() -> None:

@@ -15,9 +15,11 @@ from mlx_mmfree.generation.decode import Decoding
 from mlx_mmfree.generation.reader import TAIL_SLOTS
 from mlx_mmfree.generation.states import blank_state
 from mlx_mmfree.layers.attention import served
+from mlx_mmfree.layers.attention.options import KeyValueCache
 from mlx_mmfree.models import Decoder, llama
 from mlx_mmfree.ops.attention_step import token_heads, write_slots
 from mlx_mmfree.ops.backend import launch
+from mlx_mmfree.token_mixers import GQA
 from tests import graph
 from tests.ops.conftest import recorded as recorded
 
@@ -55,16 +57,17 @@ def slow(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "are_finite", lambda logits: mx.array([True]))
 
 
-def _peak(steps: int) -> int:
-    """The most bytes that decoding takes beside the weights."""
+def _peak(steps: int, after: Callable[[Decoding, int], None] = lambda decoding, step: None) -> int:
+    """The most bytes that decoding takes beside the weights; `after` is called after each step."""
     model = _model()
     decoding = Decoding(model, mx.array([[1]]), state=blank_state(model, 1, TOKENS))
     mx.eval(decoding._reader.arrays)
     mx.synchronize()
     before = mx.get_active_memory() - CACHE
     mx.reset_peak_memory()
-    for _ in range(steps):
+    for step in range(steps):
         decoding.step()
+        after(decoding, step)
     mx.synchronize()
     return mx.get_peak_memory() - before
 
@@ -72,6 +75,42 @@ def _peak(steps: int) -> int:
 @pytest.mark.usefixtures("slow")
 def test_no_step_and_no_full_tail_copies_the_cache() -> None:
     assert _peak(3 * TAIL_SLOTS + 8) <= CACHE + 3 * TAIL + 3 * ROW
+
+
+@pytest.mark.usefixtures("slow")
+def test_what_is_put_aside_costs_one_copy() -> None:
+    """The next full tail copies the cache that a session shares, and no later one; it has a tail too."""
+    aside: list[Any] = []
+
+    def put_aside(decoding: Decoding, step: int) -> None:
+        if step == 8:
+            aside.append(decoding.state)
+
+    most = 2 * CACHE + 4 * TAIL + 3 * ROW
+    assert 2 * CACHE < _peak(3 * TAIL_SLOTS + 8, put_aside) <= most
+
+
+@pytest.mark.parametrize("window", [{}, {"window": 1024}, {"window": 1000, "sinks": 4}], ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_full_tails_are_written_in_place(window: dict[str, int], batch: int) -> None:
+    """At the slots of each row; three caches take 12 times as much as their tails."""
+    cache = KeyValueCache(**window)
+    kind = GQA(HEADS * DIMS, num_heads=HEADS, cache=cache).state_kind
+    lengths = mx.array([1023, 5, 300][:batch])
+    state = kind.blank(batch, 1023, mx.float32)
+    positions = mx.where(state.positions < lengths[:, None], state.positions, -1)
+    state, _ = kind.fixed(state._replace(positions=positions), 3 * TAIL_SLOTS)
+    state = kind.with_tail(state, TAIL_SLOTS)
+    mx.eval(state)
+    for _ in range(3):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        state = kind.with_tail(kind.without_tail(state, TAIL_SLOTS), TAIL_SLOTS)
+        mx.eval(state)
+        # the next tail, and where in the cache each number goes
+        assert mx.get_peak_memory() - before <= 4 * batch * TAIL
+        assert mx.all(mx.max(state.positions, axis=1) >= lengths).item()
+        lengths = lengths + TAIL_SLOTS
 
 
 def _attended_first(

@@ -47,7 +47,7 @@ class Moved(NamedTuple):
 
 
 @cache
-def _step(shape: str, tokens: int) -> tuple[MetalStep, int]:
+def _step_of(shape: str, tokens: int) -> tuple[MetalStep, int]:
     """The step, and the bytes of sums that the parts of heads pass on for 80 cores."""
     model = skeleton(presets()[shape])
     step, sums = metal_step(model, tokens), 0
@@ -59,7 +59,7 @@ def _step(shape: str, tokens: int) -> tuple[MetalStep, int]:
 
 
 def moved(shape: str, tokens: int, limit: int) -> Moved:
-    step, sums = _step(shape, tokens)
+    step, sums = _step_of(shape, tokens)
     capacity = -(-(tokens + 1) // GROWTH_STEP) * GROWTH_STEP
     row = sum(step.caches) // capacity
     # an update of keys and one of values, each of which finds its place first

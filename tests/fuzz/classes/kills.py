@@ -26,14 +26,17 @@ _MODELS = {
     "train": "run/model",
     "distil": "run/model",
     "ternarize": "run/model",
+    "calibrate": "run/model",
 }
 """The folder of a model that each command leaves whole."""
 _WHOLE = ("convert", "fuse")
 """Commands that write one folder, which there is or is not."""
 _PLANS = (
-    *((command, "killed") for command in ("convert", "fuse", "train", "lora", "ternarize")),
-    *((command, "killed as it writes") for command in ("convert", "fuse", "distil", "ternarize")),
-    *((command, "full disk") for command in ("train", "lora", "distil")),
+    *((command, "killed") for command in ("convert", "fuse", "train", "lora")),
+    *((command, "killed") for command in ("ternarize", "calibrate")),
+    *((command, "killed as it writes") for command in ("convert", "fuse", "distil")),
+    *((command, "killed as it writes") for command in ("ternarize", "calibrate")),
+    *((command, "full disk") for command in ("train", "lora", "distil", "calibrate")),
 )
 _MOST_BYTES = 60_000
 """More than the largest file that a run of training writes."""
@@ -62,6 +65,11 @@ _YAML: Mapping[str, dict[str, Any]] = {
     "train": _TRAIN,
     "distil": _TEXTS | _DISTIL,
     "ternarize": _TEXTS | {"scales": "bitnet", "steps": 3, "text_steps": 0},
+    "calibrate": {
+        **{name: _TEXTS[name] for name in ("output", "data")},
+        **{"model": "wide", "samples": 8, "valid_samples": 2, "length": 16, "batch_size": 2},
+        **{"epochs": 2, "window": 2, "stride": 1, "group_size": 32},
+    },
 }
 _LORA = (
     *("--train", "--iters", "4", "--batch-size", "2", "--steps-per-report", "1"),
@@ -74,7 +82,8 @@ def make_sources(folder: Path) -> None:
     needs = folder / "needs"
     needs.mkdir()
     apart(lambda: make_base(needs / "model", "hgrn"), folder)
-    apart(partial(_write_dense, needs / "dense"), folder)
+    apart(partial(_write_dense, needs / "dense", 16, 2), folder)
+    apart(partial(_write_dense, needs / "wide", 32, 4), folder)
     rng = random.Random(0)
     text = "\n<|endoftext|>\n".join(" ".join(rng.choices(_WORDS, k=60)) for _ in range(30))
     (needs / "text.txt").write_text(text)
@@ -102,8 +111,9 @@ def make_sources(folder: Path) -> None:
     (folder / "seconds.json").write_text(json.dumps(seconds))
 
 
-def _write_dense(folder: Path) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 518, "hidden_size": 16, "intermediate_size": 32}
+def _write_dense(folder: Path, dims: int, layers: int) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 518, "hidden_size": dims, "intermediate_size": 2 * dims}
+    sizes |= {"num_hidden_layers": layers, "head_dim": dims // 4}
     save_model(folder, tiny_transformer(linears=None, **sizes), GOLDENS / "tokenizer_bpe")
 
 

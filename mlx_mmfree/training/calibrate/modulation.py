@@ -21,7 +21,11 @@ Start = Literal["kept", "mean"]
 
 BITS = 2
 _EPS, _SMALLEST, _MARGIN = 1e-6, 2.0**-14, 1e-2
-_ARRAYS = ("shift", "scale", "threshold", "weight", "unit", "down", "up")
+_PIECE = 2**21
+"""The most weights that are made ternary at a time, in whole rows."""
+
+_BY_ROW = ("shift", "scale", "threshold", "weight", "up")
+_ARRAYS = (*_BY_ROW, "unit", "down")
 
 
 @dataclass(frozen=True)
@@ -192,41 +196,71 @@ def recomputed_product(
     arrays: dict[str, mx.array],
     constants: list[mx.array],
 ) -> mx.array:
-    """`x W^T` in the dtype of `x`, for a matrix that is computed again for the backward pass.
+    """`x W^T` in the dtype of `x`, for a matrix that is made some rows at a time.
 
-    A matrix and what it is made of take several times the memory of the weights that they come from.
+    It is made again for the backward pass. A whole matrix and what it is made of would take several
+    times the memory of the weights that they come from.
 
     Args:
-        weight: Makes the matrix of `arrays` and `constants`.
+        weight: Makes the matrix, or some of its rows, of `arrays` and `constants`.
         x: `(..., D)`.
-        arrays: What gets gradients.
+        arrays: What gets gradients; those in `_BY_ROW` have a row for each row of the matrix.
         constants: What gets none.
     """
+    count, dims = arrays["weight"].shape
+    size = max(1, _PIECE // dims)
+    pieces = [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def forward(x: mx.array, arrays: Any, constants: Any) -> mx.array:
-        return x @ weight(arrays, *constants).astype(x.dtype).T
+        y: list[mx.array] = []
+        for piece in pieces:
+            matrix = weight(_rows(arrays, piece, (y or [x])[-1]), *constants)
+            y.append(x @ matrix.astype(x.dtype).T)
+        return mx.concatenate(y, axis=-1)
 
     def backward(primals: Any, cotangent: mx.array, output: mx.array) -> Any:
         x, arrays, constants = primals
-        # without this dependence, the matrix of the forward pass would be kept for it
         names = list(arrays)
-        waiting: Any = mx.depends([arrays[name] for name in names], [cotangent])
+        rows, inputs = cotangent.reshape(-1, count), x.reshape(-1, dims)
+        of_x: mx.array | None = None
+        found: dict[str, list[mx.array]] = {name: [] for name in names if name in _BY_ROW}
+        sums: dict[str, mx.array] = {}
 
         def made(*given: mx.array) -> mx.array:
             matrix: mx.array = weight(dict(zip(names, given, strict=True)), *constants)
             return matrix
 
-        rows, inputs = cotangent.reshape(-1, cotangent.shape[-1]), x.reshape(-1, x.shape[-1])
-        of_matrix = (rows.T @ inputs).astype(mx.float32)
-        [matrix], gradients = mx.vjp(made, waiting, [of_matrix])
-        of_x = cotangent @ matrix.astype(x.dtype)
-        none = [mx.zeros_like(each) for each in constants]
-        return of_x, dict(zip(names, gradients, strict=True)), none
+        for piece in pieces:
+            own = _rows(arrays, piece, rows if of_x is None else of_x)
+            of_matrix = (rows[:, piece].T @ inputs).astype(mx.float32)
+            [matrix], gradients = mx.vjp(made, list(own.values()), [of_matrix])
+            added = rows[:, piece] @ matrix.astype(x.dtype)
+            of_x = added if of_x is None else of_x + added
+            for name, gradient in zip(names, gradients, strict=True):
+                if name in _BY_ROW:
+                    found[name].append(gradient)
+                else:
+                    sums[name] = sums[name] + gradient if name in sums else gradient
+        assert of_x is not None
+        result = {
+            name: mx.concatenate(each) if len(each) > 1 else each[0] for name, each in found.items()
+        }
+        return of_x.reshape(x.shape), result, [mx.zeros_like(each) for each in constants]
 
     product: Any = mx.custom_function(forward)
     product.vjp(backward)
     y: mx.array = product(x, arrays, constants)
     return y
+
+
+def _rows(arrays: dict[str, mx.array], piece: slice, given: mx.array) -> dict[str, mx.array]:
+    """The arrays for some rows of a matrix, of which nothing is made before `given` is there.
+
+    The matrices of all layers would otherwise be made at once.
+    """
+    own = [array[piece] if name in _BY_ROW else array for name, array in arrays.items()]
+    waiting: Any = mx.depends(own, [given])
+    return dict(zip(arrays, waiting, strict=True))
 
 
 def _moments(groups: mx.array) -> tuple[mx.array, mx.array]:

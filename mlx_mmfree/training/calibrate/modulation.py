@@ -242,10 +242,10 @@ def recomputed_product(
                 else:
                     sums[name] = sums[name] + gradient if name in sums else gradient
         assert of_x is not None
-        result = {
-            name: mx.concatenate(each) if len(each) > 1 else each[0] for name, each in found.items()
-        }
-        return of_x.reshape(x.shape), result, [mx.zeros_like(each) for each in constants]
+        sums |= {name: mx.concatenate(parts) for name, parts in found.items()}
+        # MLX takes them by their places
+        of_arrays = {name: sums[name] for name in names}
+        return of_x.reshape(x.shape), of_arrays, [mx.zeros_like(each) for each in constants]
 
     product: Any = mx.custom_function(forward)
     product.vjp(backward)

@@ -28,7 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
         "matrices have 2 bits a weight, so that mlx-lm opens it, and llama.cpp after `mmfree convert "
         "--to gguf`. A flag wins over the YAML file.",
         epilog="Repeat the command to resume a run that was stopped. `mmfree convert --ternarize` "
-        "rounds the weights without any training.",
+        "rounds the weights without any training, and `mmfree calibrate` takes the memory of a few "
+        "layers.",
     )
     parser.add_argument(
         "-c", "--config", type=Path, help="YAML file with the settings, whose keys are the flags"

@@ -327,6 +327,42 @@ def test_the_plan_needs_no_weights(dense: Path, capsys: pytest.CaptureFixture[st
     assert "Planned memory on" in out and "of the disk" in out and "Epochs in a night" in out
 
 
+def test_stock_mlx_lm_computes_the_same(dense: Path, unfused: None) -> None:
+    from mlx_lm.utils import load_model as load_with_mlx_lm
+
+    assert main(flags_of(dense, "--group-size", "128")) == 0
+    folder = dense.parent / "run" / "model"
+    theirs, _ = load_with_mlx_lm(folder)
+    theirs.set_dtype(mx.float32)
+    tokens = mx.array([[1, 5, 9, 2, 7]])
+    got = load_model(folder, dtype=mx.float32)(tokens)[0]
+    assert relative_error(got, theirs(tokens)) <= TOLERANCE[mx.float32]
+
+
+@pytest.mark.interop
+def test_llama_cpp_gives_its_text(dense: Path) -> None:
+    """Its blocks of 64 hold the scale of 128 inputs twice."""
+    from tests.hub.test_gguf_q2_0 import assert_texts_are_those_of_llama_cpp
+
+    assert main(flags_of(dense, "--group-size", "128")) == 0
+    source, target = dense.parent / "run" / "model", dense.parent / "gguf"
+    flags = ["--to", "gguf", "--gguf-type", "q2_0", "--output", str(target)]
+    assert main(["convert", "--model", str(source), *flags]) == 0
+    (file,) = target.glob("*.gguf")
+    assert_texts_are_those_of_llama_cpp(file, load_model(file), [5, 77, 130, 9, 260])
+
+
+@pytest.mark.exhaustive
+def test_perplexity_takes_it(
+    dense: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(flags_of(dense)) == 0
+    folder = dense.parent / "run" / "model"
+    text = str(dense.parent / "train.txt")
+    assert main(["perplexity", "--model", str(folder), "--data", text]) == 0
+    assert "perplexity" in capsys.readouterr().out.lower()
+
+
 @pytest.mark.exhaustive
 def test_its_gguf_has_the_same_text(dense: Path) -> None:
     assert main(flags_of(dense, "--group-size", "128")) == 0

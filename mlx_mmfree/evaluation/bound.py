@@ -4,8 +4,8 @@ What one token takes is counted by `mmfree audit`, see `certificate`. The chip h
 and the slowest one binds:
 
 - bytes: weights and state at the memory's nominal bandwidth, and what MLX copies of the state,
-- instructions: for a decoded token the hot loops that multiply packed weights, counted in
-  machine code (`ops/README.md`); for a prompt its multiply-adds,
+- instructions: for a decoded token the kernels that multiply packed weights, counted in machine code
+  at the model's own shapes (`kernel_slots`); for a prompt its multiply-adds,
 - launches: a kernel that needs what the one before it wrote waits for it.
 
 Sources: bandwidths and numbers of cores from Apple's specifications. Cores of the M1 and M2 families
@@ -24,12 +24,10 @@ from ..errors import UsageError
 from ..models import Decoder
 from .audit import Certificate, certify
 from .audit.metal_step import BUFFER_LIMIT, LARGE_BUFFER_LIMIT
+from .audit.products import MatrixProduct
+from .kernel_slots import fewest_slots
 
 LAUNCH_SECONDS = 1.3e-6
-
-SLOTS = {"packed trits": 1.68, "codes of 2 bits": 4.31, "codes of 1 bit": 4.09}
-"""Slots of issue for each weight and row in the hot loop, by how the weights are held: `bit_linear` with
-8 outputs, and MLX's `qmv_fast`, as in the table of `ops/README.md`. Others were not counted."""
 
 LIMITS = {
     "decode": ("bandwidth", "launches", "instructions"),
@@ -170,38 +168,46 @@ def decoding_bound(token: Certificate, of: Chip) -> Bound:
         "launches": step.launches(limit) * LAUNCH_SECONDS,
     }
     if of.has_issue_rates:
-        slots = sum(SLOTS.get(product.storage, 0) * product.macs for product in token.products)
-        seconds["instructions"] = slots / of.rate
+        seconds["instructions"] = sum(map(_slots, token.products)) / of.rate
     return _bound(1, seconds)
 
 
-def prompt_bound(token: Certificate, of: Chip, length: int) -> Bound:
+def _slots(product: MatrixProduct) -> float:
+    """Those of a product in a kernel that was counted."""
+    is_coded = product.storage.startswith("codes")
+    name = product.storage if is_coded else product.operation
+    return product.times * fewest_slots(name, product.inputs, product.outputs)
+
+
+def prompt_bound(token: Certificate, of: Chip, length: int) -> Bound | None:
     """The bound for a prompt of a length: each block's products for all tokens, the rest for the last.
 
-    Products of activations with activations, as in attention, are left out.
+    Products of activations with activations, as in attention, are left out. `None` for a chip whose
+    multiply-adds are not known: bandwidth and launches alone say little of many tokens.
     """
+    if not of.rate:
+        return None
     seconds = {
         "bandwidth": token.traffic.weights_read / of.bandwidth,
         "launches": token.launches["metal"] * LAUNCH_SECONDS,
     }
-    if of.rate:
-        macs = sum(
-            product.macs * (1 if product.is_outside else length)
-            for product in token.products
-            if product.kind != "activations"
-        )
-        seconds["multiply-adds"] = macs / of.rate
+    macs = sum(
+        product.macs * (1 if product.is_outside else length)
+        for product in token.products
+        if product.kind != "activations"
+    )
+    seconds["multiply-adds"] = macs / of.rate
     return _bound(length, seconds)
 
 
 def bounds(
     model: Decoder, of: Chip, positions: Iterable[int], lengths: Iterable[int]
 ) -> dict[str, Bound]:
-    """The bounds for decoding after numbers of tokens, and for prompts of some lengths."""
+    """The bounds for decoding after numbers of tokens, and for prompts of some lengths, if there are."""
     tokens = [certify(model, position) for position in positions]
     decoding = {f"decode after {token.position}": decoding_bound(token, of) for token in tokens}
     prompts = {f"prefill of {length}": prompt_bound(tokens[-1], of, length) for length in lengths}
-    return decoding | prompts
+    return decoding | {what: each for what, each in prompts.items() if each is not None}
 
 
 def in_words(what: str, bound: Bound, of: Chip) -> str:

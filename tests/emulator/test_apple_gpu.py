@@ -2,8 +2,9 @@
 
 import pytest
 
+from mlx_mmfree.evaluation.kernel_slots import FILE
 from tests.emulator import apple_gpu, yardstick
-from tests.emulator.counts import codes
+from tests.emulator.counts import codes, products
 from tests.emulator.yardstick import Row
 
 pytestmark = pytest.mark.slow
@@ -154,3 +155,7 @@ def test_products_with_codes(bits: int) -> None:
 def test_a_product_with_codes_without_halves_takes_fewer_than_that_of_mlx() -> None:
     for bits in OF_CODES:
         assert codes.own(bits, 1, are_halves=False).loop < codes.of_mlx(bits).loop
+
+
+def test_the_package_holds_the_slots_of_its_kernels() -> None:
+    assert products.as_json(list(products.counted())) == FILE.read_text(encoding="utf-8")

@@ -18,19 +18,18 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from mlx_mmfree.ops import Projection, gated_delta_rule, use_backend
-from mlx_mmfree.ops.activations import Activation
+from mlx_mmfree.evaluation import kernel_slots
+from mlx_mmfree.ops import gated_delta_rule, use_backend
 from mlx_mmfree.ops.backend import launch
 from mlx_mmfree.ops.backend.launch import generated_text
 from mlx_mmfree.ops.bit_linear import Options
-from mlx_mmfree.ops.bit_linear.definition import Format
-from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS, Tuning, in_groups, slab_words
+from mlx_mmfree.ops.bit_linear.definition import Variant
+from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS, Tuning
 from mlx_mmfree.ops.inspection import kernel_texts
-from mlx_mmfree.ops.ternary import packed_width
 from tests.emulator import apple_gpu, counts
 from tests.emulator.apple_gpu import Code
 from tests.emulator.attention_texts import text_of_attention
-from tests.emulator.counts import codes
+from tests.emulator.counts import bit_linear, codes, products
 from tests.emulator.texts_of_mlx import text_of
 
 PAGE = Path(__file__).parents[2] / "mlx_mmfree/ops/README.md"
@@ -63,11 +62,11 @@ def rows() -> Iterator[Row]:
     for count, outputs in ((1, 4), (1, 8), (2, 8), (3, 4), (4, 4)):
         yield _bit_linear(f"`bit_linear`, {count} row{'s' * (count > 1)}", count, outputs)
     for name, options in (
-        ("gate `silu`", _options(gate="silu")),
-        ("gate `relu2`", _options(gate="relu2")),
-        ("norm", _options(has_norm=True)),
-        ("own norm", _options(eps=1e-6)),
-        ("no codes", _options(quantize=False)),
+        ("gate `silu`", bit_linear.options(gate="silu")),
+        ("gate `relu2`", bit_linear.options(gate="relu2")),
+        ("norm", bit_linear.options(has_norm=True)),
+        ("own norm", bit_linear.options(eps=1e-6)),
+        ("no codes", bit_linear.options(quantize=False)),
     ):
         yield _bit_linear(f"`bit_linear`, 1 row, {name}", 1, 8, options)
     yield _bit_linear("`bit_linear`, 1 row, without halves", 1, 4, are_halves=False)
@@ -118,18 +117,6 @@ def other_kernels() -> Iterator[tuple[str, Code]]:
         yield kind, apple_gpu.machine_code(name, text, (256, 1, 1))
 
 
-def _options(
-    *,
-    gate: Activation | None = None,
-    has_norm: bool = False,
-    eps: float | None = None,
-    quantize: bool = True,
-) -> Options:
-    norm = mx.ones((64,)) if has_norm else None
-    norm_eps = 1e-6 if has_norm else None
-    return Options(gate=gate, norm=norm, norm_eps=norm_eps, eps=eps, quantize=quantize)
-
-
 def _bit_linear(
     name: str,
     count: int,
@@ -139,34 +126,15 @@ def _bit_linear(
     are_halves: bool = True,
 ) -> Row:
     """The product of `count` rows of float16 with a matrix, `outputs` in a SIMD group."""
-    options = options or Options()
-    format = Format.of(options)
-    own_norm = None if format.eps is None else mx.ones((64,))
-    projection = Projection(mx.zeros((64, packed_width(64)), mx.uint32), mx.ones((1,)), own_norm)
-    x = mx.zeros((count, 64 * (1 if format.gate is None else 2)), mx.float16)
-    tuning = Tuning(count, outputs, are_halves and format.quantize, True)
-    with launch.recording() as texts:
-        in_groups(format, *format.flat(x, [projection], options.norm, None), tuning=tuning)
-    ((kernel, text),) = texts.items()
-    code = apple_gpu.machine_code(kernel, text, (32 * SIMD_GROUPS, 1, 1))
-    *statistics, slab, filling, products = code.loops
-    whole = []
-    for dims in WIDTHS:
-        words, slab_size = dims // 16, slab_words(format, count)
-        slabs = [min(slab_size, words - start) for start in range(0, words, slab_size)]
-        # threads take four inputs each, and a SIMD group that has none left ends the loop
-        fours = 4 * 32 * SIMD_GROUPS
-        done = sum(loop.instructions for loop in statistics) * dims / fours
-        done += slab.instructions * len(slabs) + code.once.instructions
-        done += filling.instructions * dims / fours
-        done += products.instructions * sum(-(-size // 32) for size in slabs)
-        whole.append(done / (dims / 32 * outputs) / count)
+    counted = bit_linear.of(count, outputs, options, are_halves=are_halves)
+    code, loop = counted.code, counted.code.loops[-1]
+    whole = [counted.whole(dims) for dims in WIDTHS]
     weights = 16 * outputs * count
     return Row(
         f"{name}, {outputs} outputs",
         code,
-        products.instructions / weights,
-        products.slots / weights,
+        loop.instructions / weights,
+        loop.slots / weights,
         tuple(whole),
     )
 
@@ -364,7 +332,7 @@ def _code(texts: dict[str, str], part: str, threads: int) -> Code:
 
 def threadgroups(outputs: int) -> int:
     """Those of one row's product with a matrix of so many outputs."""
-    tuning = Tuning.of(Format.of(Options()), 1, WIDTHS[0], [outputs])
+    tuning = Tuning.of(Variant.of(Options()), 1, WIDTHS[0], [outputs])
     return -(-outputs // (SIMD_GROUPS * tuning.outputs))
 
 
@@ -395,7 +363,9 @@ def reports() -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the table to its page")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to its page, and slots to the package"
+    )
     args = parser.parse_args()
     if reason := apple_gpu.unavailable():
         sys.exit(reason)
@@ -405,6 +375,7 @@ def main() -> None:
         for report in reports():
             print(f"\n{report}", flush=True)
         return
+    kernel_slots.FILE.write_text(products.as_json(list(products.counted())), encoding="utf-8")
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]
     PAGE.write_text(f"{before}{_BEGIN}\n\n{counted}\n\n{_END}{after}", encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import BYTES_PER_GB
+from ..platform.terminal import counted
 from ..training.fine_tuning.settings import FineTuneSettings, fine_tune_settings
 from ..training.precision import precision_note
 from ..training.run_settings import checked, read_mapping
@@ -328,8 +329,8 @@ def _print_results(model: Any, progress: Mapping[str, Any], folder: Path, is_ful
     from ..training.results import kept_models, read_log
 
     print(
-        f"{progress['step']} steps, learned from {progress['tokens']:,} {_unit(model)}, peak memory "
-        f"{mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
+        f"{counted(progress['step'], 'step')}, learned from {progress['tokens']:,} {_unit(model)}, peak "
+        f"memory {mx.get_peak_memory() / BYTES_PER_GB:.3f} GB."
     )
     records = [r for r in read_log(folder / "log.jsonl") if "valid_loss" in r]
     if records:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UsageError
+from ..platform.terminal import counted
 from ..platform.threads import thread_count
 from .parts.command import command
 from .parts.flags import positive
@@ -109,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"Read {files}.")
     for name, header in headers.items():
         print(
-            f"Wrote '{args.output / name}': {header.tokens:,} tokens of {header.documents:,} documents, "
+            f"Wrote '{args.output / name}': {header.tokens:,} tokens of "
+            f"{counted(header.documents, 'document')}, "
             f"{header.size_bytes:,} bytes of text, in {header.bits} bits each."
         )
     return 0

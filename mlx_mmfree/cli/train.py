@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..platform.allocator import keep_freed_memory
+from ..platform.terminal import counted
 from ..training.precision import precision_note
 from ..training.run_settings import seen_from_file
 from ..training.services import chosen_services, service_callbacks
@@ -79,7 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         result = train_model(settings, processes, callbacks=callbacks, first=first)
         best = f"best step {result['best_step']}, " if settings.valid else ""
-        print(f"{result['step']} steps, {best}learned from {result['tokens']:,} {first.task.unit}.")
+        print(
+            f"{counted(result['step'], 'step')}, {best}learned from {result['tokens']:,} "
+            f"{first.task.unit}."
+        )
         for name, value in result.get("held_out", {}).items():
             print(f"{name}: {value:.4f}")
         print(kept_models(output))

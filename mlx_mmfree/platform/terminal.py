@@ -67,3 +67,8 @@ def _filtered(stream: TextIO, kind: type[_Output]) -> TextIO:
     # a second stream to the same terminal, which stays open when this stream is closed
     binary = os.fdopen(stream.fileno(), "wb", closefd=False)
     return kind(binary, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+
+
+def counted(count: int, unit: str) -> str:
+    """A number of things in words, such as "1 step" or "2 steps"."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"

@@ -10,6 +10,7 @@ from mlx.utils import tree_reduce
 
 from ..layers.matrix import Matrix, matrices
 from ..platform.progress import Progress
+from ..platform.terminal import counted
 from .results import Callback
 
 _GB, _TRIT_BITS = 1e9, 2
@@ -34,8 +35,8 @@ class StepReports(Callback):
     def on_begin(self, step: int) -> None:
         if step and step == self._steps:
             _write(
-                f"The run has done all its {step} steps before. Give more steps to go on, or another "
-                "folder to begin anew."
+                f"The run has done {counted(step, 'step')} of {step} before. Give more steps to go on, "
+                "or another folder to begin anew."
             )
         elif step:
             _write(f"The run goes on after step {step}.")

@@ -12,6 +12,7 @@ import numpy as np
 from ..arguments import did_you_mean
 from ..errors import TrainingError
 from ..models.parts.token_checks import check_tokens
+from ..platform.terminal import counted
 from ..tokenizer.chat import check_messages, reasoning_of
 from .corpus.rows import RowError, kind_of, names_in, read_rows, text_of, without_nulls
 
@@ -249,7 +250,7 @@ class Samples(Generic[Item]):
         tokens = sum(len(text.tokens) for text in texts)
         learned = sum(len(text.tokens) - max(text.prompt, 1) for text in texts)
         counts = (
-            f"{count:,} {unit}{'' if count == 1 else 's'}"
+            counted(count, unit)
             for count, unit in ((len(self.samples), "sample"), (tokens, "token"))
         )
         words = f"{', '.join(counts)}, {learned:,} of them learned"

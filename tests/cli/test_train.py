@@ -72,6 +72,7 @@ def test_a_model_beyond_all_memory_is_refused_before_anything_is_written(
     assert "warning: [memory] the run needs" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("here")
 def test_dense_linears_by_flag(config: Path) -> None:  # noqa: F811
     assert main(["--config", str(config), "--linear-class", "dense", "--output", "dense"]) == 0
     model, _ = load(config.parent / "dense/model")

@@ -46,7 +46,7 @@ def test_a_run_that_is_repeated_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     flags += ["--train", "--output", str(tmp_path / "run"), "--steps"]
     for steps, words in (
         ("1", "Step 1 of 1: loss"),
-        ("1", "The run has done all its 1 steps before. Give more steps to go on"),
+        ("1", "The run has done 1 step of 1 before. Give more steps to go on"),
         ("2", "The run goes on after step 1."),
     ):
         assert lora([*flags, steps]) == 0

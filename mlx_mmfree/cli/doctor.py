@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
 from ..platform.resident_memory import BYTES_PER_GB
 from ..version import REPOSITORY
 from .parts.command import check_writable, command
@@ -41,7 +40,9 @@ def build_parser() -> argparse.ArgumentParser:
         "one); it holds no names or paths of yours",
     )
     parser.add_argument(
-        "--model", help="with --report: measure this model too, beside the packaged one"
+        "--model",
+        help="only list the texts of Metal kernels that this model's first token compiles; with "
+        "--report: measure this model too, beside the packaged one",
     )
     parser.add_argument(
         "--dump-kernels",
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"Wrote {count} kernels. On a Mac with Xcode, compile them with: sh {script}")
         return 0
     if args.model is not None and args.report is None:
-        raise UsageError(f"[doctor] 'model' must come with --report but got {args.model!r:.80}.")
+        return _show_first_token(args)
     if args.report is not None:
         check_writable("[doctor] 'report'", args.report / "report.json")
     from .parts.terminal import TaskBars
@@ -78,6 +79,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = write_machine_report(args.report, machine_report(found, models))
         print(f"Wrote {file}. Send it in an issue: {REPOSITORY}/issues", file=sys.stderr)
     return 0
+
+
+PROMPT_TOKENS = 64
+"""The length of the prompt before the first token, where `--model` asks for it."""
+
+
+def _show_first_token(args: argparse.Namespace) -> int:
+    """Lists the texts of Metal kernels that a model's first token compiles."""
+    from ..evaluation.audit.first_token import first_token_texts
+    from ..hub.checkpoint.checkpoint import open_checkpoint
+    from ..hub.checkpoint.load import OpenedModel
+
+    model = OpenedModel(open_checkpoint(args.model)).model
+    of_prompt, of_next = first_token_texts(model, PROMPT_TOKENS)
+    if args.json:
+        print(json.dumps({"prompt": of_prompt, "next_token": of_next}, indent=2))
+        return 0
+    print(f"A prompt of {PROMPT_TOKENS} tokens compiles {len(of_prompt)} texts of Metal kernels:")
+    print(*(f"  {_of_kernel(name)}" for name in of_prompt), sep="\n")
+    print(f"The next token compiles {len(of_next)} more:")
+    print(*(f"  {_of_kernel(name)}" for name in of_next), sep="\n")
+    return 0
+
+
+def _of_kernel(name: str) -> str:
+    return name.removeprefix("custom_kernel_")
 
 
 def examine(progress: Progress | None = None) -> dict[str, Any]:

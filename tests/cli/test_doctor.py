@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_mmfree import __version__, native
+from mlx_mmfree import __version__, demo, native
 from mlx_mmfree.cli import doctor, main
 from mlx_mmfree.cli.doctor import Host, examine, host_problems
 from mlx_mmfree.cli.parts.terminal import TaskBars
@@ -61,8 +61,6 @@ def test_the_verdict_comes_first_and_tables_when_asked_for(
     brief = capsys.readouterr().out
     assert brief.startswith(("No problems found.\n", "problems\n  - "))
     assert "ternary_matmul" not in brief and "'mmfree doctor --all' shows" in brief
-    assert main(["doctor", "--model", "x"]) == 2
-    assert "--model must come with --report" in capsys.readouterr().err
 
 
 def test_table_names_versions_device_backends_and_reasons(
@@ -303,3 +301,20 @@ def test_problems(described: Host, expected: str | None) -> None:
     found = host_problems(described)
     assert len(found) == (expected is not None)
     assert expected is None or expected in found[0]
+
+
+def test_texts_of_a_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", str(demo.path()), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not set(found["prompt"]) & set(found["next_token"])
+    kinds = [name.removeprefix("custom_kernel_").split("__")[0] for name in found["next_token"]]
+    assert "half_denormals" in found["prompt"][0]
+    # the packaged model is a MatMul-free one
+    assert {"bit_linear_3", "mlgru_step"} <= {*kinds}
+    assert main(["doctor", "--model", str(demo.path())]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    count = len(found["prompt"])
+    assert lines[0] == f"A prompt of 64 tokens compiles {count} texts of Metal kernels:"
+    assert lines[count + 1] == f"The next token compiles {len(kinds)} more:"
+    assert len(lines) == count + len(kinds) + 2
+    assert main(["doctor", "--model", "no_such_folder/x/y"]) == 2

@@ -108,7 +108,7 @@ def metal_step(model: Decoder, position: int) -> MetalStep:
         launch.recording(is_linked=True),
         dispatch.use_any_backend(),
         choice.use(choice.DEFAULT),
-        _joined_projections(model),
+        joined_projections(model),
     ):
         dispatch.forget_candidates()
         try:
@@ -121,7 +121,7 @@ def metal_step(model: Decoder, position: int) -> MetalStep:
 
 
 @contextmanager
-def _joined_projections(model: Decoder) -> Iterator[None]:
+def joined_projections(model: Decoder) -> Iterator[None]:
     """Joins projections inside the `with` block."""
     own = tree_flatten(model.parameters())
     join_projections(model, is_lazy=True)

@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-BEGINNINGS = {
+PREFIXES = {
     "environment": "python3 -m venv ",
     "start": 'pip install ".[serve]" && ',
     "test": 'pip install ".[test]" && ',
@@ -19,9 +19,9 @@ def main(name: str) -> None:
     text, *blocks = re.split(r"^```", readme, flags=re.MULTILINE)
     commands = [line for block in blocks[::2] for line in block.splitlines()[1:]]
     commands += re.findall(r"`([^`\n]+)`", "".join([text, *blocks[1::2]]))
-    lines = [command for command in commands if command.startswith(BEGINNINGS[name])]
+    lines = [command for command in commands if command.startswith(PREFIXES[name])]
     if len(lines) != 1:
-        sys.exit(f"README.md must have one command that begins '{BEGINNINGS[name]}', not {lines}")
+        sys.exit(f"README.md must have one command that begins '{PREFIXES[name]}', not {lines}")
     print(lines[0])
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import mlx.core as mx
 from comparisons import student_runs as students
 from comparisons.command import parser_of, plan_with, run_comparison
-from comparisons.runs import Figures, found_or_trained, markdown, mean_and_spread
+from comparisons.runs import Metrics, found_or_trained, markdown, mean_and_spread
 from comparisons.student_training import TRAIN, VALID, prepare
 
 from mlx_mmfree import load, save_model
@@ -182,25 +182,25 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
         runs,
         lambda run: _known(plan, home, run.name),
         partial(learn, plan=plan, folder=home),
-        lambda run, figures: f"{run.name}: {figures['value']:.4f} bits per byte",
+        lambda run, metrics: f"{run.name}: {metrics['value']:.4f} bits per byte",
         jobs=jobs,
         trains=trains,
     )
     text = _table(plan, found)
     with new_file(folder / "table.md") as new:
         new.write_text(text + "\n")
-    written = [{**asdict(run), **figures} for run, figures in found.items()]
+    written = [{**asdict(run), **metrics} for run, metrics in found.items()]
     write_json(folder / "table.json", {"runs": written})
     return text
 
 
-def _known(plan: Plan, folder: Path, name: str) -> Figures | None:
+def _known(plan: Plan, folder: Path, name: str) -> Metrics | None:
     """The result of a run, unless it was another plan's."""
     file = folder / f"{name}.json"
     if not file.exists():
         return None
-    figures: Figures = json.loads(file.read_text())
-    return figures if figures.pop("settings") == plan.described else None
+    metrics: Metrics = json.loads(file.read_text())
+    return metrics if metrics.pop("settings") == plan.described else None
 
 
 def _share_file(folder: Path, tokens: int) -> Path:
@@ -224,20 +224,20 @@ def _write_share(plan: Plan, folder: Path, tokens: int) -> None:
         new.write_text("\n<|endoftext|>\n".join(texts), encoding="utf-8")
 
 
-def learn(run: Run, plan: Plan, folder: Path) -> Figures:
+def learn(run: Run, plan: Plan, folder: Path) -> Metrics:
     """Makes the model ternary in a way, measures it and writes down what it came to."""
     row, output = ROWS[run.row], folder / f"{run.name}.run"
     shutil.rmtree(output, ignore_errors=True)
     mx.reset_peak_memory()
     start = time.process_time()
-    more: Figures = {}
+    more: Metrics = {}
     teacher = (folder / students.TEACHER / "model").resolve()
     if row.way == DENSE:
         return _written(plan, run, folder, teacher, {})
     if row.way == ROUNDED:
         _round(plan, row, teacher, output)
     elif row.way == CALIBRATED:
-        more = Calibration(_calibration(run, plan, folder, output)).run()["figures"]
+        more = Calibration(_calibration(run, plan, folder, output)).run()["metrics"]
         if row.then:
             first = replace(run, rate=plan.rates[0])
             settings = replace(
@@ -250,16 +250,16 @@ def learn(run: Run, plan: Plan, folder: Path) -> Figures:
         settings = _training(run, plan, folder, output, row.passes, row.tokens)
         Distillation(settings).run()
     more |= {"seconds": time.process_time() - start, "peak_bytes": mx.get_peak_memory()}
-    figures = _written(plan, run, folder, output / "model", more)
+    metrics = _written(plan, run, folder, output / "model", more)
     shutil.rmtree(folder / f"{run.name}.run", ignore_errors=True)
-    return figures
+    return metrics
 
 
-def _written(plan: Plan, run: Run, folder: Path, model: Path, more: Figures) -> Figures:
+def _written(plan: Plan, run: Run, folder: Path, model: Path, more: Metrics) -> Metrics:
     """Measures a model, and writes down what it came to."""
-    figures = {"value": _bits_per_byte(plan, model, folder), **more}
-    write_json(folder / f"{run.name}.json", {"settings": plan.described, **figures})
-    return figures
+    metrics = {"value": _bits_per_byte(plan, model, folder), **more}
+    write_json(folder / f"{run.name}.json", {"settings": plan.described, **metrics})
+    return metrics
 
 
 def _round(plan: Plan, row: Row, teacher: Path, output: Path) -> None:
@@ -317,7 +317,7 @@ def _bits_per_byte(plan: Plan, model: Path, folder: Path) -> float:
     return measured.bits_per_byte
 
 
-def _table(plan: Plan, found: dict[Run, Figures]) -> str:
+def _table(plan: Plan, found: dict[Run, Metrics]) -> str:
     lines, dense = [], found[Run(DENSE, 0.0)]["value"]
     for name in plan.names:
         row = ROWS[name]

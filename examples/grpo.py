@@ -43,13 +43,13 @@ def closeness(completions: list[str]) -> list[float]:
 
 
 def parts(story: str) -> list[tuple[str, str]]:
-    """The beginnings of a story that end with a sentence, each with the sentence that follows."""
+    """The prefixes of a story that end with a sentence, each with the sentence that follows."""
     sentences = re.findall(r"[^.!?]+[.!?]+[\"']?", story.replace("\n", " "))
     return [("".join(sentences[:n]).strip(), sentences[n]) for n in range(2, len(sentences))]
 
 
 def write_data(folder: Path, learned: int, held_out: int) -> list[str]:
-    """Prompts to answer, examples to learn from, and stories; the held-out beginnings."""
+    """Prompts to answer, examples to learn from, and stories; the held-out prefixes."""
     stories = lzma.decompress(STORIES.read_bytes()).decode().split("<|endoftext|>")[1:]
     both = [[pair for pair in parts(story.strip()) if len(pair[0]) < 300] for story in stories]
     both = [pairs for pairs in both if pairs]

@@ -35,7 +35,7 @@ from comparisons.image_runs import (
     small_data,
     train,
 )
-from comparisons.runs import Figures, found_or_trained
+from comparisons.runs import Metrics, found_or_trained
 
 
 def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
@@ -44,7 +44,7 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     home.mkdir(parents=True, exist_ok=True)
     known = partial(finished, plan=plan, folder=home)
 
-    def results(runs: Sequence[Run], learn: Callable[[Run], Figures]) -> dict[Run, Figures]:
+    def results(runs: Sequence[Run], learn: Callable[[Run], Metrics]) -> dict[Run, Metrics]:
         return found_or_trained(runs, known, learn, _line, jobs=jobs, trains=trains)
 
     learn = partial(train, plan=plan, folder=home)
@@ -57,13 +57,13 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     return write_report(folder, plan, best, found)
 
 
-def _recover(run: Run, plan: Plan, folder: Path, sources: dict[Run, Run]) -> Figures:
+def _recover(run: Run, plan: Plan, folder: Path, sources: dict[Run, Run]) -> Metrics:
     return recover(run, plan, folder, dense=sources[run])
 
 
-def _line(run: Run, figures: Figures) -> str:
-    value = figures["value"]
-    return f"{run.name}: {figures['failure'] if value is None else f'{value:.2%} right'}"
+def _line(run: Run, metrics: Metrics) -> str:
+    value = metrics["value"]
+    return f"{run.name}: {metrics['failure'] if value is None else f'{value:.2%} right'}"
 
 
 def _plan_of(arguments: Namespace) -> Plan:

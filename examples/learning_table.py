@@ -41,7 +41,7 @@ from comparisons.learning_runs import (
     turn,
 )
 from comparisons.models import causal_mixers
-from comparisons.runs import Figures, found_or_trained
+from comparisons.runs import Metrics, found_or_trained
 
 
 def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
@@ -49,7 +49,7 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     home = folder / "runs"
     home.mkdir(parents=True, exist_ok=True)
 
-    def results(runs: Sequence[Run]) -> dict[Run, Figures]:
+    def results(runs: Sequence[Run]) -> dict[Run, Metrics]:
         known = partial(finished, plan=plan, folder=home)
         learn = partial(train, plan=plan, folder=home)
         return found_or_trained(runs, known, learn, _line, jobs=jobs, trains=trains)
@@ -62,9 +62,9 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     return write_report(folder, plan, best, tried | results(seeds))
 
 
-def _line(run: Run, figures: Figures) -> str:
-    value = figures["value"]
-    return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
+def _line(run: Run, metrics: Metrics) -> str:
+    value = metrics["value"]
+    return f"{run.name}: {metrics['failure'] if value is None else f'{value:.3f}'}"
 
 
 def _plan_of(arguments: Namespace) -> Plan:

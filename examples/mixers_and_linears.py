@@ -152,12 +152,12 @@ def train(run: Run, plan: Plan, folder: Path) -> dict[str, Any]:
         raise comparisons.RunFailed(f"{run.folder}: {ended.stderr}")
     [figure] = re.findall(r"valid/bits_per_byte: (\S+)", ended.stdout)
     records = read_log(home / "log.jsonl")
-    figures = {
+    metrics = {
         "bits_per_byte": float(figure),
         "losses": [[record["tokens"], record["loss"]] for record in records if "loss" in record],
     }
-    write_json(home / "result.json", figures)
-    return figures
+    write_json(home / "result.json", metrics)
+    return metrics
 
 
 def finished(run: Run, plan: Plan, folder: Path) -> dict[str, Any] | None:
@@ -188,8 +188,8 @@ def results_of(runs: Sequence[Run], plan: Plan, folder: Path, jobs: int) -> Resu
     return comparisons.results_of(runs, known, trained, ThreadPoolExecutor(jobs), line)
 
 
-def line(run: Run, figures: comparisons.Figures) -> str:
-    return f"{run.folder}: {figures['bits_per_byte']:.3f} bits per byte"
+def line(run: Run, metrics: comparisons.Metrics) -> str:
+    return f"{run.folder}: {metrics['bits_per_byte']:.3f} bits per byte"
 
 
 def compare(plan: Plan, folder: Path, jobs: int) -> str:
@@ -271,9 +271,9 @@ def write_figures(folder: Path, plan: Plan, results: Results) -> None:
             "embedding_std": EMBEDDINGS[run.embedding],
             "learning_rate": run.rate,
             "seed": run.seed,
-            "bits_per_byte": figures["bits_per_byte"],
+            "bits_per_byte": metrics["bits_per_byte"],
         }
-        for run, figures in results.items()
+        for run, metrics in results.items()
     ]
     size = {"tokens": plan.tokens, "steps": plan.steps, "sequence_length": plan.length}
     write_json(folder / "table.json", {**size, "runs": runs})

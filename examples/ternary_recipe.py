@@ -24,7 +24,7 @@ from typing import Any
 
 from comparisons import student_runs as students
 from comparisons.command import parser_of, plan_with, run_comparison
-from comparisons.runs import Figures, found_or_trained, markdown, mean_and_spread
+from comparisons.runs import Metrics, found_or_trained, markdown, mean_and_spread
 from comparisons.student_training import TRAIN, VALID, Timer, measured, prepare, trained
 
 from mlx_mmfree.errors import TrainingError
@@ -133,10 +133,10 @@ def _has(plan: Plan, row: str, share: float) -> bool:
     return row in BEST or share == plan.shares[-1]
 
 
-def best_rates(found: dict[Run, Figures]) -> dict[tuple[str, float], float]:
+def best_rates(found: dict[Run, Metrics]) -> dict[tuple[str, float], float]:
     """The rate with the fewest bits per byte of each row and share."""
     known = {
-        run: figures["value"] for run, figures in found.items() if figures["value"] is not None
+        run: metrics["value"] for run, metrics in found.items() if metrics["value"] is not None
     }
     best: dict[tuple[str, float], Run] = {}
     for run, value in known.items():
@@ -156,7 +156,7 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
             return "The teacher has not been trained yet, so that there is no table."
         teacher = prepare(plan.teacher, home)
 
-    def results(runs: Sequence[Run]) -> dict[Run, Figures]:
+    def results(runs: Sequence[Run]) -> dict[Run, Metrics]:
         return found_or_trained(
             runs,
             lambda run: _known(plan, home, run.name),
@@ -173,38 +173,38 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     text = _table(plan, teacher, found, rates)
     with new_file(folder / "table.md") as new:
         new.write_text(text + "\n")
-    runs = [{**asdict(run), **figures} for run, figures in found.items()]
+    runs = [{**asdict(run), **metrics} for run, metrics in found.items()]
     write_json(folder / "table.json", {"teacher": teacher, "runs": runs})
     return text
 
 
-def _known(plan: Plan, folder: Path, name: str) -> Figures | None:
+def _known(plan: Plan, folder: Path, name: str) -> Metrics | None:
     """The result of the teacher or a run, unless it was another plan's."""
     file = folder / f"{name}.json"
     if not file.exists():
         return None
-    figures: Figures = json.loads(file.read_text())
-    return figures if figures.pop("settings") == plan.described else None
+    metrics: Metrics = json.loads(file.read_text())
+    return metrics if metrics.pop("settings") == plan.described else None
 
 
-def learn(run: Run, plan: Plan, folder: Path) -> Figures:
+def learn(run: Run, plan: Plan, folder: Path) -> Metrics:
     """Trains a run, measures it and writes down what it came to."""
     output = folder / f"{run.name}.run"
     steps = max(2, round(plan.teacher.teacher_steps * run.share))
     try:
         if run.row == SCRATCH:
-            figures = _from_scratch(run, plan, folder, output, steps)
+            metrics = _from_scratch(run, plan, folder, output, steps)
         else:
-            figures = _ternarized(run, plan, folder, output, steps)
+            metrics = _ternarized(run, plan, folder, output, steps)
     except TrainingError as error:
-        figures = {"value": None, "failure": str(error)}
+        metrics = {"value": None, "failure": str(error)}
     shutil.rmtree(output, ignore_errors=True)
     settings = {"settings": plan.described}
-    write_json(folder / f"{run.name}.json", {**settings, **figures})
-    return figures
+    write_json(folder / f"{run.name}.json", {**settings, **metrics})
+    return metrics
 
 
-def _from_scratch(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
+def _from_scratch(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Metrics:
     model = json.loads((folder / students.TEACHER / "model" / "config.json").read_text())
     model["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear"}
     model["quantization_config"] |= {"quantization_mode": "online"}
@@ -212,7 +212,7 @@ def _from_scratch(run: Run, plan: Plan, folder: Path, output: Path, steps: int) 
     return trained(plan.teacher, folder, output, steps, run.rate, run.seed, {"model": known})
 
 
-def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
+def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Metrics:
     options = _FIRST | ROWS[run.row][1]
     if options.get("scales") == "bitnet":
         # which has a threshold of its own
@@ -233,32 +233,32 @@ def _ternarized(run: Run, plan: Plan, folder: Path, output: Path, steps: int) ->
     )
     timer = Timer()
     report = Distillation(settings).run([timer])
-    return {**measured(plan.teacher, output, folder, timer.seconds), "stages": report["figures"]}
+    return {**measured(plan.teacher, output, folder, timer.seconds), "stages": report["metrics"]}
 
 
-def _line(run: Run, figures: Figures) -> str:
-    value = figures["value"]
-    return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
+def _line(run: Run, metrics: Metrics) -> str:
+    value = metrics["value"]
+    return f"{run.name}: {metrics['failure'] if value is None else f'{value:.3f}'}"
 
 
 def _table(
-    plan: Plan, teacher: Figures, found: dict[Run, Figures], rates: dict[tuple[str, float], float]
+    plan: Plan, teacher: Metrics, found: dict[Run, Metrics], rates: dict[tuple[str, float], float]
 ) -> str:
     lines = []
     for row in plan.names:
         for share in plan.shares if row in BEST else plan.shares[-1:]:
             rate = rates.get((row, share))
             runs = [
-                figures
-                for run, figures in found.items()
+                metrics
+                for run, metrics in found.items()
                 if (run.row, run.share, run.rate) == (row, share, rate)
-                and figures["value"] is not None
+                and metrics["value"] is not None
             ]
             if rate is None or not runs:
                 continue
-            values = [figures["value"] for figures in runs]
+            values = [metrics["value"] for metrics in runs]
             above = [100 * (value / teacher["value"] - 1) for value in values]
-            recall = [100 * figures["recall"] for figures in runs]
+            recall = [100 * metrics["recall"] for metrics in runs]
             cells = [mean_and_spread(values), mean_and_spread(above, 1), mean_and_spread(recall, 1)]
             lines.append([row, f"{share:.0%}", f"{rate:g}", *cells, ROWS[row][0]])
     header = ["way", "tokens of the teacher's", "rate", "bits per byte", "above the teacher, %"]

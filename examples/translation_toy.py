@@ -69,7 +69,7 @@ ATTENTION = {"name": "multi_head_attention", "num_heads": 4}
 POST = {"norm_order": "post", "norm": "layer_norm", "scale_embedding": True}
 RECURRENT = {"token_mixer": "mlgru", "encoder_token_mixer": ATTENTION}
 MODELS: dict[str, dict[str, Any]] = {
-    "Transformer, norms behind the sums": POST,
+    "Transformer, norms after the sums": POST,
     "Transformer, norms before the mixers": {},
     "Transformer, ternary": {"linear_class": "ternary"},
     "MLGRU writes, attention reads": RECURRENT,
@@ -77,7 +77,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """The differences from `_model`."""
 
-RATES = {"Transformer, norms behind the sums": 1e-3}
+RATES = {"Transformer, norms after the sums": 1e-3}
 """Learning rates other than the plan's: gradients near such a head are large (arXiv 2002.04745)."""
 
 
@@ -126,8 +126,8 @@ def experiment(plan: Plan, folder: Path) -> str:
     rows = []
     for seed, (number, name) in product(range(plan.seeds), enumerate(plan.models)):
         run = f"run-{number}-{seed}"
-        figures = train_model(_settings(plan, folder, run, name, seed))["held_out"]
-        row = {"model": name, "seed": seed, "loss": figures["valid/loss"]}
+        metrics = train_model(_settings(plan, folder, run, name, seed))["held_out"]
+        row = {"model": name, "seed": seed, "loss": metrics["valid/loss"]}
         rows.append(row | exact_matches(folder / run / "model", held_out))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         write_json(folder / "table.json", rows)

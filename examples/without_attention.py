@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from comparisons.command import parser_of, plan_with, run_comparison
-from comparisons.runs import Figures, found_or_trained
+from comparisons.runs import Metrics, found_or_trained
 from comparisons.student_report import write_report
 from comparisons.student_runs import (
     DISTILLED,
@@ -50,7 +50,7 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
             return "The teacher has not been trained yet, so that there is no table."
         teacher = prepare(plan, home)
 
-    def results(runs: Sequence[Run], longer: dict[Run, int]) -> dict[Run, Figures]:
+    def results(runs: Sequence[Run], longer: dict[Run, int]) -> dict[Run, Metrics]:
         known = partial(finished, plan=plan, folder=home, longer=longer)
         train = partial(learn, plan=plan, folder=home, longer=longer)
         return found_or_trained(runs, known, train, _line, jobs=jobs, trains=trains)
@@ -61,9 +61,9 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
     chosen = {run: value for run, value in found.items() if _is_best(run, rates)}
     longer = longer_twins(plan, chosen)
     found |= results(list(longer), longer)
-    for run, figures in found.items():
+    for run, metrics in found.items():
         if run.way == DISTILLED:
-            figures["recall_before"] = recall_before(run.kind, run.seed, home)
+            metrics["recall_before"] = recall_before(run.kind, run.seed, home)
     return write_report(folder, plan, teacher, rates, found)
 
 
@@ -71,9 +71,9 @@ def _is_best(run: Run, rates: dict[tuple[str, str], float]) -> bool:
     return rates.get((run.kind, run.way)) == run.rate
 
 
-def _line(run: Run, figures: Figures) -> str:
-    value = figures["value"]
-    return f"{run.name}: {figures['failure'] if value is None else f'{value:.3f}'}"
+def _line(run: Run, metrics: Metrics) -> str:
+    value = metrics["value"]
+    return f"{run.name}: {metrics['failure'] if value is None else f'{value:.3f}'}"
 
 
 def _plan_of(arguments: Namespace) -> Plan:

@@ -55,7 +55,7 @@ def tells_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Re
     known = set(names)
 
     @wraps(function)
-    def told(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def reported(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if not kwargs.keys() <= known:
             given = next(name for name in kwargs if name not in known)
             other = _OTHER_NAMES.get(given, given)
@@ -67,7 +67,7 @@ def tells_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Re
             )
         return function(*args, **kwargs)
 
-    return told
+    return reported
 
 
 def check_numbers(place: str, **numbers: Any) -> None:
@@ -107,7 +107,7 @@ def check_path(place: str, name: str, path: Any, what: str) -> None:
         place: What reports it.
         name: The argument.
         path: Its value.
-        what: What it names, in words.
+        what: What it names, as text.
 
     Raises:
         TypeError: It is of another type.
@@ -125,7 +125,7 @@ def check_list(place: str, name: str, values: Any, what: str) -> None:
         place: What reports it.
         name: The argument.
         values: Its value.
-        what: What the list holds, in words.
+        what: What the list holds, as text.
 
     Raises:
         TypeError: It is a text or no collection. Of a text, each letter would count.

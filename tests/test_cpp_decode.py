@@ -70,7 +70,7 @@ def test_attention_writes_the_same(program: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_mistakes_are_said_in_a_line(program: Path, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_a_line(program: Path, tmp_path: Path) -> None:
     model, tokenizer = load(demo.path())
     export_step(tmp_path / "step", model, tokenizer)
     for arguments, status, message in (

@@ -166,7 +166,7 @@ def test_references_to_other_docstrings_are_found() -> None:
     assert not _ELSEWHERE.search("linear: Makes a projection, called as `linear(bias=...)`.")
 
 
-def test_what_a_docstring_lacks_is_told() -> None:
+def test_what_a_docstring_lacks_is_reported() -> None:
     def halved(number: int, is_exact: bool = True) -> float:
         """Halves a number.
 

@@ -52,8 +52,8 @@ def test_what_they_quote_steers_no_terminal(
 ) -> None:
     """Not even later, from a file to which the errors went."""
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert "[2J" in told and told.removesuffix("\n").isprintable()
+    reported = capsys.readouterr().err
+    assert "[2J" in reported and reported.removesuffix("\n").isprintable()
 
 
 def test_what_a_file_says_steers_no_terminal(
@@ -82,10 +82,10 @@ def test_extras_are_installed_from_a_clone() -> None:
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    told = set()
+    reported = set()
     for path in (root / "mlx_mmfree").rglob("*"):
         if path.suffix in (".py", ".md"):
             text = path.read_text()
             assert not re.search(r"pip install[^`\n]*mlx[-_]mmfree\[", text), path
-            told |= set(re.findall(r"""install_extra\(["'](\w+)["']\)""", text))
-    assert {"serve", "vision", "plot", "parquet", "eval"} <= told <= set(extras)
+            reported |= set(re.findall(r"""install_extra\(["'](\w+)["']\)""", text))
+    assert {"serve", "vision", "plot", "parquet", "eval"} <= reported <= set(extras)

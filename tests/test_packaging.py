@@ -170,14 +170,14 @@ def test_a_wheel_with_kernels_requires_the_mlx_that_it_was_built_with() -> None:
     assert "lead nowhere" in check(described(">=0.32.4") + "[a](b.md)", None)[0]
 
 
-@pytest.mark.parametrize("name", module("readme_commands").BEGINNINGS)
+@pytest.mark.parametrize("name", module("readme_commands").PREFIXES)
 def test_each_installing_command_stands_once_in_the_main_page(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands = module("readme_commands")
     commands.main(name)
     line = capsys.readouterr().out.strip()
-    assert line.startswith(commands.BEGINNINGS[name]) and "`" not in line
+    assert line.startswith(commands.PREFIXES[name]) and "`" not in line
 
 
 @pytest.mark.parametrize("systems", [["macosx_14_0_arm64"], ["manylinux_2_35_x86_64"], None])

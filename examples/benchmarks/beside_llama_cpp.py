@@ -35,7 +35,7 @@ from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import presets, skeleton
-from mlx_mmfree.evaluation.benchmark import READ, Limits, Record, figures, in_turn
+from mlx_mmfree.evaluation.benchmark import READ, Limits, Record, in_turn, metrics
 from mlx_mmfree.evaluation.scaled import draw_weights
 from mlx_mmfree.hub import convert, open_checkpoint, save_model
 from mlx_mmfree.layers.matrix import matrices
@@ -45,7 +45,7 @@ from mlx_mmfree.platform.threads import thread_count
 _SHORTEST_CONTEXT = 256
 
 Feed = Callable[[int, bool], None]
-"""Reads a number of tokens after those before, which it forgets first if it is told to."""
+"""Reads a number of tokens after those before, which it forgets first if it is reported to."""
 
 
 def measure_llama_cpp(
@@ -353,7 +353,7 @@ def compare(
             ("beside_llama_cpp:measure_llama_cpp", theirs | amounts, threads),
         ]
         records, notes = measured_in_turn(tasks, settings.processes)
-    found = figures(records)
+    found = metrics(records)
     by_name = {figure.records[0].name: figure for figure in found}
     ratios = [
         Ratio.of(name.split(": ")[-1], own, f"llama.cpp with {kind}", other)
@@ -361,7 +361,7 @@ def compare(
         if name.startswith("ours, ")
         and (other := by_name.get(name.replace("ours, ", "llama.cpp, ", 1)))
     ]
-    return Report(figures=found, memory=notes, ratios=ratios)
+    return Report(metrics=found, memory=notes, ratios=ratios)
 
 
 def build_parser() -> CommandParser:
@@ -416,7 +416,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         usual = QUICK if args.quick else FULL if kind == "tq2_0" else SHORT
         settings = replace(usual, **given)
         found = compare(settings, args.threads or thread_count(), kind.upper(), args.config)
-        report.figures += found.figures
+        report.metrics += found.metrics
         report.memory += found.memory
         report.ratios += found.ratios
     print(json.dumps(report.to_json()) if args.json else "\n".join(report_lines(report)))

@@ -58,7 +58,7 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class Run:
-    """The figures of one process.
+    """The metrics of one process.
 
     Attributes:
         seconds: Of each pass, by the number of images at a time.
@@ -248,7 +248,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in a short time; the figures say nothing about speed",
+        help="try the command in a short time; the metrics say nothing about speed",
     )
     format = parser.add_mutually_exclusive_group()
     format.add_argument(
@@ -277,10 +277,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     usual: dict[str, Any] = {"threads": tuple(sorted({1, thread_count()}))}
     settings = ImageSettings(**usual | (_QUICK if args.quick else {}) | given)
-    figures = benchmark_images(args.models, [OWN, *([TIMM] if args.compare else [])], settings)
-    found = list(_announced(figures, _count(args.models, settings, bool(args.compare))))
+    metrics = benchmark_images(args.models, [OWN, *([TIMM] if args.compare else [])], settings)
+    found = list(_announced(metrics, _count(args.models, settings, bool(args.compare))))
     if args.json:
-        shown = {"settings": asdict(settings), "figures": [asdict(figure) for figure in found]}
+        shown = {"settings": asdict(settings), "metrics": [asdict(figure) for figure in found]}
         print(json.dumps(shown))
         return 0
     print("\n".join(markdown(_page(found)) if args.markdown else aligned(_rows(found))))
@@ -292,28 +292,28 @@ def _count(models: Sequence[str], settings: ImageSettings, compares: bool) -> in
     return len(models) * len(settings.threads) * len(settings.batch_sizes) * programs
 
 
-def _announced(figures: Iterator[ImageFigure], count: int) -> Iterator[ImageFigure]:
-    """Yields the figures with a progress bar, where stderr is a terminal."""
+def _announced(metrics: Iterator[ImageFigure], count: int) -> Iterator[ImageFigure]:
+    """Yields the metrics with a progress bar, where stderr is a terminal."""
     with tqdm(total=count, unit="figure", disable=None, dynamic_ncols=True) as bar:
-        for figure in figures:
+        for figure in metrics:
             bar.update()
             yield figure
 
 
-def _groups(figures: Sequence[ImageFigure]) -> dict[tuple[str, int, int], dict[str, ImageFigure]]:
-    """The figures of each model, number of threads and of images, by their programs."""
+def _groups(metrics: Sequence[ImageFigure]) -> dict[tuple[str, int, int], dict[str, ImageFigure]]:
+    """The metrics of each model, number of threads and of images, by their programs."""
     groups: dict[tuple[str, int, int], dict[str, ImageFigure]] = {}
-    for figure in figures:
+    for figure in metrics:
         place = (figure.model, figure.threads, figure.batch_size)
         groups.setdefault(place, {})[figure.program] = figure
     return groups
 
 
-def _page(figures: Sequence[ImageFigure]) -> list[list[str]]:
+def _page(metrics: Sequence[ImageFigure]) -> list[list[str]]:
     """A row for each model: images a second, and in brackets their share of timm's."""
     columns: dict[str, None] = {}
     rows: dict[str, list[str]] = {}
-    for (model, threads, batch_size), measured in _groups(figures).items():
+    for (model, threads, batch_size), measured in _groups(metrics).items():
         columns[f"{threads} thread{'s' * (threads > 1)}, batch {batch_size}"] = None
         rate = measured[OWN].images_per_second
         share = f" ({rate / measured[TIMM].images_per_second:.0%})" if TIMM in measured else ""
@@ -321,13 +321,13 @@ def _page(figures: Sequence[ImageFigure]) -> list[list[str]]:
     return [["model", *columns], *rows.values()]
 
 
-def _rows(figures: Sequence[ImageFigure]) -> list[list[str]]:
+def _rows(metrics: Sequence[ImageFigure]) -> list[list[str]]:
     """A row for each model, number of threads and of images; ratios where timm was measured."""
-    programs = list(dict.fromkeys(figure.program for figure in figures))
+    programs = list(dict.fromkeys(figure.program for figure in metrics))
     heading = ["model", "threads", "batch"]
     heading += [f"{program}, {kind}" for program in programs for kind in ("images/s", "best")]
     rows = [heading + (["of timm", "best of best"] if len(programs) > 1 else [])]
-    for (model, threads, batch_size), measured in _groups(figures).items():
+    for (model, threads, batch_size), measured in _groups(metrics).items():
         row = [model, str(threads), str(batch_size)]
         for program in programs:
             figure = measured[program]

@@ -12,7 +12,7 @@ from mixer_cell import BACKWARD, DECODING, FORWARD
 
 from mlx_mmfree.cli.parts.terminal import aligned, markdown, size_text
 from mlx_mmfree.errors import MeasurementError
-from mlx_mmfree.evaluation.benchmark import Figure, Record, figures
+from mlx_mmfree.evaluation.benchmark import Figure, Record, metrics
 from mlx_mmfree.evaluation.picture import COLOURS, save_picture
 from mlx_mmfree.platform.device import device_info
 from mlx_mmfree.version import __version__
@@ -137,9 +137,9 @@ class MixerReport:
                 found.setdefault(cell.mixer, {})[cell.length] = getattr(result, name)
         return found
 
-    def figures(self, mixer: str) -> list[Figure]:
+    def metrics(self, mixer: str) -> list[Figure]:
         """The rates of one mixer's recurrences."""
-        return figures(self.rates.get(mixer, []))
+        return metrics(self.rates.get(mixer, []))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -297,13 +297,13 @@ def _decoding_tables(report: MixerReport) -> list[tuple[str, Rows]]:
         states = [size_text(r.state_bytes) if r and r.state_bytes else "" for r in results]
         rows.append([mixer, *cells, ratio, *states])
     kind = "processor time" if report.clock == "processor_seconds" else "time"
-    return [(f"decoding: {kind} of a token behind so many others, and the size of the state", rows)]
+    return [(f"decoding: {kind} of a token after so many others, and the size of the state", rows)]
 
 
 def _rate_tables(report: MixerReport) -> list[tuple[str, Rows]]:
     rows = [["recurrence", "time", "rate", "limit", "of limit", "in each process"]]
     for mixer in report.rates:
-        for figure in report.figures(mixer):
+        for figure in report.metrics(mixer):
             first = figure.records[0]
             amount, unit = (first.macs, "GMAC/s") if first.macs else (first.bytes, "GB/s")
             limit = max(record.limit_rate for record in figure.records)

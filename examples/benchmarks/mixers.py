@@ -120,7 +120,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in a short time; the figures say nothing about speed",
+        help="try the command in a short time; the metrics say nothing about speed",
     )
     _add_output_flags(parser.add_argument_group("output"))
     return parser
@@ -138,7 +138,7 @@ def _add_output_flags(group: Any) -> None:
         metavar="FILE",
         help="JSON file that keeps each figure; what it holds is not measured again",
     )
-    add_picture_flag(group, what="draw the figures with fitted slopes")
+    add_picture_flag(group, what="draw the metrics with fitted slopes")
 
 
 @command
@@ -282,7 +282,7 @@ def benchmark_mixers(
         keep: Called with the report after each measurement.
 
     Yields:
-        What is measured next, in words, before it is; nothing for what the report has.
+        What is measured next, as text, before it is; nothing for what the report has.
     """
     for cell in planned_cells(mixers, settings):
         if cell in report.cells:

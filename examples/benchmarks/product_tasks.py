@@ -148,7 +148,7 @@ def _limit_notes(found: Limits, walk_bytes: int, rounds: int) -> dict:
 
 
 def _read_method(found: Limits) -> str:
-    """How memory is read, in words."""
+    """How memory is read, as text."""
     if read_seconds([]) is None:
         return found.reader.method
     return METHOD_OF_KERNELS if on_cpu() else METHOD_ON_METAL

@@ -20,7 +20,7 @@ from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.cli.parts.show_attention import require_matplotlib
 from mlx_mmfree.errors import MeasurementError, UsageError
 from mlx_mmfree.evaluation.audit.skeleton import read_config
-from mlx_mmfree.evaluation.benchmark import Figure, Record, figures, measure
+from mlx_mmfree.evaluation.benchmark import Figure, Record, measure, metrics
 from mlx_mmfree.ops import backend_report
 from mlx_mmfree.ops.backend.dispatch import on_cpu
 from mlx_mmfree.platform.device import device_info
@@ -80,7 +80,7 @@ QUICK = BenchmarkSettings(
     training_tokens=8,
     is_small=True,
 )
-"""A run of seconds. Its data fit into the caches, so that its figures say nothing about speed."""
+"""A run of seconds. Its data fit into the caches, so that its metrics say nothing about speed."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Ratio:
 
     @classmethod
     def of(cls, name: str, own: Figure, other_name: str, other: Figure) -> "Ratio":
-        """Compares two figures."""
+        """Compares two metrics."""
         ours, theirs = (
             [median(record.seconds) for record in figure.records] for figure in (own, other)
         )
@@ -116,20 +116,20 @@ class Report:
 
     Attributes:
         machine: What the machine is and what its limits are.
-        figures: The figures in the order of measurement.
+        metrics: The metrics in the order of measurement.
         memory: The memory use of each model in each process.
         ratios: Speed in relation to other programs and libraries.
     """
 
     machine: dict[str, Any] = field(default_factory=dict)
-    figures: list[Figure] = field(default_factory=list)
+    metrics: list[Figure] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "machine": self.machine,
-            "figures": [figure.to_json() for figure in self.figures],
+            "metrics": [figure.to_json() for figure in self.metrics],
             "memory": self.memory,
             "ratios": [asdict(ratio) for ratio in self.ratios],
         }
@@ -159,15 +159,15 @@ def benchmark(
     if products:
         tasks = [(PRODUCTS, _products(settings), count) for count in threads]
         found, notes = measured_in_turn(tasks, settings.processes)
-        measured = figures(found)
+        measured = metrics(found)
         yield Report(_best(notes), measured, ratios=beside(measured))
     if training:
         task = (TRAINING, _training(settings), threads[-1])
-        yield Report(figures=figures(measured_in_turn([task], settings.processes)[0]))
+        yield Report(metrics=metrics(measured_in_turn([task], settings.processes)[0]))
     for choice in models:
         task = (MODEL, {**choice, **model_amounts(settings)}, threads[-1])
         found, notes = measured_in_turn([task], settings.processes)
-        yield Report(figures=figures(found), memory=notes)
+        yield Report(metrics=metrics(found), memory=notes)
 
 
 Task = tuple[str, dict[str, Any], int]
@@ -256,7 +256,7 @@ def join(reports: Iterator[Report], show: Callable[[Report], None]) -> Report:
     for report in reports:
         show(report)
         whole.machine |= report.machine
-        whole.figures += report.figures
+        whole.metrics += report.metrics
         whole.memory += report.memory
         whole.ratios += report.ratios
     return whole
@@ -291,7 +291,7 @@ def report_lines(report: Report) -> list[str]:
         ]
     for threads, limit in report.machine.get("limits", {}).items():
         lines += _limit_lines(threads, limit)
-    lines += [_figure_line(figure) for figure in report.figures]
+    lines += [_figure_line(figure) for figure in report.metrics]
     lines += _memory_lines(report.memory)
     for ratio in report.ratios:
         lines.append(
@@ -459,7 +459,7 @@ def _add_amount_flags(group: Any) -> None:
     group.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in seconds; the figures say nothing about speed",
+        help="try the command in seconds; the metrics say nothing about speed",
     )
 
 
@@ -478,8 +478,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     stops: list[BaseException] = []
     whole = join(_until_stopped(reports, stops), _ignore if args.json else _show)
-    if args.picture is not None and whole.figures:
-        plot_roofline(whole.machine, whole.figures, args.picture)
+    if args.picture is not None and whole.metrics:
+        plot_roofline(whole.machine, whole.metrics, args.picture)
     if args.json:
         print(json.dumps(whole.to_json() | {"is_complete": not stops}))
     for stop in stops:

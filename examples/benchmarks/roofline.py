@@ -1,4 +1,4 @@
-"""The roofline: the speed that memory and arithmetic allow, with the measured figures as points."""
+"""The roofline: the speed that memory and arithmetic allow, with the measured metrics as points."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def plot_roofline(machine: Mapping[str, Any], measured: Sequence[Figure], file: 
 
     Args:
         machine: Its `device` and `limits`.
-        measured: The figures.
+        measured: The metrics.
         file: The file, which is replaced as a whole.
 
     Raises:

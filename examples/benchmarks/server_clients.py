@@ -301,9 +301,10 @@ def ask(server: Server, model: str, question: Question) -> Answer:
 
 def _read(program: str, response: http.client.HTTPResponse, sent: float) -> Answer:
     if response.status != http.HTTPStatus.OK:
-        told = response.read().decode(errors="replace")[:500]
+        reported = response.read().decode(errors="replace")[:500]
         raise MeasurementError(
-            f"[bench] the server of {program} refused a request with status {response.status}: {told}"
+            f"[bench] the server of {program} refused a request with status {response.status}: "
+            f"{reported}"
         )
     chunks, texts = [], []
     usage: Mapping[str, Any] | None = None

@@ -112,7 +112,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class RateFigure:
-    """The figures of one program's clients.
+    """The metrics of one program's clients.
 
     Attributes:
         program: A server, `SCHEDULER`, or `BARE`, which keeps no sessions.
@@ -133,7 +133,7 @@ class RateFigure:
 
 @dataclass(frozen=True)
 class TurnsFigure:
-    """A conversation of one client: each turn sends all that was said before and some more.
+    """A conversation of one client: each turn sends all that was sent before and some more.
 
     Attributes:
         program: A server.
@@ -351,19 +351,19 @@ def measure_rates(
     order = [*programs, SCHEDULER, BARE]
     measured = runs.keys() - left_out.keys()
     places = sorted(measured, key=lambda place: (order.index(place[0]), place[1]))
-    figures = [rate_figure(*place, runs[place]) for place in places]
+    metrics = [rate_figure(*place, runs[place]) for place in places]
     conversations = [
         turns_figure(name, cast(list[list[Answer]], answers))
         for (name, clients), answers in turns.items()
         if (name, clients) not in left_out
     ]
-    return figures, conversations, [LeftOut(*each, why) for each, why in left_out.items()]
+    return metrics, conversations, [LeftOut(*each, why) for each, why in left_out.items()]
 
 
 def _converse(
     server: Server, tokenizer: Tokenizer, settings: ServeSettings, seed: str
 ) -> list[Answer]:
-    """The answers to one client that sends all that was said before with each of its turns.
+    """The answers to one client that sends all that was sent before with each of its turns.
 
     Letters alone are forbidden, since they become other tokens when the next turn sends them.
     """
@@ -378,7 +378,7 @@ def _converse(
 
 
 def turns_figure(program: str, rounds: Sequence[Sequence[Answer]]) -> TurnsFigure:
-    """The figures of some rounds of a conversation together."""
+    """The metrics of some rounds of a conversation together."""
     last = [answers[-1] for answers in rounds]
     cached = sum(a.cached_tokens for a in last) / sum(a.prompt_tokens for a in last)
     return TurnsFigure(
@@ -422,7 +422,7 @@ def _measure_scheduler(
 
 
 def rate_figure(program: str, clients: int, runs: Sequence[Run]) -> RateFigure:
-    """The figures of some rounds of the same measurement together."""
+    """The metrics of some rounds of the same measurement together."""
     rates = [_rate(run) for run in runs]
     answers = [answer for run in runs if isinstance(run, list) for answer in run]
     between = [later - one for answer in answers for one, later in pairwise(answer.chunks)]
@@ -542,7 +542,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in a short time; the figures say nothing about speed",
+        help="try the command in a short time; the metrics say nothing about speed",
     )
     format = parser.add_mutually_exclusive_group()
     format.add_argument(
@@ -606,7 +606,7 @@ def serve_lines(report: ServeReport, is_markdown: bool) -> list[str]:
     return lines
 
 
-def _rate_rows(figures: Sequence[RateFigure]) -> list[list[str]]:
+def _rate_rows(metrics: Sequence[RateFigure]) -> list[list[str]]:
     """A row for each program and number of clients."""
     heading = ["server", "clients", "tokens/s", "best", "of one client", "of the scheduler"]
     heading += [
@@ -614,12 +614,12 @@ def _rate_rows(figures: Sequence[RateFigure]) -> list[list[str]]:
         for kind in ("first chunk", "between chunks")
         for which in ("median", "95 %")
     ]
-    one = {each.program: each.best for each in figures if each.clients == 1}
+    one = {each.program: each.best for each in metrics if each.clients == 1}
     # the one that keeps sessions, as the server does
-    scheduler = next(each for each in figures if each.first is None)
-    own = figures[0].program
+    scheduler = next(each for each in metrics if each.first is None)
+    own = metrics[0].program
     rows = [heading]
-    for figure in figures:
+    for figure in metrics:
         row = [figure.program, str(figure.clients)]
         row += [f"{figure.tokens_per_second:.0f}", f"{figure.best:.0f}"]
         alone = one.get(figure.program)
@@ -630,7 +630,7 @@ def _rate_rows(figures: Sequence[RateFigure]) -> list[list[str]]:
     return rows
 
 
-def _turns_rows(figures: Sequence[TurnsFigure]) -> list[list[str]]:
+def _turns_rows(metrics: Sequence[TurnsFigure]) -> list[list[str]]:
     heading = ["server", "turns", "tokens of the last prompt", "cached"]
     heading += [f"{turn} turn, {kind}" for turn in ("first", "last") for kind in ("median", "95 %")]
     return [
@@ -644,7 +644,7 @@ def _turns_rows(figures: Sequence[TurnsFigure]) -> list[list[str]]:
                 *_spread(each.first),
                 *_spread(each.last),
             ]
-            for each in figures
+            for each in metrics
         ),
     ]
 
@@ -664,10 +664,10 @@ def _resumed_rows(figure: ResumedFigure) -> list[list[str]]:
     return [heading, [*row, *_spread(figure.asked), *_spread(figure.resumed)]]
 
 
-def _parked_rows(figures: Sequence[ParkedFigure]) -> list[list[str]]:
+def _parked_rows(metrics: Sequence[ParkedFigure]) -> list[list[str]]:
     heading = ["parked", "sessions", "tokens each", "bytes", "resident", "tokenize", "restore"]
     rows = [[*heading, "read new tokens"]]
-    for figure in figures:
+    for figure in metrics:
         resident = figure.resident_bytes
         rows.append(
             [

@@ -292,7 +292,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in seconds; the figures say nothing about speed",
+        help="try the command in seconds; the metrics say nothing about speed",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
@@ -314,12 +314,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         programs = [*_LORA]
     threads = args.threads or sorted({1, thread_count()})
     processes = 1 if args.quick else args.processes
-    figures = benchmark_training(setup, programs, threads, processes)
+    metrics = benchmark_training(setup, programs, threads, processes)
     if args.json:
-        found = [asdict(figure) for figure in figures]
-        print(json.dumps({"setup": asdict(setup), "figures": found}))
+        found = [asdict(figure) for figure in metrics]
+        print(json.dumps({"setup": asdict(setup), "metrics": found}))
         return 0
-    for line in _lines(list(_announced(figures))):
+    for line in _lines(list(_announced(metrics))):
         print(line)
     return 0
 
@@ -341,20 +341,20 @@ def _setup(args: argparse.Namespace) -> Setup:
     return Setup(**given)
 
 
-def _announced(figures: Iterator[Figure]) -> Iterator[Figure]:
-    """Yields the figures with a progress bar, where stderr is a terminal."""
+def _announced(metrics: Iterator[Figure]) -> Iterator[Figure]:
+    """Yields the metrics with a progress bar, where stderr is a terminal."""
     with tqdm(unit="figure", disable=None, dynamic_ncols=True) as bar:
-        for figure in figures:
+        for figure in metrics:
             bar.update()
             yield figure
 
 
-def _lines(figures: Sequence[Figure]) -> list[str]:
+def _lines(metrics: Sequence[Figure]) -> list[str]:
     rows = [["threads", "program", "tokens/s", "best", "tokens/processor s", "of dense"]]
-    for figure in figures:
+    for figure in metrics:
         dense = next(
             each
-            for each in figures
+            for each in metrics
             if each.program.endswith("dense") and each.threads == figure.threads
         )
         share = figure.tokens_per_processor_second / dense.tokens_per_processor_second

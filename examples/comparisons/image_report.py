@@ -11,15 +11,15 @@ from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.files.writing import new_file
 
 from .image_runs import LINEARS, TERNARIZED, Plan, Row, Run, rows_of
-from .runs import Figures, markdown, mean_and_spread
+from .runs import Metrics, markdown, mean_and_spread
 
-Results = Mapping[Run, Figures]
+Results = Mapping[Run, Metrics]
 
 _KINDS = (*LINEARS, TERNARIZED)
 
 
 def write_report(folder: Path, plan: Plan, best: Mapping[Row, Run], results: Results) -> str:
-    """Writes the table, all figures and the picture. Returns the table as Markdown.
+    """Writes the table, all metrics and the picture. Returns the table as Markdown.
 
     Args:
         folder: The folder that gets them.
@@ -34,17 +34,17 @@ def write_report(folder: Path, plan: Plan, best: Mapping[Row, Run], results: Res
     text = f"{_state(plan, results)}\n\n{_table(plan, chosen)}\n\n{_recovery(plan, chosen)}\n"
     with new_file(folder / "table.md") as new:
         new.write_text(text)
-    write_json(folder / "table.json", {"runs": _figures(results)})
+    write_json(folder / "table.json", {"runs": _metrics(results)})
     _draw(folder / "table.png", plan, chosen)
     return text
 
 
-def _same(run: Run, results: Results) -> list[Figures]:
-    """The figures of a run with each seed."""
+def _same(run: Run, results: Results) -> list[Metrics]:
+    """The metrics of a run with each seed."""
     return [
-        figures
-        for other, figures in results.items()
-        if replace(other, seed=run.seed) == run and figures["value"] is not None
+        metrics
+        for other, metrics in results.items()
+        if replace(other, seed=run.seed) == run and metrics["value"] is not None
     ]
 
 
@@ -58,13 +58,13 @@ def _state(plan: Plan, results: Results) -> str:
     )
 
 
-def _cell(runs: list[Figures], name: str = "value") -> str:
+def _cell(runs: list[Metrics], name: str = "value") -> str:
     if not runs:
         return "-"
-    return mean_and_spread([100 * figures[name] for figures in runs], digits=1)
+    return mean_and_spread([100 * metrics[name] for metrics in runs], digits=1)
 
 
-def _table(plan: Plan, chosen: Mapping[Row, list[Figures]]) -> str:
+def _table(plan: Plan, chosen: Mapping[Row, list[Metrics]]) -> str:
     header = ["backbone", "parameters"]
     header += [f"right, %, {linear}" for linear in LINEARS]
     header += [f"bits per weight, {linear}" for linear in LINEARS]
@@ -72,15 +72,15 @@ def _table(plan: Plan, chosen: Mapping[Row, list[Figures]]) -> str:
     rows = []
     for backbone in plan.backbones:
         runs = [chosen.get(Row(backbone, linear), []) for linear in LINEARS]
-        counts = {f"{figures['parameters']:,}" for each in runs for figures in each}
+        counts = {f"{metrics['parameters']:,}" for each in runs for metrics in each}
         cells = [backbone, ", ".join(sorted(counts)) or "-", *map(_cell, runs)]
         cells += [f"{each[0]['bits_per_weight']:.2f}" if each else "-" for each in runs]
-        speeds = [[figures["images_per_second"] for figures in each] for each in runs]
+        speeds = [[metrics["images_per_second"] for metrics in each] for each in runs]
         rows.append([*cells, *(f"{max(each):,.0f}" if each else "-" for each in speeds)])
     return markdown(header, rows)
 
 
-def _recovery(plan: Plan, chosen: Mapping[Row, list[Figures]]) -> str:
+def _recovery(plan: Plan, chosen: Mapping[Row, list[Metrics]]) -> str:
     header = [
         "backbone",
         "dense, %",
@@ -101,20 +101,20 @@ def _recovery(plan: Plan, chosen: Mapping[Row, list[Figures]]) -> str:
     return f"{words}\n\n{markdown(header, rows)}"
 
 
-def _figures(results: Results) -> list[dict[str, Any]]:
+def _metrics(results: Results) -> list[dict[str, Any]]:
     return [
         {
             "backbone": run.row.backbone,
             "linear": run.row.linear,
             "rate": run.rate,
             "seed": run.seed,
-            **figures,
+            **metrics,
         }
-        for run, figures in results.items()
+        for run, metrics in results.items()
     ]
 
 
-def _draw(file: Path, plan: Plan, chosen: Mapping[Row, list[Figures]]) -> None:
+def _draw(file: Path, plan: Plan, chosen: Mapping[Row, list[Metrics]]) -> None:
     """Draws the accuracy of each backbone with each kind of linears."""
     try:
         from matplotlib.figure import Figure

@@ -22,7 +22,7 @@ from mlx_mmfree.training.corpus.mixture import Stage
 from mlx_mmfree.training.image_sets import read_images
 
 from .backbones import BACKBONES, described
-from .runs import Figures
+from .runs import Metrics
 
 LINEARS = ("dense", "ternary")
 TERNARIZED = "ternarized"
@@ -107,12 +107,12 @@ def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
     return dict(json.loads(json.dumps(settings)))
 
 
-def train(run: Run, plan: Plan, folder: Path) -> Figures:
+def train(run: Run, plan: Plan, folder: Path) -> Metrics:
     """Trains a run, measures it and writes down what it came to."""
     return _written(run, plan, folder, {}, {"model": described(run.row.backbone, run.row.linear)})
 
 
-def recover(run: Run, plan: Plan, folder: Path, *, dense: Run) -> Figures:
+def recover(run: Run, plan: Plan, folder: Path, *, dense: Run) -> Metrics:
     """Makes the model of a dense run ternary, measures it, and trains it further."""
     start = folder / f"{run.name}.start"
     if start.exists():
@@ -126,14 +126,14 @@ def recover(run: Run, plan: Plan, folder: Path, *, dense: Run) -> Figures:
         "warmup_steps": plan.recovery_steps // 10,
         "quantization_warmup": plan.recovery_steps // 3,
     }
-    figures = _written(run, plan, folder, before, values)
+    metrics = _written(run, plan, folder, before, values)
     shutil.rmtree(start)
-    return figures
+    return metrics
 
 
 def _written(
-    run: Run, plan: Plan, folder: Path, figures: Figures, values: Mapping[str, Any]
-) -> Figures:
+    run: Run, plan: Plan, folder: Path, metrics: Metrics, values: Mapping[str, Any]
+) -> Metrics:
     output = (folder / f"{run.name}.run").resolve()
     given: dict[str, Any] = {
         "output": str(output),
@@ -149,22 +149,22 @@ def _written(
         "seed": run.seed,
         "root": plan.data,
     }
-    figures = {"value": None, **figures}
+    metrics = {"value": None, **metrics}
     try:
         held_out = train_model(Settings(**{**given, **values}))["held_out"]
     except TrainingError as error:
-        figures["failure"] = str(error)
+        metrics["failure"] = str(error)
     else:
-        figures |= {"value": held_out["test/accuracy"], "held_out": held_out}
-        figures |= _sizes_and_speed(output / "model", plan)
+        metrics |= {"value": held_out["test/accuracy"], "held_out": held_out}
+        metrics |= _sizes_and_speed(output / "model", plan)
     for name in ("checkpoint", "best.safetensors"):
         path = output / name
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    write_json(folder / f"{run.name}.json", {"settings": settings_of(run, plan), **figures})
-    return figures
+    write_json(folder / f"{run.name}.json", {"settings": settings_of(run, plan), **metrics})
+    return metrics
 
 
 def _accuracy(model_folder: Path, plan: Plan) -> float:
@@ -179,7 +179,7 @@ def _accuracy(model_folder: Path, plan: Plan) -> float:
     return right / len(samples)
 
 
-def _sizes_and_speed(model_folder: Path, plan: Plan) -> Figures:
+def _sizes_and_speed(model_folder: Path, plan: Plan) -> Metrics:
     """Of a finished model; its speed comes from the fastest batch, which others disturb least."""
     model, _ = load(model_folder)
     tree = model_tree(model)
@@ -197,32 +197,32 @@ def _sizes_and_speed(model_folder: Path, plan: Plan) -> Figures:
     }
 
 
-def finished(run: Run, plan: Plan, folder: Path) -> Figures | None:
+def finished(run: Run, plan: Plan, folder: Path) -> Metrics | None:
     """The result of a finished run, unless it was another plan's."""
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None
-    figures: Figures = json.loads(file.read_text())
-    return figures if figures.pop("settings") == settings_of(run, plan) else None
+    metrics: Metrics = json.loads(file.read_text())
+    return metrics if metrics.pop("settings") == settings_of(run, plan) else None
 
 
-def best_runs(plan: Plan, tried: Mapping[Run, Figures]) -> dict[Row, Run]:
+def best_runs(plan: Plan, tried: Mapping[Run, Metrics]) -> dict[Row, Run]:
     """For each row the run with the best rate, by the accuracy on the images for validation."""
     best: dict[Row, Run] = {}
-    for run, figures in tried.items():
-        if figures["value"] is None:
+    for run, metrics in tried.items():
+        if metrics["value"] is None:
             continue
         other = best.setdefault(run.row, run)
-        if _valid(figures) > _valid(tried[other]):
+        if _valid(metrics) > _valid(tried[other]):
             best[run.row] = run
     return {row: best[row] for row in rows_of(plan) if row in best}
 
 
-def _valid(figures: Figures) -> float:
-    return float(figures["held_out"]["valid/accuracy"])
+def _valid(metrics: Metrics) -> float:
+    return float(metrics["held_out"]["valid/accuracy"])
 
 
-def recoveries(best: Mapping[Row, Run], results: Mapping[Run, Figures]) -> dict[Run, Run]:
+def recoveries(best: Mapping[Row, Run], results: Mapping[Run, Metrics]) -> dict[Run, Run]:
     """The runs that make finished dense ones ternary, at the rate of ternary ones, and their sources."""
     found = {}
     for row, run in best.items():

@@ -13,7 +13,7 @@ from mlx_mmfree.files.writing import new_file
 
 from .learning_runs import LINEARS, Plan, Row, Run, rows_of
 from .models import REFERENCE
-from .runs import Figures, markdown, mean_and_spread
+from .runs import Metrics, markdown, mean_and_spread
 from .tasks import Task
 
 _SOLVED = 0.99
@@ -25,11 +25,11 @@ _FORMATS = {
 }
 """The ablations that are one value a format, and what their formats are."""
 
-Results = Mapping[Run, Figures]
+Results = Mapping[Run, Metrics]
 
 
 def write_report(folder: Path, plan: Plan, best: Sequence[Run], results: Results) -> str:
-    """Writes the tables, all figures and the picture. Returns the tables as Markdown.
+    """Writes the tables, all metrics and the picture. Returns the tables as Markdown.
 
     Args:
         folder: The folder that gets them.
@@ -55,7 +55,7 @@ def write_report(folder: Path, plan: Plan, best: Sequence[Run], results: Results
     text = "\n\n".join(part for part in parts if part) + "\n"
     with new_file(folder / "table.md") as new:
         new.write_text(text)
-    write_json(folder / "table.json", {"runs": _figures(chosen, results)})
+    write_json(folder / "table.json", {"runs": _metrics(chosen, results)})
     _draw(folder / "table.png", plan, chosen, results)
     return text
 
@@ -76,16 +76,16 @@ def _state(plan: Plan, results: Results) -> str:
     )
 
 
-def _runs(run: Run, results: Results) -> list[Figures]:
-    """The figures of a run with each seed."""
-    same = [figures for other, figures in results.items() if replace(other, seed=run.seed) == run]
-    return [figures for figures in same if figures["value"] is not None]
+def _runs(run: Run, results: Results) -> list[Metrics]:
+    """The metrics of a run with each seed."""
+    same = [metrics for other, metrics in results.items() if replace(other, seed=run.seed) == run]
+    return [metrics for metrics in same if metrics["value"] is not None]
 
 
 def _cell(run: Run | None, results: Results) -> str:
     if run is None:
         return "-"
-    values = [figures["value"] for figures in _runs(run, results)]
+    values = [metrics["value"] for metrics in _runs(run, results)]
     if run.row.task.is_generated:
         return mean_and_spread([100 * value for value in values], digits=1)
     return mean_and_spread(values)
@@ -122,7 +122,7 @@ def _verdicts(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str:
         run = chosen.get(Row("table", task, REFERENCE, "dense"))
         if not task.is_generated or run is None:
             continue
-        share = statistics.mean(figures["value"] for figures in _runs(run, results))
+        share = statistics.mean(metrics["value"] for metrics in _runs(run, results))
         if share < _SOLVED:
             lines.append(
                 f"`{task.name}` does not count: softmax attention gives {share:.1%} of the answers."
@@ -153,9 +153,9 @@ def _sinks_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> str
         if row.part != "sinks" or run is None:
             continue
         found = _runs(run, results)
-        short = mean_and_spread([2 ** figures["value"] for figures in found])
+        short = mean_and_spread([2 ** metrics["value"] for metrics in found])
         for name in found[0]["long"]:
-            values = [2 ** figures["long"][name] for figures in found]
+            values = [2 ** metrics["long"][name] for metrics in found]
             rows.append([row.model, name, short, mean_and_spread(values)])
     header = ["learned to see", "sees", "perplexity of chunks", "of the long text"]
     return markdown(header, rows) if rows else ""
@@ -173,7 +173,7 @@ def _hybrids_table(plan: Plan, chosen: Mapping[Row, Run], results: Results) -> s
     return markdown(["blocks", *header], rows) if rows else ""
 
 
-def _figures(chosen: Mapping[Row, Run], results: Results) -> list[dict[str, Any]]:
+def _metrics(chosen: Mapping[Row, Run], results: Results) -> list[dict[str, Any]]:
     return [
         {
             "part": run.row.part,
@@ -183,9 +183,9 @@ def _figures(chosen: Mapping[Row, Run], results: Results) -> list[dict[str, Any]
             "learning_rate": run.rate,
             "seed": run.seed,
             "is_best_rate": run.row in chosen and chosen[run.row].rate == run.rate,
-            **{name: value for name, value in figures.items() if name != "losses"},
+            **{name: value for name, value in metrics.items() if name != "losses"},
         }
-        for run, figures in results.items()
+        for run, metrics in results.items()
     ]
 
 
@@ -203,7 +203,7 @@ def _points(
         run = chosen.get(Row("table", task, mixer, linear))
         if run is not None:
             scale = 100 if task.is_generated else 1
-            values = [scale * figures["value"] for figures in _runs(run, results)]
+            values = [scale * metrics["value"] for metrics in _runs(run, results)]
             spread = statistics.stdev(values) if len(values) > 1 else math.nan
             points.append((statistics.mean(values), place + shift, spread))
     return points

@@ -24,7 +24,7 @@ from .models import (
     mlgru_format,
     positions_of,
 )
-from .runs import Figures
+from .runs import Metrics
 from .tasks import Task
 
 TASKS = (
@@ -153,7 +153,7 @@ def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
     return dict(json.loads(json.dumps(settings)))
 
 
-def train(run: Run, plan: Plan, folder: Path) -> Figures:
+def train(run: Run, plan: Plan, folder: Path) -> Metrics:
     """Trains a run, measures it and writes down what it came to."""
     row, task = run.row, run.row.task
     if row.part == "MLGRU":
@@ -168,46 +168,46 @@ def train(run: Run, plan: Plan, folder: Path) -> Figures:
         mixers = [{"name": name} for name in names]
         layers = max(len(names), LAYERS)
         model = metaformer(mixers, task, run.seed, layers, linear_class=row.linear)
-    figures: Figures = {"value": None}
+    metrics: Metrics = {"value": None}
     try:
-        figures |= learn(model, task, run.rate, run.seed)
+        metrics |= learn(model, task, run.rate, run.seed)
     except TrainingError as error:
-        figures["failure"] = str(error)
+        metrics["failure"] = str(error)
     else:
         if task.is_generated:
-            figures["value"] = accuracy(model, task, plan.held_out_batches)
+            metrics["value"] = accuracy(model, task, plan.held_out_batches)
         else:
-            figures["value"] = bits_per_character(model, task.length, plan.stories)
-    if row.part == "sinks" and figures["value"] is not None:
-        figures["long"] = {}
+            metrics["value"] = bits_per_character(model, task.length, plan.stories)
+    if row.part == "sinks" and metrics["value"] is not None:
+        metrics["long"] = {}
         for name, mixer in SINK_FORMATS[row.model][1].items():
             reader = metaformer([mixer], task, run.seed, max_position_embeddings=plan.long_text)
             reader.update(model.parameters())
-            figures["long"][name] = bits_per_character(
+            metrics["long"][name] = bits_per_character(
                 reader, task.length, plan.stories, carries_state=True, most=plan.long_text
             )
-    write_json(folder / f"{run.name}.json", {"settings": settings_of(run, plan), **figures})
-    return figures
+    write_json(folder / f"{run.name}.json", {"settings": settings_of(run, plan), **metrics})
+    return metrics
 
 
-def finished(run: Run, plan: Plan, folder: Path) -> Figures | None:
+def finished(run: Run, plan: Plan, folder: Path) -> Metrics | None:
     """The result of a finished run, unless it was another plan's."""
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None
-    figures = dict(json.loads(file.read_text()))
-    return figures if figures.pop("settings") == settings_of(run, plan) else None
+    metrics = dict(json.loads(file.read_text()))
+    return metrics if metrics.pop("settings") == settings_of(run, plan) else None
 
 
-def best_runs(plan: Plan, tried: dict[Run, Figures]) -> list[Run]:
+def best_runs(plan: Plan, tried: dict[Run, Metrics]) -> list[Run]:
     """The run with the best rate of each row of which any run has come to a value."""
     best: dict[Row, Run] = {}
-    for run, figures in tried.items():
-        if figures["value"] is None:
+    for run, metrics in tried.items():
+        if metrics["value"] is None:
             continue
         other = best.setdefault(run.row, run)
         sign = 1 if run.row.task.is_generated else -1
-        if sign * figures["value"] > sign * tried[other]["value"]:
+        if sign * metrics["value"] > sign * tried[other]["value"]:
             best[run.row] = run
     return [best[row] for row in rows_of(plan) if row in best]
 

@@ -28,12 +28,12 @@ def recall_line(random: Random, questions: int = 0) -> tuple[str, list[tuple[str
     keys = random.sample(KEYS, PAIRS)
     has = {key: random.choice(VALUES) for key in keys}
     if questions:
-        told = ", ".join(f"{key} {has[key]}" for key in keys)
+        reported = ", ".join(f"{key} {has[key]}" for key in keys)
         asked = random.choices(keys, k=questions)
-        return f"Who has what: {told},", [(f" {key}", f" {has[key]},") for key in asked]
-    told = ", ".join(f"{key} has {has[key]}" for key in keys)
+        return f"Who has what: {reported},", [(f" {key}", f" {has[key]},") for key in asked]
+    reported = ", ".join(f"{key} has {has[key]}" for key in keys)
     asked = random.sample(keys, PAIRS)
-    return f"Who has what: {told}.", [(f" The {key} has", f" {has[key]}.") for key in asked]
+    return f"Who has what: {reported}.", [(f" The {key} has", f" {has[key]}.") for key in asked]
 
 
 def with_recall(
@@ -45,8 +45,8 @@ def with_recall(
     for number, document in enumerate(documents):
         mixed.append(document)
         for _ in range(lines if number % every == every - 1 else 0):
-            told, asked = recall_line(random, questions)
-            mixed.append(told + "".join(question + answer for question, answer in asked))
+            reported, asked = recall_line(random, questions)
+            mixed.append(reported + "".join(question + answer for question, answer in asked))
     return mixed
 
 
@@ -75,10 +75,10 @@ def recall_accuracy(
 
 
 def _with_answers(
-    tokenizer: Tokenizer, told: str, asked: Sequence[tuple[str, str]]
+    tokenizer: Tokenizer, reported: str, asked: Sequence[tuple[str, str]]
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """The ids of a line, and where those of each answer begin and end."""
-    ids, places = list(tokenizer.encode(told)), []
+    ids, places = list(tokenizer.encode(reported)), []
     for question, answer in asked:
         ids += tokenizer.encode_continuation(question)
         start = len(ids)

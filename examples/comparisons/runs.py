@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 Run = TypeVar("Run")
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 class RunFailed(Exception):
@@ -19,11 +19,11 @@ class RunFailed(Exception):
 
 def results_of(
     runs: Sequence[Run],
-    finished: Callable[[Run], Figures | None],
-    train: Callable[[Run], Figures],
+    finished: Callable[[Run], Metrics | None],
+    train: Callable[[Run], Metrics],
     executor: Executor,
-    line: Callable[[Run, Figures], str],
-) -> dict[Run, Figures]:
+    line: Callable[[Run, Metrics], str],
+) -> dict[Run, Metrics]:
     """The result of each run.
 
     Args:
@@ -33,7 +33,7 @@ def results_of(
         executor: Trains those that are not finished, and is shut down at the end.
         line: What is printed about a run that has ended.
     """
-    found = {run: figures for run in runs if (figures := finished(run)) is not None}
+    found = {run: metrics for run in runs if (metrics := finished(run)) is not None}
     missing = [run for run in dict.fromkeys(runs) if run not in found]
     with executor:
         started = {executor.submit(train, run): run for run in missing}
@@ -50,16 +50,16 @@ def results_of(
 
 def found_or_trained(
     runs: Sequence[Run],
-    finished: Callable[[Run], Figures | None],
-    train: Callable[[Run], Figures],
-    line: Callable[[Run, Figures], str],
+    finished: Callable[[Run], Metrics | None],
+    train: Callable[[Run], Metrics],
+    line: Callable[[Run, Metrics], str],
     *,
     jobs: int,
     trains: bool,
-) -> dict[Run, Figures]:
+) -> dict[Run, Metrics]:
     """As `results_of`, with so many runs at a time; without `trains` only what is finished."""
     if not trains:
-        return {run: figures for run in runs if (figures := finished(run)) is not None}
+        return {run: metrics for run in runs if (metrics := finished(run)) is not None}
     return results_of(runs, finished, train, workers(jobs), line)
 
 

@@ -1,4 +1,4 @@
-"""The tables of students, twins and what was left out, what they show in words, and a picture."""
+"""The tables of students, twins and what was left out, what they show as text, and a picture."""
 
 import statistics
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from mlx_mmfree.files.reading import write_json
 from mlx_mmfree.files.writing import new_file
 
 from .recall_text import VALUES
-from .runs import Figures, markdown, mean_and_spread
+from .runs import Metrics, markdown, mean_and_spread
 from .student_runs import (
     DISTILLED,
     HYBRID,
@@ -24,8 +24,8 @@ from .student_runs import (
     number_of_runs,
 )
 
-Results = Mapping[Run, Figures]
-Chosen = dict[tuple[str, str], list[Figures]]
+Results = Mapping[Run, Metrics]
+Chosen = dict[tuple[str, str], list[Metrics]]
 
 CHANCE = 1 / len(VALUES)
 """The share of the answers that guessing finds."""
@@ -38,24 +38,24 @@ LEAST_CLOSED = 0.8
 def write_report(
     folder: Path,
     plan: Plan,
-    teacher: Figures,
+    teacher: Metrics,
     rates: Mapping[tuple[str, str], float],
     results: Results,
 ) -> str:
-    """Writes the table, all figures and the picture. Returns the table as Markdown.
+    """Writes the table, all metrics and the picture. Returns the table as Markdown.
 
     Args:
         folder: The folder that gets them.
         plan: The plan of the runs.
-        teacher: The teacher's figures.
+        teacher: The teacher's metrics.
         rates: The best rate of each kind and way.
         results: What the runs that are finished came to.
     """
     chosen: Chosen = {}
-    for run, figures in results.items():
+    for run, metrics in results.items():
         family = TWIN if run.way.startswith(TWIN) else DISTILLED
-        if rates.get((run.kind, family)) == run.rate and figures["value"] is not None:
-            chosen.setdefault((run.kind, run.way), []).append(figures)
+        if rates.get((run.kind, family)) == run.rate and metrics["value"] is not None:
+            chosen.setdefault((run.kind, run.way), []).append(metrics)
     parts = [_finished(plan, results), _teacher(teacher)]
     if plan.has_twins:
         parts += [_students(plan, teacher, chosen), *_findings(plan, teacher, chosen)]
@@ -75,14 +75,14 @@ def _finished(plan: Plan, results: Results) -> str:
     return f"{len(results)} of {number_of_runs(plan)} runs are finished."
 
 
-def _teacher(teacher: Figures) -> str:
+def _teacher(teacher: Metrics) -> str:
     return (
         f"The teacher has {teacher['value']:.3f} bits per byte and recalls "
         f"{teacher['recall']:.1%} of the answers."
     )
 
 
-def _students(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
+def _students(plan: Plan, teacher: Metrics, chosen: Chosen) -> str:
     header = ["student", *(f"bits per byte, {way}" for way in WAYS), "of the gap closed"]
     header += ["recall before, %", "recall, %, distilled", "recall, %, twin"]
     header += ["seconds, distilled", "seconds, twin"]
@@ -96,7 +96,7 @@ def _students(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
     return markdown(header, rows)
 
 
-def _memories(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
+def _memories(plan: Plan, teacher: Metrics, chosen: Chosen) -> str:
     """The recall of students, and the share of what the teacher recalls beyond chance."""
     header = ["student", "way", "bits per byte", "recall, %", "kept, %", "seconds"]
     rows = []
@@ -110,7 +110,7 @@ def _memories(plan: Plan, teacher: Figures, chosen: Chosen) -> str:
     return markdown(header, rows)
 
 
-def _findings(plan: Plan, teacher: Figures, chosen: Chosen) -> list[str]:
+def _findings(plan: Plan, teacher: Metrics, chosen: Chosen) -> list[str]:
     """What was to be shown, and whether it was: by the teacher, by each student, by the hybrid."""
     leads: dict[str, list[str]] = {}
     gains: dict[str, list[str]] = {}
@@ -139,7 +139,7 @@ def _findings(plan: Plan, teacher: Figures, chosen: Chosen) -> list[str]:
     return lines
 
 
-def _verdict(gain: float, students: list[Figures], twins: list[Figures]) -> str:
+def _verdict(gain: float, students: list[Metrics], twins: list[Metrics]) -> str:
     """Whether a gain is larger than the deviations of both over seeds together."""
     if min(len(students), len(twins)) < 2:
         return "not known of one seed" if gain > 0 else "not so"
@@ -152,22 +152,22 @@ def _listed(verdicts: Mapping[str, list[str]]) -> str:
     return "; ".join(parts) or "not known yet"
 
 
-def _mean(runs: list[Figures]) -> float:
+def _mean(runs: list[Metrics]) -> float:
     return statistics.mean(each["value"] for each in runs)
 
 
-def _cell(runs: list[Figures], name: str = "value", scale: float = 1.0, digits: int = 3) -> str:
+def _cell(runs: list[Metrics], name: str = "value", scale: float = 1.0, digits: int = 3) -> str:
     return mean_and_spread([scale * each[name] for each in runs], digits) if runs else "-"
 
 
-def _closed(teacher: Figures, students: list[Figures], twins: list[Figures]) -> str:
+def _closed(teacher: Metrics, students: list[Metrics], twins: list[Metrics]) -> str:
     """How much of the way from the twin to the teacher the student has made."""
     if not students or not twins:
         return "-"
     return f"{_share_closed(teacher, students, twins):.0%}"
 
 
-def _share_closed(teacher: Figures, students: list[Figures], twins: list[Figures]) -> float:
+def _share_closed(teacher: Metrics, students: list[Metrics], twins: list[Metrics]) -> float:
     return (_mean(twins) - _mean(students)) / (_mean(twins) - float(teacher["value"]))
 
 
@@ -184,13 +184,13 @@ def _samples(chosen: Chosen) -> list[str]:
     """What a distilled student and its twin write, with fixed seeds, as it came."""
     shown = []
     for way in (DISTILLED, TWIN):
-        for figures in chosen.get((MAIN, way), [])[:1]:
-            texts = (" ".join(text.split()) for text in figures.get("samples", []))
+        for metrics in chosen.get((MAIN, way), [])[:1]:
+            texts = (" ".join(text.split()) for text in metrics.get("samples", []))
             shown += [f"{MAIN}, {way}:", *(f"> {text}" for text in texts)]
     return shown if any(line.startswith(">") for line in shown) else []
 
 
-def _draw(file: Path, plan: Plan, teacher: Figures, chosen: Chosen) -> None:
+def _draw(file: Path, plan: Plan, teacher: Metrics, chosen: Chosen) -> None:
     """Draws the bits per byte of each kind in each way, with the teacher as a line."""
     try:
         from matplotlib.figure import Figure

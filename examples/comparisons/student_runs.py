@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .runs import Figures
+from .runs import Metrics
 
 CORPUS = Path(__file__).parents[1] / "demo_corpus"
 TEACHER = "teacher"
@@ -162,22 +162,22 @@ class Run:
         return "-".join("".join(c if c.isalnum() else "_" for c in word) for word in words).lower()
 
 
-def known_teacher(plan: Plan, folder: Path) -> Figures | None:
-    """The figures of a teacher that is trained, unless it was another plan's."""
+def known_teacher(plan: Plan, folder: Path) -> Metrics | None:
+    """The metrics of a teacher that is trained, unless it was another plan's."""
     file = folder / f"{TEACHER}.json"
     if not file.exists():
         return None
-    figures: Figures = json.loads(file.read_text())
-    return figures if figures.pop("settings") == described(plan, OF_TEACHER) else None
+    metrics: Metrics = json.loads(file.read_text())
+    return metrics if metrics.pop("settings") == described(plan, OF_TEACHER) else None
 
 
-def finished(run: Run, plan: Plan, folder: Path, longer: Mapping[Run, int]) -> Figures | None:
+def finished(run: Run, plan: Plan, folder: Path, longer: Mapping[Run, int]) -> Metrics | None:
     """The result of a finished run, unless it was another plan's."""
     file = folder / f"{run.name}.json"
     if not file.exists():
         return None
-    figures: Figures = json.loads(file.read_text())
-    return figures if figures.pop("settings") == settings_of(run, plan, longer) else None
+    metrics: Metrics = json.loads(file.read_text())
+    return metrics if metrics.pop("settings") == settings_of(run, plan, longer) else None
 
 
 def settings_of(run: Run, plan: Plan, longer: Mapping[Run, int]) -> dict[str, Any]:
@@ -209,13 +209,13 @@ def number_of_runs(plan: Plan) -> int:
     return len(searches(plan)) + final
 
 
-def best_rates(tried: Mapping[Run, Figures]) -> dict[tuple[str, str], float]:
+def best_rates(tried: Mapping[Run, Metrics]) -> dict[tuple[str, str], float]:
     """The rate with the lowest bits per byte of each kind and way."""
     best: dict[tuple[str, str], Run] = {}
-    for run, figures in tried.items():
-        if figures["value"] is not None:
+    for run, metrics in tried.items():
+        if metrics["value"] is not None:
             other = best.setdefault((run.kind, run.way), run)
-            if figures["value"] < tried[other]["value"]:
+            if metrics["value"] < tried[other]["value"]:
                 best[run.kind, run.way] = run
     return {pair: run.rate for pair, run in best.items()}
 
@@ -236,18 +236,18 @@ def left_out(plan: Plan, kind: str) -> tuple[str, ...]:
     return plan.ways if kind == plan.main else ()
 
 
-def longer_twins(plan: Plan, results: Mapping[Run, Figures]) -> dict[Run, int]:
+def longer_twins(plan: Plan, results: Mapping[Run, Metrics]) -> dict[Run, int]:
     """Twins that may learn for as long as their student took, and their steps."""
     found = {}
-    for run, figures in results.items():
+    for run, metrics in results.items():
         students = [
             other
             for run_, other in results.items()
             if (run_.kind, run_.way, run_.seed) == (run.kind, DISTILLED, run.seed)
             and other["value"] is not None
         ]
-        if run.way == TWIN and figures["value"] is not None and students:
-            factor = min(each["seconds"] for each in students) / figures["seconds"]
+        if run.way == TWIN and metrics["value"] is not None and students:
+            factor = min(each["seconds"] for each in students) / metrics["seconds"]
             steps = round(sum(plan.steps) * max(1.0, factor))
             found[replace(run, way=LONGER_TWIN)] = steps
     return found

@@ -30,7 +30,7 @@ from mlx_mmfree.training.distil.student import (
 from mlx_mmfree.training.results import Callback
 
 from .recall_text import recall_accuracy, with_recall
-from .runs import Figures
+from .runs import Metrics
 from .student_runs import (
     ABLATIONS,
     KINDS,
@@ -51,12 +51,12 @@ PROMPTS = (
     "Tom and Lily went to the",
     "The dog was sad. He",
 )
-"""Beginnings that each model continues with the seeds 0, 1 and 2."""
+"""Prefixes that each model continues with the seeds 0, 1 and 2."""
 _SAMPLE_TOKENS, _TEMPERATURE = 80, 0.7
 
 
-def prepare(plan: Plan, folder: Path) -> Figures:
-    """Writes the texts and trains the teacher. Returns its figures."""
+def prepare(plan: Plan, folder: Path) -> Metrics:
+    """Writes the texts and trains the teacher. Returns its metrics."""
     write_texts(plan, folder)
     model = {
         "model_type": plan.model_type,
@@ -71,13 +71,13 @@ def prepare(plan: Plan, folder: Path) -> Figures:
         "initializer_range": plan.initializer_range,
     }
     steps, rate = plan.teacher_steps, plan.teacher_rate
-    figures = trained(plan, folder, folder / TEACHER, steps, rate, 0, {"model": model})
+    metrics = trained(plan, folder, folder / TEACHER, steps, rate, 0, {"model": model})
     settings = described(plan, OF_TEACHER)
-    write_json(folder / f"{TEACHER}.json", {"settings": settings, **figures})
-    return figures
+    write_json(folder / f"{TEACHER}.json", {"settings": settings, **metrics})
+    return metrics
 
 
-def learn(run: Run, plan: Plan, folder: Path, longer: Mapping[Run, int]) -> Figures:
+def learn(run: Run, plan: Plan, folder: Path, longer: Mapping[Run, int]) -> Metrics:
     """Trains a run, measures it and writes down what it came to.
 
     Args:
@@ -90,14 +90,14 @@ def learn(run: Run, plan: Plan, folder: Path, longer: Mapping[Run, int]) -> Figu
     try:
         if run.way in (TWIN, LONGER_TWIN):
             steps = longer.get(run, sum(plan.steps))
-            figures = _twin(run, plan, folder, output, steps)
+            metrics = _twin(run, plan, folder, output, steps)
         else:
-            figures = _student(run, plan, folder, output)
+            metrics = _student(run, plan, folder, output)
     except TrainingError as error:
-        figures = {"value": None, "failure": str(error)}
+        metrics = {"value": None, "failure": str(error)}
     shutil.rmtree(output, ignore_errors=True)
-    write_json(folder / f"{run.name}.json", {"settings": settings_of(run, plan, longer), **figures})
-    return figures
+    write_json(folder / f"{run.name}.json", {"settings": settings_of(run, plan, longer), **metrics})
+    return metrics
 
 
 def recall_before(kind: str, seed: int, folder: Path) -> float:
@@ -116,7 +116,7 @@ def _config(name: str, teacher: Decoder, *, is_ternary: bool) -> Any:
     return student_config(base, mixers, TernaryLinears() if is_ternary else None)
 
 
-def _twin(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Figures:
+def _twin(run: Run, plan: Plan, folder: Path, output: Path, steps: int) -> Metrics:
     """A model of the student's shape that learns from the text alone, from random weights."""
     teacher = load(folder / TEACHER / "model")[0]
     config = _config(run.kind, teacher, is_ternary=KINDS[run.kind].ternary)
@@ -132,7 +132,7 @@ def trained(
     rate: float,
     seed: int,
     model: Mapping[str, Any],
-) -> Figures:
+) -> Metrics:
     """Trains a model from random weights, and measures it."""
     own = folder / TEACHER / "tokenizer"
     settings = Settings(
@@ -156,7 +156,7 @@ def trained(
     return measured(plan, output, folder, timer.seconds)
 
 
-def _student(run: Run, plan: Plan, folder: Path, output: Path) -> Figures:
+def _student(run: Run, plan: Plan, folder: Path, output: Path) -> Metrics:
     kind = KINDS[run.kind]
     mixers, hidden, logits = plan.steps
     given: dict[str, Any] = {"mixers_steps": mixers, "hidden_steps": hidden}
@@ -184,7 +184,7 @@ def _student(run: Run, plan: Plan, folder: Path, output: Path) -> Figures:
     )
     timer = Timer()
     report = Distillation(settings).run([timer])
-    return {**measured(plan, output, folder, timer.seconds), "stages": report["figures"]}
+    return {**measured(plan, output, folder, timer.seconds), "stages": report["metrics"]}
 
 
 class Timer(Callback):
@@ -200,7 +200,7 @@ class Timer(Callback):
         self.seconds += time.process_time() - self._start
 
 
-def measured(plan: Plan, output: Path, folder: Path, seconds: float) -> Figures:
+def measured(plan: Plan, output: Path, folder: Path, seconds: float) -> Metrics:
     """Bits per byte of held-out stories in chunks of a length, recalled answers, and samples."""
     model, tokenizer = load(output / "model")
     text = "\n".join(read_documents(folder / VALID))

@@ -86,16 +86,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = device_info()
     machine: dict[str, Any] = {"version": __version__, "device": device.name}
     machine |= {"backend": device.backend, "memory_bytes": device.memory_bytes}
-    figures, memory, stop = _measured(args, function, subject)
+    metrics, memory, stop = _measured(args, function, subject)
     if args.json:
-        shown = {"machine": machine, "figures": [figure.to_json() for figure in figures]}
+        shown = {"machine": machine, "metrics": [figure.to_json() for figure in metrics]}
         print(json.dumps(shown | {"memory": memory, "is_complete": stop is None}))
     else:
-        print(*map(_line, figures), sep="\n")
+        print(*map(_line, metrics), sep="\n")
     if stop is not None:
         raise stop
     if args.picture is not None:
-        _plot(figures, device.name, args.picture)
+        _plot(metrics, device.name, args.picture)
     return 0
 
 
@@ -138,7 +138,7 @@ def _show_bound(args: argparse.Namespace) -> int:
         shown = {what: each._asdict() for what, each in bounds.items()}
         print(json.dumps({"model": name, "chip": chip._asdict(), "bounds": shown}))
     else:
-        lines = [bound.in_words(what, each, chip) for what, each in bounds.items()]
+        lines = [bound.describe(what, each, chip) for what, each in bounds.items()]
         print(*(f"{name}, {line}" for line in lines), sep="\n")
     return 0
 
@@ -177,7 +177,7 @@ def _subject(args: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
 def _measured(
     args: argparse.Namespace, function: str, subject: dict[str, Any]
 ) -> "tuple[list[Figure], list[dict[str, Any]], BaseException | None]":
-    """The figures, the memory in each process, and what stopped the measurement, if anything did."""
+    """The metrics, the memory in each process, and what stopped the measurement, if anything did."""
     from ..evaluation import benchmark
 
     given = {key: getattr(args, key) or each[args.quick] for key, each in _AMOUNTS.items()}
@@ -190,7 +190,7 @@ def _measured(
             memory.append(found["memory"])
     except (KeyboardInterrupt, MeasurementError) as error:
         stop = error
-    return benchmark.figures(records), memory, stop
+    return benchmark.metrics(records), memory, stop
 
 
 def rates(model: str | None) -> list[dict[str, Any]]:
@@ -205,7 +205,7 @@ def rates(model: str | None) -> list[dict[str, Any]]:
     args = build_parser().parse_args([] if model is None else ["--model", model])
     function, subject, kind = _subject(args)
     name = subject["name"]
-    figures, _, stop = _measured(args, function, subject)
+    metrics, _, stop = _measured(args, function, subject)
     if stop is not None:
         raise stop
     return [
@@ -219,7 +219,7 @@ def rates(model: str | None) -> list[dict[str, Any]]:
             "share_of_limit": float(f"{figure.share:.3g}"),
             "processes": len(figure.records),
         }
-        for figure in figures
+        for figure in metrics
     ]
 
 
@@ -234,19 +234,19 @@ def _line(figure: "Figure") -> str:
     )
 
 
-def _plot(figures: "Sequence[Figure]", device: str, file: Path) -> None:
+def _plot(metrics: "Sequence[Figure]", device: str, file: Path) -> None:
     """Draws tokens a second as bars, within those that the machine allows."""
     from matplotlib.figure import Figure as Canvas
 
     from ..evaluation.picture import COLOURS, save_picture
 
-    canvas = Canvas(figsize=(9, 1.5 + 0.5 * len(figures)), dpi=120, layout="constrained")
+    canvas = Canvas(figsize=(9, 1.5 + 0.5 * len(metrics)), dpi=120, layout="constrained")
     axes = canvas.subplots()
-    places, rates = range(len(figures)), [figure.rate for figure in figures]
-    allowed = [figure.rate / figure.share for figure in figures]
+    places, rates = range(len(metrics)), [figure.rate for figure in metrics]
+    allowed = [figure.rate / figure.share for figure in metrics]
     axes.barh(places, allowed, color="0.85", label="allowed by reads or arithmetic")
     axes.barh(places, rates, height=0.5, color=COLOURS[0], label="measured")
-    axes.set_yticks(places, [figure.records[0].name for figure in figures])
+    axes.set_yticks(places, [figure.records[0].name for figure in metrics])
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="tokens per second", title=device)
     canvas.legend(loc="outside lower center", ncols=2)

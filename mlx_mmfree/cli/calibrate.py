@@ -85,8 +85,8 @@ def _run(arguments: Sequence[str], settings: CalibrateSettings, *, dry_run: bool
         print(*times_shown(calibration.plan, settings.epochs), sep="\n")
         return
     card = source_card.model_card("calibrate", arguments, settings.model, None, calibration.folder)
-    figures = calibration.run(card)["figures"]
-    dense, ternary = figures["dense_loss"], figures["ternary_loss"]
+    metrics = calibration.run(card)["metrics"]
+    dense, ternary = metrics["dense_loss"], metrics["ternary_loss"]
     print(
         f"Held-out samples: {dense:.4f} nats a token before, {ternary:.4f} after, "
         f"{100 * (ternary / dense - 1):.1f} % above.\nWrote the model to "

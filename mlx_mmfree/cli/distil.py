@@ -115,9 +115,9 @@ def run(
         return
     card = source_card.model_card(name, arguments, settings.model, None, distillation.folder)
     report = distillation.run([StepReports()], card=card)
-    rows = [("", *next(iter(report["figures"].values())))]
-    for name, figures in report["figures"].items():
-        rows.append((MEASURED[name], *(f"{value:.4f}" for value in figures.values())))
+    rows = [("", *next(iter(report["metrics"].values())))]
+    for name, metrics in report["metrics"].items():
+        rows.append((MEASURED[name], *(f"{value:.4f}" for value in metrics.values())))
     if len(rows[0]) > 1:
         print(*terminal.aligned(rows, left=1), sep="\n")
     print(kept_models(Path(settings.output)))

@@ -302,7 +302,7 @@ def generate_one(
     if args.json:
         _print_json(args, _record(response, "".join(parts), interruption.is_noted))
         return
-    # the figures go to the other stream
+    # the metrics go to the other stream
     print(flush=True)
     if args.verbose:
         _print_statistics(response)

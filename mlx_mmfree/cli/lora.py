@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ..training.data_parallel import DataParallel
     from ..training.fine_tuning.fine_tune import check_fine_tunable, plan_fine_tune
     from ..training.first_model import load_companion
-    from ..training.reports import weights_in_words
+    from ..training.reports import describe_weights
     from ..training.run_folder import own_run_folder
 
     keep_freed_memory()
@@ -131,10 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(own)
         stack.enter_context(loading.limited_memory(args, model_bytes))
         processor: Any = _processor(opened, settings)
-        # a fault of the data is told before the weights take their time
+        # a fault of the data is reported before the weights take their time
         data = _read(args, settings, processor, opened.model)
         model = opened.load()
-        print(weights_in_words(model))
+        print(describe_weights(model))
         if args.train:
             _prepare(model, settings)
         loaded = None if companion is None else load_companion(companion, processor)
@@ -178,7 +178,7 @@ def _read(
     args: argparse.Namespace, settings: FineTuneSettings, processor: Any, model: Any
 ) -> "dict[str, Samples[Any]]":
     """The samples of each split, which must have some for what the command is to do."""
-    from ..training.fine_tuning.data import read_data, step_in_words
+    from ..training.fine_tuning.data import describe_step, read_data
 
     data = read_data(settings, processor, model)
     for name, samples in data.items():
@@ -196,7 +196,7 @@ def _read(
             )
         data[split].check_some()
     if args.train:
-        print(step_in_words(data["train"], settings, _unit(model)))
+        print(describe_step(data["train"], settings, _unit(model)))
     return data
 
 
@@ -353,22 +353,22 @@ def _test(
     data: "dict[str, Samples[Any]]",
     settings: FineTuneSettings,
 ) -> None:
-    """Prints the figures of the test samples; `adapter` is one that the model does not have yet."""
+    """Prints the metrics of the test samples; `adapter` is one that the model does not have yet."""
     from ..hub.adapters.adapter import attach
-    from ..training.fine_tuning.fine_tune import held_out_figures
+    from ..training.fine_tuning.fine_tune import held_out_metrics
 
     if adapter is not None:
         attach(model, adapter)
-    figures = held_out_figures(model, data["test"], settings)
-    loss = figures["loss"]
+    metrics = held_out_metrics(model, data["test"], settings)
+    loss = metrics["loss"]
     if settings.learns_preferences:
         print(
-            f"Test loss {loss:.4f}; the chosen answer is preferred in {figures['accuracy']:.1%} of the "
-            f"pairs, with a mean margin of {figures['margin']:.4f}."
+            f"Test loss {loss:.4f}; the chosen answer is preferred in {metrics['accuracy']:.1%} of the "
+            f"pairs, with a mean margin of {metrics['margin']:.4f}."
         )
-    elif "reward" in figures:
-        print(f"Test reward {figures['reward']:.4f}.")
-    elif "accuracy" in figures:
-        print(f"Test loss {loss:.4f}; {figures['accuracy']:.1%} of the images are sorted rightly.")
+    elif "reward" in metrics:
+        print(f"Test reward {metrics['reward']:.4f}.")
+    elif "accuracy" in metrics:
+        print(f"Test loss {loss:.4f}; {metrics['accuracy']:.1%} of the images are sorted rightly.")
     else:
         print(f"Test loss {loss:.4f}, test perplexity {math.exp(loss):.3f}.")

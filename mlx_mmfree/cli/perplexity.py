@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 carries_state=carries_state,
                 progress=bar.update,
             )
-        figures = {
+        metrics = {
             "model": model_name(args),
             "perplexity": result.perplexity,
             "standard_error": result.standard_error,
@@ -119,20 +119,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             "tokens_per_second": result.tokens / (perf_counter() - start),
             "peak_memory": mx.get_peak_memory() / BYTES_PER_GB,
         }
-    print(json.dumps(figures) if args.json else _lines(figures))
+    print(json.dumps(metrics) if args.json else _lines(metrics))
     return 0
 
 
-def _lines(figures: dict[str, Any]) -> str:
-    windows = f"windows of {figures['sequence_length']} tokens"
-    method = "carried through" if figures["carries_state"] else "empty at the beginning of"
+def _lines(metrics: dict[str, Any]) -> str:
+    windows = f"windows of {metrics['sequence_length']} tokens"
+    method = "carried through" if metrics["carries_state"] else "empty at the beginning of"
     return "\n".join(
         (
-            f"Perplexity: {figures['perplexity']:.3f} ± {figures['standard_error']:.3f}",
-            f"Bits per byte: {figures['bits_per_byte']:.4f}",
-            f"Predicted: {figures['tokens']} tokens, {figures['size_bytes']} bytes",
+            f"Perplexity: {metrics['perplexity']:.3f} ± {metrics['standard_error']:.3f}",
+            f"Bits per byte: {metrics['bits_per_byte']:.4f}",
+            f"Predicted: {metrics['tokens']} tokens, {metrics['size_bytes']} bytes",
             f"State: {method} {windows}",
-            f"Speed: {figures['tokens_per_second']:.1f} tokens-per-sec",
-            f"Peak memory: {figures['peak_memory']:.3f} GB",
+            f"Speed: {metrics['tokens_per_second']:.1f} tokens-per-sec",
+            f"Peak memory: {metrics['peak_memory']:.3f} GB",
         )
     )

@@ -127,7 +127,7 @@ class Figure:
         }
 
 
-def figures(records: Iterable[Record]) -> list[Figure]:
+def metrics(records: Iterable[Record]) -> list[Figure]:
     """A figure for each name, number of threads and limit, in the order of their first records."""
     groups: dict[tuple[str, int, str], list[Record]] = {}
     for record in records:

@@ -210,7 +210,7 @@ def bounds(
     return decoding | {what: each for what, each in prompts.items() if each is not None}
 
 
-def in_words(what: str, bound: Bound, of: Chip) -> str:
+def describe(what: str, bound: Bound, of: Chip) -> str:
     """A line of `bounds` for a reader."""
     rest = [kind for kind in LIMITS[what.split()[0]] if kind not in bound.seconds]
     unknown = f" ({' and '.join(rest)} of this chip are not known)" if rest else ""

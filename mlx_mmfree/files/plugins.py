@@ -44,7 +44,7 @@ class Plugin(NamedTuple):
 
 
 LOADED: list[Plugin] = []
-"""The plug-ins that this process was told to load, in that order."""
+"""The plug-ins that this process was reported to load, in that order."""
 
 _roots: dict[str, str] = {}
 """Files and folders of code that is not the library's, with what messages call them."""
@@ -150,13 +150,13 @@ def _run_file(file: Path, name: str, shown: str) -> ModuleType:
     return module
 
 
-def _import(name: str, what: str, way_out: str) -> ModuleType:
+def _import(name: str, what: str, hint: str) -> ModuleType:
     """Imports a module by its name."""
     top = name.partition(".")[0]
     spec = importlib.util.find_spec(top) if top.isidentifier() else None
     if spec is None:
         raise UsageError(
-            f"[plugin] {what} must be a module that Python finds but got {name!r:.100}. {way_out}"
+            f"[plugin] {what} must be a module that Python finds but got {name!r:.100}. {hint}"
         )
     for root in spec.submodule_search_locations or [str(spec.origin)]:
         _roots[root] = name

@@ -45,7 +45,7 @@ def real_path(path: str | os.PathLike[str]) -> Path:
 
 
 UNREADABLE = "Check the file and its permissions, or fetch it again."
-"""The way out where the system cannot read a file."""
+"""The hint where the system cannot read a file."""
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _REPOSITORY = re.compile(r"(models|datasets)--.+", re.DOTALL)
@@ -293,7 +293,7 @@ def _has_surrogate(part: dict[str, Any] | list[Any]) -> bool:
     return any(isinstance(text, str) and _LONE_SURROGATE.search(text) for text in values)
 
 
-_WAY_OUT = "Correct the file, or fetch it again."
+_HINT = "Correct the file, or fetch it again."
 
 INFINITE_KEYS = ("time_step_limit",)
 """Keys under which published files hold `Infinity`, as descriptions of Mamba-2 do."""
@@ -328,11 +328,11 @@ def parse_json_object(
             infinite_keys=infinite_keys,
         )
     except ValueError as error:
-        raise CheckpointError(f"[JSON] {place} {error}. {_WAY_OUT}") from error
+        raise CheckpointError(f"[JSON] {place} {error}. {_HINT}") from error
     if not isinstance(value, dict):
         raise CheckpointError(
             f"[JSON] {place} must be an object but got {type(value).__name__} {value!r:.80}. "
-            f"{_WAY_OUT}"
+            f"{_HINT}"
         )
     return value
 
@@ -350,7 +350,7 @@ def read_json_object(file: Path, *, is_optional: bool = False) -> dict[str, Any]
     if not file.exists():
         if is_optional:
             return {}
-        raise CheckpointError(f"[JSON] '{file}' must be a file but is missing. {_WAY_OUT}")
+        raise CheckpointError(f"[JSON] '{file}' must be a file but is missing. {_HINT}")
     try:
         text = read_file(file, MAX_BYTES, is_member=True)
     except OSError as error:

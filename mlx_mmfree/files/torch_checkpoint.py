@@ -477,7 +477,7 @@ def _view(
 _PICKLE = "data.pkl"
 _LEGACY_START = b"\x80"
 _CHUNK_BYTES = 16_000_000
-_WAY_OUT = (
+_HINT = (
     "Load it with torch.load(..., weights_only=True) and write it again with torch.save or as "
     "safetensors"
 )
@@ -502,13 +502,13 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             if stream.read(1) == _LEGACY_START:
                 raise CheckpointError(
                     f"[torch] '{file}' must be a zip file but is a bare pickle, as PyTorch wrote "
-                    f"before version 1.6. {_WAY_OUT}."
+                    f"before version 1.6. {_HINT}."
                 )
             entries = read_directory(file, stream)
             try:
                 return _read_entries(file, stream, entries)
             except ValueError as error:
-                raise CheckpointError(f"[torch] '{file}' {error}. {_WAY_OUT}.") from error
+                raise CheckpointError(f"[torch] '{file}' {error}. {_HINT}.") from error
     except OSError as error:
         raise CheckpointError(f"[torch] '{file}' cannot be read: {error}. {UNREADABLE}") from error
 

@@ -51,7 +51,7 @@ class Chat:
     Args:
         model: Gives the logits.
         tokenizer: Belongs to the model.
-        system_prompt: What the model is told first; needs a chat template.
+        system_prompt: What the model is reported first; needs a chat template.
         max_tokens: How many tokens an answer has at most.
         sampler: Chooses tokens from logits.
         processors: Change the logits before, such as penalties. They know the tokens of one turn.
@@ -133,7 +133,7 @@ class Chat:
 
     @property
     def system_prompt(self) -> str | None:
-        """What the model is told first. Another one begins a new conversation.
+        """What the model is reported first. Another one begins a new conversation.
 
         Raises:
             UsageError: There is no chat template.
@@ -165,7 +165,7 @@ class Chat:
             start = self._after_text(messages)
         self._messages = [dict(message) for message in messages]
         self.turns = sum(message["role"] == "assistant" for message in messages)
-        self._marks = [start]
+        self._breakpoints = [start]
         self._repeated = RepeatedText()
 
     def take_back(self) -> str | None:
@@ -180,12 +180,12 @@ class Chat:
     @property
     def size(self) -> int:
         """Number of tokens of the conversation so far."""
-        return self._marks[-1].size
+        return self._breakpoints[-1].size
 
     @property
     def state_bytes(self) -> int:
         """Size of the state that the next turn starts from."""
-        state = self._marks[-1].state
+        state = self._breakpoints[-1].state
         return int(tree_reduce(lambda total, array: total + array.nbytes, state, 0))
 
     def answer(self, text: str) -> Generator[decode.GenerationResponse, None, None]:
@@ -201,11 +201,11 @@ class Chat:
         if not text:
             raise ValueError("[chat] 'text' must not be empty.")
         # the turns of a text that has ended are no part of the next one
-        is_new = not self.has_template and self._marks[-1] is self._start
+        is_new = not self.has_template and self._breakpoints[-1] is self._start
         messages = [*([] if is_new else self.messages), _message("user", text)]
         whole, mark, ids = self._prompt(messages, text)
         # the other marks are released before reading takes memory
-        self._marks = [mark]
+        self._breakpoints = [mark]
         start = perf_counter()
         max_tokens = self.max_tokens
         decoding = self._decoding(ids, mark.state, [*self.processors, *self._thinking(whole)])
@@ -218,7 +218,7 @@ class Chat:
         idle: decode.Decoding | NgramDecoding | None = None
         try:
             for response in decode.responses(decoding, completion, len(ids), start):
-                self._marks = [asked]
+                self._breakpoints = [asked]
                 idle = decoding
                 yield response
                 idle = None
@@ -230,7 +230,7 @@ class Chat:
                 # nor what a text would be without the tokens that are ready
                 is_ahead = isinstance(idle, NgramDecoding) and idle.num_ready > 0
                 state = None if idle is None or is_ahead else idle.state
-                self._marks = self._marks_after(
+                self._breakpoints = self._breakpoints_after(
                     asked, ids[-1], completion.tokens, state, max_tokens
                 )
 
@@ -276,7 +276,7 @@ class Chat:
     ) -> tuple[str, _Mark, Sequence[int]]:
         """The conversation with its next question, the place to go on from and the ids from there."""
         if not self.has_template:
-            mark = self._marks[-1]
+            mark = self._breakpoints[-1]
             check_text_length(self._tokenizer, mark.text + text, self._model.max_length)
             if mark is self._start:
                 return text, mark, self._tokenizer.encode(text)
@@ -285,7 +285,7 @@ class Chat:
             return mark.text + text, mark, [*mark.unread, *more]
         chat = self._tokenizer.render_chat(messages, **self._variables)
         check_text_length(self._tokenizer, chat.text, self._model.max_length)
-        for mark in reversed(self._marks):
+        for mark in reversed(self._breakpoints):
             if mark is not self._start and chat.text.startswith(mark.text):
                 return chat.text, mark, [*mark.unread, *chat.ids_after(len(mark.text))]
         return chat.text, self._start, chat.ids()
@@ -301,7 +301,7 @@ class Chat:
         ids = tuple(self._tokenizer.encode(text))
         return _Mark(text, self._start.state, ids, len(ids))
 
-    def _marks_after(
+    def _breakpoints_after(
         self,
         asked: _Mark,
         last_read: int,

@@ -280,7 +280,7 @@ def describe(
         step: The step.
         example: What it must do.
         operations: How often the function has each primitive of MLX.
-        weights_file: The file of weights that are handed over by name, or `None` if they lie inside.
+        weights_file: The file of weights that are passed over by name, or `None` if they lie inside.
     """
     state = _formats(step.state.items())
     first = [{**each, "initial": uniform(step.state[each["name"]])} for each in state]

@@ -1,4 +1,4 @@
-"""Takes a text apart while it comes: what is certain is handed on, and each character is read once."""
+"""Takes a text apart while it comes: what is certain is passed on, and each character is read once."""
 
 import json
 import re

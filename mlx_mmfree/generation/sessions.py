@@ -190,7 +190,7 @@ class Sessions:
 
     But for rounding, a state found goes on as if the text had just been read. Many texts may go on from
     one state: it is kept once, and whoever finds it gets memory of its own. In memory, the state of
-    attention after a text takes the place of those after beginnings of it that were kept before, where
+    attention after a text takes the place of those after prefixes of it that were kept before, where
     it can be cut to them. The states that were used longest ago go first, in memory as on the disk.
 
     With a folder, each state is also written to a file, by a thread of its own: `keep` returns at once.
@@ -266,7 +266,7 @@ class Sessions:
         self.close()
 
     def find(self, tokens: Sequence[int]) -> Known:
-        """The longest beginning of a text, shorter than the text, whose state is kept.
+        """The longest prefix of a text, shorter than the text, whose state is kept.
 
         Args:
             tokens: The text. Its last token is never known, since the logits after it are asked for.
@@ -275,7 +275,7 @@ class Sessions:
             ValueError: A token is outside the vocabulary.
         """
         text = token_bytes(tokens, self._model.vocab_size)
-        for key in reversed(self._store.beginnings(self._identity, text, below=len(tokens))):
+        for key in reversed(self._store.prefixes(self._identity, text, below=len(tokens))):
             found = self._store.recall(key)
             if found is None and self._store.is_on_disk(key):
                 found = self._read(key, text[: key.length * BYTES_PER_TOKEN])
@@ -291,7 +291,7 @@ class Sessions:
         self._counts.misses += 1
         return Known(0, None)
 
-    def keep(self, tokens: Sequence[int], state: Any, beginnings: Collection[int] = ()) -> None:
+    def keep(self, tokens: Sequence[int], state: Any, prefixes: Collection[int] = ()) -> None:
         """Keeps the state after a text.
 
         It is copied before this returns. One that is worth nothing is not kept: it holds NaN or
@@ -300,7 +300,7 @@ class Sessions:
         Args:
             tokens: All tokens that the model has read, one at least.
             state: Its state after them, as one row in the ordinary variant.
-            beginnings: Lengths of beginnings that shall be found too, if `serves_all`.
+            prefixes: Lengths of prefixes that shall be found too, if `serves_all`.
 
         Raises:
             ValueError: A token is outside the vocabulary, or the state is not one after so many tokens.
@@ -315,12 +315,12 @@ class Sessions:
             packed = pack(self._model, state, key.length)
             if packed is None:
                 return
-            self._remember(key, packed, self._served_beginnings(key, text))
+            self._remember(key, packed, self._served_prefixes(key, text))
         else:
             key, packed = found
         if self.serves_all:
             # nothing is known of an empty text
-            sizes = (length * BYTES_PER_TOKEN for length in beginnings if length)
+            sizes = (length * BYTES_PER_TOKEN for length in prefixes if length)
             parts = (text[:size] for size in sizes)
             self._store.serve(key, [key_of(self._identity, part) for part in parts])
         if not self._store.has_folder or key.length > len(tokens):
@@ -335,10 +335,10 @@ class Sessions:
         self,
         key: TextKey,
         packed: Any,
-        beginnings: Sequence[TextKey] = (),
+        prefixes: Sequence[TextKey] = (),
     ) -> None:
         nbytes = sum(len(chunk.data) + _CHUNK_BYTES for chunk in _chunks(packed))
-        self._store.remember(key, packed, nbytes, beginnings)
+        self._store.remember(key, packed, nbytes, prefixes)
 
     def preload(self, path: str | os.PathLike[str]) -> int:
         """Keeps what a file of `save_prompt_cache` holds, and returns how many tokens that are.
@@ -371,17 +371,17 @@ class Sessions:
         self._store.close()
 
     def stats(self) -> SessionStats:
-        """The figures now; any thread may ask."""
+        """The metrics now; any thread may ask."""
         return SessionStats(**vars(self._store.stored()), **vars(self._counts))
 
-    def _served_beginnings(self, key: TextKey, text: bytes) -> list[TextKey]:
-        """The beginnings in memory whose states can be had from the whole text's."""
+    def _served_prefixes(self, key: TextKey, text: bytes) -> list[TextKey]:
+        """The prefixes in memory whose states can be had from the whole text's."""
         if not self._can_rewind:
             return []
-        beginnings = self._store.beginnings(self._identity, text, below=key.length)
+        prefixes = self._store.prefixes(self._identity, text, below=key.length)
         return [
             each
-            for each in self._store.in_memory(beginnings)
+            for each in self._store.in_memory(prefixes)
             if states.can_rewind(self._model, each.length, key.length - each.length)
         ]
 

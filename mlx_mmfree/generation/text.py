@@ -29,10 +29,10 @@ Result = TypeVar("Result")
 
 
 def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Names the way out to a caller who gives arguments of a sampler, or a number, for a sampler."""
+    """Names the hint to a caller who gives arguments of a sampler, or a number, for a sampler."""
 
     @wraps(function)
-    def told(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def reported(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         for name in kwargs:
             if name in _SAMPLING:
                 own = {"temperature": "temp"}.get(name, name)
@@ -49,7 +49,7 @@ def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Argume
             )
         return function(*args, **kwargs)
 
-    return told
+    return reported
 
 
 def _check(

@@ -394,21 +394,21 @@ def _not_next(text: list[int], settings: BeamSettings) -> list[int]:
 
 def _marked(rows: Sequence[Sequence[int]], size: int) -> np.ndarray:
     """Where each row has its tokens, booleans `(R, V)`."""
-    marks = np.zeros((len(rows), size), bool)
-    for mark, tokens in zip(marks, rows, strict=True):
+    breakpoints = np.zeros((len(rows), size), bool)
+    for mark, tokens in zip(breakpoints, rows, strict=True):
         mark[list(tokens)] = True
-    return marks
+    return breakpoints
 
 
 def _without(scores: mx.array, tokens: Sequence[int]) -> mx.array:
-    marks = _marked([tokens], scores.shape[-1])
-    return mx.where(mx.array(marks), -mx.inf, scores) if tokens else scores
+    breakpoints = _marked([tokens], scores.shape[-1])
+    return mx.where(mx.array(breakpoints), -mx.inf, scores) if tokens else scores
 
 
 def _only(scores: mx.array, tokens: Sequence[int]) -> mx.array:
     """Scores that leave nothing but some tokens, at no cost."""
-    marks = mx.array(_marked([tokens], scores.shape[-1]))
-    return mx.broadcast_to(mx.where(marks, mx.array(0.0), mx.array(-mx.inf)), scores.shape)
+    breakpoints = mx.array(_marked([tokens], scores.shape[-1]))
+    return mx.broadcast_to(mx.where(breakpoints, mx.array(0.0), mx.array(-mx.inf)), scores.shape)
 
 
 def _advance(

@@ -56,13 +56,13 @@ def check_array(place: str, x: Any, name: str = "x") -> None:
     if isinstance(x, mx.array):
         return
     kind = f"{type(x).__module__}.{type(x).__name__}".removeprefix("builtins.")
-    way_out = ""
+    hint = ""
     if isinstance(x, str):
-        way_out = " Encode it: mx.array([tokenizer.encode(text)])."
+        hint = " Encode it: mx.array([tokenizer.encode(text)])."
     elif hasattr(x, "shape") or isinstance(x, (list, tuple, int, float)):
         format = f"{name}.numpy()" if hasattr(x, "numpy") else name
-        way_out = f" Convert it: mx.array({format})."
-    raise TypeError(f"[{place}] '{name}' must be an mx.array but got {kind}.{way_out}")
+        hint = f" Convert it: mx.array({format})."
+    raise TypeError(f"[{place}] '{name}' must be an mx.array but got {kind}.{hint}")
 
 
 def check_masks(place: str, shape: Sequence[int], **masks: Any) -> None:
@@ -102,10 +102,10 @@ def check_sequences(place: str, x: mx.array, dims: int) -> None:
     """
     check_array(place, x)
     if x.ndim != 3:
-        way_out = " Add a batch axis: x[None]." if x.ndim == 2 else ""
+        hint = " Add a batch axis: x[None]." if x.ndim == 2 else ""
         raise ValueError(
             f"[{place}] 'x' must have the three axes (batch, length, dims) but got shape "
-            f"{x.shape}.{way_out}"
+            f"{x.shape}.{hint}"
         )
     check_features(place, x, dims)
 

@@ -25,7 +25,7 @@ class Context:
     Attributes:
         counts: How many tokens each row has, `(B,)`, where padding stands after them, as
             `with_padding_last` gives it; `None` elsewhere.
-        handed: What a layer hands to those after it, by names, `(B, L, ...)`.
+        cross_layer: What a layer hands to those after it, by names, `(B, L, ...)`.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Context:
         self.memory_valid = memory_valid
         self.by_position = by_position
         self.counts: mx.array | None = None
-        self.handed: dict[str, mx.array] = {}
+        self.cross_layer: dict[str, mx.array] = {}
         self._made: dict[Hashable, Any] = {}
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def memoised(self, key: Hashable, make: Callable[[], T]) -> T:
         """The result of `make`; later calls with the same key get the same.
 
         Blocks share positions, slots and masks in this way. All of them have read the same tokens,
@@ -67,19 +67,21 @@ class Context:
     def at(self, position: int) -> "Context":
         """That of one token of the call, which follows those before it."""
         part = self.part(position, position + 1)
-        for name, value in self.handed.items():
-            part.handed.setdefault(name, value[:, position : position + 1])
+        for name, value in self.cross_layer.items():
+            part.cross_layer.setdefault(name, value[:, position : position + 1])
         return part
 
-    def take_handed(self, parts: Sequence["Context"]) -> None:
-        """Takes over what a layer handed on that has read the call token by token."""
-        for name in parts[0].handed.keys() - self.handed.keys():
-            self.handed[name] = mx.concatenate([part.handed[name] for part in parts], axis=1)
+    def take_cross_layer(self, parts: Sequence["Context"]) -> None:
+        """Takes over what a layer passed on that has read the call token by token."""
+        for name in parts[0].cross_layer.keys() - self.cross_layer.keys():
+            self.cross_layer[name] = mx.concatenate(
+                [part.cross_layer[name] for part in parts], axis=1
+            )
 
     def part(self, start: int, stop: int) -> "Context":
         """That of some tokens of the call, which follow those before them."""
         key = ("part", start, stop, self.counts is None)
-        return self.once(key, lambda: self._part(start, stop))
+        return self.memoised(key, lambda: self._part(start, stop))
 
     def _part(self, start: int, stop: int) -> "Context":
         valid, starts = (
@@ -116,7 +118,7 @@ class Context:
         return mx.where(valid, mx.take_along_axis(y, back, axis=1), mx.zeros((), y.dtype))
 
     def _padding_last(self, valid: mx.array) -> tuple[Any, ...]:
-        return self.once("padding last", lambda: _padding_last(valid, self.starts))
+        return self.memoised("padding last", lambda: _padding_last(valid, self.starts))
 
 
 def _beside(each: mx.array, x: mx.array) -> mx.array:

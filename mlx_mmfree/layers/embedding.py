@@ -62,10 +62,10 @@ def known_rows(embedding: nn.Module, tokens: mx.array, scale: float = 1.0) -> mx
     if not mx.issubdtype(tokens.dtype, mx.integer):
         raise TypeError(f"[Decoder] 'tokens' must be integers but got {tokens.dtype}.")
     if tokens.ndim != 2:
-        way_out = " Add a batch axis: tokens[None]." if tokens.ndim == 1 else ""
+        hint = " Add a batch axis: tokens[None]." if tokens.ndim == 1 else ""
         raise ValueError(
             "[Decoder] 'tokens' must have the two axes (batch, length) but got shape "
-            f"{tokens.shape}.{way_out}"
+            f"{tokens.shape}.{hint}"
         )
     is_known = mx.logical_and(tokens >= 0, tokens < embedding.weight.shape[0])
     rows = embed_tokens(embedding, mx.where(is_known, tokens, mx.zeros_like(tokens)), scale)

@@ -122,12 +122,12 @@ def read_placed(
     """
     length, counts, starts = values.shape[2], context.counts, context.starts
     if not isinstance(state, KeyValueState):
-        places = context.once(
+        places = context.memoised(
             ("places of all", length), lambda: _places_of_all(length, counts, starts)
         )
         return keys, values, places, state
     which, before = (state.used, length, None, 0, 1), state.positions
-    reading = context.once(("reading", *which), lambda: read(before, length, counts, starts))
+    reading = context.memoised(("reading", *which), lambda: read(before, length, counts, starts))
     keys, values, after = extend(state, keys, values, reading)
     seen = reading.mask
     if reading.seen is None and reading.begins is None:

@@ -336,17 +336,17 @@ def cast_weight(array: mx.array, dtype: mx.Dtype, name: str) -> mx.array:
     return cast
 
 
-_WAY_OUT = "Give the dtype bfloat16 or float32 (--dtype bfloat16)."
+_HINT = "Give the dtype bfloat16 or float32 (--dtype bfloat16)."
 
 
-def check_range(cast: mx.array, array: mx.array, name: str, way_out: str = _WAY_OUT) -> None:
+def check_range(cast: mx.array, array: mx.array, name: str, hint: str = _HINT) -> None:
     """Refuses a cast of finite floats that is infinite.
 
     Args:
         cast: The floats in the new dtype.
         array: Those before.
         name: The tensor, for the message.
-        way_out: The end of the message.
+        hint: The end of the message.
 
     Raises:
         CheckpointError: One of them is beyond the range of the dtype.
@@ -357,7 +357,7 @@ def check_range(cast: mx.array, array: mx.array, name: str, way_out: str = _WAY_
     shown = str(cast.dtype).removeprefix("mlx.core.")
     raise CheckpointError(
         f"[dtype] tensor {name!r:.100} must lie within the range of {shown}, up to "
-        f"{mx.finfo(cast.dtype).max:,.6g}, but holds {peak:,.6g}. {way_out}"
+        f"{mx.finfo(cast.dtype).max:,.6g}, but holds {peak:,.6g}. {hint}"
     )
 
 

@@ -154,7 +154,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def take_part(self, group: Group) -> None:
-        """Called before it is divided as `partition` says, for what cannot be said there."""
+        """Called before it is divided as `partition` says, for what cannot be reported there."""
 
     def has_fused(self, context: Any) -> bool:
         """Whether `fused` computes what this call asks for."""
@@ -443,7 +443,7 @@ def one_by_one(
         y, state = mix(tuple(part[:, n : n + 1] for part in parts), state, call)
         results.append(y)
         states.append(state)
-    context.take_handed(calls)
+    context.take_cross_layer(calls)
     return mx.concatenate(results, axis=1), StatesByPosition(tuple(states))
 
 
@@ -529,10 +529,10 @@ def check_map(place: str, x: mx.array, dims: int) -> None:
         ValueError: It has another number of axes, another size, or no places.
     """
     if x.ndim != 4:
-        way_out = " Add a batch axis: x[None]." if x.ndim == 3 else ""
+        hint = " Add a batch axis: x[None]." if x.ndim == 3 else ""
         raise ValueError(
             f"[{place}] 'x' must have the four axes (batch, height, width, dims) but got shape "
-            f"{x.shape}.{way_out}"
+            f"{x.shape}.{hint}"
         )
     check_features(place, x, dims)
     if 0 in x.shape[1:3]:

@@ -95,11 +95,11 @@ def convolve(
 
     def places() -> mx.array:
         key = ("last inputs", length, kernel_size)
-        return context.once(key, lambda: _last_places(counts, length, kernel_size))
+        return context.memoised(key, lambda: _last_places(counts, length, kernel_size))
 
     last = window[:, length:] if counts is None else mx.take_along_axis(window, places(), axis=1)
     if starts is not None:
-        *masks, is_last = context.once(
+        *masks, is_last = context.memoised(
             ("taps", length, kernel_size), lambda: _same_sample(starts, places(), kernel_size)
         )
         zero = mx.zeros((), x.dtype)

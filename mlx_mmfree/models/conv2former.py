@@ -142,8 +142,8 @@ def build(config: Config) -> ImageClassifier:
         Convolution(half, dims[0], 2, stride=2, bias=False),
     )
     merges = [
-        nn.Sequential(_NORM(before), Convolution(before, behind, 2, stride=2))
-        for before, behind in pairwise(dims)
+        nn.Sequential(_NORM(before), Convolution(before, after, 2, stride=2))
+        for before, after in pairwise(dims)
     ]
     neck = nn.Sequential(Convolution(dims[-1], _HEAD_DIMS, 1), _GELU, _NORM(_HEAD_DIMS))
     stages = staged(config.drop_path_rate, config.depths, partial(_block, config))

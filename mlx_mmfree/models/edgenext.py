@@ -254,8 +254,8 @@ def build(config: Config) -> ImageClassifier:
     dims = config.dims
     embed = nn.Sequential(Convolution(config.input_channels, dims[0], 4, stride=4), _NORM(dims[0]))
     merges = [
-        nn.Sequential(_NORM(before), Convolution(before, behind, 2, stride=2))
-        for before, behind in pairwise(dims)
+        nn.Sequential(_NORM(before), Convolution(before, after, 2, stride=2))
+        for before, after in pairwise(dims)
     ]
     stages = staged(config.drop_path_rate, config.depths, partial(_block, config))
     head = nn.Sequential(_NORM(dims[-1]), config.class_head(dims[-1]))

@@ -144,7 +144,7 @@ class Config(ImageConfig):
         "Dims of the stem and of each of the four stages.", integers, (), count=5, high=2**14
     )
     depths: tuple[int, ...] = key(
-        "Blocks of the stem; then blocks of each stage, in the last two with attention behind one "
+        "Blocks of the stem; then blocks of each stage, in the last two with attention after one "
         "without it.",
         integers,
         (),
@@ -157,7 +157,7 @@ class Config(ImageConfig):
         "Width of the convolutions of a block, in dims.", integer, 4, low=2, high=64
     )
     head_widths: tuple[int, ...] = key(
-        "Dims before the pooling and behind it.", integers, (), count=2
+        "Dims before the pooling and after it.", integers, (), count=2
     )
 
     def __post_init__(self) -> None:

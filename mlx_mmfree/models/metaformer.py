@@ -120,7 +120,7 @@ class Config(HubConfig):
     norm: str = one_of("Kind of the norms.", "rms_norm", "layer_norm")
     norm_eps: float = key("Their epsilon.", number, 1e-6, low=1e-12, high=1.0)
     norm_order: NormOrder = one_of(
-        "Whether they stand before the mixers or behind the sums.", "pre", "post"
+        "Whether they stand before the mixers or after the sums.", "pre", "post"
     )
     num_labels: int = key("Classes of a classifier.", integer, 2, high=2**20)
     labels: tuple[str, ...] = key("Their names.", _labels, (), writer=list)

@@ -102,8 +102,8 @@ def build(config: Config) -> ImageClassifier:
     stages = staged(config.drop_path_rate, config.depths, partial(_block, config))
     # a stage of the same dims goes on with the same places
     merges = [
-        None if before == behind else Convolution(before, behind, 3, stride=2)
-        for before, behind in pairwise(dims)
+        None if before == after else Convolution(before, after, 3, stride=2)
+        for before, after in pairwise(dims)
     ]
     head = nn.Sequential(LayerNorm(dims[-1], eps=1e-6), config.class_head(dims[-1]))
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)

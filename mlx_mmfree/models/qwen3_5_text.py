@@ -410,8 +410,8 @@ def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | No
     Of convolutions of one tap it does not see who wrote them.
     """
     is_known = bool(_interval(config.layer_types)) and config.linears is None
-    is_told = config.linear_conv_kernel_dim > 1
-    return False if is_known and is_told and not config.mlp_bias else None
+    is_reported = config.linear_conv_kernel_dim > 1
+    return False if is_known and is_reported and not config.mlp_bias else None
 
 
 def _why_not_in_transformers(config: Config) -> str | None:

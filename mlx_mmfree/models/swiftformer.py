@@ -136,7 +136,7 @@ def build(config: Config) -> ImageClassifier:
         _halving(dims[0] // 2, dims[0]),
         relu,
     )
-    merges = [_halving(before, behind) for before, behind in pairwise(dims)]
+    merges = [_halving(before, after) for before, after in pairwise(dims)]
     stages = staged(config.drop_path_rate, config.layers, partial(_block, config))
     head = MeanHead(config.class_head(dims[-1]), config.class_head(dims[-1]))
     neck = BatchNorm(dims[-1])

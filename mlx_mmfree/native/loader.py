@@ -1,4 +1,4 @@
-"""Loads the compiled CPU kernels, or says in words why they cannot be used.
+"""Loads the compiled CPU kernels, or says as text why they cannot be used.
 
 They compute with the threads of `platform.threads` and the fastest instruction set that the processor
 has, or the one that `MLX_MMFREE_CPU_KERNELS` names. MLX's dense products share these threads.
@@ -46,7 +46,7 @@ def kernels() -> ModuleType:
 
 
 def unavailable() -> str | None:
-    """Returns `None` if the compiled kernels can be used, else the reason and the way out."""
+    """Returns `None` if the compiled kernels can be used, else the reason and the hint."""
     return _load()[1]
 
 

@@ -37,14 +37,14 @@ def long_sum(x: mx.array, axis: Literal[-1, -2] | None = None) -> mx.array:
         x = x.reshape(-1)
     along = -1 if axis is None else axis
     place = x.ndim + along
-    before, behind = x.shape[:place], x.shape[place + 1 :]
+    before, after = x.shape[:place], x.shape[place + 1 :]
     if not x.size:
         # on a CPU, MLX reads sizes out of bounds when it reduces an empty row, and may never end
-        return mx.zeros((*before, *behind))
+        return mx.zeros((*before, *after))
     while (count := x.shape[along]) > BLOCK:
         whole = count // BLOCK * BLOCK
         blocks, rest = mx.split(x, [whole], axis=along)
-        sums = blocks.reshape(*before, BLOCK, -1, *behind).sum(axis=along - 1)
+        sums = blocks.reshape(*before, BLOCK, -1, *after).sum(axis=along - 1)
         x = sums if whole == count else mx.concatenate([sums, rest], axis=along)
     return x.sum(axis=along)
 

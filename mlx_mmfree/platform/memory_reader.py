@@ -82,7 +82,7 @@ class MemoryReader:
 
     @property
     def method(self) -> str:
-        """How it reads, in words."""
+        """How it reads, as text."""
         return METHOD_ELSEWHERE if self._pool is None else METHOD_ON_CPU
 
     def seconds(self, arrays: Sequence[mx.array], repeats: int = 1) -> float:
@@ -161,7 +161,7 @@ class Bandwidth:
 
     Attributes:
         bytes_per_second: The rate of the fastest pass.
-        method: How it was measured, in words.
+        method: How it was measured, as text.
     """
 
     bytes_per_second: float

@@ -69,11 +69,11 @@ class RequestError(MMFreeError):
         if path.startswith(ANTHROPIC):
             usual = "api_error" if self.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
             kind = _ANTHROPIC_KINDS.get(self.status, usual)
-            told: dict[str, Any] = {"type": kind, "message": str(self)}
+            reported: dict[str, Any] = {"type": kind, "message": str(self)}
             if self.param == "thread":
                 # by this clients know to send the conversation itself
-                told["details"] = {"error_code": "thread_unsupported_request"}
-            return {"type": "error", "error": told}
+                reported["details"] = {"error_code": "thread_unsupported_request"}
+            return {"type": "error", "error": reported}
         kind = "invalid_request_error"
         if self.status == _RATE_LIMIT:
             kind = "rate_limit_error"
@@ -96,7 +96,7 @@ def ending_error() -> RequestError:
 
 
 def failure(error: Exception) -> RequestError:
-    """The error that a client is told while its answer is written.
+    """The error that a client is reported while its answer is written.
 
     The library's own errors are shown as they are. Others are a fault of the server, whose words may
     hold what a client must not see.

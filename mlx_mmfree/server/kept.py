@@ -197,7 +197,7 @@ class KeptResponses:
             owner, record = value["owner"], value["record"]
             is_own = hmac.compare_digest(owner, self._owner(name))
         except (ValueError, LookupError, TypeError, RecursionError):
-            _log.warning("A kept response is damaged and not used.")
+            _log.warning("A stored response is damaged and not used.")
             return None
         return dict(record) if is_own else None
 
@@ -232,7 +232,7 @@ class KeptResponses:
         raise not_kept("previous_response_id", name)
 
     def items(self, places: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """Items of kept responses by their ids, which tell of the response.
+        """Items of stored responses by their ids, which tell of the response.
 
         Args:
             places: The ids, each with the parameter of the request that has it.

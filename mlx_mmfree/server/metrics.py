@@ -14,7 +14,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300
 
 
 class Metrics:
-    """The figures of a server, so far and now.
+    """The metrics of a server, so far and now.
 
     Args:
         active: How many texts are under way or wait.
@@ -72,7 +72,7 @@ class _SessionNumbers:
             "mmfree_session_disk_bytes": ("Bytes of those on the disk", stats.disk_bytes),
         }
         counters = {
-            "mmfree_session_hits": ("Prompts with a known beginning", stats.hits),
+            "mmfree_session_hits": ("Prompts with a known prefix", stats.hits),
             "mmfree_session_misses": ("Prompts without one", stats.misses),
             "mmfree_session_tokens_saved": ("Tokens not read again", stats.tokens_saved),
             "mmfree_session_lost": ("States that the disk did not get", stats.lost),

@@ -82,8 +82,8 @@ class ResponsesAnswer(Answer):
         return [self._event(f"response.{response['status']}", response=response)]
 
     def failed(self, error: RequestError) -> list[Sent]:
-        told = {"code": error.code or "server_error", "message": str(error)}
-        response = self._response("failed", self._parts.blocks.all) | {"error": told}
+        reported = {"code": error.code or "server_error", "message": str(error)}
+        response = self._response("failed", self._parts.blocks.all) | {"error": reported}
         return [self._event("response.failed", response=response)]
 
     def whole(self) -> Sent:
@@ -174,8 +174,8 @@ class ResponsesAnswer(Answer):
                 yield self._event(f"response.{kind.events}.delta", **place, delta=text)
             if kind.events:
                 name = self._named(block) if kind.streams else {}
-                told = {kind.text: text, **name, **kind.more}
-                yield self._event(f"response.{kind.events}.done", **place, **told)
+                reported = {kind.text: text, **name, **kind.more}
+                yield self._event(f"response.{kind.events}.done", **place, **reported)
             if kind.place:
                 yield self._event("response.content_part.done", **place, part=_part(block))
             yield self._event("response.output_item.done", output_index=number, item=item)
@@ -275,7 +275,7 @@ Kept = Callable[[Request], Response]
 
 
 def kept_response(service: Service) -> Kept:
-    """The endpoint that shows a kept response, or deletes it."""
+    """The endpoint that shows a stored response, or deletes it."""
     kept = service.kept
 
     def endpoint(request: Request) -> Response:
@@ -286,7 +286,7 @@ def kept_response(service: Service) -> Kept:
             return JSONResponse({"id": name, "object": "response", "deleted": True})
         if request.query_params.get("stream", "false") != "false":
             raise RequestError(
-                "[request] 'stream' must be left out, since a kept response is complete.",
+                "[request] 'stream' must be left out, since a stored response is complete.",
                 param="stream",
             )
         record = kept.find(name)
@@ -301,7 +301,7 @@ _MOST_LISTED = 100
 
 
 def input_items(service: Service) -> Kept:
-    """The endpoint that lists the items which a kept response has answered."""
+    """The endpoint that lists the items which a stored response has answered."""
 
     def endpoint(request: Request) -> Response:
         name, query = request.path_params["name"], request.query_params

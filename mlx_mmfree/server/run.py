@@ -1,4 +1,4 @@
-"""Runs the server until it is told to end."""
+"""Runs the server until it is reported to end."""
 
 import asyncio
 import errno

@@ -65,7 +65,7 @@ class Body(pydantic.BaseModel):
             for name, item in value.items()
             if item is not None and name not in cls.unread and (item or name not in cls.empty)
         }
-        # an error is built for each unknown name, and only the first one is told
+        # an error is built for each unknown name, and only the first one is reported
         for name in [name for name in given if name not in cls._taken_names()][1:]:
             del given[name]
         return given
@@ -87,7 +87,7 @@ def named_once(hint: str) -> None:
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 Each = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is checked up to its first mistake, since no other is told."""
+"""A list that is checked up to its first mistake, since no other is reported."""
 
 
 def checked_body(kind: type[B], text: bytes, max_bytes: int) -> B:
@@ -402,7 +402,7 @@ def joined(texts: Iterable[str]) -> str:
     return "".join(whole)
 
 
-WAY_OUT = "describe it in words, or leave it out"
+HINT = "describe it as text, or leave it out"
 
 
 def _texts(value: Any) -> list[str]:
@@ -420,7 +420,7 @@ def _text_of(part: Any) -> str:
     if not isinstance(kind, str) or kind not in names:
         raise ValueError(
             "must be a text or a list of parts of type 'text', the only one read here (models here read "
-            f"no pictures and no files: {WAY_OUT}),"
+            f"no pictures and no files: {HINT}),"
         )
     text, others = part.get(names[kind]), part.keys() - {"type", names[kind], *_UNREAD}
     if not isinstance(text, str) or others:
@@ -647,13 +647,13 @@ def _with_pictures_of_results(value: Any) -> Any:
         role = message.get("role") if isinstance(message, dict) else None
         parts = message.get("content") if follows and role == "user" else None
         if isinstance(parts, list):
-            message = {**message, "content": [_told(part) for part in parts]}
+            message = {**message, "content": [_reported(part) for part in parts]}
         found.append(message)
         follows = role == "tool" or (follows and role == "user")
     return found
 
 
-def _told(part: Any) -> Any:
+def _reported(part: Any) -> Any:
     is_file = isinstance(part, dict) and part.get("type") in ("image_url", "file")
     return {"type": "text", "text": _result_line(part)} if is_file else part
 

@@ -33,14 +33,14 @@ class Prompt:
 
     Attributes:
         tokens: Its ids.
-        marks: Numbers of its first tokens after which its state is worth keeping.
+        breakpoints: Numbers of its first tokens after which its state is worth keeping.
         reasoning_tags: The tags of reasoning that its template knows; `None` for none.
         is_thinking: Whether it ends within reasoning.
         goes_on: Whether it ends within an answer, which the text goes on with.
     """
 
     tokens: list[int]
-    marks: tuple[int, ...] = ()
+    breakpoints: tuple[int, ...] = ()
     reasoning_tags: ReasoningTags | None = None
     is_thinking: bool = False
     goes_on: bool = False
@@ -111,7 +111,7 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
     begun = body.messages[-1] if body.continue_final_message else None
     names = _variables(settings, body)
     if body.offered:
-        # whether calls are held to their schema is nothing that the model is told
+        # whether calls are held to their schema is nothing that the model is reported
         left_out = {"function": {"strict"}}
         names["tools"] = [
             tool.model_dump(exclude_none=True, exclude=left_out) for tool in body.tools
@@ -122,16 +122,18 @@ def chat_prompt(served: ServedModel, body: ChatRequest, settings: Settings) -> P
         check_size(served, [chat.text], most, "the conversation with its answer")
         tokens = chat.ids()
         checked = prompt_tokens(tokenizer, tokens, served.model.vocab_size)
-        marks = _marks(served, messages, names, chat, checked)
+        breakpoints = _breakpoints(served, messages, names, chat, checked)
         is_thinking = tags is not None and tags.are_open(chat.text)
         if begun is None:
-            return Prompt(checked, marks, tags, is_thinking)
+            return Prompt(checked, breakpoints, tags, is_thinking)
         check_size(served, [chat.text, begun.text, begun.reasoning_text], most, "the conversation")
         ids = [*checked, *_begun(tokenizer, begun, tags, is_thinking)]
         if begun.text:
             # what follows can be no reasoning
-            return Prompt(ids, marks, goes_on=True)
-        return Prompt(ids, marks, tags, is_thinking or bool(begun.reasoning_text), goes_on=True)
+            return Prompt(ids, breakpoints, goes_on=True)
+        return Prompt(
+            ids, breakpoints, tags, is_thinking or bool(begun.reasoning_text), goes_on=True
+        )
     except RequestError:
         raise
     except (ValueError, MMFreeError) as error:
@@ -227,7 +229,7 @@ def _begun(
     ]
 
 
-def _marks(
+def _breakpoints(
     served: ServedModel,
     messages: list[dict[str, Any]],
     names: dict[str, Any],
@@ -235,19 +237,19 @@ def _marks(
     tokens: list[int],
 ) -> tuple[int, ...]:
     """After the system's message, which others may share, and after the last message."""
-    marks = set()
+    breakpoints = set()
     # a template may refuse a part of the conversation
     with suppress(MMFreeError):
         asked = served.tokenizer.render_chat(messages, add_generation_prompt=False, **names)
         if chat.text.startswith(asked.text):
-            marks.add(len(tokens) - len(chat.ids_after(len(asked.text))))
+            breakpoints.add(len(tokens) - len(chat.ids_after(len(asked.text))))
     if messages[0]["role"] == "system" and len(messages) > 1:
         with suppress(MMFreeError):
             first = served.tokenizer.render_chat(messages[:1], add_generation_prompt=False, **names)
             ids = first.ids()
             if tokens[: len(ids)] == ids:
-                marks.add(len(ids))
-    return tuple(sorted(mark for mark in marks if 0 < mark < len(tokens)))
+                breakpoints.add(len(ids))
+    return tuple(sorted(mark for mark in breakpoints if 0 < mark < len(tokens)))
 
 
 def _of_request(served: ServedModel, error: Exception) -> str:
@@ -327,7 +329,7 @@ def text_requests(
                 end=end,
                 seed=None if seed is None else (seed + number) % _SEEDS,
                 top_logprobs=top_logprobs,
-                marks=prompt.marks,
+                breakpoints=prompt.breakpoints,
                 is_answer=is_answer,
             )
         )

@@ -170,5 +170,5 @@ class Pooling(TokenMixer):
         last = length - 1 if counts is None else mx.maximum(counts[:, None] - 1, 0)
         # the next sample begins where the place is 0 again
         begins = mx.where(place[:, 1:] == 0, token[:-1], length - 1)
-        behind = mx.pad(begins, [(0, 0), (0, 1)], constant_values=length - 1)
-        return mx.minimum(mx.cummin(behind, axis=1, reverse=True), last)
+        following = mx.pad(begins, [(0, 0), (0, 1)], constant_values=length - 1)
+        return mx.minimum(mx.cummin(following, axis=1, reverse=True), last)

@@ -196,7 +196,7 @@ class RWKV7(TokenMixer):
             self[f"{name}_proj"](inputs[name]).astype(mx.float32)
             for name in ("query", "key", "value")
         )
-        first = context.handed.setdefault("first_value", v)
+        first = context.cross_layer.setdefault("first_value", v)
         if "value_mix_proj" in self:
             v = v + (first - v) * mx.sigmoid(self._low_rank("value_mix", inputs["value"]))
         f = mx.tanh(self["decay_down_proj"](inputs["decay"]))

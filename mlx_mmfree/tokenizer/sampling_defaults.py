@@ -32,7 +32,7 @@ class _Value:
     Attributes:
         key: Its name in `generation_config.json`.
         gguf: Its name under `general.sampling.`.
-        rule: What it must be, in words.
+        rule: What it must be, as text.
         fits: Whether a finite number is so.
         is_whole: Whether it must be a whole number.
     """

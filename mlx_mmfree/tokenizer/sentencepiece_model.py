@@ -101,7 +101,7 @@ class SentencePieceVocabulary:
         self._strips_space = bool(self._spaced) and self._find_strips_space()
 
     def _new_roles(self, settings: TokenizerSettings) -> list[SpecialToken]:
-        """The special tokens that only their names list. They get the ids behind all others."""
+        """The special tokens that only their names list. They get the ids after all others."""
         known = {token.content for token in settings.tokens}
         known |= {self._processor.id_to_piece(number) for number in range(self._size)}
         texts = dict.fromkeys(t.content for t in settings.roles if t.content not in known)

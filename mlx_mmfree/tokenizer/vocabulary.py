@@ -17,7 +17,7 @@ from ..files.checkpoint_files import CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE
 from ..files.reading import decode_text, read_file, read_json_object, tokenizer_files
 
 Before = Literal["nothing", "special", "text"]
-"""The beginning of a text: nothing, a special token, or other text."""
+"""The prefix of a text: nothing, a special token, or other text."""
 
 ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of a chat. Many files do not list them as ends of generation."""
@@ -237,21 +237,19 @@ def _inside_word(text: str, start: int, stop: int) -> bool:
 
 
 CHANGE_THE_TEXT = "Encode another text, or use another tokenizer."
-"""The way out where a sound file cannot encode a text."""
+"""The hint where a sound file cannot encode a text."""
 
 
 @contextmanager
-def clean_errors(problem: str, way_out: str = "Download it again.") -> Iterator[None]:
+def clean_errors(problem: str, hint: str = "Download it again.") -> Iterator[None]:
     """Turns whatever the block raises into a `CheckpointError`, as `raise_clean` does."""
     try:
         yield
     except BaseException as error:
-        raise_clean(error, problem, way_out)
+        raise_clean(error, problem, hint)
 
 
-def raise_clean(
-    error: BaseException, problem: str, way_out: str = "Download it again."
-) -> NoReturn:
+def raise_clean(error: BaseException, problem: str, hint: str = "Download it again.") -> NoReturn:
     """Raises what a caught error becomes: a `CheckpointError`, or itself if it says enough.
 
     A Rust panic is no `Exception` in Python, so it is recognised by its name.
@@ -259,13 +257,13 @@ def raise_clean(
     Args:
         error: What was caught.
         problem: What the new error says first, without a full stop.
-        way_out: What it says last.
+        hint: What it says last.
     """
     is_panic = type(error).__name__ == "PanicException"
     if isinstance(error, MMFreeError) or not (is_panic or isinstance(error, Exception)):
         raise error
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-    raise CheckpointError(f"[tokenizer] {problem} ({reason}). {way_out}") from error
+    raise CheckpointError(f"[tokenizer] {problem} ({reason}). {hint}") from error
 
 
 def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
@@ -559,7 +557,7 @@ def encode_split(
     """The ids of a text that was split into ids of tokens and texts between them.
 
     Args:
-        encode: Gives the ids of a text after what is said to stand before it.
+        encode: Gives the ids of a text after what is reported to stand before it.
         parts: The ids and texts.
         before: What stands before the first.
     """

@@ -44,15 +44,15 @@ def load_companion(opened: OpenedModel, tokenizer: Tokenizer) -> models.Decoder:
 
 def _check_same_tokens(tokenizer: Tokenizer, other: Tokenizer, name: str) -> None:
     rule = f"[training] '{name}' must have the tokens of the model that is trained"
-    way_out = "Choose one with the same vocabulary."
+    hint = "Choose one with the same vocabulary."
     count = tokenizer.vocab_size
     if other.vocab_size != count:
-        raise TrainingError(f"{rule}, {count}, but has {other.vocab_size}. {way_out}")
+        raise TrainingError(f"{rule}, {count}, but has {other.vocab_size}. {hint}")
     for token_id in range(count):
         wanted, got = tokenizer.piece(token_id), other.piece(token_id)
         if wanted != got:
             raise TrainingError(
-                f"{rule} but its token {token_id} is {got!r:.80} instead of {wanted!r:.80}. {way_out}"
+                f"{rule} but its token {token_id} is {got!r:.80} instead of {wanted!r:.80}. {hint}"
             )
 
 

@@ -17,7 +17,7 @@ from .losses.loss import Loss
 from .memory import MemoryPlan, plan_memory, plan_rows
 from .optimizer import build_optimizer, build_schedule
 from .optimizer_step import checkpoint_blocks
-from .reports import weights_in_words
+from .reports import describe_weights
 from .results import Callback, TrainedModel
 from .run_folder import check_record, own_run_folder, read_progress, weights_digest
 from .settings import Settings
@@ -46,11 +46,11 @@ def train_model(
         settings: The run.
         processes: The processes that train together, each on its share of the rows of a batch; `None`
             takes all that `mlx.launch` started, or this one alone.
-        callbacks: Are told of each record, best model and checkpoint.
+        callbacks: Are reported of each record, best model and checkpoint.
         first: The model to begin with, if it has been built already.
 
     Returns:
-        The progress of the run and, in the first process, the figures of the packed model on the
+        The progress of the run and, in the first process, the metrics of the packed model on the
         held-out files, under `held_out`.
 
     Raises:
@@ -111,7 +111,7 @@ def _train(
         **({} if teacher is None else {"teacher": weights_digest(teacher)}),
     }
     if processes.is_first:
-        for words in (weights_in_words(model), task.size()):
+        for words in (describe_weights(model), task.size()):
             for callback in callbacks:
                 callback.on_start(words)
     _prepare(model, settings)

@@ -1,7 +1,7 @@
 """The memory that a run will take, found without computing anything.
 
 MLX's CPU backend allocates the results of an operation when it hands the operation to the thread that
-computes, and frees what an operation has read when that thread has run it. The thread lags behind by up
+computes, and frees what an operation has read when that thread has run it. The thread lags after by up
 to about a hundred tasks, so that memory depends on the order of the operations and on this lag. Both are
 followed here (`eval_impl` in MLX's transforms.cpp).
 """
@@ -33,7 +33,7 @@ _WIDTH = 20
 """How many operations MLX puts side by side before it goes deeper (`MLX_BFS_MAX_WIDTH`)."""
 
 _LAG = 110
-"""The tasks that have been handed over and not run, where operations are slow: 11 groups of 10."""
+"""The tasks that have been passed over and not run, where operations are slow: 11 groups of 10."""
 
 _VIEWS = {
     *("AsStrided", "Broadcast", "Copy", "ExpandDims", "Flatten", "Reshape", "Slice", "Split"),
@@ -179,7 +179,7 @@ class _Memory:
                 self._drop(self._block.pop(array))
 
     def wait(self) -> None:
-        """Lets all operations end that have been handed over."""
+        """Lets all operations end that have been passed over."""
         self._finish(self._tasks)
 
     def _finish(self, task: int) -> None:
@@ -308,7 +308,7 @@ class MemoryPlan:
         return f"{word} memory on {self.device.backend}: {total} ({', '.join(shown)})."
 
     def warning(self) -> str | None:
-        """A line that says what does not fit, and the way out; `None` if all fits."""
+        """A line that says what does not fit, and the hint; `None` if all fits."""
         device = self.device
         offers = [device.memory_bytes]
         if device.working_set_bytes is not None:

@@ -59,16 +59,16 @@ def recomputed(
         x: mx.array,
         state: State,
         memory: dict[str, mx.array],
-        handed: dict[str, mx.array],
+        cross_layer: dict[str, mx.array],
         arguments: dict[str, Any],
     ) -> tuple[mx.array, State, dict[str, mx.array]]:
         # dropout must drop the same numbers in both passes
         set_random_key(key)
         block.update(parameters)
         own = context.with_memory(memory.get("memory"))
-        own.handed = dict(handed)
+        own.cross_layer = dict(cross_layer)
         y, state = block(x, state, own, **arguments)
-        return y, state, own.handed
+        return y, state, own.cross_layer
 
     def backward(primals: Any, cotangents: Any, outputs: Any) -> Any:
         given = _flatten(cotangents)
@@ -83,8 +83,10 @@ def recomputed(
     memory = {} if context.memory is None else {"memory": context.memory}
     # the function takes nothing but arrays
     state = block.init_state(x.shape[0], x.dtype) if state is None else state
-    y, after, handed = checkpointed(parameters, x, state, memory, context.handed, arguments)
-    context.handed.update(handed)
+    y, after, cross_layer = checkpointed(
+        parameters, x, state, memory, context.cross_layer, arguments
+    )
+    context.cross_layer.update(cross_layer)
     block.update(parameters)
     return y, after
 
@@ -190,7 +192,7 @@ LearningRate = Callable[[int], mx.array]
 
 
 class StepResult(NamedTuple):
-    """The figures of one optimizer step.
+    """The metrics of one optimizer step.
 
     Attributes:
         loss: Sum of the losses.

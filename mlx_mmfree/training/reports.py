@@ -1,4 +1,4 @@
-"""What a run says on the terminal: its weights and its data first, then lines of its figures."""
+"""What a run says on the terminal: its weights and its data first, then lines of its metrics."""
 
 import sys
 from collections import Counter
@@ -14,7 +14,7 @@ from ..platform.terminal import counted
 from .results import Callback
 
 _GB, _TRIT_BITS = 1e9, 2
-_FIGURES = ("reward", "reward_std", "completion_tokens")
+_METRICS = ("reward", "reward_std", "completion_tokens")
 
 
 class StepReports(Callback):
@@ -42,7 +42,7 @@ class StepReports(Callback):
             _write(f"The run goes on after step {step}.")
 
     def on_train(self, record: Mapping[str, Any]) -> None:
-        more = (f"{_named(key)} {record[key]:.4g}, " for key in _FIGURES if key in record)
+        more = (f"{_named(key)} {record[key]:.4g}, " for key in _METRICS if key in record)
         _write(
             f"{self._step(record)}: loss {record['loss']:.4f}, {''.join(more)}learning rate "
             f"{record['learning_rate']:.3g}, {record['tokens_per_second']:,.0f} {self._unit}/s, peak "
@@ -86,12 +86,12 @@ def parameter_count(model: nn.Module) -> int:
     return count + sum(_size(matrix) - matrix.layer.weight.size for matrix in packed)
 
 
-def weights_in_words(model: nn.Module) -> str:
+def describe_weights(model: nn.Module) -> str:
     r"""The numbers of parameters and of ternary ones among them, and the formats of the weights.
 
     Example:
         >>> from mlx_mmfree import demo, load_model
-        >>> print(*weights_in_words(load_model(demo.path())).split(". "), sep="\n")
+        >>> print(*describe_weights(load_model(demo.path())).split(". "), sep="\n")
         The model has 9,259,801 parameters, 8,454,144 of them ternary
         Its matrices are stored as 2-bit trits and float32.
     """

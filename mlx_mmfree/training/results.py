@@ -119,7 +119,7 @@ class Clock:
 
 
 def environment() -> dict[str, Any]:
-    """The facts that figures of a run depend on, beside settings: versions, device and threads."""
+    """The facts that metrics of a run depend on, beside settings: versions, device and threads."""
     return {
         "mlx_version": version("mlx"),
         "library_version": __version__,
@@ -289,7 +289,7 @@ def write_cards(folder: Path, card: ModelCard, training: Callable[[bool], str]) 
 
     Args:
         folder: The folder of the run.
-        card: What is said of the source and of the command.
+        card: What is reported of the source and of the command.
         training: From whether the model is ternary, the section on how it was trained.
 
     Raises:

@@ -30,7 +30,7 @@ CONVERSATIONS = "conversations"
 INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
 """The keys of Alpaca."""
 SYSTEM = "system"
-"""The key of a text that is told to the model before a prompt."""
+"""The key of a text that is reported to the model before a prompt."""
 
 _ASSISTANT = "assistant"
 _ROLES = {
@@ -245,7 +245,7 @@ class Samples(Generic[Item]):
                 yield text.tokens.tobytes()
 
     def summary(self) -> str:
-        """The numbers of samples and tokens in words."""
+        """The numbers of samples and tokens as text."""
         texts = [text for sample in self.samples for text in sample.texts]
         tokens = sum(len(text.tokens) for text in texts)
         learned = sum(len(text.tokens) - max(text.prompt, 1) for text in texts)

@@ -36,8 +36,8 @@ class WandbReport(Callback):
         }
 
     def on_begin(self, step: int) -> None:
-        way_out = "Run 'wandb login', or set WANDB_MODE=offline to keep the run on this machine"
-        with _starting("wandb", way_out):
+        hint = "Run 'wandb login', or set WANDB_MODE=offline to keep the run on this machine"
+        with _starting("wandb", hint):
             self._run = self._init(**self._options)
 
     def on_train(self, record: Mapping[str, Any]) -> None:
@@ -124,7 +124,7 @@ def service_callbacks(
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a record; each layer's figures have a name of their own."""
+    """The metrics of a record; each layer's metrics have a name of their own."""
     numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, list):
@@ -135,7 +135,7 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def _starting(service: str, way_out: str) -> Iterator[None]:
+def _starting(service: str, hint: str) -> Iterator[None]:
     """Turns whatever a service raises when it starts into one line; each has errors of its own.
 
     Raises:
@@ -146,7 +146,7 @@ def _starting(service: str, way_out: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise TrainingError(
-            f"[training] 'report_to' {service} does not start: {reason:.300}. {way_out}, or leave "
+            f"[training] 'report_to' {service} does not start: {reason:.300}. {hint}, or leave "
             f"{service} out."
         ) from error
 

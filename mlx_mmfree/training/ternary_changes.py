@@ -30,7 +30,7 @@ class TernaryWeights:
         self.names = [name for name, _ in self._matrices]
         self._first = [np.array(matrix.packed_trits()) for _, matrix in self._matrices]
 
-    def figures(self) -> dict[str, list[float]]:
+    def metrics(self) -> dict[str, list[float]]:
         """Shares of the trits of each layer, from 0 to 1.
 
         Returns:

@@ -27,7 +27,7 @@ from .stopping import StopRequest
 from .ternary_changes import TernaryWeights
 
 Validation = Callable[[Any], dict[str, Any]]
-"""Maps the model to figures by name. The figure `valid_loss` decides which weights are the best."""
+"""Maps the model to metrics by name. The figure `valid_loss` decides which weights are the best."""
 
 
 class Trainer:
@@ -46,8 +46,8 @@ class Trainer:
         loss: The sum of the losses of a batch.
         processes: The processes that train together, each on batches of its own; `None` takes all that
             `mlx.launch` started, or this one alone.
-        callbacks: Are told of each record, best model and checkpoint.
-        figures: What else the log says of the last step.
+        callbacks: Are reported of each record, best model and checkpoint.
+        metrics: What else the log says of the last step.
 
     Raises:
         TrainingError: The model has no trainable parameters, `quantization_warmup` is given for a model
@@ -66,7 +66,7 @@ class Trainer:
         loss: Loss = next_token_loss,
         processes: DataParallel | None = None,
         callbacks: Sequence[Callback] = (),
-        figures: Callable[[], dict[str, float]] | None = None,
+        metrics: Callable[[], dict[str, float]] | None = None,
     ):
         if not tree_flatten(model.trainable_parameters()):
             raise TrainingError(
@@ -93,7 +93,7 @@ class Trainer:
             model, settings, optimizer, schedule, batches, loss, self._processes
         )
         self._callbacks = callbacks if self._processes.is_first else ()
-        self._figures = figures
+        self._metrics = metrics
         # before a checkpoint is restored, so that a resumed run compares with the same weights
         self._ternary = TernaryWeights(model)
         self._is_extended = False
@@ -225,7 +225,7 @@ class Trainer:
             "step": progress["step"],
             "tokens": progress["tokens"],
             "loss": sums["loss"] / sums["terms"],
-            **({} if self._figures is None else self._figures()),
+            **({} if self._metrics is None else self._metrics()),
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,
             "tokens_per_second": clock.rate(),
@@ -243,18 +243,18 @@ class Trainer:
             return
         progress = self._progress
         self.model.eval()
-        figures = self._processes.of_first(self._validation(self.model) | self._ternary.figures())
+        metrics = self._processes.of_first(self._validation(self.model) | self._ternary.metrics())
         self.model.train()
-        if not math.isfinite(figures["valid_loss"]):
+        if not math.isfinite(metrics["valid_loss"]):
             raise TrainingError(
-                f"[training] the validation loss is {figures['valid_loss']} at step {progress['step']}; "
+                f"[training] the validation loss is {metrics['valid_loss']} at step {progress['step']}; "
                 f"{run_folder.kept_state(self._settings.folder)}. Lower 'learning_rate'."
             )
-        record = {"step": progress["step"], "tokens": progress["tokens"], **figures}
+        record = {"step": progress["step"], "tokens": progress["tokens"], **metrics}
         log.write(**record)
-        is_best = figures["valid_loss"] < progress["best_loss"]
+        is_best = metrics["valid_loss"] < progress["best_loss"]
         if is_best:
-            progress["best_loss"], progress["best_step"] = figures["valid_loss"], progress["step"]
+            progress["best_loss"], progress["best_step"] = metrics["valid_loss"], progress["step"]
             progress["validations_since_best"] = 0
         else:
             progress["validations_since_best"] += 1

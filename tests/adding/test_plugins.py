@@ -354,7 +354,7 @@ def test_a_mixer_that_fails_later_is_one_sentence_with_the_line(
     assert shown.count("\n") == 1
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported(tmp_path: Path) -> None:
     for source in ("gone.py", str(tmp_path), tmp_path / "gone"):
         with pytest.raises(UsageError, match="must be a Python file that is there"):
             mlx_mmfree.load_plugin(source)

@@ -59,11 +59,11 @@ def test_two_lines_of_the_packaged_model(
 def test_json(capsys: Captured, folder: Path) -> None:
     flags = ["--threads", "1", "--no-products", "--no-training"]
     shown = report(capsys, "--model", str(folder), *flags)
-    assert set(shown) == {"machine", "figures", "memory", "is_complete"}
+    assert set(shown) == {"machine", "metrics", "memory", "is_complete"}
     assert shown["is_complete"]
-    names = [figure["name"] for figure in shown["figures"]]
+    names = [figure["name"] for figure in shown["metrics"]]
     assert names == [f"{folder}: prefill of 8", f"{folder}: decode after 8"]
-    for figure in shown["figures"]:
+    for figure in shown["metrics"]:
         assert figure["fraction_of_limit"] > 0 and figure["rate"] > 0
     [memory] = shown["memory"]
     assert memory["tensor_bytes"] > 0
@@ -72,10 +72,10 @@ def test_json(capsys: Captured, folder: Path) -> None:
 def test_flags_win_over_quick(capsys: Captured) -> None:
     flags = ["--positions", "3", "1", "--prompt-tokens", "5", "--rounds", "1", "--processes", "2"]
     shown = report(capsys, *flags, "--threads", "1", "2")
-    names = [figure["name"].split(": ")[-1] for figure in shown["figures"]]
+    names = [figure["name"].split(": ")[-1] for figure in shown["metrics"]]
     assert names == ["prefill of 5", "decode after 1", "decode after 3"]
     # twice with each number of threads, which are those of this process here
-    assert [len(figure["processes"]) for figure in shown["figures"]] == [4] * 3
+    assert [len(figure["processes"]) for figure in shown["metrics"]] == [4] * 3
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_shape_is_scaled_from_its_parts(capsys: Captured, tmp_path: Path) -> N
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "llama", **architectures()["llama"].tiny}))
     shown = report(capsys, "--config", str(file))
-    names = [figure["name"].removeprefix(str(file)) for figure in shown["figures"]]
+    names = [figure["name"].removeprefix(str(file)) for figure in shown["metrics"]]
     parts = [", 2 of 2 GQA layers", ", the head", ", scaled from 2 of 2 GQA layers and the head"]
     what = ("prefill of 8", "decode after 8")
     assert names == [f"{part}: {each}" for each in what for part in parts]
@@ -125,7 +125,7 @@ def test_bound(capsys: Captured, folder: Path, asked: list[tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("word", bench._PROGRAMS)
-def test_what_other_programs_measure_is_said(capsys: Captured, word: str) -> None:
+def test_what_other_programs_measure_is_reported(capsys: Captured, word: str) -> None:
     assert main(["bench", word, "x"]) == 2
     shown = capsys.readouterr().err
     program = bench._PROGRAMS[word]
@@ -163,7 +163,7 @@ def test_what_was_measured_is_kept(
     shown = capsys.readouterr()
     assert shown.err.endswith(said)
     found = json.loads(shown.out)
-    assert found["is_complete"] is False and len(found["figures"]) == 2
+    assert found["is_complete"] is False and len(found["metrics"]) == 2
 
 
 def test_a_picture_that_cannot_be_written_is_refused_first(

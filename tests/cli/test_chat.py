@@ -117,7 +117,7 @@ def test_what_attention_keeps(
     assert chat.size > 48
 
 
-def test_a_base_model_is_said_to_be_one(
+def test_a_base_model_is_reported_to_be_one(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
 ) -> None:
     texts = expected(demo.path(), ["Once upon a time", "and then"])

@@ -1,4 +1,4 @@
-"""`mmfree doctor` shows the facts, and each problem with its way out."""
+"""`mmfree doctor` shows the facts, and each problem with its hint."""
 
 import json
 import re
@@ -97,7 +97,7 @@ def test_cpu_kernels_in_use_are_named(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @on_cpu
-def test_missing_extension_is_a_problem_with_the_way_out(
+def test_missing_extension_is_a_problem_with_the_hint(
     not_built: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = report(capsys)

@@ -1,4 +1,4 @@
-"""Values of flags: what each text means, and what is said where it means nothing."""
+"""Values of flags: what each text means, and what is reported where it means nothing."""
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable

@@ -252,8 +252,8 @@ def test_ternary_again_prints_what_it_costs(
         "ternary": ("--model", target),
     }.items():
         assert main(["perplexity", "--json", "--data", str(text_file), *map(str, flags)]) == 0
-        figures = json.loads(capsys.readouterr().out)
-        assert float(losses[name]) == pytest.approx(mx.log(figures["perplexity"]).item(), abs=2e-4)
+        metrics = json.loads(capsys.readouterr().out)
+        assert float(losses[name]) == pytest.approx(mx.log(metrics["perplexity"]).item(), abs=2e-4)
     change = float(losses["ternary"]) - float(losses["base + adapter"])
     assert change != 0
     assert float(last.split("by ")[1].split()[0]) == pytest.approx(change, abs=2e-4)

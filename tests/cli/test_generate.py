@@ -60,7 +60,7 @@ def test_text_on_stdout_and_statistics_on_stderr(folder: Path, capsys: Captured)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("prompts", [1, 2])
-def test_figures_follow_the_text_in_a_file_of_both(
+def test_metrics_follow_the_text_in_a_file_of_both(
     folder: Path, tmp_path: Path, prompts: int
 ) -> None:
     (tmp_path / "prompts.txt").write_text("Hello\n" * prompts)

@@ -110,11 +110,11 @@ def test_its_parts_and_its_perplexity_are_shown(
         assert "must have ternary matrices" in capsys.readouterr().err
     (folder / "text.txt").write_text(TEXT * 8)
     text = ["--data", str(folder / "text.txt"), "--sequence-length", "32", "--json"]
-    figures = []
+    metrics = []
     for carried in (["--carry-state"], ["--no-carry-state"]):
         assert main(["perplexity", *flags, *text, *carried]) == 0
-        figures.append(json.loads(capsys.readouterr().out)["perplexity"])
-    assert figures[0] != figures[1] and min(figures) > 1
+        metrics.append(json.loads(capsys.readouterr().out)["perplexity"])
+    assert metrics[0] != metrics[1] and min(metrics) > 1
 
 
 def test_a_limit_of_tokens_holds_where_there_is_attention(folder: Path) -> None:

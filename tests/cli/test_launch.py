@@ -132,8 +132,8 @@ def test_the_first_that_fails_gives_the_status(capsys: pytest.CaptureFixture[str
     os.close(read)
     os.close(write)
     assert second.stdin is not None
-    with second.stdin as told:
-        told.write("now\n")
+    with second.stdin as reported:
+        reported.write("now\n")
     assert wait([first, second]) == 128 + signal.SIGKILL
     assert capsys.readouterr().err.splitlines() == [
         "Process 1 of 2 was ended by SIGKILL (status 137).",

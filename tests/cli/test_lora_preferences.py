@@ -38,7 +38,7 @@ def test_trains_and_tests(
     assert "train: 6 samples, " in out and "in 24 tensors of 12 layers: lora." in out
     last = out.splitlines()[-1]
     assert last.startswith("Test loss ") and "is preferred in 100.0% of the pairs" in last
-    # the adapter alone gives the same figures as right after the training, in batches of the same size
+    # the adapter alone gives the same metrics as right after the training, in batches of the same size
     assert main([*flags, *QUICK, "--test"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == last
 

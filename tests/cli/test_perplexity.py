@@ -30,7 +30,7 @@ def file(tmp_path: Path) -> Path:
     return target
 
 
-def figures(capsys: Captured, *arguments: str) -> dict[str, float]:
+def metrics(capsys: Captured, *arguments: str) -> dict[str, float]:
     assert main(["perplexity", "--json", *arguments]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -48,14 +48,14 @@ def nats_in_one_pass(folder: Path, with_first: bool) -> tuple[float, int]:
 
 def test_a_recurrent_model_carries_its_state(folder: Path, file: Path, capsys: Captured) -> None:
     flags = ["--model", str(folder), "--data", str(file), "--sequence-length", "16"]
-    got = figures(capsys, *flags)
+    got = metrics(capsys, *flags)
     nats, count = nats_in_one_pass(folder, with_first=True)
     assert (got["tokens"], got["size_bytes"]) == (count, len(TEXT.encode()))
     assert got["carries_state"] is True
     assert got["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-5)
     assert got["bits_per_byte"] == pytest.approx(nats / math.log(2) / got["size_bytes"], rel=1e-5)
     assert got["standard_error"] > 0
-    empty = figures(capsys, *flags, "--no-carry-state", "--batch-size", "3")
+    empty = metrics(capsys, *flags, "--no-carry-state", "--batch-size", "3")
     assert empty["carries_state"] is False
     assert empty["tokens"] == count
     assert empty["perplexity"] != pytest.approx(got["perplexity"], rel=1e-4)
@@ -64,7 +64,7 @@ def test_a_recurrent_model_carries_its_state(folder: Path, file: Path, capsys: C
 def test_without_a_first_token_the_first_of_the_text_is_not_predicted(
     file: Path, capsys: Captured
 ) -> None:
-    got = figures(capsys, "--data", str(file), "--sequence-length", "1000")
+    got = metrics(capsys, "--data", str(file), "--sequence-length", "1000")
     nats, count = nats_in_one_pass(demo.path(), with_first=False)
     _, tokenizer = load(demo.path())
     first = tokenizer.decode(tokenizer.encode(TEXT)[:1])
@@ -91,7 +91,7 @@ def test_ends_of_texts_are_read_as_in_training(
         tokens = tokens[: 2 * length + 1]
     want = measure_perplexity(model, tokens, header.size_bytes, length=length)
     flags = ["--data", str(file), "--sequence-length", str(length), "--no-carry-state", *windows]
-    got = figures(capsys, *flags)
+    got = metrics(capsys, *flags)
     assert got["tokens"] == want.tokens
     assert got["perplexity"] == pytest.approx(want.perplexity, rel=1e-5)
     end = tokenizer.eos_token_id
@@ -106,17 +106,17 @@ def test_windows_of_the_length_of_the_model(tmp_path: Path, file: Path, capsys: 
     model = tiny_transformer(vocab_size=640, max_position_embeddings=16, linears=None)
     save_model(tmp_path / "m", model, GOLDENS / "tokenizer_spm")
     flags = ["--model", str(tmp_path / "m"), "--data", str(file)]
-    got = figures(capsys, *flags)
+    got = metrics(capsys, *flags)
     assert got["sequence_length"] == 16
     assert got == {
         **got,
         **{
             key: value
-            for key, value in figures(capsys, *flags, "--sequence-length", "16").items()
+            for key, value in metrics(capsys, *flags, "--sequence-length", "16").items()
             if key not in ("tokens_per_second", "peak_memory")
         },
     }
-    assert figures(capsys, *flags, "--num-samples", "2")["tokens"] == 32
+    assert metrics(capsys, *flags, "--num-samples", "2")["tokens"] == 32
     assert main(["perplexity", *flags, "--carry-state"]) == 2
     error = capsys.readouterr().err
     assert "--carry-state must be False for a text of" in error

@@ -110,8 +110,8 @@ def test_a_mistake_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys
 )
 def test_the_first_word_is_the_model(words: list[str], prompt: str, capsys: Captured) -> None:
     assert main(["run", *words]) == 2
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     rule = "the first word must be a model, as a folder or as a Hub repository 'owner/name'"
-    assert f"[run] {rule}, but got {words[0]!r}." in told
-    assert "'mmfree models --known' lists repositories" in told
-    assert told.endswith(f"mmfree generate --prompt {prompt}\n")
+    assert f"[run] {rule}, but got {words[0]!r}." in reported
+    assert "'mmfree models --known' lists repositories" in reported
+    assert reported.endswith(f"mmfree generate --prompt {prompt}\n")

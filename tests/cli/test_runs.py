@@ -62,7 +62,7 @@ def test_runs_of_the_same_name_are_told_apart(
     assert all(path in out for path in paths)
 
 
-def test_a_log_without_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_without_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "mine.jsonl"
     far = "1" + "0" * 400
     log.write_text(

@@ -81,8 +81,10 @@ def test_what_a_user_gives_wins(
     model = with_file(folder, tmp_path / "m", **values)
     command = ["generate", "--model", str(model), "--prompt", "Hi", "--max-tokens", "3", *given]
     assert main(command) == 0
-    told = [text for text in capsys.readouterr().err.splitlines() if text.startswith("Sampling")]
-    assert told == ([f"Sampling as generation_config.json says: {line}."] if line else [])
+    reported = [
+        text for text in capsys.readouterr().err.splitlines() if text.startswith("Sampling")
+    ]
+    assert reported == ([f"Sampling as generation_config.json says: {line}."] if line else [])
 
 
 def test_zero_stays_greedy(folder: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -112,7 +112,7 @@ def test_attention(tmp_path: Path, capsys: Captured) -> None:
 
 
 @pytest.mark.plot
-def test_what_is_left_out_is_said(tmp_path: Path, capsys: Captured) -> None:
+def test_what_is_left_out_is_reported(tmp_path: Path, capsys: Captured) -> None:
     gqa = {"name": "gqa", "num_heads": 16}
     model = _folder(tmp_path / "model", token_mixer=[gqa], num_hidden_layers=8)
     flags = ["attention", "--model", model, "--picture", str(tmp_path / "a.png"), "--prompt", "a b"]

@@ -30,7 +30,7 @@ def generate(folder: Path) -> int:
     return main(["generate", "--model", str(folder), "--prompt", "a", "--max-tokens", "1"])
 
 
-def test_one_warning_with_the_way_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_warning_with_the_hint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generate(folder) == 0 and generate(folder) == 0
     shown = capsys.readouterr().err
     assert shown.count("warning:") == 1

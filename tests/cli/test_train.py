@@ -365,7 +365,7 @@ def test_files_that_are_not_there_are_named_before_anything_is_done(
 
 @pytest.mark.parametrize("name", ["init_from", "teacher"])
 @pytest.mark.parametrize("by_flag", [True, False])
-def test_a_missing_model_is_told_by_its_setting(
+def test_a_missing_model_is_reported_by_its_setting(
     config: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
     name: str,

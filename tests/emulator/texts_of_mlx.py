@@ -21,7 +21,7 @@ def product_of_codes() -> str:
     ]
     product = text[_template_of(text, "void qmv_fast_impl(") :]
     product = product[: product.index("\n}\n") + 3]
-    # in words that C++14 knows too
+    # as text that C++14 knows too
     words = {
         r"\bMLX_MTL_CONST\b": "constant constexpr",
         r"\bMETAL_FUNC\b": "inline",

@@ -283,7 +283,7 @@ def of_attention() -> Iterator[Row]:
 
 
 def _of_slots(name: str, code: Code, dims: int) -> Row:
-    """The loop over slots of the cache: the only one, or that behind the one that turns angles."""
+    """The loop over slots of the cache: the only one, or that after the one that turns angles."""
     loop = code.loops[min(1, len(code.loops) - 1)]
     return Row(name, code, loop.instructions / (dims / 32), loop.slots / (dims / 32))
 

@@ -14,8 +14,8 @@ pytestmark = needs_graphs
 
 # of the tiny models: dims, inner dims, tokens, blocks, heads, key heads, dims of a head
 D, F, V, BLOCKS, H, G, K = 32, 48, 60, 2, 4, 2, 8
-BEHIND = 5
-USED = BEHIND + 1
+AFTER = 5
+USED = AFTER + 1
 
 
 def products(certificate: Certificate, kind: str, *, is_outside: bool = False) -> Counter:
@@ -34,7 +34,7 @@ def packed_bytes(outputs: int, inputs: int) -> int:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_matmul_free_model(backend: str) -> None:
     with on(backend):
-        found = certify(tiny("hgrn_bit"), BEHIND)
+        found = certify(tiny("hgrn_bit"), AFTER)
     assert found.is_matmul_free is True and not found.unknown
     in_blocks = {(D, D): 4, (D, 2 * F): 1, (F, D): 1}
     assert products(found, "ternary") == {shape: BLOCKS * n for shape, n in in_blocks.items()}
@@ -75,7 +75,7 @@ def test_a_matmul_free_model(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_bitnet(backend: str) -> None:
     with on(backend):
-        found = certify(tiny("bitnet"), BEHIND)
+        found = certify(tiny("bitnet"), AFTER)
     assert found.is_matmul_free is True and not found.unknown
     in_blocks = {(D, (H + 2 * G) * K): 1, (D, D): 1, (D, 2 * F): 1, (F, D): 1}
     ternary = products(found, "ternary")
@@ -97,13 +97,13 @@ def test_a_bitnet(backend: str) -> None:
         assert found.count("multiply") == BLOCKS * block + 3 * D + D * V
         assert found.count("integer") == BLOCKS * (macs + USED)
         slots = BLOCKS * 2 * G * K * 4 * USED
-        assert found.traffic.state_read == slots + BLOCKS * BEHIND * 4
+        assert found.traffic.state_read == slots + BLOCKS * AFTER * 4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_llama(backend: str) -> None:
     with on(backend):
-        found, ternary = (certify(tiny("llama", **of), BEHIND) for of in ({}, TERNARY))
+        found, ternary = (certify(tiny("llama", **of), AFTER) for of in ({}, TERNARY))
     assert found.is_matmul_free is False and ternary.is_matmul_free is True
     macs = BLOCKS * (D * (H + 2 * G) * K + D * D + 3 * D * F)
     dense = products(found, "dense")
@@ -124,7 +124,7 @@ def test_a_llama(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_hybrid(backend: str) -> None:
     with on(backend):
-        found = certify(tiny("hybrid"), BEHIND)
+        found = certify(tiny("hybrid"), AFTER)
     paths = {each.path for each in found.products if each.kind == "ternary"}
     assert "blocks.0.channel_mixer.down_proj" in paths
     assert found.is_matmul_free is True and not found.unknown
@@ -143,7 +143,7 @@ def test_backends_agree_on_products() -> None:
         totals = []
         for backend in BACKENDS:
             with on(backend):
-                found = certify(tiny(name), BEHIND)
+                found = certify(tiny(name), AFTER)
             assert not found.unknown, name
             sums: Counter = Counter()
             for each in found.products:
@@ -153,10 +153,10 @@ def test_backends_agree_on_products() -> None:
 
 
 def test_a_later_token_reads_more_state_of_attention_alone() -> None:
-    near, far = (certify(tiny("bitnet"), position) for position in (BEHIND, 2 * BEHIND))
+    near, far = (certify(tiny("bitnet"), position) for position in (AFTER, 2 * AFTER))
     assert near.traffic.state_read < far.traffic.state_read
-    near, far = (certify(tiny("hgrn_bit"), position) for position in (BEHIND, 2 * BEHIND))
-    assert near == far.__class__(**(vars(far) | {"position": BEHIND}))
+    near, far = (certify(tiny("hgrn_bit"), position) for position in (AFTER, 2 * AFTER))
+    assert near == far.__class__(**(vars(far) | {"position": AFTER}))
 
 
 @needs_graphs

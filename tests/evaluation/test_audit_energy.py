@@ -1,4 +1,4 @@
-"""The estimate of energy is that of the published figures, and its dense twin has float16 matrices."""
+"""The estimate of energy is that of the published metrics, and its dense twin has float16 matrices."""
 
 import pytest
 
@@ -26,11 +26,11 @@ MILLION = 10**6
         ({"other": MILLION}, 32, 0),
     ],
 )
-def test_figures_of_operations(counts: dict[str, int], bits: int, picojoules: float) -> None:
+def test_metrics_of_operations(counts: dict[str, int], bits: int, picojoules: float) -> None:
     assert energy(work(**counts, bits=bits), 0, 0).arithmetic == pytest.approx(picojoules)
 
 
-def test_figures_of_memory() -> None:
+def test_metrics_of_memory() -> None:
     found = energy(work(), 8 * MILLION, 16 * MILLION)
     # 1.3 nJ for 64 bits of DRAM, and 20 pJ for those of a cache of 32 kB
     assert (found.memory, found.cache) == pytest.approx((1300, 40))

@@ -18,8 +18,8 @@ from mlx_mmfree.evaluation.benchmark import (
     READ,
     Record,
     check_ending,
-    figures,
     measure,
+    metrics,
     result_or_failure,
 )
 from mlx_mmfree.platform.memory_reader import MemoryReader, _shares, memory_reader
@@ -73,7 +73,7 @@ def test_a_record_is_compared_round_by_round() -> None:
 def test_processes_with_slow_memory_are_shown_but_do_not_count() -> None:
     rates = {1.0: 0.5, 1.2: 0.7, 1.3: 0.1}
     records = [record("a", READ, (plain / share,), (plain,)) for plain, share in rates.items()]
-    [figure] = figures(records)
+    [figure] = metrics(records)
     assert [r.limit_rate for r in figure.counted] == [100, pytest.approx(100 / 1.2)]
     assert figure.share == pytest.approx(0.6)
     shown = figure.to_json()
@@ -82,10 +82,10 @@ def test_processes_with_slow_memory_are_shown_but_do_not_count() -> None:
     assert shown["rate"] == pytest.approx(8 / shown["seconds"])
 
 
-def test_figures_are_apart_by_name_threads_and_limit() -> None:
+def test_metrics_are_apart_by_name_threads_and_limit() -> None:
     kinds = [("a", READ, 1), ("a", READ, 2), ("a", MULTIPLY, 1), ("b", READ, 1)]
     records = [record(name, limit, (1.0,), (1.0,), threads) for name, limit, threads in kinds]
-    assert [len(figure.records) for figure in figures(records + records)] == [2] * 4
+    assert [len(figure.records) for figure in metrics(records + records)] == [2] * 4
 
 
 @pytest.mark.parametrize(

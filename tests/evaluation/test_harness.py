@@ -272,7 +272,7 @@ def test_texts_longer_than_the_model_was_made_for(
 @pytest.mark.eval
 @pytest.mark.interop
 @pytest.mark.filterwarnings("default")
-def test_figures_are_those_of_the_harness_with_transformers(limited: Path) -> None:
+def test_metrics_are_those_of_the_harness_with_transformers(limited: Path) -> None:
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 

@@ -160,6 +160,6 @@ def test_recurrences_read_texts_of_any_length() -> None:
     assert fnet.build(fnet.config.from_hub(dict(fnet.tiny))).context_length == 64
 
 
-def test_recurrent_models_are_told_from_attention() -> None:
+def test_recurrent_models_are_reported_from_attention() -> None:
     assert is_recurrent(recurrent())
     assert not is_recurrent(transformer())

@@ -10,8 +10,8 @@ from mlx_mmfree.evaluation.audit.skeleton import full_name, presets, skeleton
 from mlx_mmfree.evaluation.benchmark import (
     READ,
     Record,
-    figures,
     head_macs,
+    metrics,
     read_weights,
     ternary_macs,
 )
@@ -106,5 +106,5 @@ def test_a_part_that_the_noise_swallows_still_has_a_figure() -> None:
     fast = replace(slow, seconds=[1.0, 3.0], limit_seconds=[1.0, 1.0])
     part = scaled.combined("part", [(1, fast), (-1, slow)])
     assert part.seconds == [1e-9, 1.0] and part.limit_seconds == [1e-9, 1e-9]
-    shown = figures([replace(part, bytes=size)])[0].to_json()
+    shown = metrics([replace(part, bytes=size)])[0].to_json()
     assert shown["processes"][0]["is_counted"]

@@ -25,9 +25,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--json", "--threads", "1", "2", "--batch-sizes", "1", "3"]) == 0
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert shown["settings"]["rounds"] == shown["settings"]["processes"] == 1
-    found = [(figure["threads"], figure["batch_size"]) for figure in shown["figures"]]
+    found = [(figure["threads"], figure["batch_size"]) for figure in shown["metrics"]]
     assert found == [(1, 1), (1, 3), (2, 1), (2, 3)]
-    for figure in shown["figures"]:
+    for figure in shown["metrics"]:
         assert (figure["model"], figure["program"]) == (FOLDER, OWN)
         assert figure["best"] == figure["images_per_second"] > 0
 
@@ -97,8 +97,8 @@ def test_other_logits_are_refused(
 @pytest.mark.interop
 def test_beside_timm(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--compare", "timm", "--batch-sizes", "1", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)["figures"]
-    assert [figure["program"] for figure in figures] == [OWN, TIMM]
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert [figure["program"] for figure in metrics] == [OWN, TIMM]
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ from mlx_mmfree.evaluation.benchmark import (
     READ,
     Record,
     bytes_in_use,
-    figures,
     head_macs,
     held_arrays,
+    metrics,
     read_weights,
     ternary_macs,
 )
@@ -229,7 +229,7 @@ def test_everything(measured: list) -> None:
     in_turn = [(PRODUCTS, 1), (PRODUCTS, 2)]
     assert measured == in_turn * 2 + [(TRAINING, 2)] * 2 + [(MODEL, 2)] * 4
     assert len(shown) == 5
-    named = {figure.records[0].name: figure for figure in whole.figures}
+    named = {figure.records[0].name: figure for figure in whole.metrics}
     assert set(named) == {
         *(f"ternary 64 x 96, {rows}" for rows in ("1 row", "8 rows")),
         *(f"head 70 x 64, {bits} bits, 1 row" for bits in (4, 6, 8, 16)),
@@ -240,7 +240,7 @@ def test_everything(measured: list) -> None:
             for what in ("prefill of 8", "decode after 2", "decode after 8")
         ),
     }
-    for figure in whole.figures:
+    for figure in whole.metrics:
         assert len(figure.records) == (4 if "row" in figure.records[0].name else 2)
         assert figure.share > 0
     assert named["ternary 64 x 96, 1 row"].records[0].macs == 64 * 96
@@ -261,7 +261,7 @@ def test_roofline_is_a_picture(tmp_path: Path) -> None:
     measured = [record("a", READ, (4.0,), (1.0,)), record("b", MULTIPLY, (1.0,), (2.0,))]
     limits = {"1": {"bytes_per_second": 30e9, "macs_per_second": 400e9}}
     machine = {"device": "a processor", "limits": limits}
-    plot_roofline(machine, figures(measured), tmp_path / "roof.png")
+    plot_roofline(machine, metrics(measured), tmp_path / "roof.png")
     assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [tmp_path / "roof.png"]
 
@@ -326,30 +326,30 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 def test_json(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     flags = ["--config", str(config), "--no-training", "--threads", "1"]
     shown = report(capsys, *flags)
-    assert set(shown) == {"machine", "figures", "memory", "ratios", "is_complete"}
+    assert set(shown) == {"machine", "metrics", "memory", "ratios", "is_complete"}
     assert shown["is_complete"]
     assert set(shown["machine"]["limits"]) == {"1"}
-    names = [figure["name"] for figure in shown["figures"]]
+    names = [figure["name"] for figure in shown["metrics"]]
     assert "ternary 256 x 512, 1 row" in names
     assert [name for name in names if name.endswith(": decode after 2")] == [
         f"{config}: decode after 2",
     ]
-    assert all(figure["fraction_of_limit"] > 0 for figure in shown["figures"])
+    assert all(figure["fraction_of_limit"] > 0 for figure in shown["metrics"])
 
 
 def test_flags_win_over_quick(capsys: pytest.CaptureFixture[str], config: Path) -> None:
     flags = ["--positions", "3", "1", "--prompt-tokens", "5", "--rounds", "2", "--processes", "2"]
     shown = report(capsys, "--config", str(config), *flags, "--no-products", "--no-training")
-    names = [figure["name"].split(": ")[-1] for figure in shown["figures"]]
+    names = [figure["name"].split(": ")[-1] for figure in shown["metrics"]]
     assert names == ["prefill of 5", "decode after 1", "decode after 3"]
-    for figure in shown["figures"]:
+    for figure in shown["metrics"]:
         assert [len(process["seconds"]) for process in figure["processes"]] == [2, 2]
 
 
 def test_shapes_and_their_memory(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--shapes", "40x33", "8x325", "--rows", "2", "--walk-mb", "1", "--threads", "1"]
     shown = report(capsys, *flags, "--no-training")
-    names = {figure["name"] for figure in shown["figures"]}
+    names = {figure["name"] for figure in shown["metrics"]}
     assert {"ternary 40 x 33, 2 rows", "ternary 8 x 325, 2 rows"} <= names
     assert not any(name.startswith("head") for name in names)
 
@@ -428,4 +428,4 @@ def test_a_failed_process_is_one_line_and_what_was_measured_is_kept(
     assert shown.err == "error: [bench] no memory.\n"
     found = json.loads(shown.out)
     assert found["is_complete"] is False
-    assert "ternary 256 x 512, 1 row" in [figure["name"] for figure in found["figures"]]
+    assert "ternary 256 x 512, 1 row" in [figure["name"] for figure in found["metrics"]]

@@ -57,7 +57,7 @@ def test_products_of_a_gpu(on_gpu: Emulator) -> None:
     assert limit["arithmetic"] == HALF and "Metal kernel" in limit["read_method"]
     assert limit["bytes_per_second"] > 0 and limit["macs_per_second"] > 0
     assert "left_out" not in report.machine and "switched_off" not in report.machine
-    limits = {figure.records[0].name: figure.records[0].limit for figure in report.figures}
+    limits = {figure.records[0].name: figure.records[0].limit for figure in report.metrics}
     size = f"{OUTPUTS} x {INPUTS}"
     products = {f"{name} {size}": (1, 3) for name in ("ternary", *PEERS)}
     expected = {
@@ -66,7 +66,7 @@ def test_products_of_a_gpu(on_gpu: Emulator) -> None:
         for rows in numbers
     }
     assert limits == expected | {f"head 70 x 64, {bits} bits, 1 row": READ for bits in (4, 16)}
-    assert {figure.records[0].threads for figure in report.figures} == {0}
+    assert {figure.records[0].threads for figure in report.metrics} == {0}
     own = f"ternary {size}, 3 rows"
     assert [ratio.other for ratio in report.ratios if ratio.name == own] == list(PEERS)
     shown = "\n".join(report_lines(report))
@@ -104,16 +104,16 @@ def test_a_model_of_a_gpu() -> None:
     settings = replace(SETTINGS, prompt_tokens=(9,), positions=(2,), decoded_tokens=1)
     choice = {"name": "tiny", "config": {"model_type": "hgrn_bit", **find("hgrn_bit").tiny}}
     [_, report] = benchmark(settings, [0], products=False, training=False, models=[choice])
-    records = [figure.records[0] for figure in report.figures]
+    records = [figure.records[0] for figure in report.metrics]
     assert [(record.name, record.limit, record.threads) for record in records] == [
         ("tiny: prefill of 9", HALF, 0),
         ("tiny: decode after 2", READ, 0),
     ]
-    assert all(figure.share > 0 for figure in report.figures)
+    assert all(figure.share > 0 for figure in report.metrics)
     assert "GPU" in "".join(report_lines(report))
 
 
-def test_a_switched_off_kernel_is_told(on_gpu: Emulator) -> None:
+def test_a_switched_off_kernel_is_reported(on_gpu: Emulator) -> None:
     on_gpu.edit = lambda text: text.replace(
         "word < filled; word += 32", "word < filled; word += 31"
     )

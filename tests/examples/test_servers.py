@@ -132,7 +132,7 @@ def test_a_bad_answer_is_no_measurement(status: int, events: list[Any], words: s
 
 
 @pytest.mark.serve
-def test_a_server_that_ends_is_told() -> None:
+def test_a_server_that_ends_is_reported() -> None:
     with (
         pytest.raises(MeasurementError, match=r"server of mlx_mmfree ended with status .*nowhere"),
         serving(OWN, "nowhere", 1, 64),
@@ -185,7 +185,7 @@ def test_llama_server_runs_no_matmul_free_model() -> None:
         raise AssertionError("it has started")
 
 
-def test_a_program_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_is_not_there_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(server_clients, "find_spec", lambda _: None)
     for program, words in ((MLX_LM, "mlx-lm"), (LLAMA_CPP, "llama-server")):
@@ -209,10 +209,10 @@ def test_another_server_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     settings = ServeSettings(clients=(1, 2), prompt_tokens=(4,), requests=1, rows=2)
     steps: list[None] = []
     programs_asked = [OWN, MLX_LM]
-    figures, turns, left_out = servers.measure_rates(
+    metrics, turns, left_out = servers.measure_rates(
         str(demo.path()), programs_asked, settings, lambda: steps.append(None)
     )
-    places = [(figure.program, figure.clients) for figure in figures]
+    places = [(figure.program, figure.clients) for figure in metrics]
     assert places == [(OWN, 1), (OWN, 2), (MLX_LM, 1), (SCHEDULER, 2), (BARE, 2)]
     assert left_out == [LeftOut(MLX_LM, 2, "reset by peer")]
     assert [(each.program, each.turns, each.prompt_tokens) for each in turns] == [

@@ -33,9 +33,9 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--json", "--threads", "1", "2"]) == 0
     shown: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert shown["setup"]["hidden_size"] == 32
-    found = [(figure["program"], figure["threads"]) for figure in shown["figures"]]
+    found = [(figure["program"], figure["threads"]) for figure in shown["metrics"]]
     assert found == [("dense", 1), ("ternary", 1), ("dense", 2), ("ternary", 2)]
-    assert all(figure["tokens_per_processor_second"] > 0 for figure in shown["figures"])
+    assert all(figure["tokens_per_processor_second"] > 0 for figure in shown["metrics"])
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_its_command_is_named(package: Path, model_type: str) -> None:
 @pytest.mark.parametrize(
     "model_type", ["other", "cache", "../a_model", "models/a_model", "", ["a"], None]
 )
-def test_what_it_lacks_is_said(package: Path, model_type: Any) -> None:
+def test_what_it_lacks_is_reported(package: Path, model_type: Any) -> None:
     assert of_mlx_lm(model_type) == "The installed mlx-lm does not have it either."
 
 

@@ -30,7 +30,7 @@ def _maybe(rng: random.Random, chance: float = 0.3, **values: Any) -> dict[str, 
 
 
 def _turns(rng: random.Random) -> list[tuple[str, Any]]:
-    """What was said, reasoning, called and answered, the user's words first and last."""
+    """What was reported, reasoning, called and answered, the user's words first and last."""
     turns: list[tuple[str, Any]] = [("user", _text(rng))]
     for number in range(rng.choice((0, 0, 1, 3))):
         turns += [("reasoning_text", _text(rng))] if rng.random() < 0.3 else []

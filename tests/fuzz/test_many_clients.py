@@ -22,7 +22,7 @@ _MB = 10**6
         # 1 MB a second
         ([(300 + n) * _MB for n in range(300)], False),
     ],
-    ids=["up and down", "beginning", "leak"],
+    ids=["up and down", "prefix", "leak"],
 )
 def test_growth_is_seen(memory: list[int], flat: bool) -> None:
     assert is_flat(memory) is flat

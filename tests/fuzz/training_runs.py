@@ -152,7 +152,7 @@ def _wait(processes: Sequence[subprocess.Popen[str]], seconds: float) -> bool:
 
 
 def differences(whole: Path, killed: Path) -> list[str]:
-    """All files but pictures and cards have the same bytes, all records of the log the same figures."""
+    """All files but pictures and cards have the same bytes, all records of the log the same metrics."""
     found = []
     names = [{p.relative_to(run) for p in run.rglob("*") if p.is_file()} for run in (whole, killed)]
     found += [f"{path} is in one run only" for path in sorted(names[0] ^ names[1])]

@@ -32,14 +32,14 @@ class Case(NamedTuple):
     Attributes:
         name: What it is.
         prompt: Its prompt.
-        told: What is dictated; `None`: the model writes on.
+        reported: What is dictated; `None`: the model writes on.
         temp: The temperature.
         count: How many tokens.
     """
 
     name: str
     prompt: list[int]
-    told: list[int] | None
+    reported: list[int] | None
     temp: float
     count: int
 
@@ -56,8 +56,8 @@ def cases(model: Decoder, tokenizer: Tokenizer, *, are_dictated: bool) -> list[C
             prompt, sampler = tokenizer.encode(story), make_sampler(temp)
             tokens = generate_tokens(model, prompt, sampler=sampler, max_tokens=400)
             written.append((temp, prompt, list(tokens)))
-    told = [token for temp, _, tokens in written if temp for token in tokens]
-    story = tokenizer.decode([token for token in told if token not in tokenizer.eos_token_ids])
+    reported = [token for temp, _, tokens in written if temp for token in tokens]
+    story = tokenizer.decode([token for token in reported if token not in tokenizer.eos_token_ids])
     people = {"Lily": "Sue", "she": "he", "She": "He", "her": "his", "mom": "dad"}
     retold = re.sub(r"\b(Lily|she|She|her|mom)\b", lambda found: people[found[0]], story)
     return [
@@ -85,8 +85,8 @@ def measured(
     model: Decoder, tokenizer: Tokenizer, case: Case, **options: Any
 ) -> tuple[list[int], float, Any]:
     """The tokens of a case, how many a second, and what the drafts were worth."""
-    if case.told is not None:
-        options["processors"] = [Dictation(tuple(case.told), repeats=True)]
+    if case.reported is not None:
+        options["processors"] = [Dictation(tuple(case.reported), repeats=True)]
     mx.random.seed(1)
     tokens = []
     sampler, start = make_sampler(case.temp), 0.0

@@ -145,15 +145,15 @@ def test_bad_arguments_are_refused(
 
 def test_progress_ends_a_batch_where_it_says_so(model: Decoder, tokenizer: Tokenizer) -> None:
     prompts = [[1, 2], [3], [4, 5, 6]]
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def progress(finished: int, total: int) -> bool:
-        told.append((finished, total))
-        return len(told) < 6
+        reported.append((finished, total))
+        return len(reported) < 6
 
     whole = batch_generate(model, tokenizer, prompts, max_tokens=4, batch_size=2)
     cut = batch_generate(model, tokenizer, prompts, max_tokens=4, batch_size=2, progress=progress)
-    assert told == [(0, 3)] * 3 + [(2, 3)] * 3
+    assert reported == [(0, 3)] * 3 + [(2, 3)] * 3
     assert (cut.tokens[:2], cut.tokens[2]) == (whole.tokens[:2], whole.tokens[2][:2])
     assert cut.finish_reasons == ["length", "length", None]
     assert cut.stats.generation_tokens == 10

@@ -78,7 +78,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 class Script:
-    """A sampler that says what it is told, then token 0."""
+    """A sampler that says what it is reported, then token 0."""
 
     def __init__(self, *texts: list[int]):
         self._tokens: Iterator[int] = iter([token for text in texts for token in text])
@@ -177,7 +177,7 @@ def test_an_interrupted_step_loses_nothing(
     assert chat.turns == 1 + (fails_at > 0)
     if fails_at:
         assert chat.messages[-1]["content"].startswith(shown)
-    mark = chat._marks[-1]
+    mark = chat._breakpoints[-1]
     kept = read[: mark.size - len(mark.unread)]
     read.clear()
     *_, last = chat.answer("old")
@@ -256,8 +256,8 @@ def test_a_base_model_continues_one_text(
     chat.max_tokens = 50
     said(chat, "but kind")
     first = tokenizer.decode([tokenizer.bos_token_id])
-    told = tokenizer.decode(read).replace(f"{first} ", first)
-    assert told == f"{first}The dog is old but kind and wise" + tokenizer.decode([end])
+    reported = tokenizer.decode(read).replace(f"{first} ", first)
+    assert reported == f"{first}The dog is old but kind and wise" + tokenizer.decode([end])
     turns = chat.messages
     assert [each["content"] for each in turns] == ["The dog", " is old", "but kind", " and wise"]
     read.clear()
@@ -269,7 +269,7 @@ def test_a_base_model_continues_one_text(
     read.clear()
     chat.messages, chat.sampler = turns[:2], Script(words[1], [end, 9])
     said(chat, "but kind")
-    assert tokenizer.decode(read).replace(f"{first} ", first) == told
+    assert tokenizer.decode(read).replace(f"{first} ", first) == reported
     with pytest.raises(UsageError, match="'system_prompt' must be left out"):
         chat.messages = [{"role": "system", "content": "Be kind."}]
 

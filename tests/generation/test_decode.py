@@ -146,11 +146,11 @@ def test_bad_arguments_are_refused_at_once(
 
 
 def test_progress_of_reading(model: Decoder) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     Decoding(
         model,
         mx.array([[*range(1, 10)]]),
         prefill_step_size=3,
-        progress=lambda *counts: told.append(counts),
+        progress=lambda *counts: reported.append(counts),
     )
-    assert told == [(0, 8), (3, 8), (6, 8), (8, 8)]
+    assert reported == [(0, 8), (3, 8), (6, 8), (8, 8)]

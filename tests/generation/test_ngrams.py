@@ -52,8 +52,8 @@ def test_the_text_is_the_greedy_one(name: str) -> None:
     model = MODELS[name](1)
     got, _ = decoded(model, 40)
     assert got == alone(model, PROMPT, 40)
-    told = Dictation(tuple(DICTATED), repeats=True)
-    got, stats = decoded(model, 80, processors=[told], num_draft_tokens=5)
+    reported = Dictation(tuple(DICTATED), repeats=True)
+    got, stats = decoded(model, 80, processors=[reported], num_draft_tokens=5)
     assert got == DICTATED
     assert stats.accepted > 30
 
@@ -61,8 +61,11 @@ def test_the_text_is_the_greedy_one(name: str) -> None:
 @pytest.mark.parametrize("name", ["recurrent", "attention"])
 def test_a_sampled_text_is_the_same(name: str) -> None:
     model, count = MODELS[name](1), 60
-    told = Dictation(tuple(DICTATED), repeats=True, bonus=8)
-    options: dict[str, Any] = {"sampler": make_sampler(temp=1, top_p=0.99), "processors": [told]}
+    reported = Dictation(tuple(DICTATED), repeats=True, bonus=8)
+    options: dict[str, Any] = {
+        "sampler": make_sampler(temp=1, top_p=0.99),
+        "processors": [reported],
+    }
     mx.random.seed(5)
     plain = Decoding(model, mx.array([PROMPT], mx.int32), **options)
     want = [plain.step(is_last=n == count)[0] for n in range(1, count + 1)]
@@ -78,17 +81,17 @@ def test_a_sampled_text_is_the_same(name: str) -> None:
 def test_little_is_wasted_where_nothing_repeats() -> None:
     """Every run of four comes again, and something else follows it each time."""
     model, numbers = recurrent(1), random.Random(3)
-    told: list[int] = []
+    reported: list[int] = []
     for n in range(100):
-        told += [1, 2, 3, 4, 5 + n % (VOCABULARY - 6), numbers.randrange(VOCABULARY)]
-    got, stats = decoded(model, 300, processors=[Dictation(tuple(told), repeats=True)])
-    assert got == told[:300]
+        reported += [1, 2, 3, 4, 5 + n % (VOCABULARY - 6), numbers.randrange(VOCABULARY)]
+    got, stats = decoded(model, 300, processors=[Dictation(tuple(reported), repeats=True)])
+    assert got == reported[:300]
     assert stats.proposed > 5 and wasted(stats, 300) <= 0.03
 
 
 def test_streams_tell_what_the_drafts_were_worth(model: Decoder, tokenizer: Tokenizer) -> None:
-    told = Dictation(tuple(tokenizer.encode("The dog ran. " * 9)), repeats=True)
-    options: dict[str, Any] = {"max_tokens": 40, "processors": [told]}
+    reported = Dictation(tuple(tokenizer.encode("The dog ran. " * 9)), repeats=True)
+    options: dict[str, Any] = {"max_tokens": 40, "processors": [reported]}
     plain = list(stream_generate(model, tokenizer, "The dog", **options))
     drafted = list(stream_generate(model, tokenizer, "The dog", ngram_drafts=True, **options))
     assert [(r.token, r.text, r.finish_reason) for r in drafted] == [

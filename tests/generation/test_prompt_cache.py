@@ -68,7 +68,7 @@ def test_dtype_of_the_state_is_kept(build: Any, dtype: mx.Dtype, file: Path) -> 
     assert all(a.dtype == b.dtype and mx.array_equal(a, b) for (_, a), (_, b) in pairs)
 
 
-def test_size_does_not_hold_the_space_behind_the_text(file: Path) -> None:
+def test_size_does_not_hold_the_space_after_the_text(file: Path) -> None:
     model = attention(1)
     cache = cache_prompt(model, PROMPT)
     # two blocks, keys and values of one head of 32 float32, and an int32 position
@@ -82,7 +82,7 @@ def test_size_does_not_hold_the_space_behind_the_text(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_are_told_before_the_model_is_made(name: str, file: Path) -> None:
+def test_settings_are_reported_before_the_model_is_made(name: str, file: Path) -> None:
     model, settings = MODELS[name](1), SETTINGS[name]
     save_prompt_cache(file, model, cache_prompt(model, PROMPT), settings)
     assert read_settings(file) == (settings, len(PROMPT))

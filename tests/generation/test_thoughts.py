@@ -1,4 +1,4 @@
-"""Reasoning is told from the text however it is cut, and end after as many tokens as they may have."""
+"""Reasoning is told from the text however it is cut, and ends after its budget of tokens."""
 
 import random
 from pathlib import Path
@@ -58,13 +58,13 @@ def blocks(text: str, is_open: bool, seed: int) -> list[tuple[str, str]]:
         (True, " \n ", []),
     ],
 )
-def test_reasoning_is_told_from_the_text(
+def test_reasoning_is_reported_from_the_text(
     is_open: bool, text: str, want: list[tuple[str, str]], seed: int
 ) -> None:
     assert blocks(text, is_open, seed) == want
 
 
-def test_tags_are_told_by_the_template() -> None:
+def test_tags_are_reported_by_the_template() -> None:
     assert reasoning_tags("{{ '<think>' }}") == TAGS
     assert reasoning_tags("{{ m.split('[/THINK]') }}") == ReasoningTags("[THINK]", "[/THINK]")
     assert reasoning_tags("{{ messages }}") is None
@@ -91,10 +91,10 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_budget_closes_reasoning(tokenizer: Tokenizer, most: int, is_open: bool) -> None:
     reasoning_text = " The dog ran to the tree and saw the cat." * 2
-    told = (
+    reported = (
         f"{'' if is_open else '<think>'}{reasoning_text}</think> Yes. No more. Yes. No more. Yes."
     )
-    ids = tokenizer.encode(told, add_special_tokens=False)
+    ids = tokenizer.encode(reported, add_special_tokens=False)
     budget = ReasoningBudget(tokenizer, TAGS, is_open, most)
 
     model = tiny_of("llama", 1, vocab_size=640)

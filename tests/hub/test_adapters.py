@@ -349,7 +349,7 @@ def test_dora_of_an_embedding_cannot_go_to_peft(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_mlx_lm_does_not_read_is_said() -> None:
+def test_what_mlx_lm_does_not_read_is_reported() -> None:
     model = adapted(LLAMA, "dora", ("_proj", "embed"))
     assert why_not_in_mlx_lm(model) is None
     model = build(LLAMA)

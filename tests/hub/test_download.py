@@ -163,7 +163,7 @@ class TestResuming:
         assert [file.name for file in blobs.iterdir()] == [hashlib.sha256(content).hexdigest()]
 
     @pytest.mark.parametrize("size", [1000, 400_000])
-    def test_on_a_damaged_beginning(
+    def test_on_a_damaged_prefix(
         self,
         hub: HubServer,
         home: Path,

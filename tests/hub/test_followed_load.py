@@ -5,7 +5,7 @@ classes, is called from another file of the package. Each of them is one stage, 
 once during a load, since a later stage receives what the stage before made. Four kinds of calls do not
 count:
 
-- a method of an object, which was handed on by the stage that made it;
+- a method of an object, which was passed on by the stage that made it;
 - a reader of single tensors: what lies in `formats`, which says how a stored format lays out a tensor,
   and any function that is given an array or the entry of a tensor;
 - the table of weight formats, which is no stage of a load;

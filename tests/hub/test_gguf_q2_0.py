@@ -367,7 +367,7 @@ def golden_for_llama_cpp(name: str, folder: Path) -> tuple[Path, Decoder]:
     source = GOLDENS / name / "model.gguf"
     metadata, tensors = read_gguf(source)
     content, numbers = source.read_bytes(), {kind.name: number for number, kind in TYPES.items()}
-    told = {
+    reported = {
         "tokenizer.ggml.model": "none",
         f"{metadata['general.architecture']}.vocab_size": tensors["token_embd.weight"].shape[0],
     }
@@ -375,7 +375,7 @@ def golden_for_llama_cpp(name: str, folder: Path) -> tuple[Path, Decoder]:
         each.name: (numbers[each.kind.name], each.shape, content[each.start : each.stop])
         for each in tensors.values()
     }
-    file = write_gguf(folder / "m.gguf", metadata | told, stored)
+    file = write_gguf(folder / "m.gguf", metadata | reported, stored)
     return file, load_model(source, dtype=mx.float32)
 
 

@@ -178,7 +178,7 @@ def test_adapters_have_the_same_meaning(tmp_path: Path, linears: str) -> None:
     assert relative_error(plain, want) > 100 * TOLERANCE[mx.float32]
 
 
-def test_a_mixer_that_the_file_does_not_know_is_told(tmp_path: Path) -> None:
+def test_a_mixer_that_the_file_does_not_know_is_reported(tmp_path: Path) -> None:
     sink = {"name": "attention_sink", "num_heads": 4}
     config = {**find("hybrid").tiny, "token_mixer": ["mlgru", sink]}
     save_model(tmp_path / "s", find("hybrid").build(find("hybrid").config.from_hub(config)))
@@ -188,7 +188,7 @@ def test_a_mixer_that_the_file_does_not_know_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "m" / "mmfree_model.py").exists()
 
 
-def test_yarn_that_mlx_lm_rotates_otherwise_is_told(tmp_path: Path) -> None:
+def test_yarn_that_mlx_lm_rotates_otherwise_is_reported(tmp_path: Path) -> None:
     scaling = {
         "rope_type": "yarn",
         "factor": 4.0,

@@ -22,7 +22,7 @@ def test_a_known_repository_is_suggested(given: str, wanted: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["me/own-model", "something"])
-def test_other_names_are_told_to_be_checked(given: str) -> None:
+def test_other_names_are_reported_to_be_checked(given: str) -> None:
     assert meant(given) == "Check the spelling. "
 
 

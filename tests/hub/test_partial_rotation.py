@@ -104,7 +104,7 @@ def test_gguf_keeps_them(tmp_path: Path, kind: str) -> None:
     ],
     ids=str,
 )
-def test_dims_behind_the_rotated_ones_stay(rope: RoPE, length: int) -> None:
+def test_dims_after_the_rotated_ones_stay(rope: RoPE, length: int) -> None:
     x = mx.random.normal((2, 3, length, 20), key=mx.random.key(0))
     first, others = mx.split(x, [8], axis=-1)
     assert mx.array_equal(rope(x, 3), mx.concatenate([rope(first, 3), others], axis=-1))

@@ -25,8 +25,8 @@ def test_a_text_goes_on_from_a_saved_cache(tmp_path: Path, source: Path) -> None
     cache = make_prompt_cache(theirs)
     mx.eval(theirs(TOKENS[:, :SPLIT], cache=cache))
     save_prompt_cache(str(tmp_path / "cache.safetensors"), cache, {"model": "m"})
-    again, told = load_prompt_cache(str(tmp_path / "cache.safetensors"), return_metadata=True)
-    assert told == {"model": "m"} and [type(each) for each in again] == [type(c) for c in cache]
+    again, reported = load_prompt_cache(str(tmp_path / "cache.safetensors"), return_metadata=True)
+    assert reported == {"model": "m"} and [type(each) for each in again] == [type(c) for c in cache]
     got = theirs(TOKENS[:, SPLIT:], cache=again)
     assert mx.array_equal(got, theirs(TOKENS[:, SPLIT:], cache=cache))
     assert relative_error(got, theirs(TOKENS)[:, SPLIT:]) <= 5 * TOLERANCE[mx.float32]

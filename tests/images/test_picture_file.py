@@ -130,31 +130,31 @@ def test_limits_are_arguments(tmp_path: Path) -> None:
 
 
 def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
-    def told(file: Path) -> str:
+    def reported(file: Path) -> str:
         with pytest.raises(ImageError) as error:
             read_picture(file)
         message = str(error.value)
         assert shown(str(file)) in message and "\n" not in message
         return message
 
-    assert "No such file" in told(tmp_path / "absent.png")
-    assert "it is a folder" in told(tmp_path)
+    assert "No such file" in reported(tmp_path / "absent.png")
+    assert "it is a folder" in reported(tmp_path)
     os.mkfifo(tmp_path / "pipe.png")
-    assert "it is a pipe" in told(tmp_path / "pipe.png")
+    assert "it is a pipe" in reported(tmp_path / "pipe.png")
     (tmp_path / "loop.png").symlink_to("loop.png")
-    assert "loop.png" in told(tmp_path / "loop.png")
-    assert "null" in told(Path("a\0b.png"))
+    assert "loop.png" in reported(tmp_path / "loop.png")
+    assert "null" in reported(Path("a\0b.png"))
     text = tmp_path / "text.png"
     for data in (b"", b"\x89PNG", b"a text", b"\xff\xd8\xff"):
         text.write_bytes(data)
-        assert "must be a JPEG, PNG, WebP, GIF or BMP file but is none" in told(text)
+        assert "must be a JPEG, PNG, WebP, GIF or BMP file but is none" in reported(text)
     saved(tmp_path / "a.tiff", Image.fromarray(SHOWN))
-    assert "but is none" in told(tmp_path / "a.tiff")
+    assert "but is none" in reported(tmp_path / "a.tiff")
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     for kind in ("png", "jpeg", "webp", "gif", "bmp"):
         whole = saved(tmp_path / f"whole.{kind}", Image.fromarray(noise)).read_bytes()
         text.write_bytes(whole[: len(whole) // 2])
-        assert "must be a sound JPEG" in told(text)
+        assert "must be a sound JPEG" in reported(text)
 
 
 def test_pillow_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def linears(request: pytest.FixtureRequest) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("rows", [1, 12, 13, 40])
-def test_results_lie_one_behind_the_other(linears: list[nn.Module], rows: int) -> None:
+def test_results_lie_one_after_the_other(linears: list[nn.Module], rows: int) -> None:
     x, weight = mx.random.normal((1, rows, 12)), mx.random.normal((1, rows, 16))
     norm = nn.RMSNorm(12)
 

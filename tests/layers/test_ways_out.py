@@ -108,7 +108,7 @@ def test_linears_by_name(made: Any) -> None:
 
 
 @pytest.mark.parametrize("function", [generate, stream_generate, batch_generate])
-def test_options_of_samplers_are_told_where_they_belong(function: Any, model: Decoder) -> None:
+def test_options_of_samplers_are_reported_where_they_belong(function: Any, model: Decoder) -> None:
     for given, words in (
         ({"temp": 0.7}, r"'temp' must be given as sampler=make_sampler\(temp=\.\.\.\)"),
         ({"temperature": 0.7}, r"'temperature' must be given as sampler=make_sampler\(temp="),
@@ -126,7 +126,7 @@ def test_a_network_of_ones_own_is_not_saved_as_a_model(tmp_path: Path) -> None:
     assert not (tmp_path / "own").exists()
 
 
-def test_an_unknown_architecture_is_told_before_missing_weights(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_reported_before_missing_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "falcon9"}))
     with pytest.raises(UnsupportedModelError, match=r"'model_type' must be one of .*'falcon9'"):
         load(tmp_path)

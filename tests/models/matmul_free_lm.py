@@ -37,10 +37,10 @@ class MatMulFreeLM:
     def derivative(self, name: str, direction: Array, step: float = 1e-6) -> float:
         """The slope of the loss along a direction of one parameter, from points on both sides."""
         value = self.point[name]
-        ahead, behind = (
+        ahead, after = (
             self.loss({**self.point, name: value + sign * step * direction}) for sign in (1, -1)
         )
-        return (ahead - behind) / (2 * step)
+        return (ahead - after) / (2 * step)
 
     def loss(self, parameters: dict[str, Array]) -> float:
         """Mean cross-entropy of each token given those before it."""

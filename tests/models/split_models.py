@@ -93,7 +93,7 @@ STEPS = {
 """Greedy tokens; collectives between processes on one busy machine take milliseconds each."""
 
 
-def figures(model: Decoder, steps: int) -> dict[str, Any]:
+def metrics(model: Decoder, steps: int) -> dict[str, Any]:
     """Logits of padded rows, and greedy tokens by the state."""
     logits, state = model(TOKENS, valid=VALID)
     padded, tokens = mx.where(VALID[..., None], logits, 0), []
@@ -160,8 +160,8 @@ def main() -> None:
     result: dict[str, Any] = {"products": same_products(group), "refusals": refusals()}
     result["models"] = {
         name: {
-            "whole": figures(pack_linears(build()), STEPS.get(name, 0)),
-            "split": figures(shard(build(), group), STEPS.get(name, 0)),
+            "whole": metrics(pack_linears(build()), STEPS.get(name, 0)),
+            "split": metrics(shard(build(), group), STEPS.get(name, 0)),
         }
         for name, build in MODELS.items()
     }

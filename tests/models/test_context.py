@@ -61,7 +61,7 @@ CALLS: dict[str, Callable[[Decoder], Any]] = {
     "a second part": lambda model: model(TOKENS, _before(model)),
     "a padded second part": lambda model: model(TOKENS, _before(model, VALID), VALID),
     "a token": lambda model: model(TOKENS[:, :1], _before(model)),
-    "a token behind padding": lambda model: model(TOKENS[:, :1], _before(model, VALID)),
+    "a token after padding": lambda model: model(TOKENS[:, :1], _before(model, VALID)),
 }
 
 

@@ -46,8 +46,8 @@ def test_pictures_are_prepared_as_by_timm() -> None:
             continue
         for variant in architecture.variants:
             bare = architecture.config.from_hub({"architecture": variant})
-            told = {"architecture": variant, "pretrained_cfg": whole}
-            read = architecture.config.from_hub(told)
+            reported = {"architecture": variant, "pretrained_cfg": whole}
+            read = architecture.config.from_hub(reported)
             assert (bare.num_classes, bare.image_size, bare.input_channels) == (
                 read.num_classes,
                 read.image_size,

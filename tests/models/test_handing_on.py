@@ -54,7 +54,7 @@ class ValueOfTheFirst(TokenMixer):
 
     def mix(self, x: mx.array, state: mx.array, context: Context) -> tuple[mx.array, mx.array]:
         value = self.value_proj(x)
-        first = context.handed.setdefault("first value", value)
+        first = context.cross_layer.setdefault("first value", value)
         mean = (value + first) / 2
         return linear_scan(mx.full(mean.shape, 0.5), mean, state)
 
@@ -131,7 +131,7 @@ class _Square(ChannelMixer):
         return x * x
 
 
-def test_what_undoes_its_blocks_refuses_a_value_that_is_handed_on() -> None:
+def test_what_undoes_its_blocks_refuses_a_value_that_is_passed_on() -> None:
     blocks = [ReversibleBlock(DIMS, ValueOfTheFirst(), _Square()) for _ in range(2)]
     with pytest.raises(ValueError, match=r"must hand nothing to later ones.*first value"):
         ReversibleSequence(blocks)(mx.ones((1, 3, 2 * DIMS)))

@@ -91,8 +91,8 @@ def test_a_text_is_classified_whatever_pads_it(pooling: Any) -> None:
     hidden = model.transform(embed(TOKENS))
     pooled = {"first": hidden[:, 0], "last": hidden[:, -1], "mean": hidden.mean(axis=1)}[pooling]
     assert relative_error(want, head(pooled)) <= TOLERANCE[mx.float32]
-    for before, behind in ((2, 0), (0, 3), (1, 1)):
-        padded = mx.pad(TOKENS, [(0, 0), (before, behind)])
+    for before, after in ((2, 0), (0, 3), (1, 1)):
+        padded = mx.pad(TOKENS, [(0, 0), (before, after)])
         place = mx.arange(padded.shape[1])
         valid = mx.logical_and(place >= before, place < before + 5)
         got = model(padded, mx.broadcast_to(valid, padded.shape))
@@ -131,7 +131,7 @@ def test_an_image_passes_through_stages() -> None:
         ImageClassifier(_Patches(), [_stack(1), _stack(1)], nn.Linear(DIMS, 5), merges=[])
 
 
-def test_what_they_are_for_is_said_where_a_text_is_to_go_on() -> None:
+def test_what_they_are_for_is_reported_where_a_text_is_to_go_on() -> None:
     classifier = SequenceClassifier(
         nn.Embedding(10, DIMS), [_block()], nn.RMSNorm(DIMS), nn.Linear(DIMS, 3)
     )

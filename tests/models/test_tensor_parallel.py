@@ -74,9 +74,9 @@ def test_every_mixer_with_heads_or_channels_is_split(tmp_path: Path, size: int) 
         found = json.loads(output)
         named = {name.split(" ")[0] for name in found}
         assert named >= token_mixers().keys() - set(WHOLE)
-        for name, figures in found.items():
-            assert figures["error"] < TOLERANCE[mx.float32], name
-            assert figures.get("share", 0) < 0.8, name
+        for name, metrics in found.items():
+            assert metrics["error"] < TOLERANCE[mx.float32], name
+            assert metrics.get("share", 0) < 0.8, name
 
 
 def test_mixers_that_stay_whole_say_so() -> None:

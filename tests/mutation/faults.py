@@ -429,7 +429,7 @@ FAULTS = {
         "norm_eps=config.norm_eps",
         ("goldens/test_models.py",),
     ),
-    "Reformer: a token alone sees the chunk behind its own": Fault(
+    "Reformer: a token alone sees the chunk after its own": Fault(
         "token_mixers/reformer.py",
         "(rank // chunk - 1)",
         "(rank // chunk)",
@@ -459,7 +459,7 @@ FAULTS = {
         "mx.maximum(mean.reshape(1), 1e-6)",
         ("ops/test_ternary.py",),
     ),
-    "long sums: numbers behind the last whole block are left out": Fault(
+    "long sums: numbers after the last whole block are left out": Fault(
         "ops/long_sums.py",
         "x = sums if whole == count else mx.concatenate([sums, rest], axis=along)",
         "x = sums",
@@ -477,13 +477,13 @@ FAULTS = {
         '"MB": 2**20',
         ("cli/test_flags.py",),
     ),
-    "doctor: a forced backend is said to run what it cannot": Fault(
+    "doctor: a forced backend is reported to run what it cannot": Fault(
         "cli/doctor.py",
         "return forced if forced in names else None",
         "return forced",
         ("cli/test_doctor.py",),
     ),
-    "messages: no way out of other settings": Fault(
+    "messages: no hint of other settings": Fault(
         "training/run_folder.py",
         '            "Resume with the same settings or give another output folder."\n',
         "",
@@ -587,8 +587,8 @@ FAULTS = {
     ),
     "sessions: the shortest beginning is taken": Fault(
         "generation/sessions.py",
-        "for key in reversed(self._store.beginnings(self._identity, text, below=len(tokens))):",
-        "for key in self._store.beginnings(self._identity, text, below=len(tokens)):",
+        "for key in reversed(self._store.prefixes(self._identity, text, below=len(tokens))):",
+        "for key in self._store.prefixes(self._identity, text, below=len(tokens)):",
         ("generation/sessions/test_sessions.py",),
     ),
     "sessions: a state is not cut to a beginning": Fault(
@@ -633,7 +633,7 @@ FAULTS = {
         "                pass\n            holder",
         ("generation/sessions/test_session_folder.py",),
     ),
-    "sessions: a session is told to be on the disk before it is": Fault(
+    "sessions: a session is reported as on the disk before it is": Fault(
         "generation/storage/session_store.py",
         "            folder.write(key, content, chunks)\n",
         "            self._disk.add(key, None, 9)\n            folder.write(key, content, chunks)\n",

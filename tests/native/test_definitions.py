@@ -228,7 +228,7 @@ def test_each_operation_is_asked() -> None:
 
 
 @pytest.mark.usefixtures("unfused")
-def test_a_shape_may_change_behind_a_compiled_function() -> None:
+def test_a_shape_may_change_after_a_compiled_function() -> None:
     x, y, weight = mx.ones((2, 3, 40)), mx.ones((5, 1, 40)), mx.ones(40)
 
     def call(x: mx.array) -> tuple[mx.array, mx.array]:

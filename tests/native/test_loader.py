@@ -81,7 +81,7 @@ def test_built_from_another_source(site: Path) -> None:
     ("digest", "end"),
     [(None, "--no-deps --no-binary mlx-mmfree mlx-mmfree"), ("12", "--no-deps .")],
 )
-def test_the_way_out_is_that_of_the_installation(
+def test_the_hint_is_that_of_the_installation(
     site: Path, monkeypatch: pytest.MonkeyPatch, digest: str | None, end: str
 ) -> None:
     monkeypatch.setattr(loader.sources, "digest", lambda: digest)

@@ -39,7 +39,7 @@ def random_trits(outputs: int, dims: int) -> mx.array:
 def check_code_sums(
     rows: int, dims: int, outputs: int, dtype: mx.Dtype, backend: str = "metal"
 ) -> None:
-    """Whole numbers give the same bits whether or not they are said to be codes."""
+    """Whole numbers give the same bits whether or not they are declared as codes."""
     mx.random.seed(rows * 10007 + dims)
     codes = mx.random.randint(-128, 128, (rows, dims))
     trits = random_trits(outputs, dims)

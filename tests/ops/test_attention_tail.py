@@ -356,8 +356,8 @@ def one_row() -> None:
 
 # in the text of the whole, but for those of parts
 FAULTS = {
-    "barrier behind the norm": Fault(other_lanes, SIMD_BARRIER, "", 0),
-    "barrier behind the rotation": Fault(step, BARRIER, "", 0),
+    "barrier after the norm": Fault(other_lanes, SIMD_BARRIER, "", 0),
+    "barrier after the rotation": Fault(step, BARRIER, "", 0),
     "barrier before the largest": Fault(step, BARRIER, "", 1),
     "barrier before sums": Fault(step, BARRIER, "", 2),
     "norm of the key for the query": Fault(
@@ -391,7 +391,7 @@ FAULTS = {
     "a SIMD group left out": Fault(step, "g < SIMD_GROUPS; g++) read", "g < 15; g++) read", 0),
     "no gate": Fault(step, "if (GATED) read", "if (false) read", 0),
     "gate of the query": Fault(step, "(2 * head + 1) * DIMS", "(2 * head) * DIMS", 0),
-    "values behind the keys of one head": Fault(
+    "values after the keys of one head": Fault(
         step, "groups + key_head) * DIMS;", "groups) * DIMS;", 0
     ),
 }

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_operations_stand_behind_those_they_read() -> None:
+def test_operations_stand_after_those_they_read() -> None:
     x, y = mx.ones((3, 4)), mx.ones((4, 2))
     mx.eval(x, y)
     graph = graph_of([mx.exp(x @ y), x], [y])

@@ -85,7 +85,7 @@ FAULTS: dict[str, Fault] = {
     "positions: swish": Fault(positions, "candidate * sigmoid", "sigmoid", 1),
     "positions: state of another row": Fault(positions, "state[row]", "state[channel]", 0),
     "positions: last state": Fault(positions, "chunk + 1 == chunks", "chunk == 0", 0),
-    "gated norm: gate behind others": Fault(
+    "gated norm: gate after others": Fault(
         positions_output,
         "(row + 1) * gate_shape[1] - dims",
         "row * gate_shape[1]",

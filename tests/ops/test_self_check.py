@@ -216,7 +216,7 @@ def test_a_failure_that_may_pass_is_tried_again_in_another_process(
 @pytest.mark.parametrize(
     "fact", ["_device_name", "_system_version", "mlx_version", "_text_of_operations"]
 )
-def test_what_a_kept_result_holds_for(
+def test_what_a_stored_result_holds_for(
     device: Emulator, kept: Path, fact: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launches(device) == 2

@@ -73,7 +73,7 @@ def test_one_process_answers_all(confined: ConfinedProcess) -> None:
     ],
     ids=["time", "memory", "exit", "signal", "error", "request"],
 )
-def test_failures_are_told_and_the_next_request_is_answered(
+def test_failures_are_reported_and_the_next_request_is_answered(
     confined: ConfinedProcess, request_: tuple[str, object], reason: str
 ) -> None:
     with pytest.raises(LimitError, match=reason):

@@ -149,7 +149,7 @@ def _write_recipes(folder: Path, runs: Path) -> None:
         "num_hidden_layers": 2,
         "intermediate_size": 32,
     }
-    beginnings: dict[str, dict[str, object]] = {
+    prefixes: dict[str, dict[str, object]] = {
         "train": {"output": str(runs / "demo"), "model": model},
         "teacher": {
             "output": str(runs / "demo-teacher"),
@@ -163,7 +163,7 @@ def _write_recipes(folder: Path, runs: Path) -> None:
     }
     text = folder / "train.txt"
     write_corpus(text, 0)
-    for name, values in beginnings.items():
+    for name, values in prefixes.items():
         values |= {
             "stages": [{"until": 1, "weights": {str(text): 1}}],
             "steps": 4,

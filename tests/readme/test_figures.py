@@ -1,4 +1,4 @@
-"""Tables of figures have a command beside them, and the figures of the first screen are its result."""
+"""Tables of metrics have a command beside them, and the metrics of the first screen are its result."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def kept(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [f"{read / 1e3:.0f} kB"]
 
 
-FIGURES: dict[str, Callable[..., list[str]]] = {
+METRICS: dict[str, Callable[..., list[str]]] = {
     "MatMul-free models": multiplications,
     "Exact 8-bit activations": difference,
     "Fine-tuning of ternary and 1-bit weights": losses,
@@ -96,16 +96,16 @@ FIGURES: dict[str, Callable[..., list[str]]] = {
 
 
 def test_every_reason_is_checked() -> None:
-    assert list(reasons()) == list(FIGURES)
+    assert list(reasons()) == list(METRICS)
 
 
 @pytest.mark.sample(2)
 @needs_graphs
-@pytest.mark.parametrize("title", FIGURES)
-def test_figures_of_the_first_screen(title: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("title", METRICS)
+def test_metrics_of_the_first_screen(title: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = reasons()[title]
     command, *_ = commands_in(text)
-    assert re.findall(r"\*\*(.*?)\*\*", text) == FIGURES[title](command, capsys)
+    assert re.findall(r"\*\*(.*?)\*\*", text) == METRICS[title](command, capsys)
 
 
 def enclosing(found: list[Section], place: int) -> list[Section]:
@@ -118,7 +118,7 @@ def enclosing(found: list[Section], place: int) -> list[Section]:
 
 
 @pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
-def test_a_table_of_figures_has_a_command(file: Path) -> None:
+def test_a_table_of_metrics_has_a_command(file: Path) -> None:
     found = sections(file)
     for place, section in enumerate(found):
         rows = [line for line in section.text.splitlines() if line.startswith("|")]

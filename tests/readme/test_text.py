@@ -65,7 +65,7 @@ def test_main_page_is_short_and_in_order() -> None:
     assert [found.title for found in sections(MAIN)][1:] == ORDER
 
 
-def test_status_is_said_once_and_linked_from_the_first_screen() -> None:
+def test_status_is_reported_once_and_linked_from_the_first_screen() -> None:
     screen = TEXT.partition("\n## ")[0]
     assert "Nothing has run on a Mac yet" in screen and "](.github/STATUS.md)" in screen
     status = (ROOT / ".github" / "STATUS.md").read_text(encoding="utf-8")
@@ -73,8 +73,8 @@ def test_status_is_said_once_and_linked_from_the_first_screen() -> None:
 
 
 def test_one_spelling_of_the_two_first_commands() -> None:
-    beginning, rest = TEXT.split("are the same two programs")
-    assert "python generate.py" in beginning and "python convert.py" in beginning
+    prefix, rest = TEXT.split("are the same two programs")
+    assert "python generate.py" in prefix and "python convert.py" in prefix
     for text in (rest, *(file.read_text() for file in FOLDERS)):
         assert not re.search(r"python (generate|convert)\.py", text)
 

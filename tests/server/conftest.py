@@ -160,7 +160,7 @@ class Dictated:
         self.texts: list[str] = []
 
     def next(self, conversation: str) -> str:
-        """The next text, whatever was said."""
+        """The next text, whatever was reported."""
         return self.texts.pop(0)
 
     def post(self, path: str, *texts: str, **body: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An engine that writes given texts, behind the server as it is: no model here could call a tool.
+"""An engine that writes given texts, after the server as it is: no model here could call a tool.
 
 `python -m tests.server.stand_in SCRIPT serve --model FOLDER …` runs `mmfree serve`. The script is a JSON
 list of pairs: an answer is the second text of the pair whose first text stands last in the conversation.
@@ -19,7 +19,7 @@ from tests.generation.models import Dictation
 
 @contextmanager
 def dictate(answer: Callable[[str], str], model: str | None = None) -> Iterator[None]:
-    """Inside the block, the model of a name, or each, answers conversations as it is told.
+    """Inside the block, the model of a name, or each, answers conversations as it is reported.
 
     Args:
         answer: Takes a conversation as the model reads it, and returns a text with special tokens.
@@ -33,8 +33,8 @@ def dictate(answer: Callable[[str], str], model: str | None = None) -> Iterator[
             return written
         said = answer(served.tokenizer.decode(written[0].tokens))
         ids = served.tokenizer.encode(said, add_special_tokens=False, parse_special=True)
-        told = Dictation((*ids,))
-        return [replace(text, processors=[*text.processors, told]) for text in written]
+        reported = Dictation((*ids,))
+        return [replace(text, processors=[*text.processors, reported]) for text in written]
 
     chat.text_requests = requests
     try:

@@ -47,7 +47,7 @@ class Said:
         reasoning, text: What it holds.
         calls: The whole calls.
         reason: How it ended: "stop", "length" or "calls".
-        stop: The stop string that is told.
+        stop: The stop string that is reported.
         open: In a stream, the names of the calls that were never closed.
     """
 
@@ -375,8 +375,8 @@ def test_stop_strings_end_the_answer_alone(thinks: str) -> None:
         for path, is_stream in EVERYWHERE[:4]:
             say = partial(ask, "XMLCalls", path, is_stream=is_stream, thinks=thinks, stop=stop)
             assert say(text) == Said(reasoning, "A text", reason="stop")
-            told = stop if path == MESSAGES else None
-            want = Said(reasoning, "A text", reason="stop", stop=told)
+            reported = stop if path == MESSAGES else None
+            want = Said(reasoning, "A text", reason="stop", stop=reported)
             assert say(f"{text}{stop} more") == want
 
 

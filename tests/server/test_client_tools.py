@@ -206,7 +206,7 @@ def test_each_of_them_can_be_chosen(asked: Asked, choice: dict[str, Any], name: 
     assert answer["tool_choice"] == choice
 
 
-def test_the_format_of_a_custom_tool_is_told(asked: Asked) -> None:
+def test_the_format_of_a_custom_tool_is_reported(asked: Asked) -> None:
     format = {"type": "grammar", "syntax": "lark", "definition": 'start: "begin-of-patch"'}
     answer = asked.ask("Yes<|eot_id|>", tools=[EXEC | {"format": format}])
     assert "begin-of-patch" in asked.prompt

@@ -182,7 +182,7 @@ def test_the_logarithm_of_zero_can_be_written(demo_model: tuple[Decoder, Tokeniz
     assert [shown.number(value) for value in (-math.inf, -0.5)] == [-9999.0, -0.5]
 
 
-def test_a_known_beginning_is_not_read_again(client: Any) -> None:
+def test_a_known_prefix_is_not_read_again(client: Any) -> None:
     text = PROMPT + " there was a fox that nobody had seen before, and"
     complete(client, prompt=text)
     usage = complete(client, prompt=text + " it ran")["usage"]

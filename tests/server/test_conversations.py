@@ -283,7 +283,7 @@ def test_broken_and_empty_arguments_end_no_conversation(
         (RESPONSES, [{"type": "input_file", "filename": "a.pdf", "file_data": "x"}]),
     ],
 )
-def test_documents_in_results_are_told_of(asked: Asked, path: str, parts: Any) -> None:
+def test_documents_in_results_are_reported_of(asked: Asked, path: str, parts: Any) -> None:
     turns: list[Turn] = [USER_TURN, ("assistant", ("", "", [("c", WHOLE)])), ("tool", ("c", "", 0))]
     body = body_of(path, turns)
     text = json.dumps(body).replace('[{"type": "text", "text": ""}]', json.dumps(parts))
@@ -295,7 +295,7 @@ def test_documents_in_results_are_told_of(asked: Asked, path: str, parts: Any) -
 USER_TURN: Turn = ("user", "What?")
 
 
-def test_pictures_that_litellm_moves_out_of_a_result_are_told_of(asked: Asked) -> None:
+def test_pictures_that_litellm_moves_out_of_a_result_are_reported_of(asked: Asked) -> None:
     turns: list[Turn] = [
         USER_TURN,
         ("assistant", ("", "", [("c", WHOLE)])),
@@ -333,7 +333,7 @@ def test_pictures_of_the_user_are_refused_with_a_way_on(
     answer = asked.client.post(path, json=body)
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
-    assert "read no pictures" in message and "describe it in words" in message
+    assert "read no pictures" in message and "describe it as text" in message
 
 
 def test_what_litellm_adds_to_a_chat_changes_nothing(asked: Asked) -> None:

@@ -113,7 +113,7 @@ def test_a_schema_that_takes_too_much_is_refused(client: Any, name: str, place: 
     assert client.post(CHAT, json=body(SMALL, place)).status_code == 200
 
 
-def test_limits_are_told(client: Any) -> None:
+def test_limits_are_reported(client: Any) -> None:
     message = client.post(CHAT, json=body(HEAVY)).json()["error"]["message"]
     assert "compiles within 1 s and 100 MB" in message and "simpler patterns" in message
 

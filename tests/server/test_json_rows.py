@@ -34,10 +34,10 @@ def test_iterators_become_lists_in_small_chunks() -> None:
 
 
 def test_steps_are_kept_as_they_are() -> None:
-    told = [
+    reported = [
         (n, TokenLogprobs(n, -n / 3, tuple((n + k, -k / 7) for k in range(n)))) for n in range(5)
     ]
     steps = Steps()
-    steps.add(told[:2])
-    steps.add(told[2:])
-    assert list(steps) == told == list(steps)
+    steps.add(reported[:2])
+    steps.add(reported[2:])
+    assert list(steps) == reported == list(steps)

@@ -70,7 +70,7 @@ def test_large_bodies_are_read_as_small_ones(
     ],
     ids=["calls", "unknown", "include", "content", "metadata", "system"],
 )
-def test_the_first_mistake_is_told_and_no_error_is_built_for_the_others(
+def test_the_first_mistake_is_reported_and_no_error_is_built_for_the_others(
     reader: BodyReader, kind: type[Body], values: dict[str, Any], param: str
 ) -> None:
     text = json.dumps(values).encode()
@@ -93,7 +93,7 @@ def test_a_body_of_too_many_values_is_refused(reader: BodyReader) -> None:
     assert refused.value.status == 413
 
 
-def test_hints_are_left_behind(reader: BodyReader) -> None:
+def test_hints_are_left_after(reader: BodyReader) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "metadata": {"a": _ITEMS}}
     assert reader.read(ChatRequest, json.dumps(body).encode()).messages[0].content == "a"
 
@@ -111,7 +111,7 @@ def test_tools_that_are_left_out_are_named_in_the_log(
 
 
 @pytest.mark.parametrize("length", [1, 70_000], ids=["small", "large"])
-def test_what_is_prepared_when_the_server_ends_is_told_so(
+def test_what_is_prepared_when_the_server_ends_is_reported_so(
     demo_model: tuple[Decoder, Tokenizer], monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     from starlette.testclient import TestClient

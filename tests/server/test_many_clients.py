@@ -158,7 +158,7 @@ def test_clients_that_leave_see_their_own_texts(flags: list[Any]) -> None:
     assert seen.texts == CLIENTS * ROUNDS and seen.left > CLIENTS and len(seen.kept) > CLIENTS
 
 
-def test_a_kill_loses_nothing_that_was_told(flags: list[Any]) -> None:
+def test_a_kill_loses_nothing_that_was_reported(flags: list[Any]) -> None:
     seen = Seen()
     with ServerProcess(*flags, first=FIRST) as server:
         asyncio.run(_all(server.url, seen, kill=server))

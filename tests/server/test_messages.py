@@ -345,7 +345,7 @@ def test_a_template_without_tools_refuses_them(start: Callable[..., Any], tmp_pa
             assert "'tools'" in error_of(error, 400, "invalid_request_error")
 
 
-def test_a_failure_is_told_in_the_stream(
+def test_a_failure_is_reported_in_the_stream(
     dictated: Dictated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlx_mmfree.generation.scheduling import Scheduler

@@ -61,7 +61,7 @@ def wait_for(server: ServerProcess, number: int) -> None:
 
 
 def events(response: httpx2.Response) -> Iterator[dict[str, Any]]:
-    """The objects of a stream, until its end is told."""
+    """The objects of a stream, until its end is reported."""
     for line in response.iter_lines():
         if line == "data: [DONE]":
             return
@@ -145,7 +145,7 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-def test_what_does_not_end_in_time_is_told_so() -> None:
+def test_what_does_not_end_in_time_is_reported_so() -> None:
     with ServerProcess("--grace", "1", *CAPACITY) as server:
         with httpx2.stream(
             "POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60
@@ -180,7 +180,7 @@ def test_a_second_signal_ends_it_at_once(first: signal.Signals, tmp_path: Path) 
     assert list(folder.iterdir())
 
 
-def test_embeddings_that_do_not_end_in_time_are_told_so() -> None:
+def test_embeddings_that_do_not_end_in_time_are_reported_so() -> None:
     with ServerProcess("--grace", "1", "--prefill-step-size", "16", *CAPACITY) as server:
         body = {"input": [[5] * 250_000]}
         with ThreadPoolExecutor(1) as pool:

@@ -119,7 +119,7 @@ def test_a_conversation_goes_on_from_an_answer_that_was_cut(dictated: Dictated) 
         ask(dictated, SAID + END, input="Go on.", previous_response_id=first["id"], tools=TOOLS)
 
 
-def test_kept_responses_are_shown_and_deleted(dictated: Dictated) -> None:
+def test_stored_responses_are_shown_and_deleted(dictated: Dictated) -> None:
     client = dictated.client
     # clients may give several items one id
     items = [
@@ -159,7 +159,7 @@ def test_what_is_not_to_be_kept_is_not(dictated: Dictated) -> None:
     error_of(dictated.client.get(f"{PATH}/{made['id']}"), 404)
 
 
-def test_kept_responses_outlive_the_server_for_their_key_alone(
+def test_stored_responses_outlive_the_server_for_their_key_alone(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
     body = {"model": "chat", "input": ASKED, "max_output_tokens": 4, "temperature": 0}
@@ -260,7 +260,7 @@ def _made(client: Any, headers: dict[str, str], **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
-def test_limits_of_kept_responses(
+def test_limits_of_stored_responses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool
 ) -> None:
     now = [1_000_000_000.0]
@@ -301,7 +301,7 @@ def test_limits_of_kept_responses(
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_the_clock_does_not_order_kept_responses(tmp_path: Path, restarts: bool) -> None:
+def test_the_clock_does_not_order_stored_responses(tmp_path: Path, restarts: bool) -> None:
     settings = Settings(response_folder=tmp_path, kept_responses=2)
     store = KeptResponses(settings)
     names = [new_name() for _ in range(4)]
@@ -535,7 +535,7 @@ def test_a_response_may_be_nested_deeper_than_its_request(dictated: Dictated) ->
     assert dictated.client.get(f"{PATH}/{answer['id']}").json() == answer
 
 
-def test_a_failure_is_told_in_the_stream(
+def test_a_failure_is_reported_in_the_stream(
     dictated: Dictated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlx_mmfree.generation.scheduling import Scheduler

@@ -26,7 +26,7 @@ def results(mixer: RingAttention, arrays: Arrays) -> Arrays:
     """The output of a mixer for `x`, and the gradients of the sum of products with `cotangent`.
 
     Args:
-        mixer: It gets the parameters behind `parameters.`.
+        mixer: It gets the parameters after `parameters.`.
         arrays: Those of this process.
     """
     start = "parameters."

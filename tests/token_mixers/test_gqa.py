@@ -269,7 +269,7 @@ def test_more_bits_are_nearer_to_exact_attention() -> None:
     assert errors[2] < 0.02
 
 
-def test_quantisation_begins_behind_its_start() -> None:
+def test_quantisation_begins_after_its_start() -> None:
     mixer, x = _stored(8, quantization_start=4), _exact_input(1, 5, 16)
     state, kinds = None, []
     for token in range(5):

@@ -80,10 +80,10 @@ def test_later_tokens_are_not_weighed(x: mx.array) -> None:
 @pytest.mark.parametrize("before", [0, 1, 2])
 @pytest.mark.parametrize("behind", [5, 100])
 def test_padding_moves_neither_chunks_nor_buckets(
-    x: mx.array, is_causal: bool, before: int, behind: int
+    x: mx.array, is_causal: bool, before: int, after: int
 ) -> None:
     mixer = Reformer(16, is_causal=is_causal, **SMALL)
-    padded = mx.pad(x, [(0, 0), (before, behind), (0, 0)], constant_values=9.0)
+    padded = mx.pad(x, [(0, 0), (before, after), (0, 0)], constant_values=9.0)
     place = mx.arange(padded.shape[1])
     valid = mx.broadcast_to((place >= before) & (place < before + 30), padded.shape[:2])
     y, state = mixer(padded, None, valid)

@@ -33,9 +33,11 @@ def test_a_later_layer_reads_the_values_of_the_first() -> None:
     first = blocks[0].token_mixer
     first.value_shift = mx.zeros((1, 1, 32))
     y, _ = read(blocks, x, [None, None])
-    inner, handed = blocks[0].token_norm(x), Context()
-    first(inner, context=handed)
-    assert relative_error(handed.handed["first_value"], first.value_proj(inner)) <= FLOAT32
+    inner, cross_layer = blocks[0].token_norm(x), Context()
+    first(inner, context=cross_layer)
+    assert (
+        relative_error(cross_layer.cross_layer["first_value"], first.value_proj(inner)) <= FLOAT32
+    )
     first.value_proj.weight = 2 * first.value_proj.weight
     assert relative_error(read(blocks, x, [None, None])[0], y) > 1e-2
 

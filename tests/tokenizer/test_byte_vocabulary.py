@@ -24,7 +24,7 @@ def folder_with(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
-def test_ids_are_bytes_behind_two_others(tmp_path: Path) -> None:
+def test_ids_are_bytes_after_two_others(tmp_path: Path) -> None:
     """As the card of `google/reformer-enwik8` tells: `[byte + 2 for byte in text]`."""
     tokenizer = Tokenizer.from_folder(folder_with(tmp_path, ENWIK8))
     text = "In 1965, Brooks — ü 𝛑\n\0"

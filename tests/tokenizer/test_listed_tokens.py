@@ -48,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def folder_of(place: Path, source: Path, settings: dict[str, Any]) -> Path:
-    """A copy of a tokenizer with other settings; a list stands for tokens behind its own."""
+    """A copy of a tokenizer with other settings; a list stands for tokens after its own."""
     folder = copy(source, place)
     file = folder / "tokenizer_config.json"
     config: dict[str, Any] = json.loads(file.read_text())

@@ -146,7 +146,7 @@ def test_calls_and_results_are_xml(tokenizer: Tokenizer) -> None:
         ([HI, {"role": "critic", "content": "x"}], "Unexpected message role"),
     ],
 )
-def test_what_the_template_refuses_is_said(
+def test_what_the_template_refuses_is_reported(
     tokenizer: Tokenizer, messages: list[dict[str, Any]], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):

@@ -137,7 +137,7 @@ SPACES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"legacy": False},
         {"a b": "▁a ▁b", "</s>b": "</s> b", "</s> b": "</s> ▁b", "a</s>\nb": "▁a </s> <0x0A> b"},
     ),
-    "not said": (
+    "not reported": (
         {"legacy": ...},
         {"a b": "▁a ▁b", "a</s>b c": "▁a </s> b ▁c", "<unk>a": "<unk> a"},
     ),

@@ -155,8 +155,8 @@ def raw(processes: DataParallel) -> dict[str, Any]:
     own = processes.rank + 1
     gradient = {"a": [mx.full((3, 2), float(own))], "b": mx.array([0.5 * own], mx.bfloat16)}
     loss, tokens, total = processes.sums(mx.array(own / 4), mx.array(own * 10**8), gradient)
-    figures = {"valid_loss": own / 8, "count": own}
-    first = processes.of_first({"weights": mx.array([own, own]), "figures": figures})
+    metrics = {"valid_loss": own / 8, "count": own}
+    first = processes.of_first({"weights": mx.array([own, own]), "metrics": metrics})
     done = []
     processes.after_first(lambda: done.append(processes.rank))
     refusals = []
@@ -169,7 +169,7 @@ def raw(processes: DataParallel) -> dict[str, Any]:
     return {
         "sums": [loss.item(), tokens.item(), total["a"][0].tolist(), total["b"].tolist()],
         "dtypes": [str(total["a"][0].dtype), str(total["b"].dtype)],
-        "first": [first["weights"].tolist(), first["figures"]],
+        "first": [first["weights"].tolist(), first["metrics"]],
         "share": processes.share(4),
         "refusals": refusals,
     }

@@ -193,7 +193,7 @@ def test_the_command(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, each in (("dense_loss", teacher), ("ternary_loss", model)):
         logits = each(mx.array(rows[:, :-1]))[0].astype(mx.float32)
         wanted = nn.losses.cross_entropy(logits, mx.array(rows[:, 1:]), reduction="mean").item()
-        assert abs(report["figures"][name] - wanted) < 2e-3 * wanted
+        assert abs(report["metrics"][name] - wanted) < 2e-3 * wanted
 
 
 def _settings(dense: Path) -> dict[str, object]:

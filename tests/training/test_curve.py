@@ -48,19 +48,19 @@ def test_units_fit_the_run(most: int, unit: tuple[float, str]) -> None:
 
 
 def _drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that are saved."""
-    figures: list[Any] = []
-    monkeypatch.setattr(curve, "save_picture", lambda figure, file: figures.append(figure))
-    return figures
+    """The metrics that are saved."""
+    metrics: list[Any] = []
+    monkeypatch.setattr(curve, "save_picture", lambda figure, file: metrics.append(figure))
+    return metrics
 
 
 @pytest.mark.plot
 def test_a_run_has_a_panel_for_all_that_was_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures = _drawn(monkeypatch)
+    metrics = _drawn(monkeypatch)
     assert plot_run(RECORDS, "tiny", tmp_path / "curve.png")
-    [figure] = figures
+    [figure] = metrics
     lines = {axes.get_ylabel(): axes.lines for axes in figure.axes if axes.lines}
     assert list(lines) == [
         "loss (nats)",
@@ -85,10 +85,10 @@ def test_a_run_has_a_panel_for_all_that_was_logged(
 
 @pytest.mark.plot
 def test_what_was_not_logged_has_no_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = _drawn(monkeypatch)
+    metrics = _drawn(monkeypatch)
     plain = [{k: v for k, v in r.items() if not k.endswith("_trits")} for r in RECORDS]
     assert plot_run(plain, "tiny", tmp_path / "curve.png")
-    assert len([axes for axes in figures[0].axes if axes.lines]) == 4
+    assert len([axes for axes in metrics[0].axes if axes.lines]) == 4
 
 
 @pytest.mark.plot
@@ -111,9 +111,9 @@ def test_odd_logs_are_drawn(tmp_path: Path, records: list[dict[str, Any]]) -> No
 
 @pytest.mark.plot
 def test_several_runs_in_one_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = _drawn(monkeypatch)
+    metrics = _drawn(monkeypatch)
     assert plot_runs({f"run {n}": RECORDS for n in range(9)}, tmp_path / "runs.png")
-    training, validation = figures[0].axes
+    training, validation = metrics[0].axes
     assert training.get_title() == "training loss" and validation.get_title() == "validation loss"
     for axes in (training, validation):
         looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}

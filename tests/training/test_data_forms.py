@@ -338,7 +338,7 @@ def test_nulls_of_arguments_in_json_lines_are_absent(tmp_path: Path) -> None:
     assert _tokens(got) == _tokens(_read(_write(tmp_path / "b.jsonl", [want]), tokenizer)["train"])
 
 
-def test_a_fault_is_told_before_the_weights_are_read(
+def test_a_fault_is_reported_before_the_weights_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mlx_mmfree.hub.checkpoint.load.OpenedModel.load", None)
@@ -388,8 +388,8 @@ def test_a_split_of_a_dataset(tmp_path: Path) -> None:
         for name, splits in (("me/table", ["train", "valid"]), ("me/parts:train", ["train"])):
             status, out, error = client.call("command", "lora", "--data", name, *flags)
             assert status == 0, error
-            told = [line.partition(":") for line in out.splitlines() if ": 1 sample, " in line]
-            assert [split for split, _, _ in told] == splits
+            reported = [line.partition(":") for line in out.splitlines() if ": 1 sample, " in line]
+            assert [split for split, _, _ in reported] == splits
         server.requests.clear()
         status, out, error = client.call("command", "lora", "--data", "me/set:train_sft", *flags)
         assert status == 0, error

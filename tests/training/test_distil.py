@@ -182,9 +182,9 @@ def test_each_stage_brings_the_student_closer(teacher_folder: Path) -> None:
     report = Distillation(settings).run()
     path = Path(settings.output)
     assert json.loads((path / "distil.json").read_text()) == json.loads(json.dumps(report))
-    figures = report["figures"]
-    assert list(figures) == ["teacher", "begin", "mixers", "hidden", "logits"]
-    assert all(set(each) == {"valid/bits_per_byte"} for each in figures.values())
+    metrics = report["metrics"]
+    assert list(metrics) == ["teacher", "begin", "mixers", "hidden", "logits"]
+    assert all(set(each) == {"valid/bits_per_byte"} for each in metrics.values())
     for stage in ("mixers", "hidden"):
         log = read_log(path / "stages" / stage / "log.jsonl")
         losses = [line["valid_loss"] for line in log if "valid_loss" in line]
@@ -259,7 +259,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 def test_a_ternary_student_is_packed(teacher_folder: Path) -> None:
     settings = settings_of(teacher_folder, "run", ternary=True, to=("same",))
     report = Distillation(settings).run()
-    assert list(report["figures"]) == ["teacher", "begin", "logits", "text"]
+    assert list(report["metrics"]) == ["teacher", "begin", "logits", "text"]
     student = load_model(Path(settings.output) / "model")
     assert student.config.to_hub()["model_type"] == "llama"
     assert any(isinstance(module, PackedBitLinear) for module in student.modules())

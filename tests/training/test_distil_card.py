@@ -40,7 +40,7 @@ def published_teacher(teacher_folder: Path) -> Path:
     return teacher_folder
 
 
-def test_it_names_teacher_data_stages_and_figures(published_teacher: Path) -> None:
+def test_it_names_teacher_data_stages_and_metrics(published_teacher: Path) -> None:
     settings = settings_of(published_teacher, "student", ternary=True, hidden_steps=0)
     source = read_source_card(published_teacher)
     given = ModelCard("", "mlx", "mmfree distil", base_model="me/teacher", source=source)
@@ -61,13 +61,13 @@ def test_it_names_teacher_data_stages_and_figures(published_teacher: Path) -> No
             for line in body.splitlines()
             if line.startswith("|") and "valid, bits_per_byte" not in line and line.count("|") == 5
         ]
-        figures = [f"{each['valid/bits_per_byte']:.4f}" for each in report["figures"].values()]
+        metrics = [f"{each['valid/bits_per_byte']:.4f}" for each in report["metrics"].values()]
         assert cells[1:] == [
-            ["teacher", "", "", figures[0]],
-            ["student before it learns", "", "", figures[1]],
-            ["each mixer by itself", "4", "0.01", figures[2]],
-            ["all weights, by the teacher", "4", "0.001", figures[3]],
-            ["all weights, by the texts", "4", "0.0003", figures[4]],
+            ["teacher", "", "", metrics[0]],
+            ["student before it learns", "", "", metrics[1]],
+            ["each mixer by itself", "4", "0.01", metrics[2]],
+            ["all weights, by the teacher", "4", "0.001", metrics[3]],
+            ["all weights, by the texts", "4", "0.0003", metrics[4]],
         ]
         assert "## Card of the source\n\n# Teacher" in body
         assert str(path.parent) not in body

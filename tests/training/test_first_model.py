@@ -102,7 +102,7 @@ def test_keys_of_every_architecture_are_taken_and_others_refused(name: str) -> N
 
 
 @pytest.mark.parametrize(("embedding_std", "low", "high"), [(0.02, 0.6, 1.0), (None, 0.0, 0.2)])
-def test_tokens_of_a_text_differ_behind_norms_only_with_a_large_embedding(
+def test_tokens_of_a_text_differ_after_norms_only_with_a_large_embedding(
     embedding_std: float | None, low: float, high: float
 ) -> None:
     size = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}

@@ -17,7 +17,7 @@ from mlx_mmfree.training.data_parallel import DataParallel
 from mlx_mmfree.training.fine_tuning.data import read_data
 from mlx_mmfree.training.fine_tuning.fine_tune import (
     fine_tune,
-    held_out_figures,
+    held_out_metrics,
     plan_fine_tune,
     prepare,
 )
@@ -83,8 +83,8 @@ def test_rewards_rise(data: Path, tokenizer: Tokenizer) -> None:
     rewards = [record["reward"] for record in log if "reward" in record]
     assert np.mean(rewards[-3:]) > 2 * np.mean(rewards[:3])
     assert all(0 < record["completion_tokens"] <= 5 for record in log if "reward" in record)
-    figures = held_out_figures(model, read_data(settings, tokenizer)["test"], settings)
-    assert figures["reward"] == -figures["loss"] > before
+    metrics = held_out_metrics(model, read_data(settings, tokenizer)["test"], settings)
+    assert metrics["reward"] == -metrics["loss"] > before
 
 
 def test_answers_without_a_reward_count_zero(data: Path, tokenizer: Tokenizer) -> None:
@@ -129,7 +129,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
             _run(settings, tokenizer, (_Kill(step),))
     got = _run(settings, tokenizer)
     assert _losses(settings) == _losses(whole)
-    assert _figures(settings) == _figures(whole)
+    assert _metrics(settings) == _metrics(whole)
     wanted = dict(tree_flatten(want.parameters()))
     for name, value in tree_flatten(got.parameters()):
         assert mx.array_equal(value, wanted[name]), name
@@ -140,7 +140,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert files[0] == files[1] and len(files[0]) == ("num_iterations" in options)
 
 
-def _figures(settings: FineTuneSettings) -> list[Any]:
+def _metrics(settings: FineTuneSettings) -> list[Any]:
     records = read_log(Path(settings.adapter_path) / "log.jsonl")
     names = ("reward", "reward_std", "completion_tokens")
     return [[record[name] for name in names] for record in records if "reward" in record]

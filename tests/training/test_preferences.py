@@ -14,7 +14,7 @@ from mlx_mmfree.hub import Tokenizer
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.training.fine_tuning import preferences
 from mlx_mmfree.training.fine_tuning.data import read_data
-from mlx_mmfree.training.fine_tuning.fine_tune import fine_tune, held_out_figures, prepare
+from mlx_mmfree.training.fine_tuning.fine_tune import fine_tune, held_out_metrics, prepare
 from mlx_mmfree.training.fine_tuning.preferences import (
     Pair,
     answer_log_probabilities,
@@ -80,8 +80,8 @@ def test_the_chosen_answers_are_preferred(
     before, *_, after = (r for r in read_log(data.parent / "run/log.jsonl") if "valid_loss" in r)
     assert after["valid_loss"] < before["valid_loss"]
     assert after["valid_margin"] > max(before["valid_margin"], 0)
-    figures = held_out_figures(model, samples["test"], settings)
-    assert figures["accuracy"] == 1 and figures["margin"] > 0
+    metrics = held_out_metrics(model, samples["test"], settings)
+    assert metrics["accuracy"] == 1 and metrics["margin"] > 0
 
 
 def test_dpo_begins_at_the_reference(data: Path, tokenizer: Tokenizer) -> None:

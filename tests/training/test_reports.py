@@ -10,7 +10,7 @@ from mlx_mmfree.cli.lora import main as lora
 from mlx_mmfree.cli.train import main as train
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.models import hgrn_bit, llama
-from mlx_mmfree.training.reports import StepReports, array_sizes, parameter_count, weights_in_words
+from mlx_mmfree.training.reports import StepReports, array_sizes, describe_weights, parameter_count
 
 _NUMBER = r"[\d,.e-]+"
 _REPORT = rf"loss {_NUMBER}, learning rate {_NUMBER}, {_NUMBER} tokens/s, peak memory {_NUMBER} GB"
@@ -108,7 +108,7 @@ def test_weights_of_a_dense_and_of_a_ternary_model() -> None:
     )
     model = llama.build(config)
     total = array_sizes(model.parameters())
-    assert weights_in_words(model) == (
+    assert describe_weights(model) == (
         f"The model has {total:,} parameters, 0 of them ternary. Its matrices are stored as float32."
     )
     packed = load_model(demo.path())
@@ -117,13 +117,13 @@ def test_weights_of_a_dense_and_of_a_ternary_model() -> None:
         for matrix in matrices(packed).values()
         if matrix.holds_trits
     )
-    assert f"{ternary:,} of them ternary" in weights_in_words(packed)
+    assert f"{ternary:,} of them ternary" in describe_weights(packed)
     masters = hgrn_bit.build(hgrn_bit.Config(vocab_size=64, hidden_size=16, num_hidden_layers=1))
-    assert "stored as float32 rounded to ternary and float32." in weights_in_words(masters)
+    assert "stored as float32 rounded to ternary and float32." in describe_weights(masters)
     assert parameter_count(masters) == array_sizes(masters.parameters())
 
 
-def test_rewards_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rewards_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     record = {"step": 3, "loss": 0.5, "reward": 0.25, "reward_std": 0.1, "learning_rate": 1e-5}
     StepReports(9).on_train(record | {"tokens_per_second": 1234.5, "peak_memory_bytes": 2e9})
     StepReports().on_validation({"step": 3, "valid_loss": -0.25, "valid_reward": 0.25})

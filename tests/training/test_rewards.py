@@ -107,7 +107,7 @@ def test_answers_to_messages_are_messages(tmp_path: Path) -> None:
         ("def f(x): pass", "with the parameter 'completions' but has none"),
     ],
 )
-def test_what_goes_wrong_in_a_file_is_said(tmp_path: Path, text: str, words: str) -> None:
+def test_what_goes_wrong_in_a_file_is_reported(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(TrainingError, match=words) as caught:
         limit = 1.0 if "while" in text else 30.0
         _given(Rewards(_file(tmp_path, text), timeout_s=limit), "yes", "no")
@@ -123,7 +123,7 @@ def test_what_goes_wrong_in_a_file_is_said(tmp_path: Path, text: str, words: str
         ({"weights": [1.0, 2.0]}, "one for each of exact_match but are 2"),
     ],
 )
-def test_what_is_not_there_is_said(options: dict[str, Any], words: str) -> None:
+def test_what_is_not_there_is_reported(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TrainingError, match=words):
         Rewards(**options)
 

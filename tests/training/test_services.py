@@ -19,14 +19,14 @@ TRAIN = {"step": 2, "tokens": 200, "loss": 1.5}
 VALID = {"step": 2, "tokens": 200, "valid_loss": 1.25, "zero_trits": [0.25, 0.5]}
 
 
-def _told(report: Any, begin: int = 0) -> None:
+def _reported(report: Any, begin: int = 0) -> None:
     report.on_begin(begin)
     report.on_train(TRAIN)
     report.on_validation(VALID)
     report.on_end()
 
 
-def _told_by_a_run(folder: Path, *callbacks: Callback) -> None:
+def _reported_by_a_run(folder: Path, *callbacks: Callback) -> None:
     """Trains for two steps, with a validation before the first."""
     settings = _settings(folder, steps=2, warmup_steps=0, steps_per_report=1, steps_per_eval=1)
     loop = replace(settings.loop({}), validates_first=True)
@@ -40,7 +40,7 @@ def _told_by_a_run(folder: Path, *callbacks: Callback) -> None:
 def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _told(TensorBoardReport(tmp_path / "run", {"seed": 3}))
+    _reported(TensorBoardReport(tmp_path / "run", {"seed": 3}))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     scalars = {
         name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]
@@ -60,7 +60,7 @@ def test_tensorboard_reads_the_events(tmp_path: Path) -> None:
 def test_tensorboard_has_the_validation_before_the_first_step(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _told_by_a_run(tmp_path, TensorBoardReport(tmp_path, {}))
+    _reported_by_a_run(tmp_path, TensorBoardReport(tmp_path, {}))
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("valid_loss")] == [0, 1, 2]
     assert [event.step for event in events.Scalars("loss")] == [1, 2]
@@ -70,8 +70,8 @@ def test_tensorboard_has_the_validation_before_the_first_step(tmp_path: Path) ->
 def test_what_a_resumed_run_repeats_is_shown_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _told(TensorBoardReport(tmp_path, {}))
-    _told(TensorBoardReport(tmp_path, {}), begin=1)
+    _reported(TensorBoardReport(tmp_path, {}))
+    _reported(TensorBoardReport(tmp_path, {}), begin=1)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("loss")] == [2]
 
@@ -84,7 +84,7 @@ def test_wandb_writes_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     folder = tmp_path / "run"
     folder.mkdir()
-    _told(WandbReport("cats", folder, {"seed": 3}))
+    _reported(WandbReport("cats", folder, {"seed": 3}))
     wandb.teardown()  # its service may write the file after the run's end
     [written] = (folder / "wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
@@ -109,7 +109,7 @@ def test_a_missing_package_is_named(
         make(tmp_path)
 
 
-class _Told(Callback):
+class _Reported(Callback):
     def __init__(self, calls: list[str], error: Exception | None = None):
         self.calls, self._error = calls, error
 
@@ -134,17 +134,17 @@ class _Told(Callback):
         self.calls.append("end")
 
 
-def test_the_beginning_is_told_first_and_the_end_last(tmp_path: Path) -> None:
-    told = _Told([])
-    _told_by_a_run(tmp_path, told)
-    assert told.calls[:2] == ["begin", "validation"]
-    assert told.calls[-1] == "end" and told.calls.count("end") == 1
+def test_the_beginning_is_reported_first_and_the_end_last(tmp_path: Path) -> None:
+    reported = _Reported([])
+    _reported_by_a_run(tmp_path, reported)
+    assert reported.calls[:2] == ["begin", "validation"]
+    assert reported.calls[-1] == "end" and reported.calls.count("end") == 1
 
 
 def test_only_what_began_is_ended(tmp_path: Path) -> None:
-    first, second, third = _Told([]), _Told([], ValueError("no")), _Told([])
+    first, second, third = _Reported([]), _Reported([], ValueError("no")), _Reported([])
     with pytest.raises(ValueError, match="no"):
-        _told_by_a_run(tmp_path, first, second, third)
+        _reported_by_a_run(tmp_path, first, second, third)
     assert (first.calls, second.calls, third.calls) == (["begin", "end"], ["begin"], [])
     assert not (tmp_path / "run/log.jsonl").exists()
 
@@ -158,7 +158,7 @@ def test_only_what_began_is_ended(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("service", ["wandb", "tensorboard"])
-def test_a_service_that_does_not_start_is_told_in_one_line(
+def test_a_service_that_does_not_start_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, service: str, error: Exception
 ) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
@@ -170,7 +170,7 @@ def test_a_service_that_does_not_start_is_told_in_one_line(
     if service == "wandb":
         report = WandbReport(None, tmp_path, {})
     with pytest.raises(TrainingError, match=f"'report_to' {service} does not start: ") as caught:
-        _told_by_a_run(tmp_path, report)
+        _reported_by_a_run(tmp_path, report)
     assert "\n" not in str(caught.value)
     assert " ".join(str(error).split()).rstrip(".") in str(caught.value)
 
@@ -181,15 +181,15 @@ def test_a_folder_of_events_that_cannot_be_made_is_named(tmp_path: Path) -> None
     with pytest.raises(
         TrainingError, match=r"does not start: .*Not a directory.* Check the folder"
     ):
-        _told(TensorBoardReport(tmp_path, {}))
+        _reported(TensorBoardReport(tmp_path, {}))
 
 
 @pytest.mark.report
-def test_wandb_without_a_login_is_told_in_one_line(
+def test_wandb_without_a_login_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     with pytest.raises(TrainingError, match=r"wandb does not start: .* Run 'wandb login', or set"):
-        _told(WandbReport(None, tmp_path, {}))
+        _reported(WandbReport(None, tmp_path, {}))

@@ -124,15 +124,15 @@ def test_a_run_gives_the_same_and_keeps_no_teacher(
     assert plans[0]["logits"].total - plans[1]["logits"].total >= of_teacher
     want, got = plain.run(), run.run()
     assert alive == [True, True, True, True, False, False]
-    for name, figures in want["figures"].items():
-        assert got["figures"][name] == pytest.approx(figures, rel=TOLERANCE[mx.float16])
+    for name, metrics in want["metrics"].items():
+        assert got["metrics"][name] == pytest.approx(metrics, rel=TOLERANCE[mx.float16])
     students = (load_model(teacher_folder.parent / n / "model") for n in ("cached", "plain"))
     logits = [student(mx.array(ROWS))[0] for student in students]
     assert relative_error(*logits) <= TOLERANCE[mx.float16]
     # a run that goes on reads the file that is there
     monkeypatch.setattr(TeacherLogits, "_row", None)
     again = Distillation(run.settings).run()
-    assert again["figures"] == got["figures"]
+    assert again["metrics"] == got["metrics"]
 
 
 @pytest.mark.parametrize(

@@ -25,22 +25,22 @@ def test_shares_are_those_of_the_trits() -> None:
     layers = dict(model.named_modules())
     assert len(weights.names) == len(set(weights.names)) > 10
     first = [np.array(ternarize(layers[name].master)[0]) for name in weights.names]
-    assert weights.figures()["flipped_trits"] == [0.0] * len(first)
+    assert weights.metrics()["flipped_trits"] == [0.0] * len(first)
     for name in weights.names[::2]:
         layer = layers[name]
         layer.weight = layer.weight + 0.3 * mx.random.normal(layer.weight.shape)
-    figures = weights.figures()
+    metrics = weights.metrics()
     for number, name in enumerate(weights.names):
         trits = np.array(ternarize(layers[name].master)[0])
-        assert figures["zero_trits"][number] == (trits == 0).mean()
-        assert figures["flipped_trits"][number] == (trits != first[number]).mean()
-        assert (figures["flipped_trits"][number] > 0) == (number % 2 == 0)
+        assert metrics["zero_trits"][number] == (trits == 0).mean()
+        assert metrics["flipped_trits"][number] == (trits != first[number]).mean()
+        assert (metrics["flipped_trits"][number] > 0) == (number % 2 == 0)
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_model_without_masters_has_no_such_figures(packed: bool) -> None:
+def test_a_model_without_masters_has_no_such_metrics(packed: bool) -> None:
     architecture = find("llama")
     model = architecture.build(architecture.config.from_hub(dict(architecture.tiny)))
     if packed:
         model = pack_linears(_model())
-    assert TernaryWeights(model).figures() == {}
+    assert TernaryWeights(model).metrics() == {}

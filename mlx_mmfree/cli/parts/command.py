@@ -53,8 +53,8 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
     def flag(match: re.Match[str]) -> str:
         names = (match[1].replace("-", "_"), *_FLAGS_OF_ARGUMENT.get(match[1], ()))
         fitting = [flags[name] for name in names if name in flags]
-        told = [flag for flag in fitting if any(repr(v) in given for v in _values(flag, argv))]
-        return next(iter([*told, *fitting]), match[0])
+        reported = [flag for flag in fitting if any(repr(v) in given for v in _values(flag, argv))]
+        return next(iter([*reported, *fitting]), match[0])
 
     rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
     return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)

@@ -35,7 +35,7 @@ class Recording:
         state: The arrays of the old and the new state, of which others are views.
         depends: Of each array, whether it depends on the token or the state.
         roots: Of each array, the weights that it is made of.
-        behind: Of each array, whether a block or the state had a part in it.
+        following: Of each array, whether a block or the state had a part in it.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Recording:
         changing = {token, *old_state}
         count = len(graph.arrays)
         self.depends = [place in changing for place in range(count)]
-        self.behind = [
+        self.following = [
             place in old_state or names.get(place, "").startswith("blocks.")
             for place in range(count)
         ]
@@ -66,10 +66,10 @@ class Recording:
         ]
         for node in graph.nodes:
             depends = any(self.depends[place] for place in node.inputs)
-            behind = any(self.behind[place] for place in node.inputs)
+            following = any(self.following[place] for place in node.inputs)
             roots = frozenset().union(*(self.roots[place] for place in node.inputs))
             for place in node.outputs:
-                self.depends[place], self.behind[place] = depends, behind
+                self.depends[place], self.following[place] = depends, following
                 # of what depends on the token, the weights are not asked for
                 self.roots[place] = frozenset() if depends else roots
         self._before_head = self._ancestors([hidden, *new_state])
@@ -145,7 +145,7 @@ class Recording:
         if number not in self._before_head:
             return True
         inputs = [place for place in self.graph.nodes[number].inputs if place != array]
-        return not any(self.behind[place] for place in inputs)
+        return not any(self.following[place] for place in inputs)
 
     def name_of(self, array: int) -> str:
         """The weight that an array is made of, without the name of the parameter."""

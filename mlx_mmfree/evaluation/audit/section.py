@@ -1,4 +1,4 @@
-"""A certificate in words, in a section of a model card, and as a picture."""
+"""A certificate as text, in a section of a model card, and as a picture."""
 
 import re
 from collections import Counter

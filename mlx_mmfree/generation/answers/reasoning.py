@@ -1,4 +1,4 @@
-"""Reasoning before an answer: how they are told from the text, and ended after some tokens."""
+"""Reasoning before an answer: how it is told from the text, and ended after some tokens."""
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -11,7 +11,7 @@ import numpy as np
 from ...models import Decoder
 from ..sessions import Known, Sessions
 from ..states import exact_lengths, selected_rows, without_spare_slots
-from .rows import Beginning, Row, State
+from .rows import Prefix, Row, State
 
 
 def left_padded(rows: Sequence[Sequence[int]]) -> tuple[mx.array, mx.array | None]:
@@ -46,7 +46,7 @@ class PromptReading:
     Attributes:
         rows: Those whose prompts they are, in turn.
         tokens_read: How many tokens were read so far.
-        ends: The beginnings that the last chunk has read to their ends, with their states.
+        ends: The prefixes that the last chunk has read to their ends, with their states.
         failed: The rows whose prompts it could not read, which are dropped, and why.
     """
 
@@ -56,7 +56,7 @@ class PromptReading:
         self._exact_lengths = exact_lengths(model)
         self._sessions = sessions
         # what is being read, by its length and digest, so that prompts which are alike share it
-        self._beginnings: WeakValueDictionary[tuple[int, bytes], Beginning] = WeakValueDictionary()
+        self._prefixes: WeakValueDictionary[tuple[int, bytes], Prefix] = WeakValueDictionary()
         self.rows: deque[Row] = deque()
         self._computed: list[State] = []
         self.tokens_read = 0
@@ -69,20 +69,20 @@ class PromptReading:
         known = Known(0, None) if self._sessions is None else self._sessions.find(row.tokens)
         position, start = known.count, 0
         digest, array = blake2b(digest_size=16), np.array(row.tokens, np.int32)
-        whole: Beginning | None = None
+        whole: Prefix | None = None
         for end in row.ends:
             if end <= position and end < len(row.tokens) - 1:
                 continue
             digest.update(array[start:end].tobytes())
             start, key = end, (end, digest.digest())
-            shared = self._beginnings.get(key)
+            shared = self._prefixes.get(key)
             if shared is None:
-                whole = Beginning(row.tokens, end, whole, position, known.state)
-                self._beginnings[key] = whole
+                whole = Prefix(row.tokens, end, whole, position, known.state)
+                self._prefixes[key] = whole
             else:
                 # read, or to be read, for another prompt
                 whole, position = shared, end
-        row.beginning, row.cached_tokens, row.num_kept = whole, position, known.count
+        row.prefix, row.cached_tokens, row.num_kept = whole, position, known.count
 
     def drop_over(self) -> None:
         """Forgets the prompts of rows that are over."""
@@ -104,19 +104,19 @@ class PromptReading:
                 self._give_up(parts, error)
         mx.async_eval(self._computed)
 
-    def _give_up(self, parts: Sequence[Beginning], error: Exception) -> None:
+    def _give_up(self, parts: Sequence[Prefix], error: Exception) -> None:
         """Drops the rows that wait for parts which cannot be read."""
         failed = [row for row in self.rows if _waits_for(row, parts)]
         self.rows = deque(row for row in self.rows if row not in failed)
         self.failed += [(row, error) for row in failed]
 
-    def _next_parts(self, capacity: int) -> list[Beginning]:
+    def _next_parts(self, capacity: int) -> list[Prefix]:
         """The texts that are read next, in one call; the rows that wait for it go to the end."""
-        parts: list[Beginning] = []
+        parts: list[Prefix] = []
         served, waiting = [], []
         for row in self.rows:
-            assert row.beginning is not None
-            part = row.beginning.next_unread()
+            assert row.prefix is not None
+            part = row.prefix.next_unread()
             is_new = not part.is_read and all(part is not other for other in parts)
             if is_new and (not parts or self._fit([*parts, part], capacity)):
                 parts.append(part)
@@ -126,7 +126,7 @@ class PromptReading:
         self.rows = deque([*waiting, *served])
         return parts
 
-    def _read_parts(self, parts: Sequence[Beginning], capacity: int) -> int:
+    def _read_parts(self, parts: Sequence[Prefix], capacity: int) -> int:
         """Reads so many positions at most of parts that fit together, and tells how many it read."""
         chunks = [
             part.tokens[part.position : min(part.length, part.position + capacity)]
@@ -152,7 +152,7 @@ class PromptReading:
                 self.ends.append((part.tokens[: part.length], kept))
         return tokens.size
 
-    def _fit(self, parts: Sequence[Beginning], capacity: int) -> bool:
+    def _fit(self, parts: Sequence[Prefix], capacity: int) -> bool:
         """Whether parts are read whole in one call.
 
         Only such that nothing precedes: keys and values after padding would take the slots of both. And
@@ -165,6 +165,6 @@ class PromptReading:
         return all(part.position == 0 for part in parts) and len(parts) * longest <= capacity
 
 
-def _waits_for(row: Row, parts: Sequence[Beginning]) -> bool:
-    assert row.beginning is not None
-    return any(part is row.beginning.next_unread() for part in parts)
+def _waits_for(row: Row, parts: Sequence[Prefix]) -> bool:
+    assert row.prefix is not None
+    return any(part is row.prefix.next_unread() for part in parts)

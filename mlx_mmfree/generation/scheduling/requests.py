@@ -22,10 +22,10 @@ class Request:
         end: Tokens that end the text.
         seed: Of the text's own random numbers, which no other text changes; `None`: one is drawn from
             MLX's generator. A sampler that is not of `make_sampler` uses that generator at each token.
-        top_logprobs: How many of the likeliest tokens are told with their log-probabilities at each
+        top_logprobs: How many of the likeliest tokens are reported with their log-probabilities at each
             step; 0: only the chosen one; `None`: none.
-        marks: Numbers of tokens of the prompt after which the state is kept too, such as at the ends
-            of messages. Prompts that are alike up to a mark are read once up to there.
+        breakpoints: Numbers of tokens of the prompt after which the state is kept too, such as at the
+            ends of messages. Prompts that are alike up to a mark are read once up to there.
         is_answer: Whether the text is a text of its own, and does not go on from the prompt's last word.
 
     Example:
@@ -43,7 +43,7 @@ class Request:
     end: Collection[int] = ()
     seed: int | None = None
     top_logprobs: int | None = None
-    marks: Sequence[int] = ()
+    breakpoints: Sequence[int] = ()
     is_answer: bool = False
 
 

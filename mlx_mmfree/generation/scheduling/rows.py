@@ -13,7 +13,7 @@ State = Any
 
 
 @dataclass(eq=False)
-class Beginning:
+class Prefix:
     """The first tokens of one or several prompts, and what the model keeps of them.
 
     Attributes:
@@ -27,7 +27,7 @@ class Beginning:
 
     tokens: Sequence[int]
     length: int
-    before: "Beginning | None"
+    before: "Prefix | None"
     position: int
     state: State
 
@@ -42,7 +42,7 @@ class Beginning:
         part = self.next_unread()
         return part.tokens[: part.position], part.state
 
-    def next_unread(self) -> "Beginning":
+    def next_unread(self) -> "Prefix":
         """The text to read next on the way to this one: itself, or a shorter one.
 
         It then goes on from where the one before it has ended.
@@ -68,7 +68,7 @@ class Row:
         ends: Numbers of tokens of its prompt after which its state is kept, ascending.
         key: That of its next random numbers.
         seen: What its processors have seen, once it writes.
-        beginning: All of its prompt but the last token, until it writes; `None`: nobody reads it yet.
+        prefix: All of its prompt but the last token, until it writes; `None`: nobody reads it yet.
         cached_tokens: How many tokens of the prompt were not read for this request.
         held: While its last tokens may be a stop string: the number of tokens before them, and by
             mixers the states after those; `None` for what can be shortened.
@@ -82,7 +82,7 @@ class Row:
         self.request = request
         self.tokens = [int(token) for token in request.tokens]
         last = len(self.tokens) - 1
-        self.ends = sorted({*(mark for mark in request.marks if mark < last), last})
+        self.ends = sorted({*(mark for mark in request.breakpoints if mark < last), last})
         after = () if request.is_answer else self.tokens
         stop = request.stop if request.ending is None else request.ending()
         self.completion = Completion(tokenizer, stop, request.end, request.max_tokens, after)
@@ -91,7 +91,7 @@ class Row:
         else:
             self.key = mx.random.key(request.seed % 2**64)
         self.seen: list[Any] = []
-        self.beginning: Beginning | None = None
+        self.prefix: Prefix | None = None
         self.cached_tokens = 0
         self.held: tuple[int, list[State | None]] | None = None
         self.num_kept = 0
@@ -107,6 +107,6 @@ class Row:
     def unkept_ends(self) -> list[int]:
         """Those of `ends` that the model has read and that cannot be found yet."""
         count = len(self.tokens)
-        if self.beginning is not None:
-            count = self.beginning.next_unread().position
+        if self.prefix is not None:
+            count = self.prefix.next_unread().position
         return [end for end in self.ends if self.num_kept < end <= count]

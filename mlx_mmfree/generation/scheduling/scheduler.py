@@ -37,7 +37,7 @@ class _Unkept(NamedTuple):
     Attributes:
         tokens: The text that it is of.
         state: What the model keeps of it.
-        ends: Numbers of tokens of beginnings that it serves too.
+        ends: Numbers of tokens of prefixes that it serves too.
     """
 
     tokens: Sequence[int]
@@ -174,11 +174,11 @@ class Scheduler:
                 f"[scheduler] 'top_logprobs' must be between 0 and {vocab_size}, the vocabulary, but "
                 f"got {request.top_logprobs}."
             )
-        for mark in request.marks:
+        for mark in request.breakpoints:
             if not 0 < mark <= size:
                 raise ValueError(
-                    f"[scheduler] 'marks' must lie between 1 and {size}, the number of tokens, but hold "
-                    f"{mark}."
+                    f"[scheduler] 'breakpoints' must lie between 1 and {size}, the number of tokens, "
+                    f"but hold {mark}."
                 )
         self._count += 1
         # the last token is not read
@@ -247,9 +247,9 @@ class Scheduler:
         self._waiting = deque(row for row in self._waiting if not row.is_over)
         if self._sessions is not None and self._sessions.serves_all:
             self._unkept += [
-                _Unkept(*row.beginning.kept, ends)
+                _Unkept(*row.prefix.kept, ends)
                 for row in self._reading.rows
-                if row.is_over and row.beginning is not None and (ends := row.unkept_ends)
+                if row.is_over and row.prefix is not None and (ends := row.unkept_ends)
             ]
         self._reading.drop_over()
         self._leave([row for row in self._writing.rows if row.is_over])
@@ -265,23 +265,23 @@ class Scheduler:
         ):
             row = self._waiting.popleft()
             if self._sessions and (self._unkept or self._reading.rows or self._writing.rows):
-                self._keep_beginnings(row, self._sessions)
+                self._keep_prefixes(row, self._sessions)
             self._reading.add(row)
             for other in self._waiting:
                 if other.tokens == row.tokens:
                     # holds what is read until the other has a place
-                    other.beginning = row.beginning
+                    other.prefix = row.prefix
 
     def _join(self) -> None:
         """Lets rows write whose prompts are read."""
         rows, states = [], []
         for row in list(self._reading.rows):
-            beginning = row.beginning
-            assert beginning is not None
-            if not beginning.is_read:
+            prefix = row.prefix
+            assert prefix is not None
+            if not prefix.is_read:
                 continue
             self._reading.rows.remove(row)
-            row.beginning = None
+            row.prefix = None
             prompt = mx.array([row.tokens], mx.int32)
             try:
                 row.seen = [
@@ -292,7 +292,7 @@ class Scheduler:
                 self._failed.append(self._event(row, error=error))
                 continue
             rows.append(row)
-            known = beginning.state
+            known = prefix.state
             states.append(self._model.init_state(1) if known is None else known)
         if rows:
             self._writing.join(rows, states)
@@ -413,7 +413,7 @@ class Scheduler:
             _Unkept(tokens, each, row.ends) for tokens, each in kept if each is not None
         ]
 
-    def _keep_beginnings(self, row: Row, sessions: Sessions) -> None:
+    def _keep_prefixes(self, row: Row, sessions: Sessions) -> None:
         """Keeps what a text goes on from, of texts that are over, read or written."""
         for _ in range(len(self._unkept)):
             tokens, _, ends = self._unkept[0]
@@ -423,7 +423,7 @@ class Scheduler:
             else:
                 self._unkept.rotate(-1)
         for other in [*self._reading.rows, *self._writing.rows] if sessions.serves_all else []:
-            ends, part = other.unkept_ends, other.beginning
+            ends, part = other.unkept_ends, other.prefix
             if _share(row.tokens, other.tokens, ends):
                 for kept in [part.kept] if part is not None else self._writing.kept_of(other):
                     sessions.keep(*kept, ends)

@@ -18,14 +18,14 @@ class _Entry(NamedTuple, Generic[Value]):
 class RecentTexts(Generic[Value]):
     """A table of texts that forgets those that were used longest ago.
 
-    What belongs to a text may also serve beginnings of it, which then have nothing of their own.
+    What belongs to a text may also serve prefixes of it, which then have nothing of their own.
 
     Args:
         limit: Bytes at most.
 
     Attributes:
         nbytes: Bytes of all values.
-        lengths: How many texts there are of each length, beginnings that are served included.
+        lengths: How many texts there are of each length, prefixes that are served included.
     """
 
     def __init__(self, limit: int):
@@ -57,7 +57,7 @@ class RecentTexts(Generic[Value]):
         return holder, self._entries[holder].value
 
     def add(
-        self, key: TextKey, value: Value, nbytes: int, beginnings: Sequence[TextKey] = ()
+        self, key: TextKey, value: Value, nbytes: int, prefixes: Sequence[TextKey] = ()
     ) -> list[TextKey]:
         """Takes what belongs to a text, in place of what belonged to it before.
 
@@ -65,7 +65,7 @@ class RecentTexts(Generic[Value]):
             key: The text.
             value: What belongs to it.
             nbytes: Bytes of the value.
-            beginnings: Shorter texts that it serves, too.
+            prefixes: Shorter texts that it serves, too.
 
         Returns:
             The texts that had to go: the new one alone, if it is larger than the limit.
@@ -73,23 +73,23 @@ class RecentTexts(Generic[Value]):
         self.remove(key)
         if nbytes > self.limit:
             return [key]
-        for beginning in beginnings:
-            self.remove(beginning)
+        for prefix in prefixes:
+            self.remove(prefix)
         self._entries[key] = _Entry(value, nbytes, [])
         self.nbytes += nbytes
-        self.serve(key, [key, *beginnings])
+        self.serve(key, [key, *prefixes])
         gone = []
         while self.nbytes > self.limit:
             gone.append(next(iter(self._entries)))
             self.remove(gone[-1])
         return gone
 
-    def serve(self, key: TextKey, beginnings: Iterable[TextKey]) -> None:
-        """Lets what belongs to a text, if there is something, serve beginnings of it too."""
+    def serve(self, key: TextKey, prefixes: Iterable[TextKey]) -> None:
+        """Lets what belongs to a text, if there is something, serve prefixes of it too."""
         entry = self._entries.get(key)
         if entry is None:
             return
-        for served in beginnings:
+        for served in prefixes:
             holders = self._holders.setdefault(served, {})
             if not holders:
                 self.lengths[served.length] += 1

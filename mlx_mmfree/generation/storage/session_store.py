@@ -64,13 +64,13 @@ class SessionStore:
         self._writer = WriteBehind(self._write_now, WAITING_BYTES)
         self._unlisted_bytes = 0
         self._lost = self._damaged = 0
-        # the first of each kind, and which the caller has been told
+        # the first of each kind, and which the caller has been reported
         self._problems: dict[str, str] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._list()
 
-    def beginnings(self, identity: bytes, tokens: bytes, below: int) -> list[TextKey]:
-        """The keys of beginnings of a text, of lengths that some texts here have, the shortest first.
+    def prefixes(self, identity: bytes, tokens: bytes, below: int) -> list[TextKey]:
+        """The keys of prefixes of a text, of lengths that some texts here have, the shortest first.
 
         Args:
             identity: That of the model.
@@ -121,23 +121,23 @@ class SessionStore:
             return self._memory.get(key)
 
     def remember(
-        self, key: TextKey, state: Any, nbytes: int, beginnings: Sequence[TextKey] = ()
+        self, key: TextKey, state: Any, nbytes: int, prefixes: Sequence[TextKey] = ()
     ) -> None:
-        """Takes a state into memory, in place of the states of beginnings that it serves, too.
+        """Takes a state into memory, in place of the states of prefixes that it serves, too.
 
         Args:
             key: The text.
             state: Its packed state.
             nbytes: What the chunks of the state take.
-            beginnings: The beginnings.
+            prefixes: The prefixes.
         """
         with self._lock:
-            self._memory.add(key, state, nbytes + _OVERHEAD_BYTES, beginnings)
+            self._memory.add(key, state, nbytes + _OVERHEAD_BYTES, prefixes)
 
-    def serve(self, key: TextKey, beginnings: Iterable[TextKey]) -> None:
-        """Lets the state of a text in memory serve beginnings of it too."""
+    def serve(self, key: TextKey, prefixes: Iterable[TextKey]) -> None:
+        """Lets the state of a text in memory serve prefixes of it too."""
         with self._lock:
-            self._memory.serve(key, beginnings)
+            self._memory.serve(key, prefixes)
 
     def touch(self, key: TextKey) -> None:
         """Marks a session of the disk as used last, if it is there."""
@@ -240,7 +240,7 @@ class SessionStore:
     def _tell(self) -> None:
         """Warns of the first problem of each kind, on the thread of the caller."""
         with self._lock:
-            new = self._problems.keys() - self._told
-            self._told |= new
+            new = self._problems.keys() - self._reported
+            self._reported |= new
         for kind in sorted(new):
             warn(self._problems[kind], stacklevel=4)

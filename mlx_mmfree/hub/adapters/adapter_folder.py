@@ -32,7 +32,7 @@ from .adapter import Adapter, adapter_of, by_hub_names, with_tied_head
 
 _WEIGHT_FILES = (ADAPTER_FILE, PEFT_ADAPTER_FILE)
 _FILES = (ADAPTER_CONFIG_FILE, *_WEIGHT_FILES, TEMPLATE_FILE)
-_WAY_OUT = "Train the adapter again, or fetch it again."
+_HINT = "Train the adapter again, or fetch it again."
 
 
 def read_adapter(path_or_repo: str | os.PathLike[str]) -> Adapter:
@@ -320,7 +320,7 @@ def _options(config: Mapping[str, Any]) -> tuple[AdapterKind, float, float]:
     given = config.get("lora_parameters")
     if not isinstance(given, dict):
         raise CheckpointError(
-            f"[adapter] 'lora_parameters' must be an object but got {given!r:.80}. {_WAY_OUT}"
+            f"[adapter] 'lora_parameters' must be an object but got {given!r:.80}. {_HINT}"
         )
     scale, dropout = (
         peft_format.checked_number(name, given.get(name, default))
@@ -336,7 +336,7 @@ def _grouped(tensors: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
         if part not in ADAPTER_PARAMETERS:
             raise CheckpointError(
                 f"[adapter] tensors must be lora_a, lora_b or m of a layer but got {name!r:.100}. "
-                f"{_WAY_OUT}"
+                f"{_HINT}"
             )
         groups.setdefault(layer, {})[part] = array
     return groups
@@ -346,7 +346,7 @@ def _check_tensors(folder: Path, adapter: Adapter) -> None:
     wanted = set(ADAPTER_PARAMETERS if adapter.kind == "dora" else ADAPTER_PARAMETERS[:2])
     if not adapter.tensors:
         raise CheckpointError(
-            f"[adapter] '{folder}' must hold an adapter but has no tensors. {_WAY_OUT}"
+            f"[adapter] '{folder}' must hold an adapter but has no tensors. {_HINT}"
         )
     for layer, parts in adapter.tensors.items():
         shapes = {part: array.shape for part, array in parts.items()}
@@ -359,7 +359,7 @@ def _check_tensors(folder: Path, adapter: Adapter) -> None:
         if not is_sound:
             raise CheckpointError(
                 f"[adapter] layer {layer!r:.100} must have float tensors {', '.join(sorted(wanted))} of "
-                f"one rank but got {shapes}. {_WAY_OUT}"
+                f"one rank but got {shapes}. {_HINT}"
             )
     _check_finite(adapter.tensors)
 
@@ -368,5 +368,5 @@ def _check_finite(tensors: Mapping[str, Mapping[str, mx.array]]) -> None:
     for layer, parts in tensors.items():
         if not all(mx.isfinite(array).all().item() for array in parts.values()):
             raise CheckpointError(
-                f"[adapter] layer {layer!r:.100} must be finite but holds NaN or infinity. {_WAY_OUT}"
+                f"[adapter] layer {layer!r:.100} must be finite but holds NaN or infinity. {_HINT}"
             )

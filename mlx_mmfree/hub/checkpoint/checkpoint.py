@@ -272,7 +272,7 @@ _SHOWN = 8
 
 
 def _listed(models: Sequence[str]) -> str:
-    """The models that a user may give instead, in words."""
+    """The models that a user may give instead, as text."""
     shown = ", ".join(f"'{model}'" for model in models[:_SHOWN])
     more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
     return f"Give one of the models within: {shown}{more}." if models else ""
@@ -298,7 +298,7 @@ def _without_config(source: Source, folder: Path) -> CheckpointError:
 
 
 def _place(folder: Path, within: Sequence[str]) -> str:
-    """Where the checkpoint may be that a folder does not hold, in words.
+    """Where the checkpoint may be that a folder does not hold, as text.
 
     Args:
         folder: The folder.

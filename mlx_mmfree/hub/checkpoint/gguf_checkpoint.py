@@ -178,7 +178,7 @@ def _hub_tensors(
 
 
 def _left_out(stored: Iterable[tuple[Path, StoredTensor]], blocks: int) -> dict[str, TensorEntry]:
-    """The tensors behind the model's blocks, by names of the Hub that are never read."""
+    """The tensors after the model's blocks, by names of the Hub that are never read."""
     others = [each for each in stored if gguf_config.is_left_out(each[1].name, blocks)]
     entries = (_in_floats(GGUFMatrix(file, each, f"mtp.{each.name}")) for file, each in others)
     return {entry.name: entry for entry in entries}

@@ -298,7 +298,7 @@ def hub_config(
 
 
 def model_blocks(metadata: Mapping[str, Any], format: GGUFFormat) -> Any:
-    """The number of the model's blocks, without those behind them that are never read.
+    """The number of the model's blocks, without those after them that are never read.
 
     Raises:
         CheckpointError: The two numbers do not belong together.
@@ -318,7 +318,7 @@ def model_blocks(metadata: Mapping[str, Any], format: GGUFFormat) -> Any:
 
 
 def is_left_out(name: str, blocks: int) -> bool:
-    """Whether a tensor belongs to a block behind those of the model."""
+    """Whether a tensor belongs to a block after those of the model."""
     layer = _LAYER.match(name)
     return layer is not None and int(layer[1]) >= blocks
 

@@ -109,7 +109,7 @@ class OpenedModel:
     def nbytes(self) -> int:
         """The number of bytes of the weights once they are loaded.
 
-        Whether float matrices will be packed is told by their first rows.
+        Whether float matrices will be packed is reported by their first rows.
         """
         masters = (module.weight for module in self._training.values() if "weight" in module)
         total = sum(weight.size * (self._dtype or mx.float32).size for weight in masters)

@@ -170,7 +170,7 @@ class InGGUF(NamedTuple):
 
 
 class RotatedFormat(NamedTuple):
-    """How other programs are told that matrices are rotated.
+    """How other programs are reported that matrices are rotated.
 
     Attributes:
         marks: Words in the keys of a `config.json` that ask for a rotation.
@@ -325,7 +325,7 @@ def formats_of(config: Mapping[str, Any]) -> dict[str, tuple[WeightFormat, Mappi
         named = [
             format for format in weight_formats().values() if format.method == said["quant_method"]
         ]
-        # of formats with one method, the one of which most is said
+        # of formats with one method, the one of which most is reported
         named.sort(key=lambda format: (-len(format.own.keys() & said), len(format.own)))
         found |= {format.name: (format, said) for format in named[:1] if format.section == _SECTION}
     return found

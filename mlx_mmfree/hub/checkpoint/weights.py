@@ -39,7 +39,7 @@ EMBEDDING = "embed.weight"
 
 _SHOWN = 5
 _TIED = "Set 'tie_word_embeddings' in config.json to true if the head is the embedding."
-_WAY_OUT = "Check that config.json and the weights belong together and are complete."
+_HINT = "Check that config.json and the weights belong together and are complete."
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Skeleton:
             given by its name in memory and may be the embedding that a tied head shares.
         is_packed: Whether everything that can be packed without loss is to be packed.
         is_simplified: Whether that may be any matrix, since none is ternary by design.
-        left_out: The parts of the file that are never read, in words.
+        left_out: The parts of the file that are never read, as text.
         layouts: How float arrays lie in the file that differ in memory, by their names in memory.
     """
 
@@ -166,7 +166,7 @@ def _renamed(checkpoint: Checkpoint, newer: Mapping[str, str]) -> Checkpoint:
     if len(tensors) < len(newer):
         raise CheckpointError(
             f"[load] '{checkpoint.folder}' must hold each tensor once but holds some under two names. "
-            f"{_WAY_OUT}"
+            f"{_HINT}"
         )
     return replace(checkpoint, tensors=tensors)
 
@@ -288,10 +288,10 @@ def match(
 def _listing(checkpoint: Checkpoint, verb: str, names: list[str]) -> CheckpointError:
     shown = ", ".join(f"{name!r:.100}" for name in sorted(names)[:_SHOWN])
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    way_out = _TIED if names == ["lm_head.weight"] and verb == "lacks" else _WAY_OUT
+    hint = _TIED if names == ["lm_head.weight"] and verb == "lacks" else _HINT
     return CheckpointError(
         f"[load] '{checkpoint.folder}' {verb} tensors of this architecture: {len(names)}, namely "
-        f"{shown}{more}. {way_out}"
+        f"{shown}{more}. {hint}"
     )
 
 
@@ -303,9 +303,7 @@ def _mismatch(entry: TensorEntry, stored: StoredTensor) -> CheckpointError:
             str(dtype).removeprefix("mlx.core.") for dtype in (*stored.dtypes, entry.dtype)
         )
         rule = f"be {', '.join(known)} but is {got}"
-    return CheckpointError(
-        f"[load] tensor {entry.name!r} in '{entry.file}' must {rule}. {_WAY_OUT}"
-    )
+    return CheckpointError(f"[load] tensor {entry.name!r} in '{entry.file}' must {rule}. {_HINT}")
 
 
 def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> None:
@@ -316,13 +314,13 @@ def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> Non
             return
     if hasattr(config, "tie_word_embeddings"):
         why = "since config.json sets 'tie_word_embeddings'"
-        way_out = "Set it to false if the head is a matrix of its own."
+        hint = "Set it to false if the head is a matrix of its own."
     else:
         why = "to which this architecture ties it"
-        way_out = "Leave out the one that was not trained."
+        hint = "Leave out the one that was not trained."
     raise CheckpointError(
         f"[load] tensor {copy.name!r} in '{copy.file}' must equal {original.name!r}, {why}, but "
-        f"differs. {way_out}"
+        f"differs. {hint}"
     )
 
 

@@ -185,7 +185,7 @@ def _filled(card: ModelCard, to: Target, report: Report, written: ParameterReade
     return replace(
         card,
         format=to,
-        verification={**card.verification, **report.figures()},
+        verification={**card.verification, **report.metrics()},
         openings=report.openings,
         is_ternary=written.holds_ternary,
         tags=(*card.tags, *written.tags),

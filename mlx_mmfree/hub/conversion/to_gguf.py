@@ -130,8 +130,8 @@ class TensorPlanner:
             weight, scale = self._reader.read_ternary(path)
             if not self._kind.has_one_scale:
                 # it is stored in float16
-                way_out = "Write the type that holds float32 (--gguf-type i2_s)."
-                check_range(scale.astype(mx.float16), scale, name, way_out)
+                hint = "Write the type that holds float32 (--gguf-type i2_s)."
+                check_range(scale.astype(mx.float16), scale, name, hint)
             codes = unpack_codes(np.asarray(weight), module.input_dims)
             return encode(self._kind, self._ordered(codes, f"{path}.weight"), float(scale))
 

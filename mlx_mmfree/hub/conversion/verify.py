@@ -68,8 +68,8 @@ class Report:
     logits_difference: float | None = None
     openings: tuple[Opening, ...] = ()
 
-    def figures(self) -> dict[str, str]:
-        """The figures of the comparison for a model card; empty if there was none."""
+    def metrics(self) -> dict[str, str]:
+        """The metrics of the comparison for a model card; empty if there was none."""
         total = self.total
         if total.difference is None or self.logits_difference is None:
             return {}

@@ -28,9 +28,9 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([_line(head), rule, *map(_line, lines)])
 
 
-def rows(figures: Mapping[str, str]) -> str:
+def rows(metrics: Mapping[str, str]) -> str:
     """A table of names and values."""
-    return table(("", ""), figures.items())
+    return table(("", ""), metrics.items())
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -196,7 +196,7 @@ class ModelCard:
         base_revision: The revision of the source; `None` if it is the main one.
         relation: What the model is to its source, in the Hub's words.
         source: What the source says about itself.
-        verification: The figures of the comparison with the source, by name; empty if there was none.
+        verification: The metrics of the comparison with the source, by name; empty if there was none.
         losses: Nats a token of a text, by the name of what was measured.
         training: How the model was trained, a section in Markdown; then there is none of the comparison.
         openings: Which programs open the folder; empty if that is not known.
@@ -205,7 +205,7 @@ class ModelCard:
         certify: Gives the certificate of the model in a folder, a section in Markdown or nothing; `None`
             leaves it out.
         pipeline: What the model does, in the Hub's words.
-        storage: How its ternary weights are stored, in words, where that is not the usual format.
+        storage: How its ternary weights are stored, as text, where that is not the usual format.
     """
 
     name: str
@@ -365,19 +365,19 @@ def _result(card: ModelCard) -> str:
     return _losses(card) if card.losses else _verification(card.verification)
 
 
-def _verification(figures: Mapping[str, str]) -> str:
-    if not figures:
+def _verification(metrics: Mapping[str, str]) -> str:
+    if not metrics:
         return "## Verification\n\nThe result was not compared with its source."
     return (
         "## Verification\n\nThe written files were read again and compared with the source:\n\n"
-        + rows(figures)
+        + rows(metrics)
     )
 
 
 def _losses(card: ModelCard) -> str:
-    figures = {name: f"{loss:.4f}" for name, loss in card.losses.items()}
+    metrics = {name: f"{loss:.4f}" for name, loss in card.losses.items()}
     unit = "an image" if card.is_of_images else "a token of one text"
-    return f"## Loss\n\nNats {unit}, measured with mlx_mmfree:\n\n{rows(figures)}"
+    return f"## Loss\n\nNats {unit}, measured with mlx_mmfree:\n\n{rows(metrics)}"
 
 
 def _texts(value: object) -> list[str]:

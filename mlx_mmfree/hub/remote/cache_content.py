@@ -213,15 +213,15 @@ def locked_part(file: RemoteFile) -> Iterator[BinaryIO | None]:
 
 
 def _lock(stream: Any, file: RemoteFile) -> None:
-    is_told = False
+    is_reported = False
     while True:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            if not is_told:
+            if not is_reported:
                 print(f"[load] another process downloads '{file.name}'; waiting", file=sys.stderr)
-                is_told = True
+                is_reported = True
             time.sleep(_LOCK_WAIT_S)
         except OSError:
             # some network disks have no locks

@@ -100,7 +100,7 @@ def _silent_bar() -> Any:
 
 @contextmanager
 def _quiet_client() -> Iterator[None]:
-    """Leaves out a line of the client that names patterns: what is missing is told in one error."""
+    """Leaves out a line of the client that names patterns: what is missing is reported in one error."""
 
     def is_of_use(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("No files matched")
@@ -118,7 +118,7 @@ def _hub_errors(place: str, neither: str, page: str, repository: str) -> Iterato
     """Turns errors of downloads into one line.
 
     Args:
-        place: The repository and revision, in words.
+        place: The repository and revision, as text.
         neither: The beginning of the error if it is not there, up to "nor" or "not".
         page: The address of the repository's page.
         repository: The repository.

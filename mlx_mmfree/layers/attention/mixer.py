@@ -25,7 +25,7 @@ from .served import ServedAttention
 
 
 class SelfAttention(ServedAttention):
-    r"""Attention whose projections, heads, positions, window and state are told by arguments.
+    r"""Attention whose projections, heads, positions, window and state are reported by arguments.
 
     A mixer of the family calls this constructor with what it is about. It may override `weigh`, which
     weights the values.
@@ -133,10 +133,10 @@ class SelfAttention(ServedAttention):
         if self.head_dim % quantization.group_size == 0:
             return
         fitting = [str(size) for size in GROUP_SIZES if self.head_dim % size == 0]
-        way_out = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
+        hint = f"Use {' or '.join(fitting)}." if fitting else "Keep keys and values exact."
         raise ValueError(
             f"[{self._name}] 'group_size' of the quantization must divide 'head_dim' but got "
-            f"{quantization.group_size} for {self.head_dim}. {way_out}"
+            f"{quantization.group_size} for {self.head_dim}. {hint}"
         )
 
     def take_part(self, group: Group) -> None:

@@ -207,11 +207,11 @@ class ServedAttention(TokenMixer):
         if tail is not None:
             which = ("tail", *which)
             found = partial(tail_place, positions, tail.used, window, sinks)
-        place = partial(context.once, ("place", *which), found)
+        place = partial(context.memoised, ("place", *which), found)
         angles = None
         if waves is not None:
             turned = partial(_angles, place, waves)
-            angles = partial(context.once, ("step", id(rope), *which), turned)
+            angles = partial(context.memoised, ("step", id(rope), *which), turned)
         # the operation itself, because each decoded token comes here in each layer
         options = Options(
             self.num_heads,
@@ -244,7 +244,7 @@ class ServedAttention(TokenMixer):
         window, sinks, step = cache.window, cache.sinks, cache.step
         before = state.positions
         which = (before.shape[1], length, window, sinks, step)
-        reading = context.once(
+        reading = context.memoised(
             ("reading", *which),
             lambda: key_values.read(before, length, counts, starts, window, sinks, step),
         )
@@ -264,7 +264,9 @@ class ServedAttention(TokenMixer):
         length, cache = projected.shape[1], self._cache
         counts, starts = context.counts, context.starts
         which: tuple[Any, ...] = ("whole", length)
-        offset, mask = context.once(which, lambda: key_values.read_whole(length, counts, starts))
+        offset, mask = context.memoised(
+            which, lambda: key_values.read_whole(length, counts, starts)
+        )
         queries, keys, values = self._rotated_heads(projected, offset, which, context)
         if cache.window is None:
             token = mx.arange(length)
@@ -273,7 +275,7 @@ class ServedAttention(TokenMixer):
         window, step, batch = cache.window, cache.step, projected.shape[0]
         blocks = key_values.SequenceBlocks.of_window(length, window)
         which = ("near", length, blocks.size)
-        near = context.once(
+        near = context.memoised(
             (*which, window, step),
             lambda: key_values.near_mask(blocks, counts, starts, window, step),
         )
@@ -323,7 +325,7 @@ class ServedAttention(TokenMixer):
         rope, length = self.get("rope"), arrays[0].shape[2]
         if rope is None:
             return arrays
-        rotation = context.once(
+        rotation = context.memoised(
             ("rotation", id(rope), *which), lambda: rope.rotation(offset, length)
         )
         return tuple(rope.rotate(x, rotation) for x in arrays)
@@ -343,7 +345,7 @@ class ServedAttention(TokenMixer):
         if rope is None or waves is None or not is_rotated_here:
             plain, values = self._split(projected)
             return *self._apart(self._rotated(plain, offset, which, context)), values
-        rotation = context.once(
+        rotation = context.memoised(
             ("angles", id(rope), *which), lambda: Rotation.of(offset, projected.shape[1], waves)
         )
         heads: tuple[mx.array, mx.array, mx.array] = rotate_operation(
@@ -358,7 +360,7 @@ class ServedAttention(TokenMixer):
         bias = self.get("position_bias")
         if bias is None:
             return None
-        return context.once(("bias", id(bias), *which), lambda: bias(relative()))
+        return context.memoised(("bias", id(bias), *which), lambda: bias(relative()))
 
     def near_sinks(
         self,
@@ -372,7 +374,7 @@ class ServedAttention(TokenMixer):
         """Queries and keys of twice the dims: for sinks, a query stands right after a full window."""
         batch, count, sinks = plain.shape[0], keys.shape[2], self._cache.sinks
         farthest = self._cache.farthest
-        at, is_sink = context.once(
+        at, is_sink = context.memoised(
             ("sinks", *which),
             lambda: key_values.sink_places(reading, batch, count, sinks, farthest),
         )

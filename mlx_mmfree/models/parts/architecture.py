@@ -53,7 +53,7 @@ class OlderName(str):
 
 
 class LeftOut(str):
-    """In `weight_names`, for a part of a file that is never read: what it is, in words."""
+    """In `weight_names`, for a part of a file that is never read: what it is, as text."""
 
 
 class Stacked(str):
@@ -95,7 +95,7 @@ class GGUFFormat:
         layouts: From a model, how parameters lie in a file, by their names in memory, where that is not
             as on the Hub; the `layouts` of the architecture tell that from a file.
         may_be_rotated: Whether its weights may be rotated.
-        left_out: A key that counts blocks behind those of the model, which are never read.
+        left_out: A key that counts blocks after those of the model, which are never read.
     """
 
     config: Mapping[str, Any]
@@ -140,7 +140,7 @@ class Published(NamedTuple):
     """A repository of the Hub, or several of a kind.
 
     Attributes:
-        weights: The format of the weights, in words.
+        weights: The format of the weights, as text.
         compared_with: What small models in this format were compared with: the reference implementation,
             transformers, mlx-lm, timm, or the definition of the format.
     """
@@ -455,7 +455,7 @@ class WeightNames:
         return entry is not None and self._to_memory[entry] is None
 
     def left_out(self, disk_name: str) -> str | None:
-        """The part of the file that is never read and holds a tensor, in words; `None` if none does."""
+        """The part of the file that is never read and holds a tensor, as text; `None` if none does."""
         entry, _ = _translate(disk_name, self._left_out)
         return None if entry is None else self._left_out[entry]
 

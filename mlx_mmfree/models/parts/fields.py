@@ -72,7 +72,7 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def agreed(places: Mapping[str, Any]) -> Any:
-    """The value of keys that mean one thing, by their names in words; `None` if none is given.
+    """The value of keys that mean one thing, by their names as text; `None` if none is given.
 
     Raises:
         CheckpointError: Two of them have different values, of which programs take one or the other.

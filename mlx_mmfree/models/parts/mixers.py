@@ -63,7 +63,7 @@ def _found(
 
 
 def capabilities(mixer: type[TokenMixer]) -> list[str]:
-    """The abilities of mixers of this class, in words."""
+    """The abilities of mixers of this class, as text."""
     return [words for name, words in _CAPABILITIES.items() if getattr(mixer, name)]
 
 

@@ -133,10 +133,10 @@ class ReversibleSequence(nn.Module):
         reversible: Any = mx.custom_function(forward)
         reversible.vjp(backward)
         result: mx.array = reversible(parameters, x)
-        if context.handed:
+        if context.cross_layer:
             raise ValueError(
                 "[ReversibleSequence] 'blocks' must hand nothing to later ones, since a backward pass "
-                f"that undoes them cannot follow it, but they hand on {', '.join(context.handed)}."
+                f"that undoes them cannot follow it, but they hand on {', '.join(context.cross_layer)}."
             )
         for block, own in zip(blocks, parameters, strict=True):
             block.update(own)

@@ -76,8 +76,8 @@ def _mixers(block: nn.Module) -> Iterator[tuple[Mixer, Partition]]:
             continue
         if mixer.partition is None:
             raise UnsupportedModelError(
-                "[shard] 'model' must have mixers whose heads or channels can be told apart in every "
-                f"block but got a {type(mixer).__name__}. Run it in one process."
+                "[shard] 'model' must have mixers whose heads or channels can be told apart in "
+                f"every block but got a {type(mixer).__name__}. Run it in one process."
             )
         for linear in (mixer.partition.rows, *_columns(mixer, mixer.partition)):
             if not can_shard(mixer[linear]):

@@ -52,7 +52,7 @@ class Backend(NamedTuple):
 
     Attributes:
         run: Takes the arguments that the operation hands on.
-        unsupported: Takes the same, and returns in words why it cannot run with them, or `None`.
+        unsupported: Takes the same, and returns as text why it cannot run with them, or `None`.
         only_on: The kind of device that it runs on, if it is one alone.
         refuses: It raises `ValueError` for arguments that do not fit or that it cannot run with. Nothing
             is asked before, which saves time in each decoded token.
@@ -270,7 +270,7 @@ def environment_backend() -> str | None:
     Raises:
         UsageError: The environment names an unknown backend, or for products a way that there is not.
     """
-    # only Metal asks for it, but a name that does nothing is told of everywhere
+    # only Metal asks for it, but a name that does nothing is reported of everywhere
     choice.environment_candidate()
     name = os.environ.get(ENVIRONMENT_VARIABLE) or None
     if name is not None and name not in BACKENDS:

@@ -32,7 +32,7 @@ _kept: dict[Path | None, Sections] = {}
 
 
 def kept(section: str) -> dict[str, Any]:
-    """The kept results of a section by their names, as the file has them, to read and to change."""
+    """The stored results of a section by their names, as the file has them, to read and to change."""
     file = _file()
     if file not in _kept:
         _kept[file] = {} if file is None else _read(file)
@@ -50,7 +50,7 @@ def keep() -> None:
 
 
 def variant_name(name: str, variant: dict[str, Any]) -> str:
-    """A name with everything that selects a variant, for people and as a key of kept results."""
+    """A name with everything that selects a variant, for people and as a key of stored results."""
     values = ", ".join(f"{key}={value}" for key, value in variant.items())
     return f"{name}({values})".replace("mlx.core.", "")
 

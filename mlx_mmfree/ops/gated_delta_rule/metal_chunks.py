@@ -27,7 +27,7 @@ _THREADS = 256
 
 # The inverses of two neighbouring blocks on the diagonal make that of both. What lies below them is a
 # product: the second's inverse, minus what it reads of the first, and the first's inverse. The smallest
-# blocks, of 4 rows, are solved column by column. Rows behind the last are those of the identity.
+# blocks, of 4 rows, are solved column by column. Rows after the last are those of the identity.
 _INVERSE = """
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const int corner = mine / 4 * 4 * (SIZE + 1);

@@ -1,6 +1,6 @@
 """What reads hostile input in a process of its own, and within which limits.
 
-The table of `.github/SECURITY.md` says the same in words, beside what this program reads itself.
+The table of `.github/SECURITY.md` says the same as text, beside what this program reads itself.
 """
 
 from collections.abc import Callable

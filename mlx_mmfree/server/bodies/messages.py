@@ -24,8 +24,8 @@ class ContentBlock(Tagged):
         "tool_result": "tool_use_id content? is_error? cache_control?",
     }
     refused: ClassVar[Mapping[str, str]] = {
-        "image": f"models here read no pictures: {schemas.WAY_OUT}",
-        "document": f"models here read no documents but text: {schemas.WAY_OUT}",
+        "image": f"models here read no pictures: {schemas.HINT}",
+        "document": f"models here read no documents but text: {schemas.HINT}",
         "container_upload": "this server runs no code",
         "server_tool_use": "this server runs no tools",
         "web_search_tool_result": "this server runs no tools",

@@ -29,9 +29,9 @@ class Part(Tagged):
         "text": "text",
     }
     refused: ClassVar[Mapping[str, str]] = {
-        "input_image": f"models here read no pictures: {schemas.WAY_OUT}",
-        "input_file": f"models here read no files: {schemas.WAY_OUT}",
-        "input_audio": f"models here hear nothing: {schemas.WAY_OUT}",
+        "input_image": f"models here read no pictures: {schemas.HINT}",
+        "input_file": f"models here read no files: {schemas.HINT}",
+        "input_audio": f"models here hear nothing: {schemas.HINT}",
     }
 
     text: str = ""

@@ -612,8 +612,8 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _begun(*tags: str) -> str:
     """A pattern of what can be the beginning of some tags, from their first character on."""
-    beginnings = {tag[:count] for tag in tags for count in range(1, len(tag))}
-    return "|".join(map(re.escape, sorted(beginnings, key=len, reverse=True)))
+    prefixes = {tag[:count] for tag in tags for count in range(1, len(tag))}
+    return "|".join(map(re.escape, sorted(prefixes, key=len, reverse=True)))
 
 
 class XMLCalls(KeyedCalls):

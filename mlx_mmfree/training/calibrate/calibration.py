@@ -188,10 +188,10 @@ class Calibration:
                 with new_file(self.output / LOG_FILE) as new:
                     new.write_text("".join(json.dumps(each) + "\n" for each in log))
                 Progress.write(_line(record, len(self.windows)))
-        figures = walk.measure()
+        metrics = walk.measure()
         draw_errors(log, self.output / PICTURE_FILE)
         self._write(walk, card)
-        report = {"settings": self.settings.record(), "windows": log, "figures": figures}
+        report = {"settings": self.settings.record(), "windows": log, "metrics": metrics}
         write_json(self.output / REPORT_FILE, report)
         shutil.rmtree(home)
         return report
@@ -349,12 +349,12 @@ class _Walk:
         """The cross-entropy of both models on the held-out samples, in nats a token."""
         layers, dtype = len(self._layers.model.blocks), self._run.compute_dtype
         rows, _ = self._split()
-        figures = {}
+        metrics = {}
         for kind in ("dense", "ternary"):
             stream = self._stream(kind, layers).open()
             with self._layers.filled(self._layers.head_names) as model:
-                figures[f"{kind}_loss"] = token_losses(model, stream, rows, self._tokens, dtype)
-        return figures
+                metrics[f"{kind}_loss"] = token_losses(model, stream, rows, self._tokens, dtype)
+        return metrics
 
     def _at(self, kind: str, layer: int) -> Stream:
         samples, length = self._tokens.shape

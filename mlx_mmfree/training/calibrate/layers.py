@@ -123,14 +123,14 @@ class LayerFiles:
     @property
     def embed_names(self) -> list[str]:
         """The parameters of the embedding."""
-        return self._beginning("embed.")
+        return self._prefix("embed.")
 
     @property
     def head_names(self) -> list[str]:
         """The parameters of the head, or of the embedding where it is tied to it."""
-        return self._beginning("head." if "head" in self.model else "embed.")
+        return self._prefix("head." if "head" in self.model else "embed.")
 
-    def _beginning(self, words: str) -> list[str]:
+    def _prefix(self, words: str) -> list[str]:
         return [name for name in self._reader.shapes if name.startswith(words)]
 
     @contextmanager
@@ -196,9 +196,9 @@ def run_blocks(
             x, _ = block(x, None, context, **own)
         else:
             x, _ = run(block, x, None, context, **own)
-    if context.handed:
+    if context.cross_layer:
         raise TrainingError(
             f"[{_PLACE}] 'model' must be one whose layers read the residual stream alone but they "
-            f"hand on {', '.join(context.handed)}. Use `mmfree ternarize`."
+            f"hand on {', '.join(context.cross_layer)}. Use `mmfree ternarize`."
         )
     return x

@@ -68,7 +68,7 @@ def read_rows(
         encode: Is given a row by its keys. It may raise `RowError`.
         columns: Names of the first columns of a `.tsv`, which has no row of names then.
         text_key: The key of a text.
-        on_bytes: Is told of the bytes that have been read, as they lie on the disk.
+        on_bytes: Is reported of the bytes that have been read, as they lie on the disk.
 
     Raises:
         TrainingError: A row cannot be used. The message names the file, and the line, row or entry.
@@ -118,13 +118,13 @@ def text_of(row: Mapping[str, Any], key: str) -> str:
 
 
 def names_in(row: Mapping[str, Any]) -> str:
-    """The keys of a row in words."""
+    """The keys of a row as text."""
     names = [f"{key!r} (null)" if value is None else repr(key) for key, value in row.items()]
     return ", ".join(names)[:200] or "no keys"
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a value in words."""
+    """The kind of a value as text."""
     return "null" if value is None else type(value).__name__
 
 
@@ -168,7 +168,7 @@ def _parsed(path: Path, place: str, text: bytes) -> tuple[str, dict[str, Any]]:
 
 
 def _fault(path: Path, place: str, words: str) -> TrainingError:
-    # one place is told, that in the file
+    # one place is reported, that in the file
     words = re.sub(r"^\[[\w .]+\] ", "", words)
     return TrainingError(f"[data] '{path}' {place}: {words}")
 

@@ -45,7 +45,7 @@ from ..memory import MemoryPlan, plan_memory, plan_rows
 from ..optimizer import build_optimizer, build_schedule
 from ..optimizer_step import Batches, checkpoint_blocks
 from ..precision import compute_dtype, frozen_in_dtype
-from ..reports import weights_in_words
+from ..reports import describe_weights
 from ..results import BestWeights, Callback, check_results, save_trained
 from ..run_folder import load_learned, make_run_folder, own_run_folder, weights_digest, writing
 from ..tasks.corpus import CausalLMTask
@@ -299,19 +299,19 @@ def _summed(errors: list[mx.array], batch: Batch) -> mx.array:
     return mx.stack(errors).mean() * long_sum(mx.array(batch.weights))
 
 
-Figures = Mapping[str, Mapping[str, float]]
+Metrics = Mapping[str, Mapping[str, float]]
 
 
 def write_cards(
-    card: ModelCard, settings: DistilSettings, mixers: Sequence[MixerChoice], figures: Figures
+    card: ModelCard, settings: DistilSettings, mixers: Sequence[MixerChoice], metrics: Metrics
 ) -> None:
     """Writes the card and the teacher's licence files beside the student, and beside its masters.
 
     Args:
-        card: What is said of the teacher and of the command.
+        card: What is reported of the teacher and of the command.
         settings: The run.
         mixers: The mixer of each layer of the student.
-        figures: By stage, the bits per byte of each held-out text.
+        metrics: By stage, the bits per byte of each held-out text.
 
     Raises:
         CheckpointError: A file cannot be written.
@@ -319,14 +319,14 @@ def write_cards(
     results.write_cards(
         Path(settings.output),
         replace(card, tags=("distillation",)),
-        lambda is_ternary: training_section(settings, mixers, figures, is_ternary=is_ternary),
+        lambda is_ternary: training_section(settings, mixers, metrics, is_ternary=is_ternary),
     )
 
 
 def training_section(
     settings: DistilSettings,
     mixers: Sequence[MixerChoice],
-    figures: Figures,
+    metrics: Metrics,
     *,
     is_ternary: bool,
 ) -> str:
@@ -334,15 +334,15 @@ def training_section(
     linears = " The linears of its blocks are ternary." if is_ternary else ""
     read = settings.rows * settings.sequence_length
     held_out = f" Held out: {_names(settings.valid)}." if settings.valid else ""
-    texts = list(next(iter(figures.values()), {}))
+    texts = list(next(iter(metrics.values()), {}))
     lines = [
         (
             words,
             *(_schedule(settings, name) if name in STAGES else ("", "")),
-            *(f"{figures[name][text]:.4f}" for text in texts),
+            *(f"{metrics[name][text]:.4f}" for text in texts),
         )
         for name, words in MEASURED.items()
-        if name in figures and (texts or name in STAGES)
+        if name in metrics and (texts or name in STAGES)
     ]
     head = ("after", "steps", "learning rate", *(text.replace("/", ", ") for text in texts))
     return (
@@ -524,19 +524,19 @@ class Distillation:
         mx.eval(student.parameters())
         tasks = {name: self._task(name, student) for name in self._stages(student)}
         task = next(iter(tasks.values()))
-        figures = {"teacher": self._measure(task, self.teacher)}
-        figures["begin"] = self._measure(task, student)
+        metrics = {"teacher": self._measure(task, self.teacher)}
+        metrics["begin"] = self._measure(task, student)
         for name, of_stage in tasks.items():
             if name in _WHOLE:
                 student = self._ternary_student(student)
             if self._is_cached(name):
                 self._write_logits(of_stage)
             self._train(name, student, of_stage, callbacks)
-            figures[name] = self._measure(task, student)
+            metrics[name] = self._measure(task, student)
         save_trained(path, student, self.folder)
         if card is not None:
-            write_cards(card, self.settings, self.mixers, figures)
-        report = {"settings": self.settings.record(), "figures": figures}
+            write_cards(card, self.settings, self.mixers, metrics)
+        report = {"settings": self.settings.record(), "metrics": metrics}
         write_json(path / REPORT_FILE, report)
         return report
 
@@ -617,7 +617,7 @@ class Distillation:
             batches = self._teacher_logits(task).batches(batches)
         first = f"The stage '{name}' takes {settings.steps:,} steps."
         several = [first] if len(self.settings.active) > 1 else []
-        for words in (*several, weights_in_words(student), task.size()):
+        for words in (*several, describe_weights(student), task.size()):
             for callback in callbacks:
                 callback.on_start(words)
         with self._narrow(student, compute_dtype(settings.dtype)):
@@ -723,5 +723,5 @@ class Distillation:
     def _measure(self, task: CausalLMTask, model: Decoder) -> dict[str, float]:
         """The bits per byte of each held-out text."""
         model.eval()
-        figures = task.held_out(model)
-        return {name: value for name, value in figures.items() if name.endswith("bits_per_byte")}
+        metrics = task.held_out(model)
+        return {name: value for name, value in metrics.items() if name.endswith("bits_per_byte")}

@@ -33,7 +33,7 @@ MEASURED = {
     "logits": "all weights, by the teacher",
     "text": "all weights, by the texts",
 }
-"""The models whose figures a run gives, in words: the teacher, and the student after each stage."""
+"""The models whose metrics a run gives, as text: the teacher, and the student after each stage."""
 
 _FORMAT = ("keep_embedding", "scales", "threshold", "scale_of_kept", "rotation")
 _COURSE: Mapping[StageName, tuple[str, ...]] = {
@@ -83,7 +83,7 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         holds="model",
     )
     output: str = setting(
-        "Folder of the run, for the stages, the student and the figures.",
+        "Folder of the run, for the stages, the student and the metrics.",
         has_flag=False,
         holds="path",
     )

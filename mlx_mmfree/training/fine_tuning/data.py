@@ -148,7 +148,7 @@ def _shared(found: dict[str, Samples[Any]], share: float) -> dict[str, Samples[A
             f"[data] 'valid_share' must leave samples to learn from but {share} of {len(every)} leaves "
             "none. Give more samples or a smaller share."
         )
-    # what was cut or left out is told of the training samples
+    # what was cut or left out is reported of the training samples
     held = replace(train, samples=[every[n] for n in sorted(taken)])
     for name in COUNTS:
         setattr(held, name, 0)
@@ -197,7 +197,7 @@ def largest_batch(
     return batch_maker(samples, settings)([longest[n % len(longest)] for n in range(rows)])
 
 
-def step_in_words(samples: Samples[Any], settings: FineTuneSettings, unit: str) -> str:
+def describe_step(samples: Samples[Any], settings: FineTuneSettings, unit: str) -> str:
     """A sentence on how much a step learns from."""
     rows = settings.batch_size * settings.grad_accumulation_steps
     if isinstance(samples, Problems):

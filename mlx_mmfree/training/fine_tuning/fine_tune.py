@@ -174,10 +174,10 @@ def mean_loss(model: Decoder, batches: Sequence[Batch]) -> float:
 
 def held_out_loss(model: Decoder, samples: Samples[Any], settings: FineTuneSettings) -> float:
     """The mean loss of the learned tokens, or of the pairs, of held-out samples, in nats."""
-    return held_out_figures(model, samples, settings)["loss"]
+    return held_out_metrics(model, samples, settings)["loss"]
 
 
-def held_out_figures(
+def held_out_metrics(
     model: Decoder, samples: Samples[Any], settings: FineTuneSettings
 ) -> dict[str, float]:
     """How well a model does on held-out samples.
@@ -191,22 +191,22 @@ def held_out_figures(
     samples.check_some()
     model.eval()
     if isinstance(samples, Problems):
-        return _reward_figures(model, samples, settings, settings.test_batches)
+        return _reward_metrics(model, samples, settings, settings.test_batches)
     batches = evaluation_batches(
         samples.samples,
         settings.batch_size,
         settings.test_batches,
         make=batch_maker(samples, settings),
     )
-    return _figures(model, batches, settings)
+    return _metrics(model, batches, settings)
 
 
-def _figures(
+def _metrics(
     model: Decoder, batches: Sequence[Batch], settings: FineTuneSettings
 ) -> dict[str, float]:
     mode = settings.train_mode
     if isinstance(batches[0], ImageBatch):
-        return ImageTask.figures(model, batches)
+        return ImageTask.metrics(model, batches)
     if not is_mode(mode):
         return {"loss": mean_loss(model, batches)}
     parts = [preferences(model, batch, mode, **settings.preference_options) for batch in batches]
@@ -219,7 +219,7 @@ def _figures(
     }
 
 
-def _reward_figures(
+def _reward_metrics(
     model: Decoder, problems: Problems, settings: FineTuneSettings, most_batches: int
 ) -> dict[str, float]:
     reward = mean_reward(model, problems, settings, most_batches)
@@ -229,7 +229,7 @@ def _reward_figures(
 def validation(
     data: Mapping[str, Samples[Any]], settings: FineTuneSettings
 ) -> Callable[[Decoder], dict[str, float]] | None:
-    """Maps a model to its figures on the validation samples, if there are any."""
+    """Maps a model to its metrics on the validation samples, if there are any."""
     if "valid" not in data:
         return None
     samples, most = data["valid"], settings.val_batches
@@ -245,10 +245,10 @@ def validation(
 
     def validate(model: Decoder) -> dict[str, float]:
         if isinstance(samples, Problems):
-            figures = _reward_figures(model, samples, settings, most)
+            metrics = _reward_metrics(model, samples, settings, most)
         else:
-            figures = _figures(model, batches, settings)
-        return {f"valid_{name}": figure for name, figure in figures.items()}
+            metrics = _metrics(model, batches, settings)
+        return {f"valid_{name}": figure for name, figure in metrics.items()}
 
     return validate
 
@@ -391,7 +391,7 @@ def fine_tune(
             loss=_loss(model, settings, teacher),
             processes=processes,
             callbacks=[result, *([] if rollouts is None else [rollouts]), *callbacks],
-            figures=None if rollouts is None else rollouts.figures,
+            metrics=None if rollouts is None else rollouts.metrics,
         ).train()
         if processes.is_first:
             result.finish()

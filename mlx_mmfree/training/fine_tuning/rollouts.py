@@ -280,7 +280,7 @@ class Rollouts(Callback):
         self._problems.rewards.step = step + 1
         return self._batches
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The mean reward of the last answers, their deviation in a group, and their mean length.
 
         If no function applied to some of them, their share is `without_reward`.

@@ -128,22 +128,22 @@ class Task:
     def validate(self, model: Any) -> dict[str, float]:
         """The loss of the first held-out file, which picks the best weights, and what goes with it."""
         settings = self._settings
-        figures = self._figures(model, settings.valid[0], settings.valid_tokens)
-        return {f"valid_{name}": value for name, value in figures.items()}
+        metrics = self._metrics(model, settings.valid[0], settings.valid_tokens)
+        return {f"valid_{name}": value for name, value in metrics.items()}
 
     def held_out(self, model: Any) -> dict[str, float]:
-        """The figures of the whole held-out files."""
+        """The metrics of the whole held-out files."""
         return {
             f"{Path(name).name.split('.')[0]}/{figure}": value
             for name in self._settings.valid
-            for figure, value in self._figures(model, name, None).items()
+            for figure, value in self._metrics(model, name, None).items()
         }
 
-    def _figures(self, model: Any, name: str, most_tokens: int | None) -> dict[str, float]:
-        return self.figures(model, self.held_out_batches(name, most_tokens))
+    def _metrics(self, model: Any, name: str, most_tokens: int | None) -> dict[str, float]:
+        return self.metrics(model, self.held_out_batches(name, most_tokens))
 
     @classmethod
-    def figures(cls, model: Any, batches: Iterable[Batch]) -> dict[str, float]:
+    def metrics(cls, model: Any, batches: Iterable[Batch]) -> dict[str, float]:
         """The mean loss of the targets, and the share of those that have the largest logit."""
         loss, hits, weight = 0.0, 0.0, 0.0
         for batch in batches:
@@ -286,13 +286,13 @@ class CausalLMTask(CorpusTask):
         return {"valid_loss": measured.loss}
 
     def held_out(self, model: Any) -> dict[str, float]:
-        figures: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name in self._settings.valid:
             measured = self._measured(model, name, None)
             label = Path(name).name.split(".")[0]
-            figures[f"{label}/perplexity"] = measured.perplexity
-            figures[f"{label}/bits_per_byte"] = measured.bits_per_byte
-        return figures
+            metrics[f"{label}/perplexity"] = measured.perplexity
+            metrics[f"{label}/bits_per_byte"] = measured.bits_per_byte
+        return metrics
 
     def _measured(self, model: Any, name: str, most_tokens: int | None) -> Perplexity:
         file, length = self._files[name], self._settings.sequence_length

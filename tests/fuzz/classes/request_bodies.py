@@ -24,7 +24,7 @@ from tests.server.conftest import CALLING
 _BODY, _PATH = "body", "path"
 _KINDS = ("values", "values", "texts", "names", "raw", "part", "part", "part", "bytes", "alone")
 _SOUND = 0.25
-"""The share of conversations that stay as they are, and must be answered or refused in words."""
+"""The share of conversations that stay as they are, and must be answered or refused as text."""
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": dialects.SCHEMA}}
 _COMMON: dict[str, Any] = {
     "max_tokens": 4,
@@ -200,7 +200,7 @@ def judge(answer: Any, path: str = "") -> None:
     if answer.status_code != 200:
         raise Refusal(_message(answer.json(), path))
     if answer.headers["content-type"].startswith("text/event-stream"):
-        # what ends a text before its time is told in the stream
+        # what ends a text before its time is reported in the stream
         error = dialects.check_stream(path, answer.text)
         if error is not None:
             kind = error.get("type") or error["code"]

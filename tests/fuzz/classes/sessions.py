@@ -1,4 +1,4 @@
-"""Files of sessions: odd bytes, numbers and names. A damaged one is told by a warning, and removed."""
+"""Files of sessions: odd bytes, numbers and names. A damaged one gives a warning, and is removed."""
 
 import hashlib
 import random
@@ -103,7 +103,7 @@ def exercise(folder: Path, rng: random.Random) -> None:
     model, tokenizer = base_of(folder)
     tokens = tokenizer.encode(f"{_TEXTS[1]} there was")
     with (
-        warnings.catch_warnings(record=True) as told,
+        warnings.catch_warnings(record=True) as reported,
         Sessions(model, memory_bytes=_MEMORY, folder=folder / "sessions") as sessions,
     ):
         warnings.simplefilter("always")
@@ -111,8 +111,8 @@ def exercise(folder: Path, rng: random.Random) -> None:
         again = sessions.find(tokens)
     assert known.count == again.count
     generate(model, tokenizer, tokens[known.count :], state=known.state, max_tokens=2)
-    if told:
-        (warning,) = told
+    if reported:
+        (warning,) = reported
         raise warning.category(str(warning.message))
 
 

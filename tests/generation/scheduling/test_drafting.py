@@ -128,7 +128,7 @@ def test_a_prompt_is_found_while_its_text_is_drafted(build: Callable[[int], Deco
     assert tokens_of(events) == alone(model, [*PROMPT, 1, 2], 4)
 
 
-def test_a_text_that_ends_as_it_is_handed_over_is_kept() -> None:
+def test_a_text_that_ends_as_it_is_passed_over_is_kept() -> None:
     # so short that the draft model has caught up at once
     model, prompt = recurrent(1), PROMPT[:6]
     sessions = Sessions(model, memory_bytes=10**8)

@@ -95,7 +95,9 @@ def test_the_same_prompt_is_read_once(model: Decoder, max_rows: int) -> None:
 
 def test_what_prompts_share_up_to_a_mark_is_read_once(model: Decoder) -> None:
     shared = prompt(18)
-    requests = [Request([*shared, *prompt(n, n)], max_tokens=3, marks=[18]) for n in range(1, 6)]
+    requests = [
+        Request([*shared, *prompt(n, n)], max_tokens=3, breakpoints=[18]) for n in range(1, 6)
+    ]
     scheduler = scheduler_of(model)
     events = run(scheduler, requests)
     assert scheduler.tokens_read == 18 + sum(n - 1 for n in range(1, 6))
@@ -141,7 +143,7 @@ def test_a_prompt_is_found_while_its_text_is_written(name: str) -> None:
     sessions = Sessions(model, memory_bytes=10**8)
     scheduler = scheduler_of(model, sessions=sessions)
     first = prompt(20)
-    scheduler.submit(Request(first, max_tokens=30, marks=[7]))
+    scheduler.submit(Request(first, max_tokens=30, breakpoints=[7]))
     for _ in range(8):
         scheduler.step()
     later = [[*first[:7], 9, 1], [*first, 2, 2], [*first[:9], 2, 2]]
@@ -159,7 +161,7 @@ def test_a_mark_is_found_while_the_rest_of_its_prompt_is_read(
     model = MODELS[name](2)
     scheduler = scheduler_of(model, sessions=Sessions(model, memory_bytes=10**8))
     first = prompt(20 * STEP)
-    long = scheduler.submit(Request(first, max_tokens=2, marks=[7, 2 * STEP, 19 * STEP]))
+    long = scheduler.submit(Request(first, max_tokens=2, breakpoints=[7, 2 * STEP, 19 * STEP]))
     for _ in range(4):
         scheduler.step()
     if is_cancelled:
@@ -179,7 +181,7 @@ def test_a_request_waits_only_for_states_that_it_goes_on_from(name: str, count: 
     scheduler = scheduler_of(model, sessions=sessions)
     scheduler.submit(Request([1], max_tokens=60))
     first = prompt(20)
-    other = scheduler.submit(Request(first, max_tokens=6, marks=[7]))
+    other = scheduler.submit(Request(first, max_tokens=6, breakpoints=[7]))
     text: list[int] = []
     while len(text) < 6:
         text += [event.token for event in scheduler.step() if event.request == other]  # type: ignore[misc]
@@ -205,7 +207,7 @@ def test_states_are_kept_at_marks_and_where_a_text_ends(model: Decoder) -> None:
     (whole,) = run(scheduler_of(model), [Request(tokens, max_tokens=6)])
     (end,) = tokens_of(whole)[1:2]
     assert end is not None and end != tokens_of(whole)[0]
-    request = Request(tokens, max_tokens=6, end={end}, marks=[7, 13])
+    request = Request(tokens, max_tokens=6, end={end}, breakpoints=[7, 13])
     scheduler = scheduler_of(model, sessions=sessions)
     run(scheduler, [request])
     written = [*tokens, *tokens_of(whole)[:2]]

@@ -194,7 +194,7 @@ def test_no_event_follows_a_cancelled_request(model: Decoder, tokenizer: Tokeniz
         ({"tokens": [10**6]}, "1000000 at position 0"),
         ({"max_tokens": 0}, "'max_tokens' must be at least 1"),
         ({"top_logprobs": -1}, "'top_logprobs' must be between 0"),
-        ({"marks": [4]}, "'marks' must lie between 1 and 3"),
+        ({"breakpoints": [4]}, "'breakpoints' must lie between 1 and 3"),
     ],
 )
 def test_bad_requests_are_refused(

@@ -58,13 +58,13 @@ def main(path: str, writer: int, files: int) -> None:
         session_folder.write_content = disk.write
     model = recurrent(1)
     sessions = Sessions(model, memory_bytes=2**20, folder=path)
-    told = number = 0
+    reported = number = 0
     while True:
-        while told < number and sessions.is_on_disk(text(writer, told)):
-            print(told, flush=True)
-            told += 1
+        while reported < number and sessions.is_on_disk(text(writer, reported)):
+            print(reported, flush=True)
+            reported += 1
         disk.is_asked.set()
-        if number - told < AHEAD:
+        if number - reported < AHEAD:
             keep(sessions, model, text(writer, number))
             number += 1
         else:

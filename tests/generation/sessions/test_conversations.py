@@ -119,10 +119,12 @@ class Server:
                 events[event.request].append(event)
         return list(events.values())
 
-    def reply(self, tokens: Sequence[int], marks: Sequence[int] = ()) -> tuple[list[int], int]:
+    def reply(
+        self, tokens: Sequence[int], breakpoints: Sequence[int] = ()
+    ) -> tuple[list[int], int]:
         """The reply to a conversation, and how many of its tokens were read."""
         before = self.scheduler.tokens_read
-        (events,) = self.ask(Request(tokens, max_tokens=REPLY, marks=marks))
+        (events,) = self.ask(Request(tokens, max_tokens=REPLY, breakpoints=breakpoints))
         read = self.scheduler.tokens_read - before
         assert events[0].cached_tokens == len(tokens) - 1 - read
         return reply_of(events), read
@@ -153,14 +155,14 @@ def test_a_reply_that_comes_back_otherwise_costs_one_turn(
 ) -> None:
     server = Server(either, tokenizer)
     text = [*SYSTEM, *QUESTION]
-    marks = [len(SYSTEM), len(text)]
+    breakpoints = [len(SYSTEM), len(text)]
     for turn in range(3):
-        reply, read = server.reply(text, marks)
+        reply, read = server.reply(text, breakpoints)
         # the end of the last message is not the end of what was sent
         assert read == len(text) - 1 if turn == 0 else read == 1 + REPLY + len(NEXT) - 1
         assert reply == alone(either, text, REPLY)
         text += [*([70] * REPLY), *NEXT]
-        marks.append(len(text))
+        breakpoints.append(len(text))
 
 
 @pytest.mark.sample(2)
@@ -174,7 +176,7 @@ def test_a_beginning_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer)
         assert read == len(question) - 1 and reply == alone(either, text, REPLY)
     texts = [[*SYSTEM, n, n + 1] for n in range(100, 104)]
     before = server.scheduler.tokens_read
-    replies = server.ask(*(Request(text, max_tokens=REPLY, marks=[mark]) for text in texts))
+    replies = server.ask(*(Request(text, max_tokens=REPLY, breakpoints=[mark]) for text in texts))
     assert server.scheduler.tokens_read - before == len(texts)
     assert [reply_of(reply) for reply in replies] == [alone(either, text, REPLY) for text in texts]
 
@@ -280,8 +282,10 @@ def test_many_conversations_at_once_are_those_alone(
                 text = numbers.choice(texts)
                 text = text[: numbers.randint(12, len(text))]
                 text = [*text, *(numbers.randrange(either.vocab_size) for _ in range(3))]
-                marks = sorted(numbers.sample(range(1, len(text)), 3))
-                asked.append(Request(text, max_tokens=numbers.randint(1, 8), marks=marks))
+                breakpoints = sorted(numbers.sample(range(1, len(text)), 3))
+                asked.append(
+                    Request(text, max_tokens=numbers.randint(1, 8), breakpoints=breakpoints)
+                )
             for request, events in zip(asked, server.ask(*asked), strict=True):
                 reply = reply_of(events)
                 assert reply == alone(either, request.tokens, request.max_tokens)

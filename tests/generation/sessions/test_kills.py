@@ -19,7 +19,7 @@ WRITERS = 2
 COMPARED = 20
 
 
-def told_when_killed(folder: Path, chance: random.Random) -> list[int]:
+def reported_when_killed(folder: Path, chance: random.Random) -> list[int]:
     """Lets several processes write to one folder. All are killed, the last ones within a file.
 
     Returns:
@@ -40,22 +40,22 @@ def told_when_killed(folder: Path, chance: random.Random) -> list[int]:
     for number, (writer, life) in enumerate(zip(writers, lives, strict=True)):
         with writer:
             assert writer.stdout is not None
-            told = [] if number else [writer.stdout.readline() for _ in range(life)]
+            reported = [] if number else [writer.stdout.readline() for _ in range(life)]
             if not number:
                 writer.kill()
-            told += writer.stdout.readlines()
+            reported += writer.stdout.readlines()
         assert writer.returncode == -signal.SIGKILL
-        counts.append(len(told))
+        counts.append(len(reported))
     return counts
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_no_session_that_was_told_is_lost(seed: int, tmp_path: Path) -> None:
+def test_no_session_that_was_reported_is_lost(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
-    counts = told_when_killed(tmp_path, chance)
+    counts = reported_when_killed(tmp_path, chance)
     assert min(counts) >= 0 < max(counts)
     model = recurrent(1)
-    # a damaged file would be told by a warning, which is an error here
+    # a damaged file would be reported by a warning, which is an error here
     sessions = Sessions(model, memory_bytes=2**20, folder=tmp_path)
     for writer, count in enumerate(counts):
         for number in range(count + 2 * AHEAD):

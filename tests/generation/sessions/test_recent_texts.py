@@ -20,7 +20,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, int, dict[int, int]]] = []
-        self.told = 0
+        self.reported = 0
 
     def use(self, text: int) -> int | None:
         found = [each for each in self.entries if text in each[2]]
@@ -31,19 +31,19 @@ class Slow:
         self.entries.append(last)
         return last[0]
 
-    def serve(self, text: int, beginnings: list[int]) -> None:
+    def serve(self, text: int, prefixes: list[int]) -> None:
         for own, _, serves in self.entries:
-            for each in beginnings if own == text else []:
-                self.told += 1
-                serves.setdefault(each, self.told)
+            for each in prefixes if own == text else []:
+                self.reported += 1
+                serves.setdefault(each, self.reported)
 
-    def add(self, text: int, nbytes: int, beginnings: list[int]) -> list[int]:
+    def add(self, text: int, nbytes: int, prefixes: list[int]) -> list[int]:
         self.entries = [each for each in self.entries if each[0] != text]
         if nbytes > LIMIT:
             return [text]
-        self.entries = [each for each in self.entries if each[0] not in beginnings]
+        self.entries = [each for each in self.entries if each[0] not in prefixes]
         self.entries.append((text, nbytes, {}))
-        self.serve(text, [text, *beginnings])
+        self.serve(text, [text, *prefixes])
         gone = []
         while sum(each[1] for each in self.entries) > LIMIT:
             gone.append(self.entries.pop(0)[0])
@@ -60,13 +60,13 @@ def test_it_does_what_a_slow_table_does() -> None:
         if action < 0.4:
             nbytes = numbers.choice([1, 5, 12, 41])
             shorter = [n for n in range(1, text) if key(n) in table]
-            beginnings = sorted(numbers.sample(shorter, min(len(shorter), numbers.randrange(3))))
-            gone = table.add(key(text), f"of {text}", nbytes, [key(n) for n in beginnings])
-            assert gone == [key(n) for n in slow.add(text, nbytes, beginnings)]
+            prefixes = sorted(numbers.sample(shorter, min(len(shorter), numbers.randrange(3))))
+            gone = table.add(key(text), f"of {text}", nbytes, [key(n) for n in prefixes])
+            assert gone == [key(n) for n in slow.add(text, nbytes, prefixes)]
         elif action < 0.5:
-            beginnings = numbers.sample(range(1, text), min(text - 1, 2))
-            table.serve(key(text), [key(n) for n in beginnings])
-            slow.serve(text, beginnings)
+            prefixes = numbers.sample(range(1, text), min(text - 1, 2))
+            table.serve(key(text), [key(n) for n in prefixes])
+            slow.serve(text, prefixes)
         elif action < 0.8:
             found, holder = table.get(key(text)), slow.use(text)
             assert found == (None if holder is None else (key(holder), f"of {holder}"))

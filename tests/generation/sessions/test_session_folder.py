@@ -98,7 +98,7 @@ def test_nothing_is_written_twice(tmp_path: Path) -> None:
     assert (after.st_ino, after.st_ctime_ns > before.st_ctime_ns) == (before.st_ino, True)
 
 
-def test_what_is_told_to_be_on_the_disk_is_there(tmp_path: Path) -> None:
+def test_what_is_reported_to_be_on_the_disk_is_there(tmp_path: Path) -> None:
     model = recurrent(1)
     with opened(model, tmp_path) as sessions:
         assert not sessions.is_on_disk(TEXT)
@@ -132,7 +132,7 @@ def test_decoding_does_not_wait_for_the_disk(
         assert sessions.stats().waiting == 0 and sessions.is_on_disk(TEXT[:4])
 
 
-def test_a_failing_disk_is_told_once_and_memory_goes_on(
+def test_a_failing_disk_is_reported_once_and_memory_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any) -> None:
@@ -142,11 +142,11 @@ def test_a_failing_disk_is_told_once_and_memory_goes_on(
     sessions = opened(model, tmp_path)
     monkeypatch.setattr(os, "replace", fail)
     keep(sessions, model, TEXT[:4])
-    with pytest.warns(UserWarning, match="cannot be written: disk is gone") as told:
+    with pytest.warns(UserWarning, match="cannot be written: disk is gone") as reported:
         sessions.flush()
     keep(sessions, model, TEXT[:9])
     sessions.flush()
-    assert len(told) == 1 and sessions.stats().lost == 2 and not files(tmp_path)
+    assert len(reported) == 1 and sessions.stats().lost == 2 and not files(tmp_path)
     assert sessions.find(TEXT).count == 9 and not sessions.is_on_disk(TEXT[:9])
     monkeypatch.undo()
     keep(sessions, model, TEXT[:9])
@@ -156,7 +156,7 @@ def test_a_failing_disk_is_told_once_and_memory_goes_on(
         keep(sessions, model, TEXT[:4])
 
 
-def test_a_session_larger_than_the_limit_is_told(tmp_path: Path) -> None:
+def test_a_session_larger_than_the_limit_is_reported(tmp_path: Path) -> None:
     model = recurrent(1)
     sessions = opened(model, tmp_path, disk_bytes=100)
     keep(sessions, model, TEXT)
@@ -289,9 +289,9 @@ def test_damaged_files_are_dropped_with_a_warning(name: str, tmp_path: Path) -> 
     damage, message = DAMAGES[name]
     sessions = opened(model, tmp_path)
     damage(file)
-    with pytest.warns(UserWarning, match=message) as told:
+    with pytest.warns(UserWarning, match=message) as reported:
         assert sessions.find(TEXT).count == 4
-    assert len(told) == 1 and str(file) in str(told[0].message)
+    assert len(reported) == 1 and str(file) in str(reported[0].message)
     assert (name == "folder") == file.exists()
     assert sessions.find(TEXT).count == 4
     stats = sessions.stats()
@@ -302,15 +302,17 @@ def test_damaged_files_are_dropped_with_a_warning(name: str, tmp_path: Path) -> 
         assert opened(model, tmp_path).find(TEXT).count == 9
 
 
-def test_many_damaged_files_are_told_once(tmp_path: Path) -> None:
+def test_many_damaged_files_are_reported_once(tmp_path: Path) -> None:
     model = recurrent(1)
     made = written(model, tmp_path, TEXT[:4], TEXT[:9])
     sessions = opened(model, tmp_path)
     for file in made:
         file.write_bytes(b"")
-    with pytest.warns(UserWarning, match="More such files will be removed without a word") as told:
+    with pytest.warns(
+        UserWarning, match="More such files will be removed without a word"
+    ) as reported:
         assert sessions.find(TEXT).count == 0
-    assert len(told) == 1 and sessions.stats().damaged == 2 and not files(tmp_path)
+    assert len(reported) == 1 and sessions.stats().damaged == 2 and not files(tmp_path)
 
 
 def test_a_file_under_the_name_of_another_text_is_not_believed(tmp_path: Path) -> None:

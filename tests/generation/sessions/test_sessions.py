@@ -62,7 +62,7 @@ def test_bits_and_dtypes_are_kept(build: Any, dtype: mx.Dtype) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_longest_beginning_is_found(name: str) -> None:
+def test_the_longest_prefix_is_found(name: str) -> None:
     model = MODELS[name](1)
     sessions = kept(model, TEXT[:3], TEXT[:9], TEXT[:12], [*TEXT[:9], 1, 1, 1, 1])
     assert [sessions.find(TEXT[:n]).count for n in (3, 4, 9, 10, 12, 13, 17)] == [
@@ -87,7 +87,7 @@ def test_the_longest_beginning_is_found(name: str) -> None:
         ("quantised_later", [9, 16]),
     ],
 )
-def test_a_state_serves_the_beginnings_that_it_can_be_cut_to(name: str, left: list[int]) -> None:
+def test_a_state_serves_the_prefixes_that_it_can_be_cut_to(name: str, left: list[int]) -> None:
     model = MODELS[name](1)
     lengths = (4, 9, 13, 16)
     sessions = kept(model, *(TEXT[:n] for n in lengths))

@@ -1,4 +1,4 @@
-"""Shared parts of the tests of sessions: a text, and sessions that hold beginnings of texts."""
+"""Shared parts of the tests of sessions: a text, and sessions that hold prefixes of texts."""
 
 from typing import Any
 

@@ -423,7 +423,7 @@ def filled(file: GoldenFile) -> TokenMixer:
 def context_of(file: GoldenFile, part: slice, **arguments: mx.array) -> Context:
     context = Context(**arguments)
     if "v_first" in file.inputs:
-        context.handed["first_value"] = mx.flatten(file.inputs["v_first"][:, part], 2)
+        context.cross_layer["first_value"] = mx.flatten(file.inputs["v_first"][:, part], 2)
     return context
 
 
@@ -491,7 +491,7 @@ def test_gradients_of_layers(file: GoldenFile) -> None:
 def test_value_of_the_first_layer(file: GoldenFile) -> None:
     context = Context()
     filled(file)(file.inputs["x"], context=context)
-    assert_close(context.handed["first_value"], mx.flatten(file.out["v_first"], 2))
+    assert_close(context.cross_layer["first_value"], mx.flatten(file.out["v_first"], 2))
 
 
 @golden("rwkv7__channel_mixing")

@@ -147,7 +147,7 @@ def _noted(name: str, answer: Callable[[str], str], log: Path) -> Callable[[str]
 
 
 @contextmanager
-def told(log: Path) -> Iterator[None]:
+def reported(log: Path) -> Iterator[None]:
     """Inside the block, the models follow their scripts, and a file notes each prompt."""
     with ExitStack() as stack:
         for name, model in MODELS.items():
@@ -160,7 +160,7 @@ class Server(ServerProcess):
     """A server of all models.
 
     Args:
-        folder: An empty folder, which gets the models, the prompts and kept responses.
+        folder: An empty folder, which gets the models, the prompts and stored responses.
 
     Attributes:
         files: A folder with a text about a fox and a picture of an owl.

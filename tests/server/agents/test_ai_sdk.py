@@ -22,10 +22,10 @@ def seen(server: Server, programs: Path) -> dict[tuple[str, str, bool], Any]:
     """What each provider saw of a conversation with each model, whole and as a stream."""
     names = "AGAIN ANIMALS BROKEN DESCRIPTION FIRST LATER PARAMETERS PICTURE REFUSED SYSTEM WORDS"
     texts = {name.lower(): getattr(models, name) for name in names.split()}
-    told = json.dumps({"url": server.url, "models": [*MODELS], "texts": texts})
+    reported = json.dumps({"url": server.url, "models": [*MODELS], "texts": texts})
     program = Path(__file__).with_name("ai_sdk.mjs")
     finished = subprocess.run(
-        [programs / "node", program, told], capture_output=True, text=True, timeout=600
+        [programs / "node", program, reported], capture_output=True, text=True, timeout=600
     )
     assert finished.returncode == 0, finished.stderr
     lines = [json.loads(line) for line in finished.stdout.splitlines()]

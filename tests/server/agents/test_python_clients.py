@@ -449,9 +449,9 @@ def test_a_conversation(
     assert name == model
     broken = _broken(model, "{}" if client is litellm_as_anthropic else BROKEN)
     broken = broken.removesuffix("{}") if model == "qwen35" else broken
-    told = CHANGE.get(client, "A picture was left out")
+    reported = CHANGE.get(client, "A picture was left out")
     rest = prompt
-    for text in (broken, REFUSED, AGAIN, LATER, WORDS["fox"], told, SAID, ANIMALS):
+    for text in (broken, REFUSED, AGAIN, LATER, WORDS["fox"], reported, SAID, ANIMALS):
         _, found, rest = rest.partition(text)
         assert found, text
     if client not in CHANGE:

@@ -59,7 +59,7 @@ _HTML = (
     *("<![CDATA[><script>CODE</script>]]>", "</textarea></title><script>CODE</script>"),
     *("&lt;script&gt;CODE&lt;/script&gt;", "<scr<script>ipt>CODE</scr</script>ipt>", "<plaintext>"),
 )  # fmt: skip
-_MARKS = (
+_BREAKPOINTS = (
     *("TEXT", "**TEXT**", "`TEXT`", "# TEXT", "> TEXT", "- [x] TEXT", "| TEXT |\n|---|\n| TEXT |"),
     *("[TEXT](SCHEMECODE)", "![TEXT](SCHEMECODE)", "[a](SCHEMECODE \"TEXT\")", "<SCHEMECODE>"),
     *("[a][b]\n\n[b]: SCHEMECODE 'TEXT'", "![a][b]\n\n[b]: <SCHEMECODE>", "```TEXT\nTEXT\n```"),
@@ -72,7 +72,7 @@ def dangerous_text(rng: random.Random) -> str:
     """Markup within Markdown, some of it damaged, with characters that readers of HTML overlook."""
     parts = []
     for _ in range(rng.choice((1, 1, 2, 4))):
-        text = rng.choice(_MARKS)
+        text = rng.choice(_BREAKPOINTS)
         while "TEXT" in text:
             text = text.replace("TEXT", rng.choice(_HTML), 1)
         for name, values in (("EVENT", _EVENTS), ("CODE", _CODE), ("SCHEME", _SCHEMES)):

@@ -188,7 +188,7 @@ def test_an_empty_field_is_not_sent_and_shows_the_servers_number(
     assert page.locator("#max-tokens").input_value() == ""
 
 
-def test_the_context_is_told_and_the_end_is_near(open_page: OpenPage, story: str) -> None:
+def test_the_context_is_reported_and_the_end_is_near(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     assert page.locator("#room").is_hidden() and page.locator("#to-end").is_hidden()
     _answered(page, "\n\n".join(f"Line {n}" for n in range(200)))

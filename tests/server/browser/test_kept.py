@@ -233,7 +233,7 @@ def test_another_tab_follows(open_page: OpenPage, story: str) -> None:
     other.close()
 
 
-def test_a_text_that_ends_is_told_and_another_begins(open_page: OpenPage, story: str) -> None:
+def test_a_text_that_ends_is_reported_and_another_begins(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     stream(page, {"choices": [{"text": " a fox. The end.", "finish_reason": "stop"}]})
     write(page, "There was")

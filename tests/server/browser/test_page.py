@@ -386,7 +386,7 @@ def _without_trusted_types(route: Any) -> None:
     route.fulfill(response=response, headers=response.headers | headers)
 
 
-def test_a_stream_that_breaks_off_is_told(open_page: OpenPage, story: str) -> None:
+def test_a_stream_that_breaks_off_is_reported(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     stream(page, {"choices": [{"text": " there was"}]}, end="")
     write(page, ENDLESS)
@@ -394,7 +394,7 @@ def test_a_stream_that_breaks_off_is_told(open_page: OpenPage, story: str) -> No
     assert said(page, "assistant") == ["there was"]
 
 
-def test_a_connection_that_is_lost_is_told(open_page: OpenPage, story: str) -> None:
+def test_a_connection_that_is_lost_is_reported(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     page.evaluate(
         """() => {
@@ -414,7 +414,7 @@ def test_a_connection_that_is_lost_is_told(open_page: OpenPage, story: str) -> N
     assert said(page, "assistant") == ["a"]
 
 
-def test_an_error_on_the_way_is_told(open_page: OpenPage, story: str) -> None:
+def test_an_error_on_the_way_is_reported(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     stream(page, {"choices": [{"text": " a"}]}, {"error": {"message": "The model failed."}})
     write(page, ENDLESS)
@@ -429,7 +429,7 @@ def test_an_error_on_the_way_is_told(open_page: OpenPage, story: str) -> None:
         (500, "The server could not do this. Too many."),
     ],
 )
-def test_a_refusal_is_told_in_plain_words(
+def test_a_refusal_is_reported_in_plain_words(
     open_page: OpenPage, story: str, status: int, words: str
 ) -> None:
     page = open_page(story, expected=[REFUSED])
@@ -447,7 +447,7 @@ def test_a_refusal_is_told_in_plain_words(
     assert said(page, "user") == [ENDLESS]
 
 
-def test_a_server_that_is_gone_is_told(open_page: OpenPage, story: str) -> None:
+def test_a_server_that_is_gone_is_reported(open_page: OpenPage, story: str) -> None:
     page = open_page(story, expected=[REFUSED, REFUSED])
     page.locator("#send:enabled").wait_for()
     page.route("**/v1/completions", lambda route: route.abort())
@@ -459,7 +459,7 @@ def test_a_server_that_is_gone_is_told(open_page: OpenPage, story: str) -> None:
     assert page.locator("#kept").inner_text() == ""
 
 
-def test_a_setting_out_of_bounds_is_told(open_page: OpenPage, story: str) -> None:
+def test_a_setting_out_of_bounds_is_reported(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     set_tokens(page, tokens=0)
     write(page, ENDLESS)

@@ -33,7 +33,7 @@ def test_whole_equals_chunks(case: Case) -> None:
 
 
 @by_case(WHOLE)
-def test_padding_behind_changes_nothing(case: Case) -> None:
+def test_padding_after_changes_nothing(case: Case) -> None:
     mixer = case.build(max_length=max(LENGTHS) + 3)
     for length in LENGTHS:
         x, shape = sequence(length), (3, length + 3)

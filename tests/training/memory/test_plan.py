@@ -214,7 +214,7 @@ PLAN = MemoryPlan(
 )
 
 
-def test_a_plan_in_words() -> None:
+def test_a_plan_as_text() -> None:
     assert str(PLAN) == (
         "Planned memory on cpu: 1.74 GB (trained weights 10 MB, moments 20 MB, gradients 10 MB, batch "
         "100 kB, activations 1.7 GB with 5 MB of logits)."
@@ -223,7 +223,7 @@ def test_a_plan_in_words() -> None:
     assert str(other).startswith("Estimated memory on metal: 1.74 GB")
 
 
-def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_reported_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx, "get_active_memory", lambda: 0)
     warning = PLAN.warning()
     assert warning is not None and "needs 1.74 GB but a chip has 800 MB for it" in warning

@@ -127,17 +127,17 @@ def test_a_killed_run_ends_with_the_same_bits(
     settings = settings_of(architecture, **values)
     settings = replace(settings, model={**settings.model, "linear_class": kind})
     whole = replace(settings, output="whole")
-    figures = train_model(whole)["held_out"]
+    metrics = train_model(whole)["held_out"]
     with pytest.raises(_Kill):
         train_model(settings, callbacks=[_Killer()])
     train_model(settings)
     assert _result(settings, "run") == _result(settings, "whole")
-    assert set(figures) == {"valid/loss", "valid/accuracy"}
+    assert set(metrics) == {"valid/loss", "valid/accuracy"}
     model, processor = load(settings.root / "run/model")
     assert model.config.label_names == NAMES
     images, labels = _pixels(1, 9)
     right = np.array(mx.argmax(model(processor(list(images))), axis=-1)) == labels
-    assert right.mean() == pytest.approx(figures["valid/accuracy"])
+    assert right.mean() == pytest.approx(metrics["valid/accuracy"])
     assert (settings.root / "run/masters").exists() == (kind == "ternary")
     if kind == "ternary":
         again = replace(settings, output="again", init_from="run/masters", model={}, steps=3)

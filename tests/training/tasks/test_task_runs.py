@@ -61,12 +61,12 @@ def test_a_killed_run_ends_with_the_same_bits(
 ) -> None:
     settings = settings_of(task, **values)
     whole = replace(settings, output="whole")
-    figures = train_model(whole)["held_out"]
+    metrics = train_model(whole)["held_out"]
     with pytest.raises(_Kill):
         train_model(settings, callbacks=[_Killer()])
     train_model(settings)
     assert _result(settings, "run") == _result(settings, "whole")
-    assert set(figures) == ({"valid/loss", "valid/accuracy"} if settings.valid else set())
+    assert set(metrics) == ({"valid/loss", "valid/accuracy"} if settings.valid else set())
     model, tokenizer = load(settings.root / "run/model")
     assert task_of(model) is FirstModel(settings).task
     assert model.vocab_size >= tokenizer.vocab_size
@@ -117,8 +117,8 @@ def test_losses_are_those_of_torch(settings_of: Make, task: str, label_smoothing
     want = (each * torch.tensor(batch.weights).reshape(-1)).sum().item()
     got = learner.loss(learner._settings)(model, batch).item()
     assert got == pytest.approx(want, rel=TOLERANCE[mx.float32])
-    figures = learner._figures(model, learner._settings.valid[0], None)
-    assert 0 <= figures["accuracy"] <= 1
+    metrics = learner._metrics(model, learner._settings.valid[0], None)
+    assert 0 <= metrics["accuracy"] <= 1
 
 
 def test_padding_changes_no_loss(settings_of: Make) -> None:

@@ -70,5 +70,5 @@ def _filtered(stream: TextIO, kind: type[_Output]) -> TextIO:
 
 
 def counted(count: int, unit: str) -> str:
-    """A number of things in words, such as "1 step" or "2 steps"."""
+    """A number of things as text, such as "1 step" or "2 steps"."""
     return f"{count:,} {unit}{'' if count == 1 else 's'}"

@@ -103,11 +103,11 @@ def test_the_matrix_is_that_of_the_published_equations(
 
 @pytest.mark.parametrize("rank", [None, 0, 4])
 @pytest.mark.parametrize("sharpness", [None, 3.0])
-@pytest.mark.parametrize("piece", [2**21, 11 * 256])
+@pytest.mark.parametrize("chunk", [2**21, 11 * 256])
 def test_gradients_are_those_of_the_plain_product(
-    rank: int | None, sharpness: float | None, piece: int, monkeypatch: pytest.MonkeyPatch
+    rank: int | None, sharpness: float | None, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlx_mmfree.training.calibrate.modulation._PIECE", piece)
+    monkeypatch.setattr("mlx_mmfree.training.calibrate.modulation._CHUNK", chunk)
     linear, _ = modulated(rank)
     linear.sharpen(None if sharpness is None else mx.array(sharpness))
     x, wanted = mx.random.normal((2, 3, 256)), mx.random.normal((2, 3, 48))

@@ -21,7 +21,7 @@ Start = Literal["kept", "mean"]
 
 BITS = 2
 _EPS, _SMALLEST, _MARGIN = 1e-6, 2.0**-14, 1e-2
-_PIECE = 2**21
+_CHUNK = 2**21
 """The most weights that are made ternary at a time, in whole rows."""
 
 _BY_ROW = ("shift", "scale", "threshold", "weight", "up")
@@ -208,13 +208,13 @@ def recomputed_product(
         constants: What gets none.
     """
     count, dims = arrays["weight"].shape
-    size = max(1, _PIECE // dims)
-    pieces = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+    size = max(1, _CHUNK // dims)
+    chunks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
     def forward(x: mx.array, arrays: Any, constants: Any) -> mx.array:
         y: list[mx.array] = []
-        for piece in pieces:
-            matrix = weight(_rows(arrays, piece, (y or [x])[-1]), *constants)
+        for chunk in chunks:
+            matrix = weight(_rows(arrays, chunk, (y or [x])[-1]), *constants)
             y.append(x @ matrix.astype(x.dtype).T)
         return mx.concatenate(y, axis=-1)
 
@@ -230,11 +230,11 @@ def recomputed_product(
             matrix: mx.array = weight(dict(zip(names, given, strict=True)), *constants)
             return matrix
 
-        for piece in pieces:
-            own = _rows(arrays, piece, rows if of_x is None else of_x)
-            of_matrix = (rows[:, piece].T @ inputs).astype(mx.float32)
+        for chunk in chunks:
+            own = _rows(arrays, chunk, rows if of_x is None else of_x)
+            of_matrix = (rows[:, chunk].T @ inputs).astype(mx.float32)
             [matrix], gradients = mx.vjp(made, list(own.values()), [of_matrix])
-            added = rows[:, piece] @ matrix.astype(x.dtype)
+            added = rows[:, chunk] @ matrix.astype(x.dtype)
             of_x = added if of_x is None else of_x + added
             for name, gradient in zip(names, gradients, strict=True):
                 if name in _BY_ROW:
@@ -253,12 +253,12 @@ def recomputed_product(
     return y
 
 
-def _rows(arrays: dict[str, mx.array], piece: slice, given: mx.array) -> dict[str, mx.array]:
+def _rows(arrays: dict[str, mx.array], chunk: slice, given: mx.array) -> dict[str, mx.array]:
     """The arrays for some rows of a matrix, of which nothing is made before `given` is there.
 
     The matrices of all layers would otherwise be made at once.
     """
-    own = [array[piece] if name in _BY_ROW else array for name, array in arrays.items()]
+    own = [array[chunk] if name in _BY_ROW else array for name, array in arrays.items()]
     waiting: Any = mx.depends(own, [given])
     return dict(zip(arrays, waiting, strict=True))
 

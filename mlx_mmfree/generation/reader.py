@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from ..layers.states import TAIL_SLOTS
 from ..models import Decoder, check_causal
 from ..ops.device import can_compile, compiled, joined, runs_metal_kernels
 from .finite_logits import are_finite
@@ -20,10 +21,6 @@ Progress = Callable[[int, int], None]
 
 PREFILL_STEP_SIZE = 2048
 _MOST_SHAPES = 4
-
-TAIL_SLOTS = 64
-"""The tokens after which those of a tail are written into the cache. A step writes so many rows for each
-layer, which is 1.6 % of what attention reads of 4,096, and waits for the one before once in so many."""
 
 
 def fixed_state(

@@ -12,10 +12,10 @@ import pytest
 
 from mlx_mmfree.generation import decode, reader
 from mlx_mmfree.generation.decode import Decoding
-from mlx_mmfree.generation.reader import TAIL_SLOTS
 from mlx_mmfree.generation.states import blank_state
 from mlx_mmfree.layers.attention import served
 from mlx_mmfree.layers.attention.options import KeyValueCache
+from mlx_mmfree.layers.states import TAIL_SLOTS
 from mlx_mmfree.models import Decoder, llama
 from mlx_mmfree.ops.attention_step import token_heads, write_slots
 from mlx_mmfree.ops.backend import launch

@@ -104,6 +104,19 @@ def test_the_graphs_of_every_architecture_are_built(
     assert built == {name: array.dtype for name, array in loaded.items()}
 
 
+@pytest.mark.metal
+def test_kernels_that_read_a_cache_are_checked_for_short_texts_and_long_ones(
+    emulated: Emulator, tmp_path: Path
+) -> None:
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    folder = checkpoint(tmp_path / "model", "llama", {**find("llama").tiny, **heads})
+    opened = opened_model.OpenedModel(open_checkpoint(folder))
+    with self_check.collecting() as checks:
+        opened._build_graphs()
+    names = [check.args[0] for check in checks]
+    assert {"attention_step", "attention_step_parts"} <= set(names)
+
+
 @pytest.mark.exhaustive
 def test_values_do_not_depend_on_the_checks(device: Emulator, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", "hgrn_bit")

@@ -14,10 +14,11 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_unflatten
 
-from mlx_mmfree.generation.reader import TAIL_SLOTS, fixed_state, with_tails
+from mlx_mmfree.generation.reader import fixed_state, with_tails
 from mlx_mmfree.layers import pack_linears
 from mlx_mmfree.layers.joined import join_projections
 from mlx_mmfree.layers.rotated import RotatedLinear
+from mlx_mmfree.layers.states import TAIL_SLOTS
 from mlx_mmfree.models import Decoder, find
 from mlx_mmfree.ops import activations
 from mlx_mmfree.ops.backend import choice

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, cast
 
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ...generation.reader import TAIL_SLOTS
 from ...layers.attention.key_values import GROWTH_STEP, TailedKeyValueState
 from ...layers.joined import join_projections
+from ...layers.states import TAIL_SLOTS
 from ...models import Decoder
 from ...ops.backend import choice, dispatch, launch
 from ...ops.backend.graph import dispatches

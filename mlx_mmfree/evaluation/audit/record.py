@@ -5,8 +5,9 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...generation.reader import TAIL_SLOTS, fixed_state, with_tails
+from ...generation.reader import fixed_state, with_tails
 from ...generation.states import blank_state
+from ...layers.states import TAIL_SLOTS
 from ...models import Decoder, check_causal
 from ...ops.backend.compilation import without_fusion
 from ...ops.backend.cost import Call

@@ -7,6 +7,7 @@ goes on from there.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from mlx.utils import tree_unflatten
 
 from ... import models
 from ...arguments import tells_names
-from ...errors import CheckpointError
+from ...errors import CheckpointError, UnsupportedModelError
 from ...files import checkpoint_files
 from ...files.reading import read_json_object
 from ...images import ImageProcessor
 from ...layers.joined import join_projections
 from ...layers.matrix import converted, kept_names, matrices, parameters
+from ...layers.states import TAIL_SLOTS
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
 from ...ops.device import FLOATS, MAX_GROUP_ROWS, check_early, on_cpu
@@ -59,6 +61,21 @@ def master_weight(packed: nn.Module) -> mx.array:
     trits = unpack_ternary(packed.weight, packed.input_dims)
     share = (trits != 0).astype(mx.int64).sum().item() / trits.size
     return trits * (packed.scale / (share or 1.0))
+
+
+def _decoded_states(model: models.Decoder) -> Iterator[tuple[Any, ...]]:
+    """States as the decoding loop has them on Metal, for a short text and for a long one."""
+    try:
+        models.check_causal(model)
+    except UnsupportedModelError:
+        return
+    for length in (1, 4096):
+        state = []
+        for mixer, part in zip(model.token_mixers, model.init_state(1), strict=True):
+            kind = mixer.state_kind
+            fixed = kind.fixed(part, length)
+            state.append(part if fixed is None else kind.with_tail(fixed[0], TAIL_SLOTS))
+        yield tuple(state)
 
 
 class OpenedModel:
@@ -239,6 +256,8 @@ class OpenedModel:
         # a prompt needs no logits but the last
         read = model.hidden if isinstance(model, models.Decoder) else model.predictions
         read(mx.zeros((1, MAX_GROUP_ROWS), mx.int32))
+        for state in _decoded_states(model) if isinstance(model, models.Decoder) else ():
+            model.hidden(mx.zeros((1, 1), mx.int32), state)
 
     def _fill_with(self, cache: PackCache) -> None:
         """Reads the weights of the packed format in the cache, or packs them and keeps that there."""

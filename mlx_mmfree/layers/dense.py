@@ -63,7 +63,7 @@ class Linear(Fusable, nn.Linear):
         (2, 32)
     """
 
-    format: ClassVar[type[Variant]] = Floats
+    variant: ClassVar[type[Variant]] = Floats
     is_ordinary = True
     coded: ClassVar[type[nn.QuantizedLinear]] = QuantizedLinear
 

@@ -39,7 +39,7 @@ class RotatedLinear(Fusable, Matrix, nn.Module):
     """
 
     is_rotated = True
-    format = Rotated
+    variant = Rotated
     kept: ClassVar[tuple[str, ...]] = ("weight", "signs")
     input_dims: int = 0
     output_dims: int = 0

@@ -24,11 +24,13 @@ from mlx_mmfree.cli.parts.flags import positive
 from mlx_mmfree.cli.parts.parser import CommandParser
 from mlx_mmfree.evaluation.audit.skeleton import read_config
 from mlx_mmfree.evaluation.benchmark import check_ending, child_environment
-from mlx_mmfree.generation.reader import fixed_state
+from mlx_mmfree.generation.reader import fixed_state, with_tails
+from mlx_mmfree.layers.states import TAIL_SLOTS
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.ops import use_backend
 from mlx_mmfree.ops.backend.compilation import can_compile, compiled
 from mlx_mmfree.ops.backend.launch import FEW_ROWS, MAX_GROUP_ROWS, recording
+from mlx_mmfree.ops.device import runs_metal_kernels
 
 _PROGRAMS = {
     "mmfree --help": ("-m", "mlx_mmfree", "--help"),
@@ -79,7 +81,7 @@ def kernel_texts(model: Decoder) -> KernelTexts:
         state = read(LONG_PROMPT, read(LONG_PROMPT, None))
         prompt = set(found)
         found.clear()
-        read(1, fixed_state(model, state)[0])
+        read(1, with_tails(model, fixed_state(model, state)[0], TAIL_SLOTS))
         decode = set(found)
         # as many rows as a group can have
         for length in range(1, MAX_GROUP_ROWS + 1):
@@ -124,6 +126,8 @@ def graph_cost(name: str, config: Mapping[str, Any], rounds: int) -> GraphCost:
     least = None
     if can_compile():
         fixed, _ = fixed_state(model, state)
+        if runs_metal_kernels():
+            fixed = with_tails(model, fixed, TAIL_SLOTS)
         whole = compiled(step)
         mx.eval(fixed, whole(tokens, fixed))
         least = _least_seconds(lambda: whole(tokens, fixed), rounds)

@@ -406,6 +406,7 @@ operation = Operation(
     check=check,
     costs={"AttentionStep": _cost},
     native=Backend(native, _unsupported, refuses=True),
+    metal=reference,
     chunked=reference,
     reference=reference,
 )

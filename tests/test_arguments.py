@@ -179,6 +179,8 @@ def test_prompts(prompt: Any, loaded: Loaded) -> None:
     [
         ({"processors": make_sampler(temp=1)}, "'processors' must be a list, such as"),
         ({"stop": 5}, "'stop' must be a list of texts but got 5"),
+        ({"stop": [1]}, "'stop' must hold texts but holds 1"),
+        ({"seed": 1}, r"'seed' must be set before, by mx\.random\.seed\(\.\.\.\)"),
         ({"extra_eos_tokens": "x"}, r"must be a list of tokens .* Write \['x'\]"),
         ({"draft_model": "demo"}, "'draft_model' must be a loaded model"),
         ({"max_tokens": True}, "'max_tokens' must be a whole number but got True"),

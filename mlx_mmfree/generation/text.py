@@ -42,6 +42,11 @@ def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Argume
                     f"[{function.__name__}] '{name}' must be given as "
                     f"{way if is_choice else f'processors=make_processors({own}=...)'} but came alone."
                 )
+        if "seed" in kwargs:
+            raise TypeError(
+                f"[{function.__name__}] 'seed' must be set before, by mx.random.seed(...), but came as "
+                "an argument."
+            )
         if not callable(sampler := kwargs.get("sampler", greedy)):
             raise TypeError(
                 f"[{function.__name__}] 'sampler' must be a function, such as make_sampler(temp=0.7), "
@@ -78,6 +83,9 @@ def _check(
         )
     if not isinstance(stop, str):
         check_list("generate", "stop", stop, "texts")
+        for text in stop:
+            if not isinstance(text, str):
+                raise TypeError(f"[generate] 'stop' must hold texts but holds {text!r:.80}.")
     check_list("generate", "extra_eos_tokens", extra_eos_tokens, "tokens")
     check_whole("generate", prefill_step_size=prefill_step_size)
 

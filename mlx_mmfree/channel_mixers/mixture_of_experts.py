@@ -9,6 +9,10 @@ from ..layers.linear import Float32Linear, gathered_product
 from ..layers.matrix import StoredLayout
 from ..layers.mixer import Linears, factory_of
 from ..ops import gated_activation
+from ..ops.device import runs_metal_kernels
+
+_MANY_ROWS = 64
+"""From so many rows on, they are sorted on a GPU."""
 
 
 class MixtureOfExperts(ChannelMixer):
@@ -113,12 +117,29 @@ class MixtureOfExperts(ChannelMixer):
         if x.size == 0:
             return x
         chosen, weights = self.choose(x)
-        rows = mx.broadcast_to(x[..., None, :], (*chosen.shape, self._dims))
+        if chosen.size >= _MANY_ROWS and runs_metal_kernels():
+            y = self._sorted(x, chosen)
+        else:
+            rows = mx.broadcast_to(x[..., None, :], (*chosen.shape, self._dims))
+            y = self._experts(rows, chosen, None)
+        return (y * weights[..., None]).sum(axis=-2).astype(x.dtype)
+
+    def _sorted(self, x: mx.array, chosen: mx.array) -> mx.array:
+        """What the chosen experts give, for rows that are sorted by them, `(..., k, D)`."""
+        order = mx.argsort(chosen.flatten())
+        indices = chosen.flatten()[order]
+        experts = mx.arange(self.num_experts + 1, dtype=indices.dtype)
+        starts = (indices < experts[:, None]).sum(axis=-1)
+        rows = x.reshape(-1, self._dims)[order // self.num_chosen]
+        y = self._experts(rows, indices, starts)[mx.argsort(order)]
+        return y.reshape(*chosen.shape, self._dims)
+
+    def _experts(self, rows: mx.array, chosen: mx.array, starts: mx.array | None) -> mx.array:
+        """What each row's expert gives, float32."""
         count = self.num_experts
-        gate = gathered_product(self.gate_proj, rows, chosen, count)
-        up = gathered_product(self.up_proj, rows, chosen, count)
+        gate = gathered_product(self.gate_proj, rows, chosen, count, starts)
+        up = gathered_product(self.up_proj, rows, chosen, count, starts)
         if self.limit is not None:
             gate, up = mx.minimum(gate, self.limit), mx.clip(up, -self.limit, self.limit)
-        hidden = gated_activation(gate, up, "silu").astype(x.dtype)
-        y = gathered_product(self.down_proj, hidden, chosen, count)
-        return (y * weights[..., None]).sum(axis=-2).astype(x.dtype)
+        hidden = gated_activation(gate, up, "silu").astype(rows.dtype)
+        return gathered_product(self.down_proj, hidden, chosen, count, starts)

@@ -497,10 +497,13 @@ class PackedLinear(PackedLayer):
         y: mx.array = ops.ternary_matmul(x, self.weight) * self.scale
         return y
 
-    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+    def gathered(
+        self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
+    ) -> mx.array:
         x = x.astype(mx.float32)
         x = x * self.input_scale if "input_scale" in self else x
-        sums = ops.gather_ternary_matmul(x, mx.unflatten(self.weight, 0, (count, -1)), indices)
+        weight = mx.unflatten(self.weight, 0, (count, -1))
+        sums = ops.gather_ternary_matmul(x, weight, indices, starts=starts)
         is_single = self.scale.size == 1
         scales = self.scale if is_single else mx.unflatten(self.scale, 0, (count, -1))[indices]
         return sums * scales
@@ -553,7 +556,13 @@ class Float32Linear(Float32Scales, Linear):
         return ops.linear_product(x.astype(mx.float32), self["weight"], self.get("bias"))
 
 
-def gathered_product(linear: nn.Module, x: mx.array, indices: mx.array, count: int) -> mx.array:
+def gathered_product(
+    linear: nn.Module,
+    x: mx.array,
+    indices: mx.array,
+    count: int,
+    starts: mx.array | None = None,
+) -> mx.array:
     r"""Applies to each row one of several linears, whose rows lie one after the other in one.
 
     .. math::
@@ -564,6 +573,8 @@ def gathered_product(linear: nn.Module, x: mx.array, indices: mx.array, count: i
         x: `(..., D)`.
         indices: The linear :math:`i_r` of each row, integers `(...)`.
         count: How many there are.
+        starts: Where rows `(rows, D)` are sorted by their linears: where those of each begin, and their
+            number, integers `(count + 1,)`. A GPU then reads each matrix once.
 
     Returns:
         float32 `(..., N)`.
@@ -582,7 +593,7 @@ def gathered_product(linear: nn.Module, x: mx.array, indices: mx.array, count: i
         raise TypeError(
             f"[gathered_product] 'linear' must be a linear layer but got {type(linear).__name__}."
         )
-    y: mx.array = gathered(x, indices, count)
+    y: mx.array = gathered(x, indices, count, starts)
     return y
 
 

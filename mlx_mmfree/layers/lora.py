@@ -103,12 +103,17 @@ class LoRALinear(AdaptedLayer):
         y: mx.array = self.base(x)
         return y + self._low_rank(x).astype(y.dtype)
 
-    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+    def gathered(
+        self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
+    ) -> mx.array:
         """As in `Matrix`: all parts share `A`, and each has its own columns of `B`."""
         low = self.dropout(x.astype(mx.float32)) @ self.lora_a
         own = mx.unflatten(self.lora_b.T, 0, (count, -1)).swapaxes(1, 2)
-        change = mx.gather_mm(low[..., None, :], own, rhs_indices=indices)[..., 0, :]
-        return self.matrix.gathered(x, indices, count) + self._scale * change
+        is_sorted = starts is not None
+        change = mx.gather_mm(
+            low[..., None, :], own, rhs_indices=indices, sorted_indices=is_sorted
+        )[..., 0, :]
+        return self.matrix.gathered(x, indices, count, starts) + self._scale * change
 
 
 class DoRALinear(LoRALinear):
@@ -145,9 +150,11 @@ class DoRALinear(LoRALinear):
         mixed = 2.0 * self.matrix.multiply(a.T) + self._scale * ((a.T @ a) @ b)
         return _lengths(self._squares + self._scale * (b * mixed).sum(axis=0))
 
-    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+    def gathered(
+        self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
+    ) -> mx.array:
         factors = mx.unflatten(self.m / self._row_lengths(), 0, (count, -1))
-        return factors[indices] * super().gathered(x, indices, count)
+        return factors[indices] * super().gathered(x, indices, count, starts)
 
     def __call__(self, x: mx.array) -> mx.array:
         y: mx.array = self.base(x)

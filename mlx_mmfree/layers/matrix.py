@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError
-from ..ops import AffineFormat, dense_matmul
+from ..ops import AffineFormat, dense_matmul, gather_affine_matmul
 from ..ops.dense_matmul import BITS, GROUP_SIZES
 from ..ops.device import FLOATS
 from ..ops.host_blocks import all_finite
@@ -120,13 +120,17 @@ class Matrix:
         """`x W^T` in float32 with the matrix alone: no norm, no quantised activations, no bias."""
         raise NotImplementedError
 
-    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+    def gathered(
+        self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
+    ) -> mx.array:
         """As `multiply`, of each row of `x` with one of `count` equal parts of the rows of `W`.
 
         Args:
             x: `(..., D)`.
             indices: The part of each row, integers `(...)`.
             count: E. The layer has no bias.
+            starts: Where rows `(rows, D)` are sorted by parts: where those of each begin, and their
+                number, integers `(E + 1,)`.
 
         Returns:
             float32 `(..., N / E)`.
@@ -189,11 +193,15 @@ class _Floats(_OfMLX):
         y: mx.array = x.astype(mx.float32) @ self._layer.weight.astype(mx.float32).T
         return y
 
-    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+    def gathered(
+        self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
+    ) -> mx.array:
         # MLX gathers floats of 32 bits alone on a CPU
         weight = self._layer.weight.astype(mx.float32).reshape(count, -1, self.input_dims)
         rows = x.astype(mx.float32)[..., None, :]
-        return mx.gather_mm(rows, weight.swapaxes(1, 2), rhs_indices=indices)[..., 0, :]
+        weight, is_sorted = weight.swapaxes(1, 2), starts is not None
+        y = mx.gather_mm(rows, weight, rhs_indices=indices, sorted_indices=is_sorted)
+        return y[..., 0, :]
 
 
 class _Codes(_OfMLX):
@@ -224,17 +232,14 @@ class _Codes(_OfMLX):
         format = AffineFormat(scales, biases, layer.group_size, layer.bits)
         return affine_product(x.astype(mx.float32), layer.weight, format)
 
-    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
+    def gathered(
+        self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
+    ) -> mx.array:
         layer: Any = self._layer
         parts = (mx.unflatten(layer[key], 0, (count, -1)) for key in ("weight", "scales", "biases"))
-        rows, is_few = x.astype(mx.float32)[..., None, :], indices.size < count
-        # the scales of all parts would be most of what few rows read
-        weight, scales, biases = (part[indices] if is_few else part for part in parts)
-        codes = weight, scales.astype(mx.float32), biases.astype(mx.float32)
-        format = {"transpose": True, "group_size": layer.group_size, "bits": layer.bits}
-        if is_few:
-            return mx.quantized_matmul(rows, *codes, **format)[..., 0, :]
-        return mx.gather_qmm(rows, *codes, rhs_indices=indices, **format)[..., 0, :]
+        weight, scales, biases = parts
+        format = AffineFormat(scales, biases, layer.group_size, layer.bits)
+        return gather_affine_matmul(x, weight, format, indices, starts=starts)
 
     def written_out(self, parts: Mapping[str, mx.array]) -> mx.array:
         scales, biases = (parts[key].astype(mx.float32) for key in ("scales", "biases"))

@@ -24,6 +24,7 @@ from .dense_matmul import dense_matmul as dense_matmul
 from .depthwise_convolution import depthwise_convolution as depthwise_convolution
 from .gated_delta_rule import gated_delta_rule as gated_delta_rule
 from .gated_linear_attention import gated_linear_attention as gated_linear_attention
+from .gather_affine_matmul import gather_affine_matmul as gather_affine_matmul
 from .gather_ternary_matmul import gather_ternary_matmul as gather_ternary_matmul
 from .hadamard import hadamard as hadamard
 from .linear_product import linear_product as linear_product

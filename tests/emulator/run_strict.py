@@ -31,6 +31,7 @@ if __name__ == "__main__":
         "tests/ops/test_scan_of_gpus.py",
         "tests/ops/test_gated_delta_rule.py",
         "tests/ops/test_gated_delta_net.py",
+        "tests/ops/test_gathered.py",
         "tests/ops/test_gated_linear_attention.py",
         "tests/ops/test_attention_tail.py",
         "tests/ops/test_codes_on_metal.py",

@@ -83,9 +83,11 @@ def rows() -> Iterator[Row]:
             code.hot.slots / weights,
             (per_weight,),
         )
-    code = _code(texts, "gather_ternary_matmul__1_1_float16_t_", 64)
-    loop = code.hot
-    yield Row("`gather_ternary_matmul`", code, loop.instructions / 64, loop.slots / 64)
+    for part in ("gather_ternary_matmul__2_2_1_1_1_1", "gather_affine_matmul__8_2_1_1_1_1"):
+        # two rows of a matrix, 8 outputs
+        code = _code(texts, f"{part}_", 64, "float16_t")
+        loop, kind = code.hot, part.partition("__")[0]
+        yield Row(f"`{kind}`, 2 rows", code, loop.instructions / 256, loop.slots / 256)
     yield from _of_others()
     yield from of_attention()
     yield from of_the_delta_rule()
@@ -325,8 +327,10 @@ def of_the_delta_rule() -> Iterator[Row]:
         yield _of_numbers(f"mlx-lm's delta rule, {name}", code, 4, 1)
 
 
-def _code(texts: dict[str, str], part: str, threads: int) -> Code:
-    name, text = next((name, text) for name, text in texts.items() if part in name)
+def _code(texts: dict[str, str], part: str, threads: int, dtype: str = "") -> Code:
+    """Of the first kernel with a part in its name, and a dtype."""
+    found = ((name, text) for name, text in texts.items() if part in name and dtype in name)
+    name, text = next(found)
     return apple_gpu.machine_code(name, text, (threads, 1, 1))
 
 

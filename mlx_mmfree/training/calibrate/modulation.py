@@ -178,10 +178,13 @@ class ModulatedLinear(Matrix, nn.Module):
     def multiply(self, x: mx.array) -> mx.array:
         return x.astype(mx.float32) @ self.current().T
 
-    def gathered(self, x: mx.array, indices: mx.array, count: int) -> mx.array:
-        weight = self.current().reshape(count, -1, self.input_dims)
-        rows = x.astype(mx.float32)[..., None, :]
-        return mx.gather_mm(rows, weight.swapaxes(1, 2), rhs_indices=indices)[..., 0, :]
+    def gathered(
+        self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
+    ) -> mx.array:
+        weight = self.current().reshape(count, -1, self.input_dims).swapaxes(1, 2)
+        rows, is_sorted = x.astype(mx.float32)[..., None, :], starts is not None
+        y = mx.gather_mm(rows, weight, rhs_indices=indices, sorted_indices=is_sorted)
+        return y[..., 0, :]
 
     def __call__(self, x: mx.array) -> mx.array:
         sharpness = [] if self._sharpness is None else [self._sharpness]

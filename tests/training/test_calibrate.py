@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mlx_mmfree.hub import load_model, save_model
 from mlx_mmfree.layers.matrix import matrices
 from mlx_mmfree.layers.ternary.groups import TernaryScheme
 from mlx_mmfree.models import find
+from mlx_mmfree.platform.device import device_info
 from mlx_mmfree.training.calibrate.calibration import Calibration
 from mlx_mmfree.training.calibrate.modulation import ModulatedLinear, Modulation
 from mlx_mmfree.training.calibrate.settings import CalibrateSettings
@@ -393,3 +395,15 @@ def test_ternarize_goes_on_from_it(dense: Path, capsys: pytest.CaptureFixture[st
     flags[flags.index("--output") + 1] = str(folder / "third")
     assert main([*flags, "--init-from", str(folder / "other")]) == 2
     assert "--init-from must be a model of the shape of --model" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(native.unavailable() is not None, reason="the compiled extension reads graphs")
+def test_weights_that_do_not_fit_change_by_a_low_rank(
+    dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = CalibrateSettings(**_settings(dense))
+    assert Calibration(settings).course.modulation.rank is None
+    small = replace(device_info(), memory_bytes=1_000_000)
+    monkeypatch.setattr("mlx_mmfree.training.memory.device_info", lambda: small)
+    assert Calibration(settings).course.modulation.rank == 64
+    assert Calibration(replace(settings, rank=4)).course.modulation.rank == 4

@@ -1,22 +1,17 @@
 """What a calibration takes: memory, disk, and the work of its windows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ...layers.matrix import matrices, parameters
+from ...layers.matrix import parameters
 from ..data_parallel import DataParallel
 from ..distil.student import Effort
 from ..memory import MemoryPlan, peak_bytes, plan_memory
+from .course import Course
 from .layers import run_blocks
 from .measures import MOST_LOGITS
 from .window import WindowBatch, build_window_optimizer, window_loss
-
-if TYPE_CHECKING:
-    from .calibration import Calibration
 
 LOW_RANK = 64
 """The rank of the change where whole weights do not fit into memory."""
@@ -41,53 +36,47 @@ class CalibrationPlan:
     effort: Effort
     epoch: Effort
 
-    @property
-    def total(self) -> int:
-        """The most memory at a time."""
-        return max(self.memory.total, self.rest_bytes)
 
-
-def plan_calibration(run: Calibration) -> CalibrationPlan:
-    """Plans a run. Nothing is computed or written."""
-    largest = max(range(len(run.windows)), key=lambda number: _weights(run, run.windows[number]))
-    memory = plan_window(run, largest)
-    epoch = _effort(run)
-    tokens = epoch.tokens * run.settings.epochs
+def plan_calibration(course: Course) -> CalibrationPlan:
+    """Plans a course. Nothing is computed or written."""
+    memory = plan_window(course, course.largest)
+    epoch = _effort(course)
+    tokens = epoch.tokens * course.settings.epochs
     return CalibrationPlan(
         memory,
-        _rest_bytes(run, largest),
-        _disk_bytes(run),
+        _rest_bytes(course, course.largest),
+        _disk_bytes(course),
         Effort(tokens, epoch.operations),
         epoch,
     )
 
 
-def plan_window(run: Calibration, number: int) -> MemoryPlan:
+def plan_window(course: Course, number: int) -> MemoryPlan:
     """The memory of the training of a window."""
-    settings, dtype = run.settings, run.loop().dtype
-    shape = settings.batch_size, settings.sequence_length, run.layers.model.dims
-    stream, one = mx.zeros(shape, run.stream_dtype), mx.array(1.0)
+    settings, dtype = course.settings, course.loop().dtype
+    shape = settings.batch_size, settings.sequence_length, course.layers.model.dims
+    stream, one = mx.zeros(shape, course.stream_dtype), mx.array(1.0)
     batch = WindowBatch(stream, stream, one, one if settings.soft else None)
-    with run.layers.unread(run.windows[number], mx.float32) as blocks:
-        window = run.window(number, blocks, run.layers.model.block_arguments())
+    with course.layers.unread(course.windows[number], mx.float32) as blocks:
+        window = course.window(number, blocks, course.layers.model.block_arguments())
         return plan_memory(
             window,  # type: ignore[arg-type]
             build_window_optimizer(settings.optimizer),
             window_loss,
             batch,  # type: ignore[arg-type]
-            replace(run.loop(), dtype=dtype),
+            replace(course.loop(), dtype=dtype),
             processes=DataParallel(),
         )
 
 
-def _rest_bytes(run: Calibration, number: int) -> int:
+def _rest_bytes(course: Course, number: int) -> int:
     """The most memory of an embedding, a head, or dense layers of which targets are made."""
-    settings, layers = run.settings, run.layers
+    settings, layers = course.settings, course.layers
     shape = settings.batch_size, settings.sequence_length, layers.model.dims
-    x = mx.zeros(shape, run.compute_dtype)
-    with layers.unread(run.windows[number], run.compute_dtype) as blocks:
+    x = mx.zeros(shape, course.compute_dtype)
+    with layers.unread(course.windows[number], course.compute_dtype) as blocks:
         arguments = layers.model.block_arguments()
-        own = [arguments[layer] for layer in run.windows[number]]
+        own = [arguments[layer] for layer in course.windows[number]]
         weights = [array for block in blocks for array in parameters(block).values()]
         y = run_blocks(blocks, own, x)
         dense = sum(array.nbytes for array in weights)
@@ -100,42 +89,32 @@ def _rest_bytes(run: Calibration, number: int) -> int:
     )
 
 
-def _weights(run: Calibration, layers: range) -> int:
-    """The weights of the linears of some layers that become ternary."""
-    found = 0
-    for layer in layers:
-        held = matrices(run.layers.model.blocks[layer])
-        for name in run.layers.linears[layer]:
-            found += held[name].input_dims * held[name].output_dims
-    return found
-
-
-def _disk_bytes(run: Calibration) -> int:
+def _disk_bytes(course: Course) -> int:
     """Three streams, what two windows share, trained layers in 2 bits, and the model."""
-    settings, layers = run.settings, run.layers
+    settings, layers = course.settings, course.layers
     samples = settings.samples + settings.valid_samples
-    stream = samples * settings.sequence_length * layers.model.dims * run.stream_dtype.size
+    stream = samples * settings.sequence_length * layers.model.dims * course.stream_dtype.size
     shared = max(
         (
-            _weights(run, range(later.start, first.stop))
-            for first, later in zip(run.windows, run.windows[1:], strict=False)
+            course.weights(range(later.start, first.stop))
+            for first, later in zip(course.windows, course.windows[1:], strict=False)
         ),
         default=0,
     )
-    trained = _weights(run, range(run.windows[-1].stop))
+    trained = course.weights(range(course.windows[-1].stop))
     packed = trained // 4 + 4 * trained // settings.group_size
-    names = {f"{path}.weight" for path in run.paths}
+    names = {f"{path}.weight" for path in course.paths}
     rest = layers.nbytes(name for name in layers.names if name not in names)
     return 3 * stream + 2 * 4 * shared + 2 * packed + rest
 
 
-def _effort(run: Calibration) -> Effort:
+def _effort(course: Course) -> Effort:
     """The work of one pass over the samples: three times that of all layers of all windows.
 
     What is elementwise is left out, and so are streams and measures, which each take less than a pass.
     """
-    settings = run.settings
-    weights = sum(_weights(run, window) for window in run.windows)
+    settings = course.settings
+    weights = sum(course.weights(window) for window in course.windows)
     tokens = (
         settings.samples // settings.batch_size * settings.batch_size * settings.sequence_length
     )

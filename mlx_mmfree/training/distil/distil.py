@@ -26,7 +26,6 @@ from ...hub.checkpoint.load import OpenedModel
 from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard, table
 from ...hub.remote.source import find_source
-from ...layers.dense import in_floats
 from ...layers.matrix import kept_names, matrices
 from ...layers.ternary.groups import make_ternary
 from ...models import Decoder, architecture_of
@@ -57,6 +56,7 @@ from .student import (
     build_student,
     effort_of,
     mixers_of,
+    open_first,
     replaced_layers,
     student_config,
 )
@@ -546,22 +546,13 @@ class Distillation:
 
     def _masters(self) -> OpenedModel:
         """The model that a student begins as, with float weights or codes."""
-        first = self.settings.init_from
-        source = self._checkpoint if first is None else open_checkpoint(first)
-        opened = OpenedModel(source, dtype=mx.float32, packed=False, rebuild_masters=True)
-        own, wanted = (replace(each.config, linears=None) for each in (opened.model, self.teacher))
-        if own != wanted:
-            raise TrainingError(
-                f"[{self.settings.command}] 'init_from' must be a model of the shape of 'model' but "
-                f"'{first}' is described otherwise. Give one that was made of it, as `mmfree calibrate` "
-                "does."
-            )
-        return opened
+        settings = self.settings
+        return open_first(self._checkpoint, settings.init_from, self.teacher, settings.command)
 
     def _first_student(self, first: Decoder) -> Decoder:
         settings = self.settings
         student = build_student(
-            in_floats(first),
+            first,
             self._float_config,
             settings.seed,
             random_mixers=settings.random_mixers,

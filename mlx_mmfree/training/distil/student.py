@@ -12,6 +12,9 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from ...errors import TrainingError
 from ...evaluation.bound import chip
+from ...hub.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from ...hub.checkpoint.load import OpenedModel
+from ...layers.dense import in_floats
 from ...layers.matrix import matrices
 from ...models import Decoder, architecture_of
 from ...models.parts.architecture import bases
@@ -108,6 +111,31 @@ def student_config(
     return HybridConfig.of(base, tuple(mixers))
 
 
+def open_first(
+    checkpoint: Checkpoint, init_from: str | None, teacher: Decoder, command: str
+) -> OpenedModel:
+    """The model that a student begins as, with float weights or codes.
+
+    Args:
+        checkpoint: The teacher's.
+        init_from: Another model to begin as; `None` is the teacher.
+        teacher: The teacher.
+        command: The command in messages.
+
+    Raises:
+        TrainingError: The other model has another shape.
+    """
+    source = checkpoint if init_from is None else open_checkpoint(init_from)
+    opened = OpenedModel(source, dtype=mx.float32, packed=False, rebuild_masters=True)
+    own, wanted = (replace(each.config, linears=None) for each in (opened.model, teacher))
+    if own != wanted:
+        raise TrainingError(
+            f"[{command}] 'init_from' must be a model of the shape of 'model' but '{init_from}' is "
+            "described otherwise. Give one that was made of it, as `mmfree calibrate` does."
+        )
+    return opened
+
+
 def build_student(
     teacher: Decoder, config: Any, seed: int, *, random_mixers: bool = False
 ) -> Decoder:
@@ -118,14 +146,14 @@ def build_student(
     values. Keys and values that heads share are repeated. Gates are random.
 
     Args:
-        teacher: The teacher, with float weights, which the student takes over.
+        teacher: The teacher, with float weights or codes, which the student takes over.
         config: Of `student_config`.
         seed: Of the random weights.
         random_mixers: Whether all weights of new mixers are random.
     """
     mx.random.seed(seed)
     student: Decoder = architecture_of(config).build(config)
-    known = dict(tree_flatten(teacher.parameters()))
+    known = dict(tree_flatten(in_floats(teacher).parameters()))
     own = dict(tree_flatten(student.parameters()))
     replaced = [f"blocks.{n}.token_mixer." for n in replaced_layers(student)]
     same = {

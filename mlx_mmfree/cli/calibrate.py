@@ -34,9 +34,8 @@ def build_parser() -> argparse.ArgumentParser:
         description=f"{__doc__} Each window learns to give what the same dense layers give. The result "
         "has the same architecture, and its matrices have 2 bits a weight, so that mlx-lm opens it, and "
         "llama.cpp after `mmfree convert --to gguf`. A flag wins over the YAML file.",
-        epilog="Repeat the command to go on after a stop, which loses one window at most. Where the "
-        "whole model, its optimizer and its teacher fit into memory, `mmfree ternarize` gives a better "
-        "model.",
+        epilog="Repeat the command to go on after a stop, which loses one window at most. `mmfree "
+        "ternarize` trains the whole model, in many times the memory, and may go on from the result.",
     )
     parser.add_argument(
         "-c", "--config", type=Path, help="YAML file with the settings, whose keys are the flags"

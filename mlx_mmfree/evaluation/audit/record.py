@@ -54,12 +54,12 @@ class Recording:
         self._maker = {array: n for n, node in enumerate(graph.nodes) for array in node.outputs}
         self.new_state = new_state
         self.state = {*old_state, *map(self.origin, new_state)}
-        changing = {token, *old_state}
+        old = set(old_state)
+        changing = {token, *old}
         count = len(graph.arrays)
         self.depends = [place in changing for place in range(count)]
         self.following = [
-            place in old_state or names.get(place, "").startswith("blocks.")
-            for place in range(count)
+            place in old or names.get(place, "").startswith("blocks.") for place in range(count)
         ]
         self.roots: list[frozenset[int]] = [
             frozenset() if self.depends[place] or place in self._maker else frozenset([place])

@@ -7,6 +7,7 @@ through its settings.
 """
 
 import logging
+import re
 from typing import Any
 
 import httptools
@@ -182,6 +183,16 @@ class Connection(httptools_impl.HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._unknown_bytes = 0
+        scheme, mark, rest = self.url.partition(b"://")
+        if mark and b"/" not in scheme:
+            # the address names the server too, which goes before the header
+            named = re.split(rb"[/?#]", rest, maxsplit=1)[0].lower()
+            if [value.lower() for name, value in self.headers if name == b"host"] != [named]:
+                self._fail(
+                    RequestError(
+                        f"[server] 'Host' must be that of the address, {named!r:.80}, but is another."
+                    )
+                )
         super().on_headers_complete()
         self._is_head = self._is_new = False
         if not self.pipeline:

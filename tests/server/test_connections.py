@@ -78,6 +78,8 @@ REFUSED: dict[str, tuple[bytes | Iterable[bytes], int]] = {
     "version": (b"GET / HTTP/9.9\r\n\r\n", 400),
     "method": (b"STEAL / HTTP/1.1\r\n\r\n", 400),
     "address that is none": (b"GET http://[ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "address of another": (b"GET http://evil.com/health HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "user in an address": (b"GET http://a@localhost/ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
     "address that is no ASCII": ("GET /ä HTTP/1.1\r\n".encode() + HOST + b"\r\n", 400),
     "control character": (GET + b"X: a\x01b\r\n\r\n", 400),
     "space before the colon": (GET + b"X : a\r\n\r\n", 400),
@@ -120,6 +122,17 @@ def test_what_is_too_much_is_refused(server: ServerProcess, name: str) -> None:
     assert head.startswith(b"HTTP/1.1 %d " % status), received[:500]
     error = json.loads(body)["error"]
     assert error.keys() == {"message", "type", "param", "code"} and len(error["message"]) > 20
+
+
+def test_an_address_may_name_the_server(server: ServerProcess) -> None:
+    for path in (
+        b"http://localhost/health",
+        b"HTTP://LocalHost/health?a=b://c",
+        b"/health?a=b://c",
+    ):
+        with server.connect() as connection:
+            request = GET.replace(b"/health", path, 1) + b"Connection: close\r\n\r\n"
+            assert answers(connection, request).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_connection_that_sends_nothing_is_closed(server: ServerProcess) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import chain
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Lock
@@ -210,16 +211,16 @@ class ConfinedProcess:
         """Sends a request, a large one in chunks: other threads run between them."""
         size = 0
         last: tuple[str, Any] | None = None
-        for chunk in chunks(request):
+        for chunk in chain(chunks(request), [None]):
             if last is not None:
+                frame = ("take", last) if chunk else ("ask", cpu_seconds, last)
                 # marshal goes to the process only; its answers are JSON, which can hold nothing but data
-                data = marshal.dumps(("take", last))
+                data = marshal.dumps(frame)
                 size += len(data)
                 if size > self._memory_bytes // _SHARE_OF_REQUEST:
                     raise LimitError(f"it is given over {size // 2**20} MB, which is too much")
                 send(connection, data)
             last = chunk
-        send(connection, marshal.dumps(("ask", cpu_seconds, last)))
 
     def _start_values(self) -> str:
         names: list[str] = []

@@ -147,6 +147,7 @@ def attention_tail(
             than the cache or more slots than the window.
 
     Example:
+        >>> from mlx_mmfree.ops.attention_step import Options
         >>> keys, tail = mx.zeros((1, 1, 8, 4)), Tail.empty(mx.zeros((1, 1, 8, 4)), 2)
         >>> positions = mx.array([[0, 1, 2, -1, -1, -1, -1, -1]])
         >>> y, tail = attention_tail(mx.ones((1, 1, 16)), keys, keys, positions, tail, Options(2))

@@ -9,6 +9,8 @@ import pytest
 from mlx_mmfree.evaluation.audit.primitives import VIEWS, cost_of_kernel, cost_of_mlx
 from mlx_mmfree.layers import BitLinear
 from mlx_mmfree.ops import (
+    attention_step,
+    depthwise_convolution,
     gated_delta_rule,
     gated_linear_attention,
     layer_norm,
@@ -54,6 +56,9 @@ def _delta_rule(**removal: tuple[mx.array, mx.array]) -> list[mx.array]:
     mx.eval(v, state)
     return list(gated_delta_rule(q, q, v, None, HEADS, state, **removal))
 
+
+MAPS, WINDOWS = mx.ones((1, 4, 4, 8)), mx.ones((8, 3, 3, 1))
+mx.eval(MAPS, WINDOWS)
 
 # 2 heads with a state of 4 x 6: what is kept decays, k v is added, and q reads it
 KEPT = 2 * 4 * 6
@@ -109,6 +114,16 @@ COUNTED: list[tuple[str, Callable[[], Any], dict[str, int]]] = [
         # the mean and its difference, squares with epsilon, and the shift
         {"multiply": 3 * SIZE, "add": 4 * SIZE, "other": 3 * ROWS},
     ),
+    (
+        "DepthwiseConvolution",
+        lambda: depthwise_convolution(MAPS, WINDOWS),
+        {"multiply": 9 * MAPS.size, "add": 9 * MAPS.size},
+    ),
+    (
+        "DepthwiseConvolution",
+        lambda: depthwise_convolution(MAPS, WINDOWS, MAPS[0, 0, 0]),
+        {"multiply": 9 * MAPS.size, "add": 10 * MAPS.size},
+    ),
 ]
 
 
@@ -119,6 +134,20 @@ def test_arithmetic(name: str, make: Callable[[], Any], counts: dict[str, int]) 
     results = make()
     found = cost(results if isinstance(results, list) else [results])
     assert (found[0], found[1].work) == (name, work(**counts))
+
+
+def test_queries_and_keys_of_a_step_are_normed() -> None:
+    projected, buffers = mx.ones((1, 1, 16)), mx.ones((1, 1, 4, 4))
+    positions, gains = mx.array([[0, 1, 2]]), mx.ones(4)
+    mx.eval(projected, buffers, positions, gains)
+
+    def step(**norms: mx.array) -> Any:
+        results = attention_step(projected, buffers, buffers, positions, num_heads=2, **norms)
+        return cost(list(results))[1].work
+
+    # 2 heads of queries and one of keys, of 4 dims: squares, times a root and a gain
+    norms = work(multiply=3 * 3 * 4, add=3 * 4, other=3 * 2)
+    assert step(query_norm=gains, key_norm=gains) == step() + norms
 
 
 def test_widths_are_those_of_the_numbers() -> None:

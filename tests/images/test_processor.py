@@ -87,6 +87,20 @@ def test_pixels_are_those_of_transformers(name: str) -> None:
     np.testing.assert_allclose(got[0], want, atol=1e-6)
 
 
+def test_a_narrow_picture_gets_a_border_of_the_mean() -> None:
+    given = {"input_size": (3, 8, 8), "crop_mode": "border", "crop_pct": 1.0}
+    given |= {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    processor = ImageProcessor.from_config({"pretrained_cfg": given})
+    pixels = np.array(processor([Image.new("RGB", (16, 8))]))[0]
+    assert (pixels[2:6] == -1).all()
+    assert np.abs(pixels[:2]).max() < 0.01 and np.abs(pixels[6:]).max() < 0.01
+
+
+def test_a_hundredth_of_a_picture_may_be_cut_out() -> None:
+    given = {"input_size": (3, 8, 8), "crop_pct": 0.01}
+    assert ImageProcessor.from_config({"pretrained_cfg": given}).scaled_size == (800, 800)
+
+
 def test_a_batch_of_files_arrays_and_pictures(tmp_path: Path) -> None:
     shown = picture(50, 37)
     shown.save(tmp_path / "shown.png")

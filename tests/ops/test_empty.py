@@ -10,6 +10,7 @@ from mlx.utils import tree_flatten
 import mlx_mmfree.ops as ops
 from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import BACKENDS, use_backend
+from mlx_mmfree.ops.attention_step import new_slots
 from mlx_mmfree.ops.backend.dispatch import operations
 from mlx_mmfree.ops.ternary import packed_width
 
@@ -298,6 +299,9 @@ def test_sums_of_codes_that_do_not_fit_are_refused(backend: str) -> None:
             ops.ternary_matmul(x, weight, codes=True)
         with pytest.raises(ValueError, match="'x' must have 4194304 inputs a row at most"):
             ops.bit_linear(x, [ops.Projection(weight, mx.ones((1,)))])
+    # as many as fit
+    with use_backend("reference"):
+        ops.bit_linear(x[:, 32:], [ops.Projection(weight[:, 2:], mx.ones((1,)))])
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(2**31 - 1, 1), (2**40, 0), (0, 0), (4, -1)])
@@ -313,3 +317,10 @@ def test_windows_that_do_not_fit_are_refused(window: int, sinks: int) -> None:
             window=window,
             sinks=sinks,
         )
+
+
+def test_no_first_token_stays_unless_it_is_asked_for() -> None:
+    assert new_slots(3, 1, window=3).tolist() == [0]
+    keys, positions = mx.ones((1, 1, 4, 2)), mx.array([[0, 1, 2]])
+    results = ops.attention_step(mx.ones((1, 1, 6)), keys, keys, positions, num_heads=1, window=3)
+    assert results[3].tolist() == [[3, 1, 2]]

@@ -347,6 +347,13 @@ def test_nothing_to_train_is_an_error(choose: Any) -> None:
         choose(_build("hgrn", packed=False), keys=[])
 
 
+def test_a_model_with_an_adapter_gets_no_second_one() -> None:
+    model = _build("hgrn")
+    adapt_layers(model, num_layers=1)
+    with pytest.raises(TrainingError, match="'model' must have no adapter yet but has one"):
+        adapt_layers(model, num_layers=1)
+
+
 def test_parameters_are_counted_as_if_unpacked() -> None:
     model = _build("hgrn", packed=False)
     _, total = trained_parameters(model)

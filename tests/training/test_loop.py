@@ -38,6 +38,7 @@ from mlx_mmfree.training.run_folder import (
     read_progress,
     save_checkpoint,
 )
+from mlx_mmfree.training.stopping import StopRequest
 from mlx_mmfree.training.trainer import Trainer
 from tests.tolerances import GRADIENT_TOLERANCE, relative_error
 
@@ -550,3 +551,10 @@ def test_inverse_sqrt_is_the_schedule_of_the_paper(tmp_path: Path) -> None:
     assert given(7).item() == pytest.approx(0.3)
     with pytest.raises(TrainingError, match="'warmup_steps' must be positive with inverse_sqrt"):
         replace(settings, warmup_steps=0)
+
+
+def test_signals_mean_what_they_did_before_once_a_run_has_ended() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with StopRequest():
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

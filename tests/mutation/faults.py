@@ -158,12 +158,6 @@ FAULTS = {
         "left -= self._read_parts(parts, self._step_size)",
         ("generation/scheduling/test_prompts.py",),
     ),
-    "scheduling: a prompt is read for each request": Fault(
-        "generation/scheduling/scheduler.py",
-        "other.beginning = row.beginning\n",
-        "other.beginning = None\n",
-        ("generation/scheduling/test_prompts.py",),
-    ),
     "scheduling: the last beginning is passed over": Fault(
         "generation/scheduling/rows.py",
         "while part.before is not None and not part.before.is_read:",
@@ -204,12 +198,6 @@ FAULTS = {
         "generation/scheduling/scheduler.py",
         "[*self._reading.rows, *self._writing.rows] if",
         "[*self._writing.rows] if",
-        ("generation/scheduling/test_prompts.py",),
-    ),
-    "scheduling: the marks of a cancelled prompt are lost": Fault(
-        "generation/scheduling/scheduler.py",
-        "if row.is_over and row.beginning is not None and",
-        "if not row.is_over and row.beginning is not None and",
         ("generation/scheduling/test_prompts.py",),
     ),
     "scheduling: a state is kept one token early": Fault(

@@ -9,7 +9,7 @@ import importlib.util
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,6 +144,15 @@ def _numbers(instruction: str) -> int:
 
 
 def _innermost_loops(code: str) -> list[Loop]:
+    return _loops(code, lambda lines: True)
+
+
+def loops_around(code: str, instruction: str) -> list[Loop]:
+    """The loops that have an instruction, where no loop within has it."""
+    return _loops(code, lambda lines: any(line.startswith(instruction) for line in lines))
+
+
+def _loops(code: str, is_meant: Callable[[list[str]], bool]) -> list[Loop]:
     """The lines between a label and the last jump back to it, where no such loop lies within."""
     lines = [line.split("//")[0].strip() for line in code.splitlines()]
     labels = {line[:-1]: n for n, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
@@ -152,8 +161,9 @@ def _innermost_loops(code: str) -> list[Loop]:
         jump = re.match(r"(?:b|b\.\w+|cbn?z|tbn?z)\t(?:.*, )?(\.L\w+)$", line)
         if jump and labels[jump[1]] <= n:
             last_jump[labels[jump[1]]] = n
+    meant = {start: stop for start, stop in last_jump.items() if is_meant(lines[start : stop + 1])}
     return [
         Loop(tuple(line for line in lines[start : stop + 1] if line and line[0] != "."))
-        for start, stop in last_jump.items()
-        if not any(start < other and last_jump[other] <= stop for other in last_jump)
+        for start, stop in meant.items()
+        if not any(start < other and meant[other] <= stop for other in meant)
     ]

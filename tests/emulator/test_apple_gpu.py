@@ -4,7 +4,7 @@ import pytest
 
 from mlx_mmfree.evaluation.kernel_slots import FILE
 from tests.emulator import apple_gpu, yardstick
-from tests.emulator.counts import codes, experts, products
+from tests.emulator.counts import codes, experts, products, widest
 from tests.emulator.yardstick import Row
 
 pytestmark = pytest.mark.slow
@@ -167,3 +167,11 @@ def test_a_product_with_codes_without_halves_takes_fewer_than_that_of_mlx() -> N
 
 def test_the_package_holds_the_slots_of_its_kernels() -> None:
     assert products.as_json(list(products.counted())) == FILE.read_text(encoding="utf-8")
+
+
+def test_what_the_widest_shapes_take() -> None:
+    for name, threads, code in widest.counted():
+        assert threads <= code.threads, name
+        assert (code.stack, code.spills) == (0, 0), name
+        assert code.shared <= widest.MOST_MEMORY, name
+        assert code.bytes <= INSTRUCTION_CACHE, name

@@ -373,13 +373,13 @@ def main() -> None:
     args = parser.parse_args()
     if reason := apple_gpu.unavailable():
         sys.exit(reason)
-    counted = table(list(rows()))
     if not args.write:
-        print(counted)
+        print(table(list(rows())))
         for report in reports():
             print(f"\n{report}", flush=True)
         return
     kernel_slots.FILE.write_text(products.as_json(list(products.counted())), encoding="utf-8")
+    counted = f"{table(list(rows()))}\n\n{codes.report()}"
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
     after = rest.partition(_END)[2]
     PAGE.write_text(f"{before}{_BEGIN}\n\n{counted}\n\n{_END}{after}", encoding="utf-8")

@@ -33,7 +33,7 @@ def has_examples(file: Path) -> bool:
 
 
 def runs(text: str) -> bool:
-    """Whether a docstring holds an example of which nothing is skipped."""
+    """Returns whether a docstring holds an example of which nothing is skipped."""
     examples = doctest.DocTestParser().get_examples(text)
     return bool(examples) and not any(each.options.get(doctest.SKIP) for each in examples)
 

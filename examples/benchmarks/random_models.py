@@ -93,7 +93,7 @@ def random_model(
 
 
 def has_dense_head(config: Mapping[str, Any]) -> bool:
-    """Whether the head of a model, or the embedding that serves as its head, is not ternary."""
+    """Returns whether the head of a model, or the embedding that serves as its head, is not ternary."""
     architecture = find(config.get("model_type"))
     model: Decoder = architecture.build(architecture.config.from_hub(config))
     return _is_plain(model.head if "head" in model else model.embed)

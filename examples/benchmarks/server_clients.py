@@ -200,7 +200,7 @@ def _wait(program: str, process: "subprocess.Popen[bytes]", port: int, log: Path
 
 
 def _answers(port: int) -> bool:
-    """Whether the server gives its list of models, which all have."""
+    """Returns whether the server gives its list of models, which all have."""
     connection = http.client.HTTPConnection(HOST, port, timeout=_END_SECONDS)
     try:
         connection.request("GET", "/v1/models")

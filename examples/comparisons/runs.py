@@ -57,7 +57,7 @@ def found_or_trained(
     jobs: int,
     trains: bool,
 ) -> dict[Run, Metrics]:
-    """As `results_of`, with so many runs at a time; without `trains` only what is finished."""
+    """Like `results_of`, with so many runs at a time; without `trains` only what is finished."""
     if not trains:
         return {run: metrics for run in runs if (metrics := finished(run)) is not None}
     return results_of(runs, finished, train, workers(jobs), line)

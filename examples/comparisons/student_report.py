@@ -140,7 +140,7 @@ def _findings(plan: Plan, teacher: Metrics, chosen: Chosen) -> list[str]:
 
 
 def _verdict(gain: float, students: list[Metrics], twins: list[Metrics]) -> str:
-    """Whether a gain is larger than the deviations of both over seeds together."""
+    """Returns whether a gain is larger than the deviations of both over seeds together."""
     if min(len(students), len(twins)) < 2:
         return "not known of one seed" if gain > 0 else "not so"
     spread = sum(statistics.stdev(each["value"] for each in runs) for runs in (students, twins))

@@ -49,12 +49,12 @@ class TensorType:
 
     @property
     def has_one_scale(self) -> bool:
-        """Whether all blocks share a float32 scale, as for kernels with 8-bit activations."""
+        """True if all blocks share a float32 scale, as for kernels with 8-bit activations."""
         return self.tail_bytes > 0
 
     @property
     def has_zero(self) -> bool:
-        """Whether a ternary type holds zeros. One of a bit a weight has signs alone."""
+        """True if a ternary type holds zeros. One of a bit a weight has signs alone."""
         return self.code_bits != 1
 
     def nbytes(self, values: int) -> int:

@@ -438,7 +438,7 @@ def _is_size(value: object) -> bool:
 
 
 def _is_negated(metadata: object = None) -> bool:
-    """Whether PyTorch turns the signs of a view when it is read, its "negative bit"."""
+    """Returns whether PyTorch turns the signs of a view when it is read, its "negative bit"."""
     given = {} if metadata is None else metadata
     if not isinstance(given, dict) or given.keys() - {"neg"}:
         raise ValueError(f"describes a tensor by {metadata!r:.80}, which is not known")

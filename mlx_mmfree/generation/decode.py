@@ -232,7 +232,7 @@ class _Steps(Protocol):
 
     @property
     def from_draft(self) -> bool:
-        """Whether the last token was proposed."""
+        """True if the last token was proposed."""
 
     @property
     def stats(self) -> DraftStats | None:

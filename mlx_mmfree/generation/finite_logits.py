@@ -9,7 +9,8 @@ from ..ops import long_sum
 
 
 def are_finite(logits: mx.array) -> mx.array:
-    """Whether no logit of a row is infinite or NaN and not all are zero: booleans `(...)`, not computed.
+    """Returns whether no logit of a row is infinite or NaN and not all are zero: booleans `(...)`, not
+    computed.
 
     A norm turns numbers whose squares overflow into zeros, which is why zeros are refused too. Each
     row's sum of magnitudes tells both in one pass, which costs next to nothing beside a decoding step.

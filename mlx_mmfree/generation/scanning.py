@@ -92,7 +92,7 @@ class Scanner(ABC):
             yield
 
     def _tag(self, tag: str) -> Generator[None, None, bool]:
-        """Whether a tag comes next, after space; it is then passed with that."""
+        """Returns whether a tag comes next, after space; it is then passed with that."""
         while True:
             rest = self._text[self._at : self._at + LONGEST_HEAD].lstrip()
             if rest.startswith(tag):

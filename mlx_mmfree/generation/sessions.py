@@ -48,7 +48,7 @@ class Chunk:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no number is NaN or infinite."""
+        """True if no number is NaN or infinite."""
         infinity, size = _INFINITY.get(self.dtype), self.dtype.size
         if infinity is None or not self.data:
             return True
@@ -101,7 +101,7 @@ def pack(model: Decoder, state: Any, count: int) -> Any | None:
 
 
 def can_be_packed(model: Decoder, packed: Any, count: int) -> bool:
-    """Whether `pack` can give this state: its numbers are finite, and the positions right."""
+    """Returns whether `pack` can give this state: its numbers are finite, and the positions right."""
     trimmed = states.trimmed_state(model, unpack(model, packed), count)
     return trimmed is not None and _packed(trimmed) == packed
 

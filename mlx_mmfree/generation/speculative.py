@@ -585,7 +585,7 @@ class NgramDecoding(Speculation):
         return drafts, seen
 
     def _may_propose(self, count: int) -> bool:
-        """Whether so many proposals would be worth it though all of them were refused."""
+        """Returns whether so many proposals would be worth it though all of them were refused."""
         proposed, accepted = self.stats.proposed + count, self.stats.accepted
         rows = self._rows + count + 1
         is_little = proposed - accepted <= max(_FREE_WASTE, _MOST_WASTED * rows)

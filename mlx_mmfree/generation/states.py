@@ -114,7 +114,7 @@ def exact_lengths(model: Decoder) -> list[int]:
 
 
 def is_of_batch(model: Decoder, state: tuple[Any, ...], length: int) -> bool:
-    """Whether a row of `length` tokens would have another state if it had been read alone."""
+    """Returns whether a row of `length` tokens would have another state if it had been read alone."""
     return any(
         mixer.state_kind.is_of_batch(each, length)
         for mixer, each in zip(model.token_mixers, state, strict=False)
@@ -122,7 +122,7 @@ def is_of_batch(model: Decoder, state: tuple[Any, ...], length: int) -> bool:
 
 
 def can_rewind(model: Decoder, length: int, count: int) -> bool:
-    """Whether the state after `length` tokens can be had from that after `count` more."""
+    """Returns whether the state after `length` tokens can be had from that after `count` more."""
     pairs = zip(model.token_mixers, blank_state(model, 1, length), strict=True)
     return all(mixer.state_kind.can_rewind(each, count) for mixer, each in pairs)
 
@@ -217,7 +217,7 @@ def arrays_by_place(tree: Any) -> dict[str, mx.array]:
 
 
 def _holds(array: mx.array, want: mx.array) -> bool:
-    """Whether an array has one row, of the dtype and at least the size that are wanted."""
+    """Returns whether an array has one row, of the dtype and at least the size that are wanted."""
     return (
         array.dtype == want.dtype
         and array.ndim == want.ndim

@@ -452,7 +452,7 @@ def _advance(
 
 
 def _is_done(search: _Search, length: int, settings: BeamSettings) -> bool:
-    """Whether no open beam is worth going on with."""
+    """Returns whether no open beam is worth going on with."""
     if len(search.finished) < settings.num_beams:
         return False
     if settings.num_beams == 1 or settings.early_stopping is True:

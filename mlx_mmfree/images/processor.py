@@ -176,7 +176,7 @@ def _scaled(size: tuple[int, int], share: float) -> tuple[int, int]:
 
 
 def _size(key: str, value: Any) -> tuple[bool, tuple[int, int]]:
-    """Whether a size is the shortest edge's, and the height and width that it gives."""
+    """Returns whether a size is the shortest edge's, and the height and width that it gives."""
     if isinstance(value, Mapping):
         if set(value) == {"shortest_edge"}:
             side = _side(key, value["shortest_edge"])

@@ -77,7 +77,7 @@ class Linear(Fusable, nn.Linear):
         mode: str = "affine",
         quantize_input: bool = False,
     ) -> nn.Module:
-        """As of `nn.Linear`; without quantised inputs, a `QuantizedLinear` of this library."""
+        """The same as of `nn.Linear`; without quantised inputs, a `QuantizedLinear` of this library."""
         if quantize_input:
             return super().to_quantized(group_size, bits, mode, quantize_input)
         make: Any = self.coded.from_linear

@@ -41,7 +41,7 @@ _fuses = ContextVar("fuses", default=True)
 
 
 def fuses() -> bool:
-    """Whether operations are computed together."""
+    """Returns whether operations are computed together."""
     return _fuses.get()
 
 
@@ -88,7 +88,7 @@ class Variant:
 
     @staticmethod
     def takes(linears: Sequence[nn.Module], norm: nn.Module | None) -> bool:
-        """Whether the format is that of all these linears, with the norm before them."""
+        """Returns whether the format is that of all these linears, with the norm before them."""
         return True
 
     @staticmethod
@@ -293,7 +293,7 @@ def fused_inputs(
     norm: nn.Module | None,
     dtype: mx.Dtype | None,
 ) -> Parts:
-    """As `inputs`, where the caller knows that operations are computed together."""
+    """Like `inputs`, where the caller knows that operations are computed together."""
     variant = _variant(linears, norm)
     parts = variant.inputs(x, linears, norm)
     if variant.keeps_dtype or dtype is None:
@@ -304,7 +304,7 @@ def fused_inputs(
 def inputs_of_sum(
     x: mx.array, branch: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None
 ) -> tuple[Parts, mx.array]:
-    """As `inputs` of a sum, and the sum. Where its norm is rotated, both are one launch."""
+    """Like `inputs` of a sum, and the sum. Where its norm is rotated, both are one launch."""
     one, *more = (linear for linear, _ in joined_parts(linears))
     if more or variant_of(one) is not Rotated or norm is None or not is_rms_norm(norm):
         x = x + branch
@@ -405,8 +405,8 @@ def _gated(parts: Parts, gate: Activation) -> mx.array:
 
 
 def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
-    """Whether plain matrices are joined: with more rows than columns, they are less to copy than the
-    results, and the input is arranged for one product only.
+    """Returns whether plain matrices are joined: with more rows than columns, they are less to copy
+    than the results, and the input is arranged for one product only.
     """
     if x.size <= x.shape[-1] ** 2:
         return False

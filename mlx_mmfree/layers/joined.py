@@ -49,7 +49,7 @@ class JoinedLinears:
         self._views = [[linear.get(name) for name in _ARRAYS] for linear in linears]
 
     def holds(self, linears: Sequence[nn.Module]) -> bool:
-        """Whether these are the linears, with the weights that they had."""
+        """Returns whether these are the linears, with the weights that they had."""
         return len(linears) == self.count and all(
             given is own
             and all(given.get(name) is view for name, view in zip(_ARRAYS, views, strict=True))

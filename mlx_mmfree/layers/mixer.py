@@ -140,8 +140,8 @@ class Mixer(nn.Module):
             cls.is_cut = lambda self, x, state, context: False  # type: ignore[method-assign]
 
     def is_cut(self, x: mx.array, state: Any, context: Any) -> bool:
-        """Whether nothing is done to the input of a call but what the projections do, so that they may
-        be computed together with what stands before the mixer."""
+        """Returns whether nothing is done to the input of a call but what the projections do, so that
+        they may be computed together with what stands before the mixer."""
         return bool(self.projections)
 
     def checked_state(self, x: mx.array, state: Any) -> Any:
@@ -157,7 +157,7 @@ class Mixer(nn.Module):
         """Called before it is divided as `partition` says, for what cannot be reported there."""
 
     def has_fused(self, context: Any) -> bool:
-        """Whether `fused` computes what this call asks for."""
+        """Returns whether `fused` computes what this call asks for."""
         return self.fused is not None
 
     def project(self, x: mx.array) -> Parts:
@@ -236,7 +236,7 @@ class TokenMixer(Mixer):
     key_value_dims: int | None = None
 
     is_causal: bool = False
-    """Whether output t of this one depends on inputs up to t only."""
+    """True if output t of this one depends on inputs up to t only."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -351,7 +351,7 @@ class TokenMixer(Mixer):
     def run(
         self, x: mx.array, state: State, context: Context, **arguments: Any
     ) -> tuple[mx.array, State]:
-        """As `__call__`, of checked arguments."""
+        """Like `__call__`, of checked arguments."""
         if not x.shape[1]:
             return x, state
         if self.is_cut(x, state, context):
@@ -388,7 +388,7 @@ class TokenMixer(Mixer):
         return x, state
 
     def project_both(self, x: mx.array, memory: mx.array) -> Parts:
-        """As `project`, where those `of_memory` read the second sequence."""
+        """Like `project`, where those `of_memory` read the second sequence."""
         if not self.projections:
             return (x,)
         return tuple(
@@ -517,7 +517,7 @@ class SpatialMixer(Mixer):
         return self.run(x)
 
     def run(self, x: mx.array, **arguments: Any) -> mx.array:
-        """As `__call__`, of a checked input."""
+        """Like `__call__`, of a checked input."""
         return self.finish(self.mix(*self.apart(self.project(x)), **arguments), x.dtype)
 
 

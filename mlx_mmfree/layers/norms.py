@@ -76,7 +76,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def is_rms_norm(norm: nn.Module | None) -> bool:
-    """Whether it is an RMSNorm of this library: a gain and an epsilon, and nothing else."""
+    """Returns whether it is an RMSNorm of this library: a gain and an epsilon, and nothing else."""
     return getattr(norm, "is_rms", False)
 
 
@@ -199,7 +199,7 @@ class BatchNorm(nn.Module):
 
     @property
     def counts(self) -> bool:
-        """Whether a call takes the statistics of its batch, which the running ones follow."""
+        """True if a call takes the statistics of its batch, which the running ones follow."""
         return bool(self.training) and "weight" not in self._no_grad
 
     @property

@@ -199,7 +199,7 @@ class ShardedToAllPackedLinear(PackedLinear):
 
 
 def can_shard(linear: nn.Module) -> bool:
-    """Whether a linear layer can be split, once it is packed if it can be."""
+    """Returns whether a linear layer can be split, once it is packed if it can be."""
     matrix = matrix_of(linear)
     return hasattr(linear, "to_packed") or (matrix is not None and matrix.is_divisible)
 

@@ -139,7 +139,7 @@ class DecodedStates:
 
     @property
     def is_renewed(self) -> bool:
-        """Whether each token makes the whole state anew, so that the one before may be held as it is."""
+        """True if each token makes the whole state anew, so that the one before may be held as it is."""
         return self._is_fixed
 
     def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:

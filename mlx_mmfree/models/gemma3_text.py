@@ -197,7 +197,7 @@ def build(config: Config) -> Decoder:
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
-    """As `Architecture.mlx_lm`: mlx-lm knows Gemma 3 as it is published, and embeds nothing."""
+    """Like `Architecture.mlx_lm`: mlx-lm knows Gemma 3 as it is published, and embeds nothing."""
     is_even = "sliding_window_pattern" in config.to_hub()
     is_published = is_even and config.tie_word_embeddings and not config.attention_bias
     if (

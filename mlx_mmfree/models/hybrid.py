@@ -53,7 +53,7 @@ def build(config: HybridConfig) -> Decoder:
 
 
 def _needs_mlx_lm_file(config: HybridConfig, ternary_dims: Sequence[int]) -> bool | None:
-    """As `Architecture.mlx_lm`."""
+    """Like `Architecture.mlx_lm`."""
     is_known = all(choice.name in _IN_MLX_LM for choice in config.token_mixers)
     return True if is_known else None
 

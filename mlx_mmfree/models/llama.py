@@ -29,14 +29,14 @@ build = transformer.build_transformer
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
-    """As `Architecture.mlx_lm`: mlx-lm knows Llama in sizes of whole groups."""
+    """Like `Architecture.mlx_lm`: mlx-lm knows Llama in sizes of whole groups."""
     if config.has_sub_norms:
         return bool(ternary_dims)
     return transformer.needs_mlx_lm_file(config, ternary_dims)
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
-    """As `Architecture.transformers`."""
+    """Like `Architecture.transformers`."""
     if config.has_sub_norms:
         return "its Llama would leave out the norms before the last projections"
     return None

@@ -167,7 +167,7 @@ _GGUF_KEYS = (
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFFormat.read`."""
+    """Like `GGUFFormat.read`."""
     pattern = given["attention.sliding_window_pattern"]
     pattern = pattern if isinstance(pattern, list) else [pattern] * integer(given, "block_count")
     head_dim = integer(given, "attention.key_length", None)

@@ -45,7 +45,7 @@ def build(config: Config) -> Decoder:
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
-    """As `Architecture.mlx_lm`: mlx-lm knows Qwen3 without biases, and embeds nothing."""
+    """Like `Architecture.mlx_lm`: mlx-lm knows Qwen3 without biases, and embeds nothing."""
     if config.is_embedder:
         return None
     has_biases = config.attention_bias or config.mlp_bias
@@ -75,7 +75,7 @@ def _bonsai(
 
 
 def _few_bit_sampling(is_rotated: bool, thinks: bool) -> Mapping[str, float]:
-    """As `Architecture.few_bit_sampling`: those of Bonsai's demonstration."""
+    """Like `Architecture.few_bit_sampling`: those of Bonsai's demonstration."""
     return {"temp": 0.5, "top_p": 0.85, "top_k": 20}
 
 

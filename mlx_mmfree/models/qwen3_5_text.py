@@ -77,7 +77,7 @@ _PREFIXES = {
 
 
 def newer_name(name: str, names: Collection[str]) -> str:
-    """As `Architecture.newer_name`: without the places of the text model among others."""
+    """Like `Architecture.newer_name`: without the places of the text model among others."""
     for theirs, ours in _PREFIXES.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -245,7 +245,7 @@ def build(config: Config) -> Decoder:
 def layouts(
     model: nn.Module, shapes: Mapping[str, tuple[int, ...]], writer: str | None
 ) -> dict[str, StoredLayout]:
-    """As `Architecture.layouts`: of a file that is laid out as mlx-lm or GGUF has it."""
+    """Like `Architecture.layouts`: of a file that is laid out as mlx-lm or GGUF has it."""
     taps = [shape for name, shape in shapes.items() if name.endswith("conv1d.weight")]
     if taps and all(len(shape) == 2 for shape in taps):
         return _layouts_of_gguf(model)
@@ -268,7 +268,7 @@ def layouts_of_mlx(
     shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
     writer: str | None = "mlx",
 ) -> dict[str, StoredLayout]:
-    """As `Architecture.layouts`, of a file that is laid out as mlx-lm has it."""
+    """Like `Architecture.layouts`, of a file that is laid out as mlx-lm has it."""
     found: dict[str, StoredLayout] = {}
     for path, module in model.named_modules():
         weight = module.get("weight")
@@ -281,7 +281,7 @@ def layouts_of_mlx(
 
 
 def _layouts_of_gguf(model: nn.Module) -> dict[str, StoredLayout]:
-    """As `GGUFFormat.layouts`: mlx-lm's gains, taps without an axis, and no logarithms of rates."""
+    """Like `GGUFFormat.layouts`: mlx-lm's gains, taps without an axis, and no logarithms of rates."""
     found = layouts_of_mlx(model)
     for path, module in model.named_modules():
         if path.endswith("qkv_conv"):
@@ -335,7 +335,7 @@ _WITH_VALUES = ("in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight", "A_l
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFFormat.read`."""
+    """Like `GGUFFormat.read`."""
     found: dict[str, Any] = {
         hub: integer(given, theirs, high=2**12) for theirs, hub in _GGUF_KEYS.items()
     }
@@ -351,7 +351,7 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] | None:
-    """As `GGUFFormat.heads`: of heads of values that share one of keys, the first of all come first."""
+    """Like `GGUFFormat.heads`: of heads of values that share one of keys, the first of all come first."""
     layer, _, end = name.partition(".linear_attn.")
     keys, values = (config.get(f"linear_num_{kind}_heads", 1) for kind in ("key", "value"))
     if not end or not layer or keys == values:
@@ -371,7 +371,7 @@ def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] 
 
 
 def _write_gguf(config: Config) -> dict[str, Any]:
-    """As `GGUFFormat.write`. Of texts, all sections of the positions are equal, however they are cut."""
+    """Like `GGUFFormat.write`. Of texts, all sections of the positions are equal, however they are cut."""
     third, half = -(-config.rotary_dims // 6), config.rotary_dims // 2
     hub = config.to_hub()
     return {
@@ -383,7 +383,7 @@ def _write_gguf(config: Config) -> dict[str, Any]:
 
 
 def _gguf_name(config: Config) -> str | None:
-    """As `Architecture.gguf_name`: llama.cpp knows full layers that repeat evenly."""
+    """Like `Architecture.gguf_name`: llama.cpp knows full layers that repeat evenly."""
     return "qwen35" if _interval(config.layer_types) else None
 
 
@@ -405,7 +405,7 @@ _GGUF = GGUFFormat(
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
-    """As `Architecture.mlx_lm`: mlx-lm knows full layers that repeat evenly, and no ternary linears.
+    """Like `Architecture.mlx_lm`: mlx-lm knows full layers that repeat evenly, and no ternary linears.
 
     Of convolutions of one tap it does not see who wrote them.
     """
@@ -415,14 +415,14 @@ def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | No
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
-    """As `Architecture.transformers`."""
+    """Like `Architecture.transformers`."""
     if config.mlp_bias:
         return "its feed-forward has no bias in this architecture"
     return None if config.linears is None else "its Qwen3.5 has no ternary linears"
 
 
 def _few_bit_sampling(is_rotated: bool, thinks: bool) -> Mapping[str, float]:
-    """As `Architecture.few_bit_sampling`: those of Bonsai's demonstration, and of Bonsai 2's card."""
+    """Like `Architecture.few_bit_sampling`: those of Bonsai's demonstration, and of Bonsai 2's card."""
     if not is_rotated:
         return {"temp": 0.7, "top_p": 0.95, "top_k": 20}
     if thinks:

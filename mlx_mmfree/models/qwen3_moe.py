@@ -106,7 +106,7 @@ _GGUF_KEYS = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFFormat.read`."""
+    """Like `GGUFFormat.read`."""
     return {
         "num_experts": given["expert_count"],
         "num_experts_per_tok": given["expert_used_count"],
@@ -115,18 +115,18 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_gguf(config: Config) -> dict[str, Any]:
-    """As `GGUFFormat.write`."""
+    """Like `GGUFFormat.write`."""
     values = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size
     return dict(zip(_GGUF_KEYS, values, strict=True))
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool | None:
-    """As `Architecture.mlx_lm`: mlx-lm knows it without biases."""
+    """Like `Architecture.mlx_lm`: mlx-lm knows it without biases."""
     return None if config.attention_bias or ternary_dims else False
 
 
 def _why_not_in_transformers(config: Config) -> str | None:
-    """As `Architecture.transformers`."""
+    """Like `Architecture.transformers`."""
     return "it stores each expert for itself, and here all experts of a layer are one tensor"
 
 

@@ -265,7 +265,7 @@ def _metal(
 
 
 def fits(dims: int) -> bool:
-    """Whether the Metal kernel takes heads of these dims."""
+    """Returns whether the Metal kernel takes heads of these dims."""
     return dims % SIMD_GROUP == 0 and dims <= MAX_DIMS
 
 

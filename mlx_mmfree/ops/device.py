@@ -20,5 +20,5 @@ from .backend.self_check import check_early as check_early
 
 
 def runs_metal_kernels() -> bool:
-    """Whether Metal kernels can run on the default device."""
+    """Returns whether Metal kernels can run on the default device."""
     return _dispatch.metal_unavailable() is None

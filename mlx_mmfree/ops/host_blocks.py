@@ -50,7 +50,7 @@ def blocks(count: int, width: int) -> Iterator[slice]:
 
 
 def all_finite(array: mx.array) -> bool:
-    """Whether an array holds neither NaN nor infinity. Whole numbers never do."""
+    """Returns whether an array holds neither NaN nor infinity. Whole numbers never do."""
     if not mx.issubdtype(array.dtype, mx.floating):
         return True
     exponent = _EXPONENTS[array.dtype]

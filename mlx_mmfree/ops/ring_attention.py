@@ -150,7 +150,7 @@ class _Rotation:
         return mx.broadcast_to(column, (*keys.shape[:3], 1))
 
     def _sees(self, step: int) -> bool:
-        """Whether anything of the part that has come in this step may be seen."""
+        """Returns whether anything of the part that has come in this step may be seen."""
         return not self._is_causal or step <= self._group.rank()
 
     def _seen(self, step: int, valid: mx.array) -> mx.array:

@@ -9,7 +9,7 @@ _FEW = 8
 
 
 def split_many(x: mx.array, cuts: Sequence[int], axis: int) -> list[mx.array]:
-    """As `mx.split(x, cuts, axis)`, for any number of parts.
+    """Like `mx.split(x, cuts, axis)`, for any number of parts.
 
     Args:
         x: The array.

@@ -57,12 +57,12 @@ class Connection(httptools_impl.HttpToolsProtocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for a request or for the rest of one."""
+        """True if it waits for a request or for the rest of one."""
         return self.is_answered or not self._is_head
 
     @property
     def is_answered(self) -> bool:
-        """Whether no request waits for its answer."""
+        """True if no request waits for its answer."""
         return self._is_new or self.cycle.response_complete or self.cycle.disconnected
 
     def connection_made(self, transport: Any) -> None:

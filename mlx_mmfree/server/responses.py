@@ -247,7 +247,7 @@ _NAMES = {
 
 
 def _is_cut_call(item: Mapping[str, Any]) -> bool:
-    """Whether it is a call that ended amid its arguments, which nobody could run."""
+    """Returns whether it is a call that ended amid its arguments, which nobody could run."""
     return item["type"] in tools.CALLS and item["status"] == "incomplete"
 
 

@@ -391,7 +391,7 @@ MAX_TOOLS, _MAX_TOOL_CHARACTERS = 128, 1_000_000
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "tokenize", "self")
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 Strict = bool | None
-"""Whether calls must follow their schema to the letter; otherwise it tells the model what to write."""
+"""True if calls must follow their schema to the letter; otherwise it tells the model what to write."""
 
 
 def joined(texts: Iterable[str]) -> str:

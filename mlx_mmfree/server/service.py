@@ -391,7 +391,7 @@ class Service:
                 self._preparing -= 1
 
     async def _while_running(self, request: Request, work: Awaitable[T]) -> T:
-        """As `while_connected`, but given up as soon as the server begins to end."""
+        """Like `while_connected`, but given up as soon as the server begins to end."""
         ending: asyncio.Future[RequestError] = asyncio.get_running_loop().create_future()
         self._endings.add(ending)
         try:

@@ -189,7 +189,7 @@ def _rendered(
 
 
 def _has_instructions(text: str, messages: Messages) -> bool:
-    """Whether a template has written all messages of the system, and not the first one alone."""
+    """Returns whether a template has written all messages of the system, and not the first one alone."""
     place = 0
     for message in messages[1:]:
         if message["role"] == "system":

@@ -349,14 +349,14 @@ class ChatTemplate:
         )
 
     def _takes(self, names: Mapping[str, Any]) -> bool:
-        """Whether the template writes a text with these variables."""
+        """Returns whether the template writes a text with these variables."""
         try:
             return "text" in _renderer.ask((self.source, names, MAX_CHARACTERS), TEMPLATE.seconds)
         except LimitError:
             return False
 
     def reads_parts(self, named: Mapping[str, Any]) -> bool:
-        """Whether the template writes the text of a message that comes as a list of parts.
+        """Returns whether the template writes the text of a message that comes as a list of parts.
 
         Args:
             named: The special tokens by the names under which the template reads them.

@@ -85,7 +85,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.globals["strftime_now"] = _strftime_now
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether a template may read an attribute. Each plain type has a short list of them."""
+        """Returns whether a template may read an attribute. Each plain type has a short list of them."""
         if isinstance(obj, str):
             return attr in _STR_METHODS
         if isinstance(obj, Mapping):

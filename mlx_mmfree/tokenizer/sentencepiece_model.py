@@ -173,7 +173,7 @@ class SentencePieceVocabulary:
         return load_processor(self._model + _NO_DUMMY_PREFIX, self._file)
 
     def _find_strips_space(self) -> bool:
-        """Whether decoding drops the space that encoding puts before the text."""
+        """Returns whether decoding drops the space that encoding puts before the text."""
         for number in range(self._size):
             piece = self._processor.id_to_piece(number)
             if piece.startswith(SPACE) and number not in self.special.id_set:
@@ -182,7 +182,7 @@ class SentencePieceVocabulary:
 
 
 def _has_character_map(model: bytes) -> bool:
-    """Whether the normalizer (3) has a map of characters (2), which may also drop some."""
+    """Returns whether the normalizer (3) has a map of characters (2), which may also drop some."""
     return any(
         number == 2 and content
         for part, normalizer in _fields(model)

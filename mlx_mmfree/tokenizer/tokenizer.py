@@ -115,7 +115,7 @@ class Detokenizer:
         return self._decoder.decode(raw)
 
     def finalize(self) -> str:
-        """Returns what was held back and makes the object ready for the next text."""
+        """What was held back and makes the object ready for the next text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._at_start = self._starts
@@ -233,7 +233,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the files hold a chat template."""
+        """True if the files hold a chat template."""
         return bool(self._settings.chat_templates)
 
     def with_chat_template(self, source: str) -> "Tokenizer":

@@ -195,7 +195,7 @@ _DECODERS = frozenset(("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replac
 
 
 def is_known(document: Mapping[str, Any]) -> bool:
-    """Whether a `tokenizer.json` may be read and used without limits on time and memory."""
+    """Returns whether a `tokenizer.json` may be read and used without limits on time and memory."""
     model: Any = document.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     if kind == "BPE":
@@ -271,7 +271,7 @@ def longest_stretch(
 
 
 def keeps_spaces(document: Mapping[str, Any], special: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether each space of a text is a part of a token.
+    """Returns whether each space of a text is a part of a token.
 
     Args:
         document: A file of a known shape.
@@ -370,7 +370,7 @@ def _is_short(text: Any) -> bool:
 
 
 def _is_known_frame(step: Mapping[str, Any]) -> bool:
-    """Whether a post-processor puts a known number of tokens around a text."""
+    """Returns whether a post-processor puts a known number of tokens around a text."""
     kind, tokens = step.get("type"), step.get("special_tokens")
     if kind in ("BertProcessing", "RobertaProcessing"):
         pairs = [step.get(name) for name in ("sep", "cls")]
@@ -402,7 +402,7 @@ def _of_engine(tokens: Collection[vocabulary.SpecialToken]) -> list[Added]:
 
 
 def _are_few(tokens: Collection[vocabulary.SpecialToken]) -> bool:
-    """Whether other files add tokens that a file of a known shape may have."""
+    """Returns whether other files add tokens that a file of a known shape may have."""
     return len(tokens) <= _MAX_ADDED_TOKENS and all(
         len(token.content) <= _MAX_ADDED_LENGTH for token in tokens
     )

@@ -81,7 +81,7 @@ class TranslationTokenizer:
             return LeastPieces(self._source, self._source_model)
 
     def encode_target(self, text: str) -> list[int]:
-        """As `encode`, for a text of the second language, which begins with no code."""
+        """Like `encode`, for a text of the second language, which begins with no code."""
         return self._encoded(self._target, TARGET_FILE, text)
 
     def decode(self, ids: Iterable[int]) -> str:

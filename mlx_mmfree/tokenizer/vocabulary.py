@@ -225,13 +225,13 @@ def _chain(ranges: Iterable[range]) -> Iterator[int]:
 
 
 def _begins(texts: list[str], part: str) -> bool:
-    """Whether a part begins one of the sorted texts, and is more than letters and digits."""
+    """Returns whether a part begins one of the sorted texts, and is more than letters and digits."""
     place = bisect_left(texts, part)
     return place < len(texts) and texts[place].startswith(part) and not part.isalnum()
 
 
 def _inside_word(text: str, start: int, stop: int) -> bool:
-    """Whether a letter or digit touches the stretch."""
+    """Returns whether a letter or digit touches the stretch."""
     neighbours = text[max(start - 1, 0) : start] + text[stop : stop + 1]
     return re.search(r"\w", neighbours) is not None
 

@@ -164,7 +164,7 @@ class DataParallel:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes files."""
+        """True if this is the process that writes files."""
         return self.rank == 0
 
     def sums(

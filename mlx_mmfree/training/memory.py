@@ -189,7 +189,7 @@ class _Memory:
                 self._drop(block)
 
     def _pass_on(self, node: GraphNode) -> bool:
-        """Whether the results are views of inputs, which they then become."""
+        """Returns whether the results are views of inputs, which they then become."""
         if node.name in _PASSING:
             count = len(node.outputs)
             sources = node.inputs[-count:] if node.name == "CustomTransforms" else node.inputs
@@ -210,7 +210,7 @@ class _Memory:
         return True
 
     def _keeps_order(self, name: str, source: int, array: int) -> bool:
-        """Whether the numbers of a view lie one after the other if its source's do."""
+        """Returns whether the numbers of a view lie one after the other if its source's do."""
         before, after = self._arrays[source], self._arrays[array]
         if name == "Transpose":
             return sum(size > 1 for size in after.shape) < 2

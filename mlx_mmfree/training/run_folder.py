@@ -280,7 +280,7 @@ def learned(model: nn.Module) -> dict[str, mx.array]:
 
 
 def _is_like(value: Any, sample: Any) -> bool:
-    """Whether a value has the keys of a sample and numbers of the same types."""
+    """Returns whether a value has the keys of a sample and numbers of the same types."""
     if isinstance(sample, dict):
         return isinstance(value, dict) and all(
             name in value and _is_like(value[name], part) for name, part in sample.items()

@@ -511,7 +511,7 @@ def load_named(named: Any, path: Path) -> None:
 
 
 def _agrees(source: str) -> bool:
-    """Whether the user at the terminal lets a plug-in run."""
+    """Returns whether the user at the terminal lets a plug-in run."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     question = f"The file names the plug-in {source!r}, whose code would run. Run it? [y/N] "

@@ -497,7 +497,7 @@ def _variables(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loses_reasoning(messages: Sequence[Any], text: str) -> bool:
-    """Whether a written conversation lacks reasoning that its messages hold."""
+    """Returns whether a written conversation lacks reasoning that its messages hold."""
     for message in messages:
         content = message.get("content")
         found = [reasoning_of(message)]

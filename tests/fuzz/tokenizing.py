@@ -29,7 +29,7 @@ def use_tokenizer(folder: Path, rng: random.Random) -> None:
 
 
 def has_token(tokenizer: Tokenizer, token_id: int) -> bool:
-    """Whether the vocabulary has the id."""
+    """Returns whether the vocabulary has the id."""
     try:
         tokenizer.piece(token_id)
     except ValueError:

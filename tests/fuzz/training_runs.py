@@ -141,7 +141,7 @@ def _run(case: Case, folder: Path, run: str, seconds: float | None) -> tuple[int
 
 
 def _wait(processes: Sequence[subprocess.Popen[str]], seconds: float) -> bool:
-    """Whether all end within so many seconds."""
+    """Returns whether all end within so many seconds."""
     deadline = time.monotonic() + seconds
     for process in processes:
         try:

@@ -45,7 +45,7 @@ def find_cases(folder: Path) -> list[Case]:
 
 
 def is_embedding(folder: Path) -> bool:
-    """Whether the case is of a model that embeds texts, without logits."""
+    """Returns whether the case is of a model that embeds texts, without logits."""
     return (folder / GOLDEN_FILE).exists() and "last_hidden_state" in golden(folder)
 
 

@@ -45,7 +45,7 @@ def is_in(code: CodeType, folder: Path) -> bool:
 
 
 def is_entry(frame: FrameType) -> bool:
-    """Whether a call enters a file of `hub`, by the rule at the head of this file."""
+    """Returns whether a call enters a file of `hub`, by the rule at the head of this file."""
     code = frame.f_code
     if not is_in(code, HUB) or is_in(code, FORMATS) or code.co_name == weight_formats.__name__:
         return False

@@ -152,7 +152,7 @@ def _perceptron(architecture: str, arguments: dict[str, Any]) -> Any:
 
 
 def _poolformer(arguments: dict[str, Any]) -> Any:
-    """As `_perceptron`."""
+    """Like `_perceptron`."""
     import torch.nn as nn
     from timm.layers import GroupNorm1
     from timm.models.metaformer import MetaFormer

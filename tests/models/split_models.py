@@ -110,7 +110,7 @@ def metrics(model: Decoder, steps: int) -> dict[str, Any]:
 
 
 def same_products(group: mx.distributed.Group) -> list[bool]:
-    """Whether layers that are split by inputs give the bits of whole ones, NaN included."""
+    """Returns whether layers that are split by inputs give the bits of whole ones, NaN included."""
     same = []
     mx.random.seed(4)
     layers: list[tuple[int, dict[str, Any]]] = [

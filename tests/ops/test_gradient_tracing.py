@@ -1,4 +1,4 @@
-"""Whether MLX traces gradients, as it shows by how it computes attention."""
+"""True if MLX traces gradients, as it shows by how it computes attention."""
 
 from typing import Any
 

@@ -43,7 +43,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_gone(process_id: int) -> bool:
-    """Whether a process that is no child of this one has ended."""
+    """Returns whether a process that is no child of this one has ended."""
     shown = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(process_id)], capture_output=True, text=True
     )

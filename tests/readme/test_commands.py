@@ -58,7 +58,7 @@ SHIMS = {
 
 
 def is_name(command: str) -> bool:
-    """Whether it only names a command, which needs flags to run."""
+    """Returns whether it only names a command, which needs flags to run."""
     words = command.split()
     if words[0] != "mmfree" or len(words) != 2:
         return False

@@ -212,7 +212,7 @@ def ask_agents(
     pair: tuple[Decoder, Tokenizer],
     start: Callable[..., Any],
 ) -> Iterator[Ask]:
-    """As `ask`, of a model whose template writes reasoning as the model does."""
+    """Like `ask`, of a model whose template writes reasoning as the model does."""
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.stand_in import dictate
 

@@ -441,7 +441,7 @@ SPECIAL = {"[TOOL_CALLS]": 256, "</think>": 258}
 
 
 def accepts(source: Source, text: str, special: dict[str, int]) -> bool:
-    """Whether a grammar lets a text through, and lets it end."""
+    """Returns whether a grammar lets a text through, and lets it end."""
     llguidance = pytest.importorskip("llguidance")
 
     class Bytes:

@@ -54,7 +54,7 @@ class CommandParser(argparse.ArgumentParser):
             self.add_argument("--help-all", action=_HelpAll, nargs=0, help=words)
 
     def is_explained(self, action: argparse.Action) -> bool:
-        """Whether the help explains what an argument does."""
+        """Returns whether the help explains what an argument does."""
         usual = {"--help", "--help-all", *self.usual.split()}
         names = action.option_strings
         is_usual = not (names and self.usual) or action.required or not usual.isdisjoint(names)

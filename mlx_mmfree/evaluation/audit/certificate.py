@@ -160,7 +160,7 @@ class Certificate:
 
     @property
     def is_matmul_free(self) -> bool | None:
-        """Whether no product with a float matrix is left in the blocks; `None` if nobody knows."""
+        """True if no product with a float matrix is left in the blocks; `None` if nobody knows."""
         if self.dense_in_blocks:
             return False
         return None if self.unknown else True

@@ -133,7 +133,7 @@ def joined_projections(model: Decoder) -> Iterator[None]:
 
 
 def _launches(recording: Recording, number: int) -> bool:
-    """Whether an operation launches a kernel of its own for each token."""
+    """Returns whether an operation launches a kernel of its own for each token."""
     node = recording.graph.nodes[number]
     if node.name in _SILENT or not any(recording.depends[place] for place in node.outputs):
         return False

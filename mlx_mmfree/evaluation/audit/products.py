@@ -142,7 +142,7 @@ def _axes(recording: Recording, place: int, count: int) -> set[int]:
 
 
 def _matrix(recording: Recording, place: int, is_declared: bool, inputs: int) -> tuple[bool, str]:
-    """Whether a matrix of weights is ternary, and how it is held."""
+    """Returns whether a matrix of weights is ternary, and how it is held."""
     array = recording.graph.arrays[place]
     makers = {node.name for node in recording.makers(place)}
     is_raw = makers <= _UNCHANGED
@@ -166,7 +166,7 @@ def _matrix(recording: Recording, place: int, is_declared: bool, inputs: int) ->
 
 
 def _has_trits(matrix: mx.array) -> bool:
-    """Whether all values of a matrix are -s, 0 and s."""
+    """Returns whether all values of a matrix are -s, 0 and s."""
     largest = 0.0
     for part in _parts(matrix):
         sizes = np.abs(np.array(part.astype(mx.float32)))

@@ -109,7 +109,7 @@ class Recording:
         return min(self.graph.arrays[place].nbytes for place in (array, self.origin(array)))
 
     def is_weight(self, array: int) -> bool:
-        """Whether an array is held by the model, and not made for the token."""
+        """Returns whether an array is held by the model, and not made for the token."""
         return array not in self._maker and not self.depends[array]
 
     def maker(self, array: int) -> GraphNode | None:
@@ -131,7 +131,7 @@ class Recording:
         return [self.graph.nodes[number] for number in self._ancestors([array])]
 
     def is_outside(self, number: int, array: int | None) -> bool:
-        """Whether an operation stands before the first block or after the last.
+        """Returns whether an operation stands before the first block or after the last.
 
         Args:
             number: Its place among the operations.

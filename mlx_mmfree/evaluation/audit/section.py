@@ -33,7 +33,7 @@ def groups(products: Sequence[MatrixProduct]) -> Counter[Group]:
 
 
 def verdict(certificate: Certificate) -> str:
-    """Whether a model is MatMul-free, why, and what is left outside its blocks."""
+    """Returns whether a model is MatMul-free, why, and what is left outside its blocks."""
     dense = certificate.dense_in_blocks
     if dense:
         text = (

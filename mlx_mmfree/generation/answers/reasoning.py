@@ -21,7 +21,7 @@ class ReasoningTags:
     end: str
 
     def are_open(self, prompt: str) -> bool:
-        """Whether a prompt ends within reasoning, which the answer goes on with."""
+        """Returns whether a prompt ends within reasoning, which the answer goes on with."""
         return prompt.rstrip().endswith(self.begin)
 
 
@@ -270,12 +270,12 @@ class AnswerEnd:
 
     @property
     def is_met(self) -> bool:
-        """Whether the answer has ended."""
+        """True if the answer has ended."""
         return self._stop.is_met or self._has_called
 
     @property
     def holds_back(self) -> bool:
-        """Whether there is text that more text decides on."""
+        """True if there is text that more text decides on."""
         return bool(self._held) or self._stop.holds_back
 
     def add(self, text: str) -> str:

@@ -58,7 +58,7 @@ class StopStrings:
 
     @property
     def is_met(self) -> bool:
-        """Whether one of the strings has ended the text."""
+        """True if one of the strings has ended the text."""
         return self.met is not None
 
     def add(self, text: str) -> str:
@@ -76,7 +76,7 @@ class StopStrings:
 
     @property
     def holds_back(self) -> bool:
-        """Whether there is text that more text decides on."""
+        """True if there is text that more text decides on."""
         return bool(self._held)
 
     def finalize(self) -> str:

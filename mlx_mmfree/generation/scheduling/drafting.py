@@ -100,7 +100,7 @@ class Drafting(ABC):
 
     @abstractmethod
     def _takes(self, row: Row) -> bool:
-        """Whether drafts leave a text what it is."""
+        """Returns whether drafts leave a text what it is."""
 
     @abstractmethod
     def _follow(self, row: Row) -> None:

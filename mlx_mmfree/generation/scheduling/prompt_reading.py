@@ -153,7 +153,7 @@ class PromptReading:
         return tokens.size
 
     def _fit(self, parts: Sequence[Prefix], capacity: int) -> bool:
-        """Whether parts are read whole in one call.
+        """Returns whether parts are read whole in one call.
 
         Only such that nothing precedes: keys and values after padding would take the slots of both. And
         only such as stay exact or are quantised from the start: padding would count as tokens.

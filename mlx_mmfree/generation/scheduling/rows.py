@@ -33,7 +33,7 @@ class Prefix:
 
     @property
     def is_read(self) -> bool:
-        """Whether `state` is that after all of its tokens."""
+        """True if `state` is that after all of its tokens."""
         return self.position == self.length and self.before is None
 
     @property

@@ -130,7 +130,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is not over yet."""
+        """True if a request is not over yet."""
         return bool(
             self._waiting
             or self._reading.rows

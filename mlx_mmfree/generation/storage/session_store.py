@@ -106,7 +106,7 @@ class SessionStore:
             )
 
     def is_on_disk(self, key: TextKey) -> bool:
-        """Whether a session is written, so that it outlives the process."""
+        """Returns whether a session is written, so that it outlives the process."""
         with self._lock:
             return key in self._disk
 

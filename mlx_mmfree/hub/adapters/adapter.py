@@ -177,7 +177,7 @@ def _without_tied_head(
 
 
 def _is_tied(model: Decoder, names: WeightNames) -> bool:
-    """Whether the embedding is the head too, where others of the architecture have a head."""
+    """Returns whether the embedding is the head too, where others of the architecture have a head."""
     reads_text = model.pipeline != "image-classification"
     return reads_text and _HEAD not in model and names.has_module(_HEAD)
 

@@ -217,7 +217,7 @@ def why_not_in_mlx_lm(model: Decoder) -> str | None:
 
 
 def holds_adapter(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds the files of an adapter."""
+    """Returns whether a folder holds the files of an adapter."""
     path = Path(folder)
     return (path / ADAPTER_CONFIG_FILE).is_file() and any(
         (path / name).is_file() for name in _WEIGHT_FILES

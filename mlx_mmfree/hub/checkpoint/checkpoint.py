@@ -97,7 +97,7 @@ class Checkpoint:
 
     @property
     def keeps_adapter(self) -> bool:
-        """Whether an adapter lies beside the weights and belongs to the model.
+        """True if an adapter lies beside the weights and belongs to the model.
 
         Raises:
             CheckpointError: The record of the writer says neither yes nor no.

@@ -318,7 +318,7 @@ def model_blocks(metadata: Mapping[str, Any], format: GGUFFormat) -> Any:
 
 
 def is_left_out(name: str, blocks: int) -> bool:
-    """Whether a tensor belongs to a block after those of the model."""
+    """Returns whether a tensor belongs to a block after those of the model."""
     layer = _LAYER.match(name)
     return layer is not None and int(layer[1]) >= blocks
 

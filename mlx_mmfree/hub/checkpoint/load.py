@@ -473,7 +473,7 @@ def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = 
 def load_text_tokenizer(
     path_or_repo: str | os.PathLike[str], revision: str | None = None
 ) -> Tokenizer:
-    """As `load_tokenizer`, but refuses a tokenizer of two languages."""
+    """Like `load_tokenizer`, but refuses a tokenizer of two languages."""
     return Tokenizer.from_folder(_tokenizer_folder(path_or_repo, revision))
 
 

@@ -57,7 +57,7 @@ class ParameterReader:
 
     @property
     def holds_ternary(self) -> bool:
-        """Whether a matrix is ternary, by how it is stored or by its values.
+        """True if a matrix is ternary, by how it is stored or by its values.
 
         One of codes of 1 bit is not, since it has no zeros.
         """
@@ -128,7 +128,7 @@ class ParameterReader:
 
     @property
     def lies_as_on_hub(self) -> bool:
-        """Whether all float arrays lie as on the Hub, not as mlx-lm has them."""
+        """True if all float arrays lie as on the Hub, not as mlx-lm has them."""
         on_hub = self.layouts
         return all(
             name in on_hub
@@ -162,11 +162,11 @@ class ParameterReader:
         self.in_float32.update(self._exact)
 
     def is_tied(self, path: str) -> bool:
-        """Whether a ternary head is stored as the embedding's master weight."""
+        """Returns whether a ternary head is stored as the embedding's master weight."""
         return self._masters.get(path) == EMBEDDING
 
     def has_masters(self, path: str) -> bool:
-        """Whether a ternary linear is stored as float master weights."""
+        """Returns whether a ternary linear is stored as float master weights."""
         return path in self._masters
 
     def dtype(self, name: str) -> mx.Dtype:

@@ -60,7 +60,7 @@ def without_rotated_floats(
 
 
 def _is_ternary(entry: TensorEntry) -> bool:
-    """Whether the first rows of a matrix are ternary in groups."""
+    """Returns whether the first rows of a matrix are ternary in groups."""
     rows, dims = entry.shape
     if dims % _GROUP:
         return False

@@ -145,7 +145,7 @@ class GGUFMatrix(NamedTuple):
     def entry_of_rows(
         self, name: str, dtype: mx.Dtype, shape: tuple[int, ...], decode: Callable[..., np.ndarray]
     ) -> TensorEntry:
-        """As `entry`, with the rows in the order of the Hub."""
+        """Like `entry`, with the rows in the order of the Hub."""
         return self.entry(name, dtype, shape, partial(_in_order, decode, self.order))
 
 

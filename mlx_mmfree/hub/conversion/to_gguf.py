@@ -92,7 +92,7 @@ class TensorPlanner:
         )
 
     def _sorted_heads(self, parameter: str) -> tuple[int, np.ndarray] | None:
-        """As `GGUFFormat.heads`."""
+        """Like `GGUFFormat.heads`."""
         return self._format.heads(self._reader.names.to_disk(parameter), self._config)
 
     def _name(self, parameter: str) -> str:
@@ -184,7 +184,7 @@ class TensorPlanner:
         return PlannedGGUFTensor(name, FLOAT_NAMES[dtype], shape, make)
 
     def _is_in_few_bits(self, path: str) -> bool:
-        """Whether a matrix with float activations is stored in few bits."""
+        """Returns whether a matrix with float activations is stored in few bits."""
         return path in self._reader.packed_dense or path in self._reader.quantized
 
     def _coded(self, path: str) -> tuple[int, int]:

@@ -26,7 +26,7 @@ BITNET_CPP_ONLY, _1BIT_LLM, _QWEN35 = "bitnet-b1.58", "bitnet", "qwen35"
 
 @dataclass(frozen=True)
 class Opening:
-    """Whether one program opens a result.
+    """True if one program opens a result.
 
     Attributes:
         runtime: The program.
@@ -44,7 +44,7 @@ class Opening:
 
 
 def openings(written: ParameterReader, format: Format, gguf_type: str) -> tuple[Opening, ...]:
-    """Whether each program opens a written model.
+    """Returns whether each program opens a written model.
 
     Args:
         written: The result of a conversion.

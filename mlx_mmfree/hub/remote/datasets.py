@@ -64,7 +64,7 @@ _SPLIT = re.compile(rf"({REPOSITORY_NAME.pattern}):((?:[\w.-]+/)*)([\w.-]+)", re
 
 
 def names_split(name: str) -> bool:
-    """Whether a name means a split of a dataset, `owner/name:split`."""
+    """Returns whether a name means a split of a dataset, `owner/name:split`."""
     return _SPLIT.fullmatch(name) is not None and not expanded(name).exists()
 
 

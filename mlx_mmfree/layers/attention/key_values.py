@@ -507,12 +507,12 @@ class KeyValueKind(StateKind):
         return self.cache.exact_slots
 
     def is_of_batch(self, state: AnyKeyValueState, length: int) -> bool:
-        """As `StateKind` has it: a longer row beside this one has made it quantised."""
+        """Like `StateKind` has it: a longer row beside this one has made it quantised."""
         is_quantized = isinstance(state, KeyValueState) and state.is_quantized
         return is_quantized and not self._quantizes(length)
 
     def _quantizes(self, length: int) -> bool:
-        """Whether the state after `length` tokens of one row is quantised."""
+        """Returns whether the state after `length` tokens of one row is quantised."""
         exact = self.cache.exact_slots
         return exact is not None and (exact == 0 or length > exact)
 
@@ -543,7 +543,7 @@ class KeyValueKind(StateKind):
         return state._replace(positions=positions)
 
     def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> KeyValueState:
-        """As `StateKind` has it, with capacity for some tokens, since most texts go on."""
+        """Like `StateKind` has it, with capacity for some tokens, since most texts go on."""
         slots = ((state.positions.shape[1] - after) // GROWTH_STEP + 1) * GROWTH_STEP
         if self.cache.window is not None:
             slots = min(slots, self.cache.sinks + self.cache.window)
@@ -574,7 +574,7 @@ class KeyValueKind(StateKind):
         return KeyValueState(keys, values, positions[:, : positions.shape[1] - (unread or 0)])
 
     def with_tail(self, state: Any, slots: int) -> Any:
-        """As `StateKind` has it, but for heads that no kernel takes, and for small windows."""
+        """Like `StateKind` has it, but for heads that no kernel takes, and for small windows."""
         window = self.cache.window
         is_small = window is not None and window < slots
         if is_small or not isinstance(state, FixedKeyValueState) or not self._has_kernel:
@@ -583,7 +583,7 @@ class KeyValueKind(StateKind):
 
     @property
     def _has_kernel(self) -> bool:
-        """Whether a GPU has a kernel that reads a tail."""
+        """True if a GPU has a kernel that reads a tail."""
         return self.value_dims in (None, self.head_dim) and attention_tail.fits(self.head_dim)
 
     def without_tail(self, state: Any, count: int) -> Any:
@@ -593,7 +593,7 @@ class KeyValueKind(StateKind):
         return FixedKeyValueState(*attention_tail.join_tail(*state, count, window, sinks))
 
     def joined(self, states: Sequence[KeyValueState]) -> KeyValueState:
-        """As `StateKind` has it; where one is quantised, the others become so."""
+        """Like `StateKind` has it; where one is quantised, the others become so."""
         if any(state.is_quantized for state in states):
             states = [self.quantized(state) for state in states]
         used, spare = max(state.used for state in states), max(state.spare for state in states)

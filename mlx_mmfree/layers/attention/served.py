@@ -180,7 +180,7 @@ class ServedAttention(TokenMixer):
     def _step(
         self, projected: mx.array, state: SelfAttentionState, context: Context
     ) -> tuple[mx.array, SelfAttentionState]:
-        """As `attend`, of one token to itself and the tokens of an exact state."""
+        """Like `attend`, of one token to itself and the tokens of an exact state."""
         window, sinks = self._cache.window, self._cache.sinks
         keys, values, positions = cast("tuple[mx.array, mx.array, mx.array]", state[:3])
         tail = state.tail if isinstance(state, key_values.TailedKeyValueState) else None

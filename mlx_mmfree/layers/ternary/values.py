@@ -122,7 +122,7 @@ def _has_one_size(sizes: mx.array, scale: mx.array) -> bool:
 
 
 def _is_ternary(sizes: mx.array, axis: int) -> bool:
-    """Whether the sizes along an axis are all zero or one other number."""
+    """Returns whether the sizes along an axis are all zero or one other number."""
     return _has_one_size(sizes, mx.max(sizes, axis=axis, keepdims=True))
 
 

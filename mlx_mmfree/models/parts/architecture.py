@@ -246,7 +246,7 @@ class Architecture:
 
     @property
     def can_be_ternary(self) -> bool:
-        """Whether its dense models can be made ternary ones: all image models can."""
+        """True if its dense models can be made ternary ones: all image models can."""
         return self.is_ternarizable or bool(self.variants)
 
     def pipeline(self, config: Any) -> Pipeline:
@@ -450,7 +450,7 @@ class WeightNames:
         return None
 
     def is_unused(self, disk_name: str) -> bool:
-        """Whether the architecture stores the tensor but never uses it."""
+        """Returns whether the architecture stores the tensor but never uses it."""
         entry, _ = _translate(disk_name, self._to_memory)
         return entry is not None and self._to_memory[entry] is None
 
@@ -497,7 +497,7 @@ class WeightNames:
         return None if name is None else name.removesuffix(".weight")
 
     def has_module(self, path: str) -> bool:
-        """Whether a module with a weight has a name on disk."""
+        """Returns whether a module with a weight has a name on disk."""
         return _translate(f"{path}.weight", self._to_disk)[1] is not None
 
     def modules_to_disk(self, paths: Iterable[str]) -> dict[str, str]:

@@ -94,7 +94,7 @@ _INNER_NORM = re.compile(r"(?<=_proj\.)norm(?=\.weight$)")
 
 
 def embedder_names(name: str, names: Collection[str]) -> str:
-    """As `Architecture.newer_name`: models without a head may leave the prefix `model.` out.
+    """Like `Architecture.newer_name`: models without a head may leave the prefix `model.` out.
 
     The norm inside a ternary linear, `X.norm`, is `X.rms_norm` where a configuration speaks of it.
     """

@@ -276,7 +276,7 @@ class EncoderDecoder(TokenModel):
         memory_valid: mx.array | None = None,
         valid: mx.array | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        """As `decode`, but the normed residual stream before the head, `(B, L, D)`."""
+        """Like `decode`, but the normed residual stream before the head, `(B, L, D)`."""
         x = self.embedded(tokens)
         return self.run(x, state, Context(valid, memory=memory, memory_valid=memory_valid))
 

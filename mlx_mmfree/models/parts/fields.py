@@ -123,7 +123,7 @@ def activation(
 
 
 def usual_word(config: Mapping[str, Any], key: str, default: str, *, among: Collection[str]) -> str:
-    """As `word`, where `null` means the default."""
+    """Like `word`, where `null` means the default."""
     return word(config if config.get(key) is not None else {}, key, default, among=among)
 
 

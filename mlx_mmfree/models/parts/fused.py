@@ -89,7 +89,7 @@ class FusedBlock(Fused):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether it is two branches after norms, of which the first alone has a state."""
+        """True if it is two branches after norms, of which the first alone has a state."""
         names, carriers = self["_names"], self["carriers"]
         is_two = names == ("token", "channel") and len(carriers) == 1
         return is_two and self._order == "pre" and not self.is_dropping

@@ -41,7 +41,7 @@ class ImageConfig(HubConfig):
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     pool: ClassVar[str] = "avg"
     has_fixed_size: ClassVar[bool] = True
-    """Whether timm makes the models for one size of images, `img_size`; others read any size."""
+    """True if timm makes the models for one size of images, `img_size`; others read any size."""
     usual: ClassVar[Mapping[str, Any]] = {}
     """Further keyword arguments of timm, with the values that are implemented."""
 

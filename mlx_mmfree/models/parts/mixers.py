@@ -133,7 +133,7 @@ class MixerPositions:
 
     @property
     def is_bias(self) -> bool:
-        """Whether it is a term of scores."""
+        """True if it is a term of scores."""
         return self.kind in ("alibi", "relative_bias")
 
     @property
@@ -259,7 +259,7 @@ class MixerChoice:
         }
 
     def takes(self, positions: "MixerPositions") -> bool:
-        """Whether the mixer has a place for them."""
+        """Returns whether the mixer has a place for them."""
         mixer = find_token_mixer(self.name)
         return positions.argument in inspect.signature(mixer.__init__).parameters
 
@@ -286,7 +286,7 @@ class MixerChoice:
 
 
 def _is_plain(annotation: object) -> bool:
-    """Whether an argument takes numbers or words, which a description can hold."""
+    """Returns whether an argument takes numbers or words, which a description can hold."""
     kinds = get_args(annotation) or (annotation,)
     return any(isinstance(kind, str) or kind in (bool, int, float, str) for kind in kinds)
 

@@ -78,12 +78,12 @@ class Stack(nn.Module):
 
     @property
     def is_causal(self) -> bool:
-        """Whether each position sees only those before it and itself, so that a text can go on."""
+        """True if each position sees only those before it and itself, so that a text can go on."""
         return all(mixer.is_causal for mixer in self.token_mixers)
 
     @property
     def packs_samples(self) -> bool:
-        """Whether a row may hold several samples, one after the other."""
+        """True if a row may hold several samples, one after the other."""
         return all(mixer.packs_samples for mixer in self.token_mixers)
 
     def block_arguments(self) -> list[dict[str, mx.array]]:
@@ -331,7 +331,7 @@ class Decoder(TokenModel):
         starts: mx.array | None = None,
         block_arguments: Sequence[dict[str, mx.array]] | None = None,
     ) -> tuple[mx.array, tuple[State, ...]]:
-        """As `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
+        """Like `hidden`, for tokens that nobody has checked: one without a row makes its row NaN."""
         x = known_rows(self.embed, tokens, self.embed_scale)
         return self.run(x, state, Context(valid, starts=starts), block_arguments)
 
@@ -342,7 +342,7 @@ class Decoder(TokenModel):
         *,
         starts: mx.array | None = None,
     ) -> mx.array:
-        """As `known_hidden`, of texts that begin and end with the call, without a state."""
+        """Like `known_hidden`, of texts that begin and end with the call, without a state."""
         x = known_rows(self.embed, tokens, self.embed_scale)
         return self.transform(x, Context(valid, starts=starts))
 

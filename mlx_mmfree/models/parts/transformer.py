@@ -274,7 +274,7 @@ def build_transformer(
 
 
 def needs_mlx_lm_file(config: TransformerConfig, ternary_dims: Sequence[int]) -> bool:
-    """As `Architecture.mlx_lm`, where mlx-lm has an architecture of the same name.
+    """Like `Architecture.mlx_lm`, where mlx-lm has an architecture of the same name.
 
     It knows ternary linears in sizes of whole groups.
     """

@@ -100,7 +100,7 @@ class _Variant(NamedTuple):
 
 
 def takes(queries: mx.array, values: mx.array, mask: Mask, bias: mx.array | None) -> bool:
-    """Whether there are kernels for arguments."""
+    """Returns whether there are kernels for arguments."""
     return (
         bias is None
         and queries.shape[2] >= MIN_QUERIES

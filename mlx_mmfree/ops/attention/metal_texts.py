@@ -178,7 +178,7 @@ def filled(text: str, **words: str) -> str:
 
 
 def is_seen(has_mask: bool) -> str:
-    """Whether a `query` sees a `key`, either of which may lie after the last."""
+    """Returns whether a `query` sees a `key`, either of which may lie after the last."""
     return _IS_SEEN[0] + (_IS_SEEN[1] if has_mask else "")
 
 

@@ -130,7 +130,7 @@ def _join() -> Callable[..., list[mx.array]] | None:
 
 
 def can_compile() -> bool:
-    """Whether `compiled` compiles here and now."""
+    """Returns whether `compiled` compiles here and now."""
     calls: list[None] = []
 
     def count(x: mx.array) -> mx.array:
@@ -178,7 +178,7 @@ def _fusion_switch() -> Callable[[bool], None] | None:
 
 @cache
 def _can_stop_fusion() -> bool:
-    """Whether the switch does what it is for."""
+    """Returns whether the switch does what it is for."""
     if _fusion_switch() is None:
         return False
     with _tracing, without_fusion():
@@ -186,7 +186,7 @@ def _can_stop_fusion() -> bool:
 
 
 def _fuses() -> bool:
-    """Whether `mx.compile` fuses the operations of a small graph here and now."""
+    """Returns whether `mx.compile` fuses the operations of a small graph here and now."""
     graph = io.StringIO()
     mx.export_to_dot(graph, mx.compile(lambda x: mx.abs(-x) + 1)(mx.array(1.0)))
     return "Compiled" in graph.getvalue()

@@ -143,7 +143,7 @@ class Operation:
         raise BackendError(f"[{self.name}] no backend can run these arguments.")
 
     def _cannot_run(self, backend: Backend, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a backend does not run with arguments that fit; refuses those that do not."""
+        """Returns whether a backend does not run with arguments that fit; refuses those that do not."""
         if self.check is not None:
             self.check(*args, **kwargs)
         return backend.unsupported is not None and bool(backend.unsupported(*args, **kwargs))
@@ -249,7 +249,7 @@ def _force(name: str) -> Iterator[None]:
 
 
 def uses_plain_operations() -> bool:
-    """Whether `use_plain_operations` is in force."""
+    """Returns whether `use_plain_operations` is in force."""
     return _forced.get() == _PLAIN
 
 
@@ -316,7 +316,7 @@ def forget_candidates() -> None:
 
 
 def on_cpu() -> bool:
-    """Whether operations run on the CPU."""
+    """Returns whether operations run on the CPU."""
     return mx.default_device() == _CPU
 
 
@@ -377,7 +377,7 @@ def backend_report(package: str, *args: Any, **kwargs: Any) -> dict[str, str | N
 
 
 def native_kernel(name: str, definition: Definition | None = None) -> Callable[[], Kernel]:
-    """Returns what loads a compiled kernel, whose gradient is its definition's.
+    """What loads a compiled kernel, whose gradient is its definition's.
 
     Args:
         name: The function of the compiled module.

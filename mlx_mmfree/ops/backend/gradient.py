@@ -142,7 +142,7 @@ def assume_gradients(are_traced: bool) -> Iterator[None]:
 
 
 def traces_gradients() -> bool:
-    """Whether MLX traces gradients on Metal.
+    """Returns whether MLX traces gradients on Metal.
 
     MLX has no function that says so, but acts on it: it computes attention by plain operations then,
     a softmax among them, and by one kernel otherwise. The smallest attention shows which.

@@ -52,7 +52,7 @@ def recording(*, is_linked: bool = False) -> Iterator[dict[str, str]]:
 
 
 def _is_fast(name: str) -> bool:
-    """Whether a name of `mx.fast` is an operation, and not what makes kernels."""
+    """Returns whether a name of `mx.fast` is an operation, and not what makes kernels."""
     return not name.startswith("_") and not name.endswith("_kernel")
 
 
@@ -66,7 +66,7 @@ def _as_one(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
 
 
 def is_recording() -> bool:
-    """Whether the texts of kernels are recorded."""
+    """Returns whether the texts of kernels are recorded."""
     return _texts.get() is not None
 
 

@@ -86,7 +86,7 @@ def dense_matmul(
 
 @cache
 def rounds_activations() -> bool:
-    """Whether the environment asks for rounded activations where codes have 1 or 2 bits.
+    """Returns whether the environment asks for rounded activations where codes have 1 or 2 bits.
 
     Raises:
         UsageError: It asks for another number of bits than 8.

@@ -91,7 +91,7 @@ def chunked(
 
 
 Lead = Callable[..., tuple[mx.array, mx.array, mx.array]]
-"""As `lead`."""
+"""Like `lead`."""
 
 
 def lead(

@@ -269,7 +269,7 @@ _lead_kernels = {
 
 
 def inverse_in_one_launch(lower: mx.array) -> mx.array:
-    """As `definition.inverse_of`."""
+    """Like `definition.inverse_of`."""
     (inverse,) = _of_chunks(_inverse_kernel, [lower], [lower.shape])
     return inverse
 
@@ -306,7 +306,7 @@ def _led_in_one_launch(
     state: mx.array,
     added: mx.array | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """As `definition.lead`."""
+    """Like `definition.lead`."""
     batch, heads, dims, width = state.shape
     gate = "channel" if gates.shape[3] == dims else "head"
     columns, piece = columns_and_piece(dims, width, added is not None)
@@ -332,7 +332,7 @@ def _led_in_one_launch(
 
 
 def lead_in_one_launch(*arrays: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """As `definition.lead`, forwards and backwards in one launch, however many chunks there are."""
+    """Like `definition.lead`, forwards and backwards in one launch, however many chunks there are."""
     before, written, last = _with_gradient(*arrays)
     return before, written, last
 
@@ -349,7 +349,7 @@ _with_gradient = with_reference_gradient(
 
 
 def _with_gates_of_heads(q: mx.array, k: mx.array, v: mx.array, a: mx.array, f: mx.array) -> Chunks:
-    """As `parallel_part`, with chunks of about the same length."""
+    """Like `parallel_part`, with chunks of about the same length."""
     length = v.shape[2]
     size = -(-length // -(-length // CHUNK_LENGTH))
     q, k, v, a = (in_chunks(x, size) for x in (q, k, v, a))

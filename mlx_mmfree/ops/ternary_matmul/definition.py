@@ -28,7 +28,8 @@ def reference(x: mx.array, weight: mx.array, *, codes: bool) -> mx.array:
 
 
 def is_exact(dtype: mx.Dtype, dims: int, codes: bool) -> bool:
-    """Whether sums of codes are exact on every GPU, and products of floats as exact as in float32.
+    """Returns whether sums of codes are exact on every GPU, and products of floats as exact as in
+    float32.
 
     On GPUs with matrix units MLX multiplies float32 as TF32, whose 11 bits hold codes and halves.
     """

@@ -334,7 +334,7 @@ class _Running:
         return self.process.pid
 
     def has_ended(self) -> bool:
-        """Whether it has ended by itself."""
+        """Returns whether it has ended by itself."""
         return self.process.poll() is not None
 
     def end(self, gently: bool) -> int | None:
@@ -385,16 +385,16 @@ class _Forked:
         self._finish = weakref.finalize(self, _leave, process_id, connection, left)
 
     def has_ended(self) -> bool:
-        """As for `_Running`; a request finds out."""
+        """The same as for `_Running`; a request finds out."""
         return False
 
     def end(self, gently: bool) -> int | None:
-        """As for `_Running`. What ends it now changes no status of an end before."""
+        """The same as for `_Running`. What ends it now changes no status of an end before."""
         self.forget()
         return self._end_of(self.process_id)
 
     def forget(self) -> None:
-        """As for `_Running`."""
+        """The same as for `_Running`."""
         self._finish.detach()
         self.connection.close()
 

@@ -142,7 +142,7 @@ class ToolChoice(schemas.Body):
 
 
 class Thinking(schemas.Body):
-    """Whether an answer begins with reasoning, and how long that may be."""
+    """True if an answer begins with reasoning, and how long that may be."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, schemas.whole(1)] = None

@@ -100,7 +100,7 @@ class Engine:
         return channel
 
     def is_loaded(self, served: ServedModel) -> bool:
-        """Whether a model is in memory."""
+        """Returns whether a model is in memory."""
         return self._workers[served.name].weights.is_loaded
 
     def _leave(self, channel: Channel) -> None:

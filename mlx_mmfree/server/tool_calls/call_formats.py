@@ -88,5 +88,5 @@ def call_format(template: str) -> CallFormat | None:
 
 
 def _spells(template: str, key: str) -> bool:
-    """Whether a template spells a key of JSON, whose quotes may be escaped in a string."""
+    """Returns whether a template spells a key of JSON, whose quotes may be escaped in a string."""
     return re.search(rf"""["']{key}\\?["']""", template) is not None

@@ -187,7 +187,7 @@ class CallReader(Scanner):
             self._has_called |= isinstance(part, ToolCallEnd)
 
     def _may_be(self, name: str) -> bool:
-        """Whether a call of a function of this name is one."""
+        """Returns whether a call of a function of this name is one."""
         return not self._is_trial or name in self._functions
 
     def _begin_call(self, name: str) -> None:
@@ -222,7 +222,7 @@ class CallReader(Scanner):
         return "cut" if is_cut or has_streamed else "text"
 
     def _follows(self, name: str, arguments: str) -> bool:
-        """Whether the arguments of a function follow its schema where they must."""
+        """Returns whether the arguments of a function follow its schema where they must."""
         if name not in self._strict:
             return True
         return Value(self._functions.get(name, {})).fits(json.loads(arguments))
@@ -296,7 +296,7 @@ class CallReader(Scanner):
         return "text" if call is None else self._whole(*call)
 
     def _may_become(self, text: str) -> bool:
-        """Whether the beginning of a JSON object that breaks off is one of a call."""
+        """Returns whether the beginning of a JSON object that breaks off is one of a call."""
         return True
 
     def _last_tag(self, tag: str) -> Steps:
@@ -305,12 +305,12 @@ class CallReader(Scanner):
             self._at = len(self._text)
 
     def _ends_like(self, *tags: str) -> bool:
-        """Whether the answer ends, and with nothing or the beginning of some tag."""
+        """Returns whether the answer ends, and with nothing or the beginning of some tag."""
         rest = self._text[self._at :].strip()
         return self._has_ended and any(tag.startswith(rest) for tag in tags)
 
     def _ends_in(self, pattern: str) -> bool:
-        """Whether the answer ends, and its rest is all that a pattern describes."""
+        """Returns whether the answer ends, and its rest is all that a pattern describes."""
         return self._has_ended and re.fullmatch(pattern, self._text[self._at :]) is not None
 
 
@@ -550,7 +550,7 @@ class KeyedCalls(CallReader):
         return end
 
     def _has_break(self, end: str) -> bool:
-        """Whether a line break before the end of a value is none of it."""
+        """Returns whether a line break before the end of a value is none of it."""
         return self.line_break or end != self.value_end
 
     def _to_end(
@@ -592,7 +592,7 @@ class KeyedCalls(CallReader):
     def _is_end(
         self, found: re.Match[str], begins_line: bool, left: Collection[str]
     ) -> bool | None:
-        """Whether a tag ends a value; `None` while that is not known."""
+        """Returns whether a tag ends a value; `None` while that is not known."""
         if found[1] is not None:
             return begins_line and found[1] in left
         after = self.after_value if found[0] == self.value_end else self.after_call

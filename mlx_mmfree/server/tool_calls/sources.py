@@ -191,7 +191,7 @@ class _Rules:
         return f"{self.until(end)} /\\n{{0,2}}/"
 
     def is_special(self, text: str) -> bool:
-        """Whether a text is a special token."""
+        """Returns whether a text is a special token."""
         return text in self._special
 
     def parts(self, text: str) -> list[str]:

@@ -69,7 +69,7 @@ class Value:
         return word if is_other else string
 
     def fits(self, value: Any) -> bool:
-        """Whether a value follows the schema."""
+        """Returns whether a value follows the schema."""
         try:
             return _Walk(self._root, _follows).fits(self._schema, value)
         except _TooMuchError:
@@ -109,7 +109,7 @@ class _Walk:
         self._steps = self._depth = 0
 
     def fits(self, schema: Any, value: Any) -> bool:
-        """Whether a value is what a schema asks for."""
+        """Returns whether a value is what a schema asks for."""
         if not isinstance(schema, Mapping):
             return schema is not False
         self._steps += 1
@@ -174,7 +174,7 @@ def _choices(schema: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _allows_kind(walk: _Walk, schema: Mapping[str, Any], kind: str) -> bool:
-    """Whether a schema allows any value of a kind."""
+    """Returns whether a schema allows any value of a kind."""
     names = {kind, "integer"} if kind == "number" else {kind}
     types = _types(schema)
     if types and not names.intersection(map(str, types)):
@@ -183,7 +183,7 @@ def _allows_kind(walk: _Walk, schema: Mapping[str, Any], kind: str) -> bool:
 
 
 def _has_type(walk: _Walk, schema: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value has an allowed type, or is one of those that are named."""
+    """Returns whether a value has an allowed type, or is one of those that are named."""
     names = [_kind_of(value)]
     if names == ["number"] and math.floor(value) == value:
         names.append("integer")
@@ -194,7 +194,7 @@ def _has_type(walk: _Walk, schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def _follows(walk: _Walk, schema: Mapping[str, Any], value: Any) -> bool:
-    """Whether a value follows all that a schema asks for."""
+    """Returns whether a value follows all that a schema asks for."""
     if not _has_type(walk, schema, value):
         return False
     match _kind_of(value):
@@ -273,7 +273,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def _searches(pattern: str, text: str) -> bool:
-    """Whether a pattern is found in a text."""
+    """Returns whether a pattern is found in a text."""
     try:
         _searcher(pattern).validate_python(text)
     except (ValidationError, SchemaError):

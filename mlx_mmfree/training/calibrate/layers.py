@@ -144,7 +144,7 @@ class LayerFiles:
 
     @contextmanager
     def unread(self, numbers: Sequence[int], dtype: mx.Dtype) -> Iterator[list[Block]]:
-        """As `loaded`, with weights that have no values, to build graphs of."""
+        """Like `loaded`, with weights that have no values, to build graphs of."""
         with self._restored(numbers) as (blocks, names):
             for name in names:
                 self._set(name, mx.zeros(self._reader.shapes[name], dtype))

@@ -165,7 +165,7 @@ class EpochMixture:
 
     @property
     def repeats_at_once(self) -> bool:
-        """Whether the first step holds a window twice, since a file has too few."""
+        """True if the first step holds a window twice, since a file has too few."""
         part = self._parts[0]
         counts = part.shares.counts(self._rows)
         return any(

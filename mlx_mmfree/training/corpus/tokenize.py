@@ -277,7 +277,7 @@ class TokenFileWriter:
 
 
 def is_held_out(document: str, fraction: float) -> bool:
-    """Whether a document belongs to the held-out part.
+    """Returns whether a document belongs to the held-out part.
 
     A hash of its text alone decides. So a document stays on its side whatever stands before it, in
     however many files, and copies of it stay together. A larger fraction only adds documents.

@@ -665,7 +665,7 @@ class Distillation:
         )
 
     def _is_cached(self, name: StageName) -> bool:
-        """Whether the stage reads the teacher's logits from the disk."""
+        """Returns whether the stage reads the teacher's logits from the disk."""
         return name == "logits" and self.settings.cache_logits
 
     def _unread_batch(self, name: StageName, rows: int) -> Batch:

@@ -269,7 +269,7 @@ _MOST = -1e-7
 
 
 def is_mode(name: str) -> TypeGuard[TrainMode]:
-    """Whether it names a way to learn preferences."""
+    """Returns whether it names a way to learn preferences."""
     return name in get_args(TrainMode)
 
 

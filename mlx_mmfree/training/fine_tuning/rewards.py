@@ -33,7 +33,7 @@ _END_OF_REASONING = "</think>"
 
 
 def exact_match(text: str, answer: Any) -> bool:
-    """Whether a text is the answer without the spaces around both, or has its value in JSON."""
+    """Returns whether a text is the answer without the spaces around both, or has its value in JSON."""
     if text.strip() == str(answer).strip():
         return True
     try:
@@ -43,7 +43,7 @@ def exact_match(text: str, answer: Any) -> bool:
 
 
 def number(text: str, answer: Any) -> bool:
-    """Whether the last number of a text is the answer's.
+    """Returns whether the last number of a text is the answer's.
 
     A comma or a space, LaTeX's `{,}` and `\\,` too, separates groups of exactly three digits: `12 000`
     is 12000, but the last number of `3,3` is 3.
@@ -58,7 +58,7 @@ def _last_number(text: str) -> float | None:
 
 
 def json_schema(text: str, answer: Any) -> bool:
-    """Whether a text is JSON that follows the schema in the answer."""
+    """Returns whether a text is JSON that follows the schema in the answer."""
     try:
         value = _parsed(text.strip())
     except ValueError:
@@ -99,7 +99,7 @@ def _is_of_type(value: Any, name: str) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values are equal in JSON, where 1 is 1.0 but not true."""
+    """Returns whether two values are equal in JSON, where 1 is 1.0 but not true."""
     if isinstance(value, list) and isinstance(other, list):
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, dict) and isinstance(other, dict):

@@ -332,7 +332,7 @@ class FineTuneSettings(LongSettings):
 
     @property
     def is_full(self) -> bool:
-        """Whether the weights themselves are trained."""
+        """True if the weights themselves are trained."""
         return self.fine_tune_type == "full"
 
     @property
@@ -342,12 +342,12 @@ class FineTuneSettings(LongSettings):
 
     @property
     def learns_preferences(self) -> bool:
-        """Whether the samples are pairs of answers."""
+        """True if the samples are pairs of answers."""
         return is_mode(self.train_mode)
 
     @property
     def uses_reference(self) -> bool:
-        """Whether the run needs a reference model."""
+        """True if the run needs a reference model."""
         return self.train_mode == "dpo" or (self.train_mode == GRPO and self.beta > 0)
 
     @property

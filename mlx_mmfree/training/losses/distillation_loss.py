@@ -91,7 +91,7 @@ class KnownBatch(Batch):
 
 
 def known_loss(*, weight: float = 1.0, temperature: float = 1.0) -> Loss:
-    """As `distillation_loss` with `top_k`, of each `KnownBatch` instead of a teacher."""
+    """Like `distillation_loss` with `top_k`, of each `KnownBatch` instead of a teacher."""
 
     def loss(model: Decoder, batch: KnownBatch) -> mx.array:
         def of_hidden(
@@ -142,7 +142,7 @@ def divergence(
 def _divergence(
     logits: mx.array, wanted: mx.array, chosen: mx.array | None, temperature: float
 ) -> mx.array:
-    """As `divergence`, with the teacher's logits of the chosen tokens alone."""
+    """Like `divergence`, with the teacher's logits of the chosen tokens alone."""
     scale = 1.0 / temperature
     q = log_softmax(logits.astype(mx.float32) * scale)
     if chosen is not None:

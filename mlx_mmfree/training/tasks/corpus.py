@@ -237,7 +237,7 @@ class CorpusTask(Task):
 
     @property
     def repeats_at_once(self) -> bool:
-        """Whether a run in epochs reads a sequence twice in its first step, as the files are short."""
+        """True if a run in epochs reads a sequence twice in its first step, as the files are short."""
         return isinstance(self._mixture, EpochMixture) and self._mixture.repeats_at_once
 
     def _rows(self, step: int) -> np.ndarray:

@@ -130,7 +130,7 @@ def _arguments(command: str, folder: Path, result: str = "run") -> list[str]:
 
 
 def _is_writing(command: str, place: Path) -> Callable[[], bool]:
-    """Whether a command writes the model that it leaves."""
+    """Returns whether a command writes the model that it leaves."""
     target = place / _MODELS[command]
     return lambda: any(target.parent.glob(f".{target.name}.*.mmfree"))
 

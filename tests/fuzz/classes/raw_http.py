@@ -255,7 +255,7 @@ def _received(connection: socket.socket, deadline: float) -> bytes:
 
 
 def _judge(received: bytes) -> None:
-    """Whether each answer is sound, or one of OpenAI's errors.
+    """Returns whether each answer is sound, or one of OpenAI's errors.
 
     Raises:
         Refusal: The last one refuses the request.

@@ -37,7 +37,7 @@ class Watched(nn.Module):
 
     @property
     def between(self) -> np.ndarray:
-        """Whether each row had such an input; positions of several calls follow each other."""
+        """True if each row had such an input; positions of several calls follow each other."""
         return np.concatenate(self._between, axis=-1)
 
 

@@ -71,7 +71,7 @@ def _format(described: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def is_packed(described: Mapping[str, Any]) -> bool:
-    """Whether the linears are stored packed."""
+    """Returns whether the linears are stored packed."""
     return described.get("quant_method") == QUANT_METHOD and _format(described)[1] == "offline"
 
 
@@ -100,7 +100,7 @@ def packed_shape(output_dims: int, input_dims: int) -> tuple[int, int]:
 
 
 def _scales_bias(described: Mapping[str, Any]) -> bool:
-    """Whether a stored bias must still be multiplied by the scale."""
+    """Returns whether a stored bias must still be multiplied by the scale."""
     return _format(described)[0] == "autobitlinear"
 
 

@@ -239,7 +239,7 @@ _FIXED = {
     "sign_mode": ("explicit", "identity"),
 }
 _GROUPED = "gdn_v_grouped"
-"""Whether the inputs of `ssm_out` lie as on the Hub, where several heads of values share a key."""
+"""True if the inputs of `ssm_out` lie as on the Hub, where several heads of values share a key."""
 _NAMES = ("weight_names", "inverse_weight_names")
 _NUMBERS = ("sign_widths", "sign_values")
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"

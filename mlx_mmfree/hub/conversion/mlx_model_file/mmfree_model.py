@@ -133,7 +133,7 @@ class ModelArgs(BaseModelArgs):
 
     @property
     def has_head(self) -> bool:
-        """Whether the head is a matrix of its own, as one that is ternary is stored."""
+        """True if the head is a matrix of its own, as one that is ternary is stored."""
         is_ternary = self.is_matmul_free and self.linear_class == "ternary"
         return is_ternary or not self.tie_word_embeddings
 

@@ -57,8 +57,8 @@ def codes_of(
     own = (part.astype(mx.float32) for part in floats)
     written = mx.dequantize(codes, *own, group_size, bits)
     parts = [part.reshape(count, outputs, -1) for part in (codes, *floats)]
-    form = AffineFormat(*parts[1:], group_size=group_size, bits=bits)
-    return parts[0], form, np.array(written, np.float64).reshape(count, outputs, dims)
+    variant = AffineFormat(*parts[1:], group_size=group_size, bits=bits)
+    return parts[0], variant, np.array(written, np.float64).reshape(count, outputs, dims)
 
 
 def by_formula(x: mx.array, matrices: np.ndarray, indices: mx.array) -> mx.array:
@@ -106,9 +106,11 @@ def test_codes(
     is_sorted: bool,
 ) -> None:
     x, indices, starts = rows_for(COUNTS, dims, dtype)
-    weight, form, matrices = codes_of(len(COUNTS), outputs, dims, group_size, dtype)
+    weight, variant, matrices = codes_of(len(COUNTS), outputs, dims, group_size, dtype)
     with use_backend("metal"):
-        got = gather_affine_matmul(x, weight, form, indices, starts=starts if is_sorted else None)
+        got = gather_affine_matmul(
+            x, weight, variant, indices, starts=starts if is_sorted else None
+        )
     assert got.dtype == mx.float32
     assert relative_error(got, by_formula(x, matrices, indices)) <= TOLERANCE[mx.float32]
 
@@ -124,10 +126,10 @@ def test_whole_numbers_give_the_same_bits(metal: None, halves: None, is_ternary:
             weight, matrices = trits_of(len(counts), outputs, dims)
             got = gather_ternary_matmul(x, weight, indices, starts=starts)
         else:
-            weight, form, _ = codes_of(len(counts), outputs, dims, 64, mx.float32)
-            scales, biases = mx.full(form.scales.shape, 0.5), mx.full(form.scales.shape, -1.0)
-            form = form._replace(scales=scales, biases=biases)
-            got = gather_affine_matmul(x, weight, form, indices, starts=starts)
+            weight, variant, _ = codes_of(len(counts), outputs, dims, 64, mx.float32)
+            scales, biases = mx.full(variant.scales.shape, 0.5), mx.full(variant.scales.shape, -1.0)
+            variant = variant._replace(scales=scales, biases=biases)
+            got = gather_affine_matmul(x, weight, variant, indices, starts=starts)
             flat = (part.reshape(-1, part.shape[-1]) for part in (weight, scales, biases))
             matrices = np.array(mx.dequantize(*flat, 64, 2), np.float64).reshape(2, outputs, dims)
     assert mx.array_equal(got, by_formula(x, matrices, indices).astype(mx.float32))
@@ -164,8 +166,8 @@ def test_each_matrix_that_is_named_is_read_once(
             weight, _ = trits_of(len(counts), outputs, dims)
             mx.eval(gather_ternary_matmul(x, weight, indices, starts=starts))
         else:
-            weight, form, _ = codes_of(len(counts), outputs, dims, 128, mx.float16)
-            mx.eval(gather_affine_matmul(x, weight, form, indices, starts=starts))
+            weight, variant, _ = codes_of(len(counts), outputs, dims, 128, mx.float16)
+            mx.eval(gather_affine_matmul(x, weight, variant, indices, starts=starts))
     *_, record = emulated.records
     assert record.loaded["weight"] == named * weight.nbytes
 
@@ -178,12 +180,12 @@ def test_gradient(metal: None, is_ternary: bool) -> None:
     if is_ternary:
         weight, matrices = trits_of(len(COUNTS), 8, 64)
     else:
-        weight, form, matrices = codes_of(len(COUNTS), 8, 64, 32, mx.float32)
+        weight, variant, matrices = codes_of(len(COUNTS), 8, 64, 32, mx.float32)
 
     def product(x: mx.array) -> mx.array:
         if is_ternary:
             return gather_ternary_matmul(x, weight, indices, starts=starts)
-        return gather_affine_matmul(x, weight, form, indices, starts=starts)
+        return gather_affine_matmul(x, weight, variant, indices, starts=starts)
 
     with use_backend("metal"):
         _, [dx] = mx.vjp(product, [x], [dy])
@@ -191,16 +193,16 @@ def test_gradient(metal: None, is_ternary: bool) -> None:
     assert relative_error(dx, mx.array(want)) <= TOLERANCE[mx.float32]
 
 
-def experts(form: str, dims: int = 64) -> MixtureOfExperts:
+def experts(variant: str, dims: int = 64) -> MixtureOfExperts:
     """A mixture whose experts hold trits or codes."""
     mx.random.seed(3)
 
     def linear(inputs: int, outputs: int, bias: bool) -> PackedLinear | QuantizedLinear:
-        if form == "trits":
+        if variant == "trits":
             layer = PackedLinear(inputs, outputs, has_row_scales=True)
             layer.weight = pack_ternary(mx.random.randint(-1, 2, (outputs, inputs)))
             return layer
-        bits = int(form[0])
+        bits = int(variant[0])
         layer = QuantizedLinear(inputs, outputs, False, 64, bits)
         codes = mx.quantize(mx.random.normal((outputs, inputs)) / 8, 64, bits)
         layer.weight, layer.scales, layer.biases = codes
@@ -212,11 +214,11 @@ def experts(form: str, dims: int = 64) -> MixtureOfExperts:
 
 
 @pytest.mark.metal
-@pytest.mark.parametrize("form", ["trits", "2 bits", "4 bits"])
+@pytest.mark.parametrize("variant", ["trits", "2 bits", "4 bits"])
 # rows that are sorted, and a decoded token
 @pytest.mark.parametrize("length", [40, 1])
-def test_experts(metal: None, form: str, length: int) -> None:
-    mixer = experts(form)
+def test_experts(metal: None, variant: str, length: int) -> None:
+    mixer = experts(variant)
     x = mx.random.normal((1, length, 64))
     got = mixer(x)
     with use_backend("reference"):
@@ -229,16 +231,16 @@ LAUNCHES = {"trits": (28, 37), "2 bits": (19, 28), "4 bits": (25, 31)}
 
 
 @pytest.mark.usefixtures("recorded")
-@pytest.mark.parametrize("form", LAUNCHES)
-def test_launches_of_experts(form: str) -> None:
+@pytest.mark.parametrize("variant", LAUNCHES)
+def test_launches_of_experts(variant: str) -> None:
     """Rows and scales are picked, matrices are not."""
-    mixer = experts(form)
-    for length, total in zip((1, 64), LAUNCHES[form], strict=True):
+    mixer = experts(variant)
+    for length, total in zip((1, 64), LAUNCHES[variant], strict=True):
         x = mx.zeros((1, length, 64), mx.float16)
         mx.eval(x)
         counted = launches(mixer(x))
         of_rows = 3 if length == 64 else 0
-        assert counted["Gather"] == of_rows + (3 if form == "trits" else 0)
+        assert counted["Gather"] == of_rows + (3 if variant == "trits" else 0)
         assert counted.total() == total, counted
 
 
@@ -253,9 +255,9 @@ def sorted_rows() -> None:
 
 def sorted_codes() -> None:
     x, indices, starts = rows_for(COUNTS, 640)
-    weight, form, matrices = codes_of(len(COUNTS), 11, 640, 64, mx.float16)
+    weight, variant, matrices = codes_of(len(COUNTS), 11, 640, 64, mx.float16)
     with use_backend("metal"):
-        got = gather_affine_matmul(x, weight, form, indices, starts=starts)
+        got = gather_affine_matmul(x, weight, variant, indices, starts=starts)
     if not relative_error(got, by_formula(x, matrices, indices)) <= TOLERANCE[mx.float32]:
         raise AssertionError
 
@@ -265,8 +267,8 @@ FAULTS = {
     "the last row left out": Fault(sorted_rows, "if (row < rows)", "if (false)", 0),
     "rows of another matrix": Fault(sorted_rows, "named[place + 1] - start", "2", 0),
     "the first matrix for all": Fault(sorted_rows, "matrix) * outputs", "0) * outputs", 0),
-    "outputs behind the last": Fault(sorted_rows, "first + lane < outputs", "true", 0),
-    "inputs behind the last": Fault(sorted_rows, "16 * at + n < dims", "true", 0),
+    "outputs after the last": Fault(sorted_rows, "first + lane < outputs", "true", 0),
+    "inputs after the last": Fault(sorted_rows, "16 * at + n < dims", "true", 0),
     "codes for trits": Fault(sorted_rows, "stored - total", "stored", 0),
     "scales of another group": Fault(sorted_codes, "16 * at / GROUP_SIZE", "0", 0),
     "biases left out": Fault(

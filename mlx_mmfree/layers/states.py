@@ -159,15 +159,6 @@ class DecodedStates:
         """The ordinary variant of a `fixed` state, without its last `unread` tokens."""
         return state
 
-    def with_tail(self, state: State, slots: int) -> State:
-        """A `fixed` state whose next tokens go into a tail of so many slots, so that a GPU need not copy
-        what it still reads; the same state where there is nothing that a tail spares."""
-        return state
-
-    def without_tail(self, state: State, count: int) -> State:
-        """The `fixed` state with the tokens of the tail in it, of which there are `count`."""
-        return state
-
     def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> State:
         """The state of which another format is held, which has the shapes of its arrays.
 
@@ -179,7 +170,22 @@ class DecodedStates:
         return tree_map(array, state)
 
 
-class StateKind(StoredStates, DecodedStates):
+class TailedStates:
+    """States whose last tokens lie in a tail, so that a GPU need not copy what it still reads.
+
+    The defaults serve states for which a tail spares nothing.
+    """
+
+    def with_tail(self, state: State, slots: int) -> State:
+        """The `fixed` state, whose next tokens go into a tail of so many slots."""
+        return state
+
+    def without_tail(self, state: State, count: int) -> State:
+        """The `fixed` state with the `count` tokens of the tail in it."""
+        return state
+
+
+class StateKind(StoredStates, DecodedStates, TailedStates):
     """The states of one mixer; one whose state grows with the text returns a kind of its own.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlx_mmfree.layers.context import Context
-from mlx_mmfree.layers.states import DecodedStates, StoredStates
+from mlx_mmfree.layers.states import DecodedStates, StoredStates, TailedStates
 
 ROOT = Path(__file__).parents[2]
 # the tests of the contract that a mixer must meet because of the capabilities that it declares
@@ -56,7 +56,12 @@ def test_the_contract_is_asked_of_a_new_mixer(mixer: str, passed: list[str]) -> 
 
 @pytest.mark.parametrize(
     ("kind", "page"),
-    [(Context, "token_mixers"), (StoredStates, "layers"), (DecodedStates, "layers")],
+    [
+        (Context, "token_mixers"),
+        (StoredStates, "layers"),
+        (DecodedStates, "layers"),
+        (TailedStates, "layers"),
+    ],
 )
 def test_the_pages_name_every_member(kind: type, page: str) -> None:
     text = (ROOT / "mlx_mmfree" / page / "README.md").read_text()

@@ -151,7 +151,6 @@ class TestFolder:
     @pytest.mark.parametrize(
         "changes",
         [
-            {"quantization": {"bits": 2, "group_size": 64}},
             {"quantization_config": {"quant_method": "bitnet"}},
             {"quantization_config": {"quant_method": "mmfree", "bits": 2, "format_version": 2}},
             {"quantization_config": "mmfree"},

@@ -45,7 +45,7 @@ class KeyValueState(NamedTuple):
         return self.positions.shape[1]
 
     @property
-    def spare(self) -> int:
+    def capacity(self) -> int:
         """Number of slots."""
         keys = self.keys
         return (keys.codes if isinstance(keys, QuantizedArray) else keys).shape[2]
@@ -67,11 +67,11 @@ class KeyValueState(NamedTuple):
         self, length: int, window: int | None = None, sinks: int = 0
     ) -> "KeyValueState":
         """The state with capacity for `length` more tokens."""
-        spare = self.spare
+        capacity = self.capacity
         slots = slots_after(self.positions.shape[1], length, window, sinks)
-        if slots <= spare:
+        if slots <= capacity:
             return self
-        keys, values = _grown((self.keys, self.values), spare, slots, window, sinks)
+        keys, values = _grown((self.keys, self.values), capacity, slots, window, sinks)
         return self._replace(keys=keys, values=values)
 
     @classmethod
@@ -79,9 +79,9 @@ class KeyValueState(NamedTuple):
         """The rows of several states of the same sizes, one after the other."""
         return cls(*tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states))
 
-    def widened(self, used: int, spare: int) -> "KeyValueState":
+    def widened(self, used: int, capacity: int) -> "KeyValueState":
         """The state with so many slots in use and so many in all, of which the new ones are empty."""
-        free = [(0, 0), (0, 0), (0, spare - self.spare), (0, 0)]
+        free = [(0, 0), (0, 0), (0, capacity - self.capacity), (0, 0)]
         keys, values = tree_map(lambda buffer: mx.pad(buffer, free), (self.keys, self.values))
         missing = [(0, 0), (0, used - self.used)]
         return KeyValueState(keys, values, mx.pad(self.positions, missing, constant_values=-1))
@@ -122,12 +122,12 @@ FIXED = (FixedKeyValueState, TailedKeyValueState)
 
 
 def _grown(
-    buffers: tuple[Buffer, Buffer], spare: int, slots: int, window: int | None, sinks: int
+    buffers: tuple[Buffer, Buffer], capacity: int, slots: int, window: int | None, sinks: int
 ) -> Any:
     """Buffers of so many slots with as many as are made where `slots` are needed."""
     made = -(-slots // GROWTH_STEP) * GROWTH_STEP
     made = made if window is None else min(made, sinks + window)
-    free = [(0, 0), (0, 0), (0, made - spare), (0, 0)]
+    free = [(0, 0), (0, 0), (0, made - capacity), (0, 0)]
     return tree_map(lambda buffer: mx.pad(buffer, free), buffers)
 
 
@@ -507,7 +507,7 @@ class KeyValueKind(StateKind):
         return self.cache.exact_slots
 
     def is_of_batch(self, state: AnyKeyValueState, length: int) -> bool:
-        """Like `StateKind` has it: a longer row beside this one has made it quantised."""
+        """Like `StateKind.is_of_batch`: a longer row beside this one has made it quantised."""
         is_quantized = isinstance(state, KeyValueState) and state.is_quantized
         return is_quantized and not self._quantizes(length)
 
@@ -543,7 +543,7 @@ class KeyValueKind(StateKind):
         return state._replace(positions=positions)
 
     def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> KeyValueState:
-        """Like `StateKind` has it, with capacity for some tokens, since most texts go on."""
+        """Like `StateKind.unpacked`, with capacity for some tokens, since most texts go on."""
         slots = ((state.positions.shape[1] - after) // GROWTH_STEP + 1) * GROWTH_STEP
         if self.cache.window is not None:
             slots = min(slots, self.cache.sinks + self.cache.window)
@@ -563,18 +563,18 @@ class KeyValueKind(StateKind):
         if used + count > state.keys.shape[2]:
             state = state.with_capacity(count, cache.window, cache.sinks)
         keys, values = cast(tuple[mx.array, mx.array], state[:2])
-        spare = keys.shape[2]
-        positions = mx.pad(positions, [(0, 0), (0, spare - used)], constant_values=-1)
+        capacity = keys.shape[2]
+        positions = mx.pad(positions, [(0, 0), (0, capacity - used)], constant_values=-1)
         fixed = FixedKeyValueState(keys, values, positions)
-        is_full = cache.window is not None and spare == cache.sinks + cache.window
-        return fixed, None if is_full else spare - used
+        is_full = cache.window is not None and capacity == cache.sinks + cache.window
+        return fixed, None if is_full else capacity - used
 
     def growing(self, state: FixedKeyValueState, unread: int | None) -> KeyValueState:
         keys, values, positions = state
         return KeyValueState(keys, values, positions[:, : positions.shape[1] - (unread or 0)])
 
     def with_tail(self, state: Any, slots: int) -> Any:
-        """Like `StateKind` has it, but for heads that no kernel takes, and for small windows."""
+        """Like `StateKind.with_tail`, except for heads that no kernel takes, and for small windows."""
         window = self.cache.window
         is_small = window is not None and window < slots
         if is_small or not isinstance(state, FixedKeyValueState) or not self._has_kernel:
@@ -593,15 +593,18 @@ class KeyValueKind(StateKind):
         return FixedKeyValueState(*attention_tail.join_tail(*state, count, window, sinks))
 
     def joined(self, states: Sequence[KeyValueState]) -> KeyValueState:
-        """Like `StateKind` has it; where one is quantised, the others become so."""
+        """Like `StateKind.joined`; where one is quantised, the others become so."""
         if any(state.is_quantized for state in states):
             states = [self.quantized(state) for state in states]
-        used, spare = max(state.used for state in states), max(state.spare for state in states)
-        return KeyValueState.joined([state.widened(used, spare) for state in states])
+        used, capacity = (
+            max(state.used for state in states),
+            max(state.capacity for state in states),
+        )
+        return KeyValueState.joined([state.widened(used, capacity) for state in states])
 
     def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
         slots = slots_after(0, length, self.cache.window, self.cache.sinks)
         # capacity up to the next step, if there is so much; no row holds a token after it
-        spare = -(-slots // GROWTH_STEP) * GROWTH_STEP
-        keys, values = tree_map(lambda buffer: buffer[:, :, :spare][rows], state[:2])
+        capacity = -(-slots // GROWTH_STEP) * GROWTH_STEP
+        keys, values = tree_map(lambda buffer: buffer[:, :, :capacity][rows], state[:2])
         return KeyValueState(keys, values, state.positions[:, :slots][rows])

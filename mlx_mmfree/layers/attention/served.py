@@ -201,9 +201,9 @@ class ServedAttention(TokenMixer):
             queries = rope.scaled(mx.unflatten(queries, -1, (self.num_heads, -1)))
             projected = mx.concatenate([mx.flatten(queries, -2), others], axis=-1)
         # layers share the place of the token and its rotation, where a backend asks for them
-        spare, used = keys.shape[2], positions.shape[1]
-        which: tuple[Any, ...] = (used, spare, window, sinks)
-        found: Callable[[], Any] = partial(next_place, positions, spare, window, sinks)
+        capacity, used = keys.shape[2], positions.shape[1]
+        which: tuple[Any, ...] = (used, capacity, window, sinks)
+        found: Callable[[], Any] = partial(next_place, positions, capacity, window, sinks)
         if tail is not None:
             which = ("tail", *which)
             found = partial(tail_place, positions, tail.used, window, sinks)

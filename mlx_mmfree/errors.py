@@ -98,7 +98,7 @@ def shown_path(text: str) -> str:
 
 
 def install_extra(extra: str) -> str:
-    """Tells how the packages of an extra are installed, as text for an error.
+    """Tells how the packages of an extra are installed, for an error message.
 
     Args:
         extra: Its name in `pyproject.toml`.

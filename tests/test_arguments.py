@@ -1,4 +1,4 @@
-"""Wrong arguments of public functions are answered as text: misspelt names, other types."""
+"""Wrong arguments of public functions raise errors that name them: misspelt names, other types."""
 
 import inspect
 from pathlib import Path

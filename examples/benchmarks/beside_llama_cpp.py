@@ -45,7 +45,7 @@ from mlx_mmfree.platform.threads import thread_count
 _SHORTEST_CONTEXT = 256
 
 Feed = Callable[[int, bool], None]
-"""Reads a number of tokens after those before, which it forgets first if it is reported to."""
+"""Reads a number of tokens after those before, which it forgets first if it is asked to."""
 
 
 def measure_llama_cpp(

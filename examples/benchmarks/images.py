@@ -248,7 +248,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in a short time; the metrics say nothing about speed",
+        help="try the command in a short time; its numbers say nothing about speed",
     )
     format = parser.add_mutually_exclusive_group()
     format.add_argument(

@@ -120,7 +120,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in a short time; the metrics say nothing about speed",
+        help="try the command in a short time; its numbers say nothing about speed",
     )
     _add_output_flags(parser.add_argument_group("output"))
     return parser

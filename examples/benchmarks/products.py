@@ -80,7 +80,7 @@ QUICK = BenchmarkSettings(
     training_tokens=8,
     is_small=True,
 )
-"""A run of seconds. Its data fit into the caches, so that its metrics say nothing about speed."""
+"""A run of seconds. Its data fit into the caches, so that its numbers say nothing about speed."""
 
 
 @dataclass(frozen=True)
@@ -459,7 +459,7 @@ def _add_amount_flags(group: Any) -> None:
     group.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in seconds; the metrics say nothing about speed",
+        help="try the command in seconds; its numbers say nothing about speed",
     )
 
 

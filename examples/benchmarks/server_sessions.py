@@ -21,7 +21,7 @@ from mlx_mmfree.platform.resident_memory import resident_memory
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 
 _SESSION_BYTES = 10**9
-"""As much as a server takes for them unless it is reported otherwise."""
+"""As much as a server takes for them by default."""
 
 
 def write_answers(

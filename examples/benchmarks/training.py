@@ -292,7 +292,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="try the command in seconds; the metrics say nothing about speed",
+        help="try the command in seconds; its numbers say nothing about speed",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"

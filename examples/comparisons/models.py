@@ -70,7 +70,7 @@ POSITION_FORMATS: dict[str, dict[str, Any]] = {
     "learned": {"positions": "learned"},
     "none": {"positions": "none"},
 }
-"""How softmax attention, the reference, is reported the order of tokens."""
+"""How softmax attention, the reference, encodes the order of tokens."""
 
 _FULL = {"name": "multi_head_attention"}
 _WINDOW = {"name": "sliding_window_attention", "window": 32}

@@ -335,7 +335,7 @@ def current_host() -> Host:
 
 
 def host_problems(host: Host) -> list[str]:
-    """The problems that keep MLX from running on a host, each with the hint."""
+    """The problems that keep MLX from running on a host, each with a hint."""
     found = []
     if host.python < OLDEST_PYTHON:
         wanted, got = (".".join(map(str, v)) for v in (OLDEST_PYTHON, host.python))

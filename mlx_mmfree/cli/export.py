@@ -100,7 +100,7 @@ def _report(path: str, done: "Export") -> str:
     kernels = (
         "MLX's own, without kernels of this library. A ternary product is quantized_matmul with 2 bits."
         if done.is_plain
-        else "MLX's own and Metal kernels of this library, as text."
+        else "MLX's own and Metal kernels of this library, as source text."
     )
     same = "the same tokens" if near.same_tokens else "another token at least once"
     return "\n".join(

@@ -120,7 +120,7 @@ def _add_limit_flags(group: Any) -> None:
         "max-waiting": (128, "number of texts that may wait; more are refused with status 429"),
         "max-context": (32_768, "largest number of tokens of a prompt and its answer together"),
         "timeout": (600, "seconds that a request may take"),
-        "grace": (20, "seconds that answers may go on once the server is reported to end"),
+        "grace": (20, "seconds that answers may go on once the server was asked to end"),
         "prefill-step-size": (512, "number of prompt tokens read between two steps of other texts"),
     }
     for name, (default, text) in numbers.items():

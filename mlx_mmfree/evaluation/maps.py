@@ -261,7 +261,7 @@ def _draw_panel(axes: Any, panel: Panel, **style: Any) -> None:
 
 
 def _label_axis(axis: Any, labels: Sequence[str] | None, side: float, rotation: int = 0) -> None:
-    """Writes as many labels as there is capacity for, in even steps."""
+    """Writes as many labels as there is space for, in even steps."""
     if labels is None:
         axis.set_ticks([])
         return

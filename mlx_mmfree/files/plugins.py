@@ -44,7 +44,7 @@ class Plugin(NamedTuple):
 
 
 LOADED: list[Plugin] = []
-"""The plug-ins that this process was reported to load, in that order."""
+"""The plug-ins that this process was asked to load, in that order."""
 
 _roots: dict[str, str] = {}
 """Files and folders of code that is not the library's, with what messages call them."""

@@ -51,7 +51,7 @@ class Chat:
     Args:
         model: Gives the logits.
         tokenizer: Belongs to the model.
-        system_prompt: What the model is reported first; needs a chat template.
+        system_prompt: The system message before the conversation; needs a chat template.
         max_tokens: How many tokens an answer has at most.
         sampler: Chooses tokens from logits.
         processors: Change the logits before, such as penalties. They know the tokens of one turn.
@@ -68,7 +68,7 @@ class Chat:
     Attributes:
         max_tokens, sampler, processors: As above; they may be changed between answers.
         turns: Number of answers so far.
-        reader: Tells the thought of the answer that was begun last from its text.
+        reader: Tells the reasoning of the answer that was begun last from its text.
 
     Raises:
         TypeError: An argument is misspelt, or the model or the tokenizer is none.
@@ -133,7 +133,7 @@ class Chat:
 
     @property
     def system_prompt(self) -> str | None:
-        """What the model is reported first. Another one begins a new conversation.
+        """The system message. Another one begins a new conversation.
 
         Raises:
             UsageError: There is no chat template.

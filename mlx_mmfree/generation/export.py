@@ -149,7 +149,7 @@ def _flat(tree: Any) -> list[tuple[str, mx.array]]:
 
 
 def _filled(tree: Any, arrays: list[mx.array]) -> Any:
-    """A tree of the same format with other arrays, in the order of `tree_flatten`."""
+    """A tree of the same structure with other arrays, in the order of `tree_flatten`."""
     rest = iter(arrays)
     return tree_map(lambda _: next(rest), tree)
 

@@ -270,6 +270,6 @@ def memory_limits(
         if memory_bytes is not None:
             stack.callback(set_memory, set_memory(memory_bytes))
         stack.callback(set_cache, set_cache(limit if cache_bytes is None else cache_bytes))
-        # work under way still counts on the limits, and is waited for first on the hint
+        # work under way still counts on the limits, and is waited for before they are restored
         stack.enter_context(wired(wired_bytes, set_wired))
         yield

@@ -1,6 +1,6 @@
 """Linears with what lies around them, computed together where their format allows it.
 
-Definitions of mixers are equations between linears. What a model does faster is reported here once, for
+Definitions of mixers are equations between linears. What a model does faster is defined here once, for
 each format of linears, which their class names as `variant`; `models.parts.fused` asks for it in blocks.
 
 - Packed ternary linears are one operation, with a norm or a gate before them and the residual after

@@ -154,7 +154,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def take_part(self, group: Group) -> None:
-        """Called before it is divided as `partition` says, for what cannot be reported there."""
+        """Called before it is divided as `partition` says, for what that cannot express."""
 
     def has_fused(self, context: Any) -> bool:
         """Returns whether `fused` computes what this call asks for."""

@@ -1,4 +1,4 @@
-"""DeltaNet (Yang et al., arXiv 2406.06484) in the format of flash-linear-attention."""
+"""DeltaNet (Yang et al., arXiv 2406.06484) as in flash-linear-attention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Gated DeltaNet (Yang et al., arXiv 2412.06464) in the format of flash-linear-attention."""
+"""Gated DeltaNet (Yang et al., arXiv 2412.06464) as in flash-linear-attention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Gated linear attention (Yang et al., arXiv 2312.06635) in the format of flash-linear-attention."""
+"""Gated linear attention (Yang et al., arXiv 2312.06635) as in flash-linear-attention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

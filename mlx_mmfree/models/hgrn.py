@@ -1,4 +1,4 @@
-"""HGRN (Qin et al., arXiv 2311.04823) in the format of flash-linear-attention, which is real-valued."""
+"""HGRN (Qin et al., arXiv 2311.04823) as in flash-linear-attention, which is real-valued."""
 
 from dataclasses import dataclass
 from typing import ClassVar

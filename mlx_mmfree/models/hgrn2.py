@@ -1,4 +1,4 @@
-"""HGRN2 (Qin et al., arXiv 2404.07904) in the format of flash-linear-attention.
+"""HGRN2 (Qin et al., arXiv 2404.07904) as in flash-linear-attention.
 
 The norm before the last projection has an epsilon of its own, whatever the configuration says.
 """

@@ -1,4 +1,4 @@
-"""Kimi delta attention (Kimi Team, arXiv 2510.26692) in the format of flash-linear-attention."""
+"""Kimi delta attention (Kimi Team, arXiv 2510.26692) as in flash-linear-attention."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

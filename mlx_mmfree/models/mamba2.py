@@ -1,4 +1,4 @@
-"""Mamba-2 (Dao and Gu, arXiv 2405.21060) in the format of transformers."""
+"""Mamba-2 (Dao and Gu, arXiv 2405.21060) as in transformers."""
 
 import math
 from collections.abc import Mapping, Sequence

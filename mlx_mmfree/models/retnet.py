@@ -1,4 +1,4 @@
-"""RetNet (Sun et al., arXiv 2307.08621) in the format of flash-linear-attention."""
+"""RetNet (Sun et al., arXiv 2307.08621) as in flash-linear-attention."""
 
 from dataclasses import dataclass
 from typing import ClassVar

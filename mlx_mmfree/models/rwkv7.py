@@ -1,4 +1,4 @@
-"""RWKV-7 (Peng et al., arXiv 2503.14456) in the format of flash-linear-attention."""
+"""RWKV-7 (Peng et al., arXiv 2503.14456) as in flash-linear-attention."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

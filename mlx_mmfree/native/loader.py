@@ -46,7 +46,7 @@ def kernels() -> ModuleType:
 
 
 def unavailable() -> str | None:
-    """Returns `None` if the compiled kernels can be used, else the reason and the hint."""
+    """Returns `None` if the compiled kernels can be used, else the reason and a hint."""
     return _load()[1]
 
 

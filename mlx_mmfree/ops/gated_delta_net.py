@@ -60,7 +60,7 @@ def delta_rule_inputs(
 
     for each head of values; some of them may share one of queries and keys. Computed in float32.
 
-    Source: Yang et al., arXiv 2412.06464, in the format of flash-linear-attention.
+    Source: Yang et al., arXiv 2412.06464, as in flash-linear-attention.
 
     Args:
         qkv: Projected `x`, `(B, L, C)` or more columns, of which the first C count.

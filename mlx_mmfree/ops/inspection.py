@@ -28,7 +28,7 @@ class CpuKernels:
     """The compiled CPU kernels.
 
     Attributes:
-        reason: Why they cannot be used, with the hint, or `None`.
+        reason: Why they cannot be used, with a hint, or `None`.
         instructions: The instruction set in use, or `None`.
         choices: All instruction sets for which this processor has kernels, fastest first.
         threads: The number of threads that compute, or `None`.
@@ -49,7 +49,7 @@ def cpu_kernels() -> CpuKernels:
 
 
 def slow_cpu() -> str | None:
-    """Why the CPU computes with plain operations that nobody asked for, with the hint, or `None`."""
+    """Why the CPU computes with plain operations that nobody asked for, with a hint, or `None`."""
     if not on_cpu() or forced_backend() is not None:
         return None
     reason = native.unavailable()

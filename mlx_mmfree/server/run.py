@@ -1,4 +1,4 @@
-"""Runs the server until it is reported to end."""
+"""Runs the server until it is asked to end."""
 
 import asyncio
 import errno

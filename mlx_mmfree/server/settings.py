@@ -111,7 +111,7 @@ class Settings:
         ngram_drafts: Whether texts propose what followed the same tokens earlier in them.
         num_draft_tokens: Tokens that are proposed at a time.
         timeout_s: The longest time that a request may take.
-        grace_s: How long answers may go on once the server was reported to end.
+        grace_s: How long answers may go on once the server was asked to end.
         sampling: How tokens are drawn where a request does not say.
         template_variables: Further names for the chat template.
         reasoning_budget: The most tokens of reasoning; `None`: no limit but the answer's.

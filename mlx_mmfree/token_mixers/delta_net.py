@@ -24,7 +24,7 @@ class DeltaNet(DeltaRuleMixer):
     for each head, with a norm of each head whose weight all share. Vectors are brought to length 1, and
     the convolutions are short and causal.
 
-    Source: Yang et al., arXiv 2406.06484, in the format of flash-linear-attention.
+    Source: Yang et al., arXiv 2406.06484, as in flash-linear-attention.
 
     Args:
         dims: Model dims `D`.

@@ -25,7 +25,7 @@ class GatedDeltaNet(delta_rule.DeltaRuleMixer):
     for each head of values, with queries, keys and values as in `DeltaNet`. Some heads of values may
     share one of queries and keys.
 
-    Source: Yang et al., arXiv 2412.06464, in the format of flash-linear-attention and of Qwen3-Next.
+    Source: Yang et al., arXiv 2412.06464, as in flash-linear-attention and of Qwen3-Next.
 
     Args:
         dims: Model dims `D`.

@@ -38,7 +38,7 @@ class GRU(TokenMixer):
         \hat h_t &= \tanh\big(W x_t + r_t \odot (U h_{t-1})\big) \\
         h_t &= z_t \odot h_{t-1} + (1 - z_t) \odot \hat h_t, \quad y_t = W_o h_t
 
-    This is the format of cuDNN and PyTorch; in the paper's form the reset comes before the product,
+    These are the equations of cuDNN and PyTorch; in the paper's, the reset comes before the product,
     :math:`U (r_t \odot h_{t-1})`. Since the gates see the state, the positions are computed one after
     the other, in training and in reading as in decoding; only the products with `x` are done at once.
     A compiled graph grows with the length. It is the baseline of the recurrences that have a scan.

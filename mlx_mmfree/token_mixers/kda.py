@@ -25,7 +25,7 @@ class KDA(DeltaRuleMixer):
     for each head of values, with queries, keys and values as in `DeltaNet`. :math:`W_1` and :math:`W_3`
     map to few dims. With a lower bound `l`, :math:`f_t = \exp(l\,\sigma(e^{A}(W_2 W_1 x_t + d)))`.
 
-    Source: Kimi Team, arXiv 2510.26692, in the format of flash-linear-attention.
+    Source: Kimi Team, arXiv 2510.26692, as in flash-linear-attention.
 
     Args:
         dims: Model dims `D`.

@@ -52,7 +52,7 @@ class MLGRU(TokenMixer):
         y_t &= W_o\,(\mathrm{RMSNorm}(W_g x_t) \odot \mathrm{silu}(h_t))
 
     This is the released variant: the norm lies on the gate projection and the swish on the state. In the
-    paper's format, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
+    paper, :math:`y_t = W_o\,(\sigma(W_g x_t) \odot h_t)`. The lower bound `b` is an argument of
     the call, since a model shares one table between its layers.
 
     Source: Zhu et al., arXiv 2406.02528, sec. 3.3.

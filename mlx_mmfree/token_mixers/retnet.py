@@ -41,7 +41,7 @@ class RetNet(TokenMixer):
         y_t &= W_o\,(\mathrm{RMSNorm}(R_t(W_q x_t)\,S_t\,K^{-1/2}) \odot \mathrm{silu}(W_g x_t))
 
     for each head `h` from 0, with rotated queries and keys and a norm of each head whose weight all
-    share. This is the format of flash-linear-attention, of which checkpoints are published. The first
+    share. This is how flash-linear-attention defines it, whose checkpoints are published. The first
     code of the authors rotates neighbours instead of halves (give `rope`), divides by the sum of the
     decays, which the norm undoes but for its epsilon, and norms without a weight.
 

@@ -140,7 +140,7 @@ def _metaspace(step: Mapping[str, Any]) -> Callable[[str, bool], str]:
 
 _MAX_STEPS = 8
 _MAX_GROWTH = 64
-# one character becomes at most so many in a compatibility format of Unicode
+# one character becomes at most so many in a compatibility form of Unicode
 _COMPATIBILITY_GROWTH = 18
 _MAX_ADDED_TOKENS, _MAX_ADDED_LENGTH = 20_000, 256
 _MAX_UNIGRAM_PIECES, _MAX_UNIGRAM_LENGTH = 1_000_000, 64

@@ -557,7 +557,7 @@ def encode_split(
     """The ids of a text that was split into ids of tokens and texts between them.
 
     Args:
-        encode: Gives the ids of a text after what is reported to stand before it.
+        encode: Gives the ids of a text after a given text.
         parts: The ids and texts.
         before: What stands before the first.
     """

@@ -135,7 +135,7 @@ class DataParallel:
     Args:
         group: The processes; `None` takes all that `mlx.launch` started together, or this one alone.
         timeout_s: Seconds that a process waits for another one. It then prints a message and ends with
-            status 2, since MLX offers no other hint of the wait.
+            status 2, since MLX offers no other way to end the wait.
 
     Raises:
         TrainingError: `timeout_s` is not positive.

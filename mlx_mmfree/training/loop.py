@@ -46,7 +46,7 @@ def train_model(
         settings: The run.
         processes: The processes that train together, each on its share of the rows of a batch; `None`
             takes all that `mlx.launch` started, or this one alone.
-        callbacks: Are reported of each record, best model and checkpoint.
+        callbacks: Are called with each record, best model and checkpoint.
         first: The model to begin with, if it has been built already.
 
     Returns:

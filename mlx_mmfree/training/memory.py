@@ -1,7 +1,7 @@
 """The memory that a run will take, found without computing anything.
 
 MLX's CPU backend allocates the results of an operation when it hands the operation to the thread that
-computes, and frees what an operation has read when that thread has run it. The thread lags after by up
+computes, and frees what an operation has read when that thread has run it. The thread lags behind by up
 to about a hundred tasks, so that memory depends on the order of the operations and on this lag. Both are
 followed here (`eval_impl` in MLX's transforms.cpp).
 """
@@ -308,7 +308,7 @@ class MemoryPlan:
         return f"{word} memory on {self.device.backend}: {total} ({', '.join(shown)})."
 
     def warning(self) -> str | None:
-        """A line that says what does not fit, and the hint; `None` if all fits."""
+        """A line that says what does not fit, with a hint; `None` if all fits."""
         device = self.device
         offers = [device.memory_bytes]
         if device.working_set_bytes is not None:

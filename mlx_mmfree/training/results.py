@@ -289,7 +289,7 @@ def write_cards(folder: Path, card: ModelCard, training: Callable[[bool], str]) 
 
     Args:
         folder: The folder of the run.
-        card: What is reported of the source and of the command.
+        card: The sections on the source and on the command.
         training: From whether the model is ternary, the section on how it was trained.
 
     Raises:

@@ -30,7 +30,7 @@ CONVERSATIONS = "conversations"
 INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
 """The keys of Alpaca."""
 SYSTEM = "system"
-"""The key of a text that is reported to the model before a prompt."""
+"""The key of a text that the model reads before a prompt."""
 
 _ASSISTANT = "assistant"
 _ROLES = {
@@ -263,7 +263,7 @@ class Samples(Generic[Item]):
         if self.shortened:
             words += f"; turns after the last answer of {self.shortened} cut off"
         if self.without_reasoning:
-            words += f"; the chat template leaves out thoughts of {self.without_reasoning}"
+            words += f"; the chat template leaves out the reasoning of {self.without_reasoning}"
         if self.converted:
             words += f"; ShareGPT's turns of {self.converted} converted to messages"
         if self.unread:

@@ -27,7 +27,7 @@ from .stopping import StopRequest
 from .ternary_changes import TernaryWeights
 
 Validation = Callable[[Any], dict[str, Any]]
-"""Maps the model to metrics by name. The figure `valid_loss` decides which weights are the best."""
+"""Maps the model to metrics by name. The metric `valid_loss` decides which weights are the best."""
 
 
 class Trainer:
@@ -46,7 +46,7 @@ class Trainer:
         loss: The sum of the losses of a batch.
         processes: The processes that train together, each on batches of its own; `None` takes all that
             `mlx.launch` started, or this one alone.
-        callbacks: Are reported of each record, best model and checkpoint.
+        callbacks: Are called with each record, best model and checkpoint.
         metrics: What else the log says of the last step.
 
     Raises:

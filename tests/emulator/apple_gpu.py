@@ -33,7 +33,7 @@ _CLANG = """
     -nostdinc++ -fno-exceptions -fno-rtti -fno-math-errno -fno-trapping-math -ffp-contract=on
     -fno-threadsafe-statics -Xclang -cl-single-precision-constant -w -S -emit-llvm
 """
-# a GPU's compiler unrolls what it is reported to, and leaves single numbers alone
+# a GPU's compiler unrolls what it is asked to, and leaves single numbers alone
 _OPTIMIZER = """
     opt-19 -passes=internalize,always-inline,globaldce,default<O2>,globaldce
     -internalize-public-api-list=entry -vectorize-slp=false -vectorize-loops=false

@@ -1,4 +1,4 @@
-"""The estimate of energy is that of the published metrics, and its dense twin has float16 matrices."""
+"""The estimate of energy follows the published values, and its dense twin has float16 matrices."""
 
 import pytest
 

@@ -156,7 +156,7 @@ def test_picture(count: int, tmp_path: Path) -> None:
     file = tmp_path / "maps.png"
     views = [np.full((20, 30, 3), 40 * n, np.uint8) for n in range(count)]
     maps = [np.eye(3, 4, dtype=np.float32)] * count
-    # names may hold letters that the font lacks, formulas and more than there is capacity for
+    # names may hold letters that the font lacks, formulas and more than there is space for
     titles = ["a \u732b\U0001f408 $\\nonsense{$ " + "x" * 99] * count
     draw_class_maps(views, maps, titles, file)
     height, width, _ = imread(file).shape

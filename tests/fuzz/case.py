@@ -16,7 +16,7 @@ from mlx_mmfree.errors import MMFreeError
 CASE, TEMPORARY, HOME, OUTSIDE = "case", "tmp", "home", "outside"
 SECRET = "outside-8d1f-not-to-be-read"
 _SECRET_FILE = "secret.txt"
-# this is reported of sound files too, since a changed configuration may tell of another writer
+# this is said of sound files too, since a changed configuration may tell of another writer
 _NOTE = re.compile(rb"^\[load\] '[^'\n]*' may hold wrong ternary weights: [^\n]*\n", re.MULTILINE)
 _LONGEST_MESSAGE = 2000
 
@@ -36,7 +36,7 @@ class FuzzClass:
         batch: Cases that share a process until one of them fails.
         kept_until_exit: Names of temporary files that stay until the process ends.
         is_command: Whether a case runs a whole command, which takes longer than a parser.
-        count: Cases that pytest runs; the script runs as many as it is reported.
+        count: Cases that pytest runs; the script runs as many as its flag says.
         packages: Packages of an extra that it needs; without them it is left out.
     """
 
@@ -176,7 +176,7 @@ def clear_temporary(work: Path, kept: str = "") -> list[str]:
     """
     names = [name for name in os.listdir(work / TEMPORARY) if not re.fullmatch(f"mlx|{kept}", name)]
     if names:
-        # what nothing refers to any longer is not left after
+        # what nothing refers to any longer is removed
         gc.collect()
     left = [name for name in names if (work / TEMPORARY / name).exists()]
     for name in left:

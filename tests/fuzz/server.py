@@ -124,7 +124,7 @@ def run_seeds(
                 yield seed, verdict
             else:
                 yield seed, _confirmed(fuzz, sources, work, seed, verdict)
-                # what a failure leaves after must not blame the cases after it
+                # what a failure leaves running must not blame the cases after it
                 break
         left = left[done:]
 

@@ -78,7 +78,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 class Script:
-    """A sampler that says what it is reported, then token 0."""
+    """A sampler that returns what it is given, then token 0."""
 
     def __init__(self, *texts: list[int]):
         self._tokens: Iterator[int] = iter([token for text in texts for token in text])

@@ -5,7 +5,7 @@
 As in `mixers.make_fla`, the models are those of the library with the formats in plain torch that it
 keeps beside its kernels, which need a GPU. Where it has no such format, for the last step of SwiGLU and
 for attention, torch's own functions stand in. They compute in float64, since what they round to float32
-is reported to stay.
+is patched to stay.
 """
 
 import sys

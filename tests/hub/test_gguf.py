@@ -389,7 +389,7 @@ class TestVocabulary:
             )
 
     def test_marks_belong_to_words_of_qwen_3_5(self, tmp_path: Path) -> None:
-        """By its own pattern; that of Qwen 2 parts a letter from a mark that has no joint variant."""
+        """By its own pattern; Qwen 2's parts a letter from a mark that it has no composed form with."""
         found = {}
         for pre in ("qwen2", "qwen35"):
             files = files_of_metadata(byte_level_metadata(pre=pre))

@@ -132,7 +132,7 @@ def write_maple(folder: Path) -> dict[str, Any]:
 def test_layers_of_the_published_width_take_what_is_planned(
     write: Any, capacity: float, tmp_path: Path
 ) -> None:
-    """With this capacity all 7.57 GB of Bonsai load within 8.3 GB, and 5.37 GB of Maple in 5.87 GB."""
+    """With so much memory all 7.57 GB of Bonsai load within 8.3 GB, and 5.37 GB of Maple in 5.87 GB."""
     config = write(tmp_path / "m")
     place = f"{__name__}:load_and_read"
     found = measure(place, {"folder": str(tmp_path / "m"), "length": LENGTH})

@@ -1,6 +1,6 @@
 """Whatever is done to the linears of a model, in any order, it computes what its definitions say.
 
-The blocks were fused when the model was built, and nothing is reported of what is done to it afterwards.
+The blocks were fused when the model was built, and does not notice what is done to it afterwards.
 """
 
 from collections.abc import Callable

@@ -50,7 +50,7 @@ FAULTS = {
         '"MB": 2**20',
         ("cli/test_flags.py",),
     ),
-    "doctor: a forced backend is reported to run what it cannot": Fault(
+    "doctor: a forced backend is said to run what it cannot": Fault(
         "cli/doctor.py",
         "return forced if forced in names else None",
         "return forced",

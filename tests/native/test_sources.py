@@ -1,4 +1,4 @@
-"""What the build is reported of the folders of kernels."""
+"""What the build knows of the folders of kernels."""
 
 from pathlib import Path
 

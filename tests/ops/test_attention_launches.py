@@ -44,7 +44,7 @@ def test_the_bits_do_not_depend_on_the_order_of_threads(emulated: Emulator) -> N
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(("dims", "step"), [(64, 32), (128, 16)])
 def test_launches_and_what_they_read(emulated: Emulator, dims: int, step: int) -> None:
-    """Four launches, in whose memory there is capacity for two tiles and strips of scores."""
+    """Four launches, in whose memory there is space for two tiles and strips of scores."""
     sizes = Sizes(70, 70, dims, dims, heads=2)
     arrays = arguments(sizes)
     computed(arrays, None, None)

@@ -279,7 +279,7 @@ def test_all_quantise_alike(name: str) -> None:
 
 @pytest.fixture
 def timed(emulated: Emulator, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The emulator, with a clock that is reported which kernel was launched last."""
+    """The emulator, with a clock that knows which kernel was launched last."""
     monkeypatch.setattr(self_check, "_checks", {})
     emulate = emulated.launch
 

@@ -66,5 +66,5 @@ def test_one_file_shows_progress() -> None:
     """So that no work is silent where stderr is no terminal."""
     root = Path(mlx_mmfree.__file__).parent
     users = [f for f in root.rglob("*.py") if re.search(r"from tqdm|import tqdm", f.read_text())]
-    # the second one is reported to show nothing
+    # the second one is asked to show nothing
     assert sorted(file.name for file in users) == ["download.py", "progress.py"]

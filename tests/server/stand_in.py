@@ -19,7 +19,7 @@ from tests.generation.models import Dictation
 
 @contextmanager
 def dictate(answer: Callable[[str], str], model: str | None = None) -> Iterator[None]:
-    """Inside the block, the model of a name, or each, answers conversations as it is reported.
+    """Inside the block, the model of a name, or each, answers conversations as `answer` does.
 
     Args:
         answer: Takes a conversation as the model reads it, and returns a text with special tokens.

@@ -29,7 +29,7 @@ QUESTION = [{"role": "user", "content": "Is a fox an animal?"}]
 
 @pytest.fixture
 def asked(start: Callable[..., Any], tmp_path: Path) -> Iterator[tuple[Any, list[str]]]:
-    """A client of a model that thinks and answers as it is reported, and the prompts that it read."""
+    """A client of a model that thinks and answers as it is told, and the prompts that it read."""
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.stand_in import dictate
 

@@ -281,7 +281,7 @@ def test_addresses_and_methods(client: Any) -> None:
     assert f"'{COMPLETIONS}' takes the method POST but got GET." in error["message"]
     error = error_of(client.post(COMPLETIONS, data={"prompt": "a"}), 415)
     assert (
-        "must be application/json or left out but is 'application/x-www-format-urlencoded'"
+        "must be application/json or left out but is 'application/x-www-form-urlencoded'"
         in error["message"]
     )
 

@@ -149,7 +149,7 @@ def test_openai_responds_and_streams(openai_client: Any) -> None:
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
     assert last.output_text == SAID and last.usage.output_tokens == whole.usage.output_tokens
     format = {"type": "json_schema", "name": "x", "schema": PARAMETERS, "strict": True}
-    # the schema wins over what the model is reported to write
+    # the schema wins over what the model is made to write
     bound = create(model="m", input="a", text={"format": format}, max_output_tokens=16)
     assert bound.output_text.lstrip().startswith("{") and bound.output_text != SAID
 

@@ -1,4 +1,4 @@
-"""GRU: the format of the paper, in float64."""
+"""GRU: the equations of the paper, in float64."""
 
 import mlx.core as mx
 import numpy as np

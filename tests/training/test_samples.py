@@ -297,7 +297,7 @@ def test_reasoning_that_the_template_leaves_out_are_counted(tmp_path: Path) -> N
     ]
     found = _read(tmp_path, tokenizer, *lines)
     assert found.without_reasoning == 1
-    assert found.summary().endswith("; the chat template leaves out thoughts of 1")
+    assert found.summary().endswith("; the chat template leaves out the reasoning of 1")
     silent = Tokenizer.from_folder(
         _changed_template(tmp_path / "silent", THINKING.replace("{{ m.thinking }}", ""))
     )

@@ -1,6 +1,6 @@
 """The certificate of a model: what one decoded token takes, and which products are left.
 
-Its energy is an estimate by published metrics for single operations: M. Horowitz, "Computing's energy
+Its energy is an estimate from published energies of single operations: M. Horowitz, "Computing's energy
 problem (and what we can do about it)", ISSCC 2014, figure 1.1.9: 45 nm, 0.9 V. Divisions, roots,
 exponentials and comparisons are not in the figure and not in the estimate. Neither is what moves
 instructions and controls them, which takes more than arithmetic in any processor.
@@ -33,7 +33,7 @@ _PICOJOULES = {
 """Of integers, additions."""
 
 _DRAM = 1300 / 8
-"""Of a byte, by the lower of the two metrics for 8 bytes, 1.3 and 2.6 nJ."""
+"""Of a byte, by the lower of the two values for 8 bytes, 1.3 and 2.6 nJ."""
 
 _CACHE = 20 / 8
 """Of a byte, in a cache of 32 kB."""

@@ -132,7 +132,7 @@ def _spread(recording: Recording, number: int, call: Call, cost: Cost) -> Iterat
 
 
 def _axes(recording: Recording, place: int, count: int) -> set[int]:
-    """The axes along which an array differs, of so many that its broadcast variant has."""
+    """The axes along which an array differs, of so many that its broadcast shape has."""
     node = recording.maker(place)
     while node is not None and node.name in ("Broadcast", "AsType"):
         place = node.inputs[0]

@@ -126,7 +126,7 @@ class OpenedModel:
     def nbytes(self) -> int:
         """The number of bytes of the weights once they are loaded.
 
-        Whether float matrices will be packed is reported by their first rows.
+        The first rows of float matrices decide whether they will be packed.
         """
         masters = (module.weight for module in self._training.values() if "weight" in module)
         total = sum(weight.size * (self._dtype or mx.float32).size for weight in masters)

@@ -170,7 +170,7 @@ class InGGUF(NamedTuple):
 
 
 class RotatedFormat(NamedTuple):
-    """How other programs are reported that matrices are rotated.
+    """How `config.json` tells other programs that matrices are rotated.
 
     Attributes:
         marks: Words in the keys of a `config.json` that ask for a rotation.

@@ -338,7 +338,7 @@ def extend(
 
 
 def _quantized_alike(x: mx.array, buffer: QuantizedArray) -> QuantizedArray:
-    """Vectors in the format of a buffer."""
+    """Vectors in the layout of a buffer."""
     x = x.astype(buffer.scales.dtype)
     return QuantizedArray.encode(x, buffer.quantization(x.shape[-1]))
 

@@ -25,7 +25,7 @@ from .served import ServedAttention
 
 
 class SelfAttention(ServedAttention):
-    r"""Attention whose projections, heads, positions, window and state are reported by arguments.
+    r"""Attention whose arguments specify projections, heads, positions, window and state.
 
     A mixer of the family calls this constructor with what it is about. It may override `weigh`, which
     weights the values.

@@ -37,7 +37,7 @@ class Block(nn.Module):
 
     OLMo 2 (arXiv 2501.00656) has norms on the branches alone, Gemma 2 (arXiv 2408.00118) on both sides,
     and GPT-NeoX (arXiv 2204.06745) has parallel mixers. `set_dropout` drops
-    elements of what the mixers add, in training. A memory mixer, between the two and of the same format,
+    elements of what the mixers add, in training. A memory mixer, between the two and normed alike,
     mixes a second sequence in, as the decoder of an encoder-decoder does (Vaswani et al., arXiv
     1706.03762).
 

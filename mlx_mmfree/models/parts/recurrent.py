@@ -1,4 +1,4 @@
-"""Recurrent models in the format of flash-linear-attention: their description, names and blocks."""
+"""Recurrent models as in flash-linear-attention: their description, names and blocks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

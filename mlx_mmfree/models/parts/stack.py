@@ -250,7 +250,7 @@ class TokenModel(TokenLayers, Stack):
     def context_length(self) -> int | None:
         """The most tokens of a text that the model was made for; `None`: any number.
 
-        A longer text can be read unless `max_length` forbids it, but what is reported of it means
+        A longer text can be read unless `max_length` forbids it, but its results mean
         little. A recurrence that no positions are added to reads texts of any length.
         """
         mixers = self.token_mixers

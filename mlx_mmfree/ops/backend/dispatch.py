@@ -270,7 +270,7 @@ def environment_backend() -> str | None:
     Raises:
         UsageError: The environment names an unknown backend, or for products a way that there is not.
     """
-    # only Metal asks for it, but a name that does nothing is reported of everywhere
+    # only Metal asks for it, but a name that does nothing is refused on every device
     choice.environment_candidate()
     name = os.environ.get(ENVIRONMENT_VARIABLE) or None
     if name is not None and name not in BACKENDS:

@@ -63,7 +63,7 @@ TEMPLATE = Reader(
 TOKENIZER_FILE = Reader(
     "mlx_mmfree.tokenizer.tokenizer_engine", ("tokenizers",), 1024 * MB, seconds=10.0
 )
-"""A `tokenizer.json` of an unusual variant."""
+"""A `tokenizer.json` of an unusual layout."""
 
 TOKENIZED_TEXT = Reader(
     TOKENIZER_FILE.module,

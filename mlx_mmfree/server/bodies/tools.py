@@ -192,7 +192,7 @@ class ClientTool(schemas.Body):
 
 @dataclass(frozen=True)
 class Offered:
-    """A tool as the model is reported of it.
+    """A tool as the model knows it.
 
     Attributes:
         tool: The tool.
@@ -287,8 +287,8 @@ _HOSTED = frozenset(
 
 @cache
 def left_out(kind: str) -> None:
-    """Says in the log that models are not reported of tools of a kind, the first time that one comes."""
-    _log.info("Requests offer tools of type '%s', of which models here are not reported.", kind)
+    """Says in the log that models do not see tools of a kind, the first time that one comes."""
+    _log.info("Requests offer tools of type '%s', which models here do not see.", kind)
 
 
 def client_tools(value: Any) -> Any:

@@ -76,7 +76,7 @@ class Channel:
             self._unread.clear()
             self.fail(
                 RequestError(
-                    f"[server] the client must read its stream but is {MOST_UNREAD:,} steps after.",
+                    f"[server] the client must read its stream but is {MOST_UNREAD:,} steps behind.",
                     408,
                     code="client_too_slow",
                 )

@@ -25,7 +25,7 @@ class CalibrationPlan:
         memory: Of the window that takes the most.
         rest_bytes: The most memory of what is not training: to read an embedding or a head, and to run
             dense layers.
-        disk_bytes: The most capacity of the run's files at a time, with the model that is written.
+        disk_bytes: The most bytes that the run's files take at a time, with the model that is written.
         effort: The work of all windows.
         epoch: The work of one pass of all windows over the samples.
     """

@@ -17,7 +17,7 @@ from ...platform.confinement.policy import PARQUET_PART
 from ...platform.confinement.process import LimitError
 
 OnBytes = Callable[[int], object]
-"""Is reported how many more bytes of a file, as it lies on the disk, have been read."""
+"""Is called with the number of further bytes of a file, as it lies on the disk, that have been read."""
 
 # text compresses to about a third of its size, and repeated lines to less
 _MOST_TIMES_LARGER = 100
@@ -100,7 +100,7 @@ def parquet_documents(
         path: The file.
         column: The column; `None`: all of them.
         most_bytes: The most that a text may have.
-        on_bytes: Is reported of the bytes that have been read.
+        on_bytes: Is called with the number of bytes that have been read.
 
     Raises:
         TrainingError: pyarrow is missing, the file is damaged or holds far too much, or the column does
@@ -177,7 +177,7 @@ def read_documents(
     Args:
         path: The file, `.jsonl`, `.parquet` or, with any other suffix, text.
         column: The key or column of the text in JSON lines and parquet.
-        on_bytes: Is reported of the bytes that have been read.
+        on_bytes: Is called with the number of bytes that have been read.
 
     Raises:
         TrainingError: The file cannot be read, or does not hold what its name promises.
@@ -229,7 +229,7 @@ def read_lines(
     Args:
         path: The file.
         most_bytes: The most that a line may have.
-        on_bytes: Is reported of the bytes that have been read.
+        on_bytes: Is called with the number of bytes that have been read.
         keeps_empty: Whether lines without text come too.
 
     Raises:

@@ -68,7 +68,7 @@ def read_rows(
         encode: Is given a row by its keys. It may raise `RowError`.
         columns: Names of the first columns of a `.tsv`, which has no row of names then.
         text_key: The key of a text.
-        on_bytes: Is reported of the bytes that have been read, as they lie on the disk.
+        on_bytes: Is called with the number of bytes that have been read, as they lie on the disk.
 
     Raises:
         TrainingError: A row cannot be used. The message names the file, and the line, row or entry.

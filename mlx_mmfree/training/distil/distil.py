@@ -308,7 +308,7 @@ def write_cards(
     """Writes the card and the teacher's licence files beside the student, and beside its masters.
 
     Args:
-        card: What is reported of the teacher and of the command.
+        card: The sections on the teacher and on the command.
         settings: The run.
         mixers: The mixer of each layer of the student.
         metrics: By stage, the bits per byte of each held-out text.

@@ -43,7 +43,7 @@ def lora(
         settings: The run. `data` names the samples and `adapter_path` the folder to write.
         teacher: A model whose predictions are learned too, where `settings.teacher` names one.
         reference: Of DPO and GRPO, the model that the loss compares with; `None`: the model as it is.
-        callbacks: Are reported of each record, best model and checkpoint.
+        callbacks: Are called with each record, best model and checkpoint.
 
     Returns:
         What came of it: `step`, `tokens`, and with samples for validation `best_loss` and `best_step`.

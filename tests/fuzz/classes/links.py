@@ -41,7 +41,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
             _make_socket(file)
             what.append(f"{name}: socket")
         elif kind < 0.15 and file.exists():
-            # a link to a file of the folder is no hint of it
+            # a link to a file of the folder does not lead out of it
             file.rename(file.with_name(f"real-{name}"))
             file.symlink_to(f"real-{name}")
             what.append(f"{name}: link within")

@@ -112,7 +112,7 @@ def converse(client: httpx2.Client, draw: random.Random, kept: list[str]) -> str
         text = response.read().decode()
     if response.status_code in _REFUSED:
         assert json.loads(text)["error"]["message"], text
-        return "refused as text"
+        return "refused by a message"
     assert response.status_code in _EXPECTED, f"{response.status_code}: {text}"
     if response.status_code != httpx2.codes.OK:
         return "refused as busy"

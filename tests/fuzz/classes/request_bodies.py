@@ -24,7 +24,7 @@ from tests.server.conftest import CALLING
 _BODY, _PATH = "body", "path"
 _KINDS = ("values", "values", "texts", "names", "raw", "part", "part", "part", "bytes", "alone")
 _SOUND = 0.25
-"""The share of conversations that stay as they are, and must be answered or refused as text."""
+"""The share of conversations that stay as they are, and must be answered or refused by a message."""
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": dialects.SCHEMA}}
 _COMMON: dict[str, Any] = {
     "max_tokens": 4,

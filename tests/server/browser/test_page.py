@@ -99,7 +99,7 @@ def test_a_turn_is_edited_and_forked(open_page: OpenPage, chat: str) -> None:
 
     page.get_by_role("button", name="Edit this turn").first.click()
     page.get_by_role("textbox", name="Text of this turn").fill("One day a dog")
-    page.locator(".turn format").get_by_role("button", name="Send").click()
+    page.locator(".turn form").get_by_role("button", name="Send").click()
     wait_for_end(page)
     assert said(page, "user") == ["One day a dog"]
     assert "2/2" in page.locator(".versions").first.inner_text()

@@ -173,9 +173,10 @@ def check_tokenizer(place: str, tokenizer: Any) -> None:
     """Refuses what is no tokenizer.
 
     Raises:
-        TypeError: It cannot encode and decode.
+        TypeError: It cannot encode a text.
     """
-    if not (hasattr(tokenizer, "encode") and hasattr(tokenizer, "decode")):
+    # a text has such a method too
+    if isinstance(tokenizer, str) or not hasattr(tokenizer, "encode"):
         got = f"{tokenizer!r:.80}" if isinstance(tokenizer, str) else type(tokenizer).__name__
         raise TypeError(
             f"[{place}] 'tokenizer' must be the one that load gives with the model but got {got}. "

@@ -42,6 +42,7 @@ PACKAGES = {
     "layers": "BitLinear, norms, states, attention",
     "ops": "definitions, Metal kernels",
     "native": "C++ kernels",
+    "arguments": "checks of arguments",
     "platform": "threads, memory, BLAS",
     "files": "safetensors, GGUF, JSON",
     "demo": "the packaged model",

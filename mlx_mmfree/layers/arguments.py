@@ -65,23 +65,27 @@ def check_array(place: str, x: Any, name: str = "x") -> None:
     raise TypeError(f"[{place}] '{name}' must be an mx.array but got {kind}.{hint}")
 
 
-def check_masks(place: str, shape: Sequence[int], **masks: Any) -> None:
-    """Refuses masks that do not tell of each position of a batch whether it counts.
+def boolean_masks(
+    place: str, shape: Sequence[int], **masks: mx.array | None
+) -> list[mx.array | None]:
+    """Masks that tell of each position of a batch whether it counts, as booleans.
 
     Args:
-        place: What reports it.
+        place: What reports a fault.
         shape: The batch and the length.
-        masks: By the names of the arguments; `None` is none.
+        masks: By the names of the arguments. Integers count where they are not 0; `None` is no mask.
 
     Raises:
-        TypeError: One is no array of booleans.
+        TypeError: One holds neither booleans nor integers.
         ValueError: One has another shape.
     """
+    found: list[mx.array | None] = []
     for name, mask in masks.items():
         if mask is None:
+            found.append(None)
             continue
         check_array(place, mask, name)
-        if mask.dtype != mx.bool_:
+        if mask.dtype != mx.bool_ and not mx.issubdtype(mask.dtype, mx.integer):
             raise TypeError(
                 f"[{place}] '{name}' must hold booleans but got {mask.dtype}. Convert it: "
                 f"{name}.astype(mx.bool_)."
@@ -91,6 +95,8 @@ def check_masks(place: str, shape: Sequence[int], **masks: Any) -> None:
                 f"[{place}] '{name}' must have the shape (batch, length), {tuple(shape)}, but got "
                 f"{mask.shape}."
             )
+        found.append(mask.astype(mx.bool_))
+    return found
 
 
 def check_sequences(place: str, x: mx.array, dims: int) -> None:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from ..arguments import tells_names
 from ..ops.activations import Activation
 from ..ops.device import FLOATS
-from .arguments import check_features, check_masks, check_sequences
+from .arguments import boolean_masks, check_features, check_sequences
 from .context import Context
 from .fusing import Parts, finished, fuses, inputs, widths_of
 from .linear import LinearFactory as LinearFactory
@@ -332,9 +332,10 @@ class TokenMixer(Mixer):
         """
         if context is None:
             self._check_takes(starts, memory)
-            context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
             checked = self.checked_state(x, state)
-            check_masks(type(self).__name__, x.shape[:2], valid=valid, starts=starts)
+            place = type(self).__name__
+            valid, starts = boolean_masks(place, x.shape[:2], valid=valid, starts=starts)
+            context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
             if state is not None and not isinstance(state, self.memory_states):
                 own = self.init_state(x.shape[0], x.dtype)
                 check_state(type(self).__name__, own, state, is_fixed=self.recurrent)

@@ -244,6 +244,7 @@ DISTIL_OPTIONS: list[Values] = [
     {"to": "same", "ternary": True, "scales": "tensor", "scale_of_kept": True, "model": "wide"},
     {"to": "same", "ternary": True, "scales": "group", "rotation": 32, "model": "wide"},
     {"to": "same", "ternary": True, "inner_norms": True},
+    {"to": "same", "ternary": True, "init_from": "teacher"},
     {"ternary": True, "quantization_warmup": 3},
     {"keep_layers": [1]},
     {"keep_embedding": True},

@@ -203,7 +203,7 @@ def test_tokens_must_have_the_same_texts(tokenizer: Tokenizer) -> None:
     class Renamed:
         vocab_size = tokenizer.vocab_size
 
-        def chunk(self, token: int) -> str:
+        def piece(self, token: int) -> str:
             return "other" if token == 300 else tokenizer.piece(token)
 
     with pytest.raises(ValueError, match="token 300 is 'other', not "):

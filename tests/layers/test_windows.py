@@ -77,7 +77,7 @@ def test_a_long_call_is_read_in_pieces(
 
     want, want_gradient = run(), mx.grad(loss)(x)
     pieces = []
-    monkeypatch.setattr(attention, "PIECE", 4)
+    monkeypatch.setattr(attention, "CHUNK", 4)
     attend = attention.ServedAttention.attend_before
 
     def noted(self: attention.ServedAttention, projected: mx.array, *rest: Any) -> Any:

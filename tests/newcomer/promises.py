@@ -33,7 +33,7 @@ PROMISES = {
         "tests/training/test_ternarize.py::test_choices_that_do_not_fit",
     ),
     "A conversion without masters names what is possible": (
-        "tests/hub/test_to_hf.py::TestRefused::test_packed_weights_without_a_form",
+        "tests/hub/test_to_hf.py::TestRefused::test_packed_weights_without_a_format",
     ),
     "The commands of the main page run": (
         "tests/readme/test_commands.py::test_section_runs[.: Fine-tune]",

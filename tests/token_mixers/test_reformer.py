@@ -78,7 +78,7 @@ def test_later_tokens_are_not_weighed(x: mx.array) -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("before", [0, 1, 2])
-@pytest.mark.parametrize("behind", [5, 100])
+@pytest.mark.parametrize("after", [5, 100])
 def test_padding_moves_neither_chunks_nor_buckets(
     x: mx.array, is_causal: bool, before: int, after: int
 ) -> None:

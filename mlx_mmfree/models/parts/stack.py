@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...errors import UnsupportedModelError
-from ...layers.arguments import check_masks
+from ...layers.arguments import boolean_masks
 from ...layers.attention.positions import AddedPositions, AxialPositions, LearnedPositions
 from ...layers.context import Context
 from ...layers.embedding import TokenLayers, embed_tokens, known_rows
@@ -357,7 +357,7 @@ class Decoder(TokenModel):
         ids = ids_array(tokens, self.vocab_size)
         if state is not None:
             self.check_state(state, ids.shape[0])
-        check_masks("Decoder", ids.shape, valid=valid, starts=starts)
+        valid, starts = boolean_masks("Decoder", ids.shape, valid=valid, starts=starts)
         x, state = self.known_hidden(ids, state, valid, starts=starts)
         return self.logits(x), state
 

@@ -219,7 +219,7 @@ def test_what_does_not_fit_the_model(settings_of: Make, tmp_path: Path) -> None:
 
 def test_a_model_without_a_task_is_refused() -> None:
     class Other:
-        purpose = "something else"
+        purpose, pipeline = "something else", ""
 
     with pytest.raises(UnsupportedModelError, match="a model for something else cannot be trained"):
         task_of(Other())

@@ -85,11 +85,14 @@ def test_without_matplotlib(
 def test_a_model_that_reads_no_texts(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = SimpleNamespace(model=nn.Linear(2, 2), nbytes=0)
+    class Other(nn.Linear):
+        pipeline = ""
+
+    other = SimpleNamespace(model=Other(2, 2), nbytes=0)
     monkeypatch.setattr(load, "OpenedModel", lambda *given, **named: other)
     picture = str(tmp_path / "a.png")
     error = _refused(capsys, "attention", "--prompt", "a", "--picture", picture)
-    assert "--model must read texts but 'demo' is a Linear." in error
+    assert "--model must read texts but 'demo' is a Other." in error
 
 
 @pytest.mark.plot

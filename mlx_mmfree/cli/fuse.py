@@ -50,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     flags.add_output_flag(group, "--save-path", default="fused_model")
     group.add_argument(
         "--format",
+        "--form",
         choices=("keep", "dense", "ternary", "peft"),
         default="keep",
         help="keep the adapter beside its base model, merge it into dense or into ternary layers, or "

@@ -86,7 +86,7 @@ def test_a_model_that_reads_no_texts(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Other(nn.Linear):
-        pipeline = ""
+        pipeline = "image-classification"
 
     other = SimpleNamespace(model=Other(2, 2), nbytes=0)
     monkeypatch.setattr(load, "OpenedModel", lambda *given, **named: other)

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from .hub import fuse, load, load_model, load_plugin, load_tokenizer, save_model
     from .layers import BitLinear
     from .token_mixers import GQA, MLGRU
-    from .training import lora
+    from .training import FineTuneSettings, lora
 
 __all__ = [
     "GQA",
     "MLGRU",
     "BitLinear",
+    "FineTuneSettings",
     "SwiGLU",
     "__version__",
     "batch_generate",
@@ -68,7 +69,7 @@ _PACKAGES = {
     "hub": ("fuse", "load", "load_model", "load_plugin", "load_tokenizer", "save_model"),
     "layers": ("BitLinear",),
     "token_mixers": ("GQA", "MLGRU"),
-    "training": ("lora",),
+    "training": ("FineTuneSettings", "lora"),
 }
 _HOMES = {name: package for package, names in _PACKAGES.items() for name in names}
 

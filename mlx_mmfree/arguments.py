@@ -2,9 +2,10 @@
 
 import inspect
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from functools import wraps
+from inspect import Parameter
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
@@ -57,17 +58,73 @@ def tells_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Re
     @wraps(function)
     def reported(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         if not kwargs.keys() <= known:
-            given = next(name for name in kwargs if name not in known)
-            other = _OTHER_NAMES.get(given, given)
-            meant = did_you_mean(other if other in known else given, names)
-            place = type(args[0]).__name__ if makes else function.__name__
-            raise TypeError(
-                f"[{place}] the argument {given!r:.60} is not known."
-                + (meant or f" Known are {', '.join(names)}.")
-            )
+            check_known(type(args[0]).__name__ if makes else function.__name__, kwargs, names)
         return function(*args, **kwargs)
 
     return reported
+
+
+def checks_layer(constructor: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Checks the arguments of a layer: their names, which are missing, and which must be booleans.
+
+    The messages name the layer's class. Python would name the base class that defines the constructor.
+    """
+    parameters = inspect.signature(constructor).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return constructor
+    _, *names = parameters
+    unnamed = [name for name in names if parameters[name].kind is Parameter.POSITIONAL_OR_KEYWORD]
+    required = [name for name in names if parameters[name].default is Parameter.empty]
+    flags = {name for name in names if parameters[name].annotation is bool}
+
+    @wraps(constructor)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        place, values = type(args[0]).__name__, args[1:]
+        if len(values) > len(unnamed):
+            others = _listed(name for name in names if name not in unnamed)
+            raise TypeError(
+                f"[{place}] only {_listed(unnamed)} may be given without a name but got {len(values)} "
+                f"values. Name the others: {others}."
+            )
+        given = {**dict(zip(unnamed, values, strict=False)), **kwargs}
+        check_known(place, given, names)
+        if missing := [name for name in required if name not in given]:
+            verb = "is" if len(missing) == 1 else "are"
+            raise TypeError(f"[{place}] {_listed(missing)} must be given but {verb} missing.")
+        for name in flags & given.keys():
+            # any text but the empty one would count as true, "no" too
+            if not isinstance(given[name], bool):
+                raise TypeError(
+                    f"[{place}] '{name}' must be True or False but got {given[name]!r:.80}."
+                )
+        constructor(*args, **kwargs)
+
+    return checked
+
+
+def check_known(place: str, given: Iterable[str], names: Collection[str]) -> None:
+    """Refuses a name that is none of the arguments.
+
+    Args:
+        place: What reports it.
+        given: The names of what was given.
+        names: The arguments that there are.
+
+    Raises:
+        TypeError: A name is not known. The message has the nearest one.
+    """
+    for name in given:
+        if name not in names:
+            other = _OTHER_NAMES.get(name, name)
+            meant = did_you_mean(other if other in names else name, names)
+            raise TypeError(
+                f"[{place}] the argument {name!r:.60} is not known."
+                + (meant or f" Known are {', '.join(names)}.")
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def check_numbers(place: str, **numbers: Any) -> None:

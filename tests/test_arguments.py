@@ -1,6 +1,7 @@
 """Wrong arguments of public functions raise errors that name them: misspelt names, other types."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,42 @@ def test_the_nearest_argument_of_settings_and_mixers_is_named() -> None:
         make_sampler(temperature=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'zzz' is not known\. Known are dims, num_heads"):
         GQA(64, zzz=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: SwiGLU(64, 128),  # type: ignore[call-arg]
+            r"\[SwiGLU\] only 'dims' may be given without a name but got 2 v",
+        ),
+        (lambda: BitLinear(64), r"\[BitLinear\] 'output_dims' must be given but is missing\."),  # type: ignore[call-arg]
+        (MLGRU, r"\[MLGRU\] 'dims' must be given but is missing\."),
+        (lambda: BitLinear(8, 8, bias="no"), "'bias' must be True or False but got 'no'"),  # type: ignore[arg-type]
+        (lambda: BitLinear(8, 8, "no"), "'bias' must be True or False but got 'no'"),  # type: ignore[arg-type]
+        (
+            lambda: BitLinear(8, 8, quantize_activations="no"),  # type: ignore[arg-type]
+            "'quantize_activations' must be True or False but got 'no'",
+        ),
+        (lambda: MLGRU(64, bias=1), r"\[MLGRU\] 'bias' must be True or False but got 1\."),  # type: ignore[arg-type]
+    ],
+)
+def test_a_constructor_names_its_class_and_the_argument(
+    make: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(TypeError, match=words):
+        make()
+
+
+def test_the_arguments_of_a_call_of_a_mixer_are_named() -> None:
+    x = mx.zeros((1, 4, 64))
+    assert MLGRU(64)(x, lower_bound=mx.zeros(64))[0].shape == x.shape
+    with pytest.raises(
+        TypeError, match=r"\[MLGRU\] .*'foo' is not known\. Known are x, state, valid"
+    ):
+        MLGRU(64)(x, foo=1)
+    with pytest.raises(TypeError, match=r"\[MLGRU\] .* Did you mean 'lower_bound'\?"):
+        MLGRU(64)(x, lower_bond=1)
 
 
 def test_signatures_stay_as_they_are_written() -> None:

@@ -13,7 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from .. import ops
-from ..arguments import check_numbers, tells_names
+from ..arguments import check_numbers, checks_layer
 from ..ops.linear_product import add_bias
 from ..ops.rms_norm_quantize import Rounding
 from .arguments import check_features, check_sizes
@@ -95,7 +95,7 @@ class _TernaryLinear(Matrix, nn.Module):
     input_dims: int = 0
     output_dims: int = 0
 
-    @tells_names
+    @checks_layer
     def __init__(
         self,
         input_dims: int,
@@ -464,7 +464,7 @@ class PackedLinear(PackedLayer):
     input_dims: int = 0
     output_dims: int = 0
 
-    @tells_names
+    @checks_layer
     def __init__(
         self,
         input_dims: int,

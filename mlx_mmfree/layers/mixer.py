@@ -1,14 +1,15 @@
 """The interfaces that mixers follow, and what they declare of themselves."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from inspect import Parameter, signature
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..arguments import tells_names
+from ..arguments import check_known, checks_layer
 from ..ops.activations import Activation
 from ..ops.device import FLOATS
 from .arguments import boolean_masks, check_features, check_sequences
@@ -134,7 +135,7 @@ class Mixer(nn.Module):
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
-            cls.__init__ = tells_names(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = checks_layer(cls.__init__)  # type: ignore[method-assign]
         if {"__call__", "run"} & vars(cls).keys() and "is_cut" not in vars(cls):
             # who computes the projections together with what stands around would pass these by
             cls.is_cut = lambda self, x, state, context: False  # type: ignore[method-assign]
@@ -331,7 +332,7 @@ class TokenMixer(Mixer):
             ValueError: `x` has another shape than `(B, L, D)`.
         """
         if context is None:
-            self._check_takes(starts, memory)
+            self._check_takes(starts, memory, arguments)
             checked = self.checked_state(x, state)
             place = type(self).__name__
             valid, starts = boolean_masks(place, x.shape[:2], valid=valid, starts=starts)
@@ -418,8 +419,12 @@ class TokenMixer(Mixer):
             y, state = self.mix(*self.apart(parts), state, context, **arguments)
         return y, state
 
-    def _check_takes(self, starts: mx.array | None, memory: Any) -> None:
+    def _check_takes(
+        self, starts: mx.array | None, memory: Any, arguments: Mapping[str, Any]
+    ) -> None:
         """Refuses what a mixer of another kind is called with."""
+        if arguments:
+            check_known(type(self).__name__, arguments, _call_arguments(type(self)))
         for name, given, takes in (
             ("starts", starts, self.packs_samples),
             ("memory", memory, self.cross),
@@ -429,6 +434,19 @@ class TokenMixer(Mixer):
                     f"[{type(self).__name__}] '{name}' must be left out, since the mixer does not take "
                     "it. mmfree mixers lists those that do."
                 )
+
+
+@cache
+def _call_arguments(mixer: type[TokenMixer]) -> tuple[str, ...]:
+    """The names of the arguments of a mixer's call: those of every mixer, and its own after a `*`."""
+    own = [
+        name
+        for function in (mixer.run, mixer.mix)
+        for name, each in signature(function).parameters.items()
+        if each.kind is Parameter.KEYWORD_ONLY
+    ]
+    common = signature(mixer.__call__).parameters
+    return (*(name for name in common if name not in ("self", "context", "arguments")), *own)
 
 
 def one_by_one(

@@ -138,7 +138,7 @@ def test_the_package_runs_as_a_module() -> None:
 def test_messages_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", "--model", "no such model"]) == 2
     shown = capsys.readouterr().err
-    assert "[load] --model must be an existing folder" in shown and "path_or_repo" not in shown
+    assert "error: --model must be an existing folder" in shown and "path_or_repo" not in shown
     target = str(ROOT / "tests")
     demo = str(ROOT / "mlx_mmfree" / "demo")
     assert main(["convert", "--model", demo, "--mlx-path", target]) == 2
@@ -146,7 +146,7 @@ def test_messages_name_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[convert] --mlx-path must be a new or empty folder but" in shown
     assert "Pass --overwrite to" in shown
     assert main(["generate", "--draft-model", "no such draft", "-m", "1"]) == 2
-    assert "[load] --draft-model must be an existing folder" in capsys.readouterr().err
+    assert "error: --draft-model must be an existing folder" in capsys.readouterr().err
     assert main(["lora", "--train", "--report-to", "seed"]) == 2
     assert "--report-to must be wandb or tensorboard but got 'seed'." in capsys.readouterr().err
 

@@ -459,4 +459,4 @@ def test_the_folder_of_an_adapter_is_no_model(
         load(tmp_path)
     assert words.format("'adapter_path'", tmp_path) in str(error.value)
     assert command(["generate", "--model", str(tmp_path)]) == 2
-    assert f"[load] --model {words.format('--adapter-path', tmp_path)}" in capsys.readouterr().err
+    assert f"error: --model {words.format('--adapter-path', tmp_path)}" in capsys.readouterr().err

@@ -37,6 +37,8 @@ _FLAGS_OF_ARGUMENT = {
 def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Sequence[str]) -> str:
     """A message of the library in which the flags of a command replace the arguments' names.
 
+    A function of the library that a message names is left out before a flag, which says it already.
+
     Args:
         message: A message of the format `[place] 'argument' must be … but got ….`
         parser: The parser of the command, or `None` to leave the message as it is.
@@ -57,6 +59,7 @@ def with_flags(message: str, parser: argparse.ArgumentParser | None, argv: Seque
         return next(iter([*reported, *fitting]), match[0])
 
     rule = re.sub(r"'([a-z][a-z_-]*)'", flag, rule)
+    rule = re.sub(rf"^\[(?!{parser.prog.rpartition(' ')[2]}\])\w+\] (?=--)", "", rule)
     return re.sub(r"\w+=\w+ \((--[a-z-]+)\)", r"\1", rule + but + given)
 
 

@@ -489,7 +489,7 @@ FAULTS = {
     "chunks: state before the chunk": Fault(
         chunks, "kept[place + i * dims + c] = piece", "kept[place + i * dims + c] = 0 * piece", 0
     ),
-    "chunks: gates of another chunk": Fault(chunks, "gates[chunk *", "gates[head *", 0),
+    "chunks: gates of another chunk": Fault(chunks, "gates + chunk *", "gates + head *", 0),
     "chunks: what was read is kept": Fault(chunks, "value[at] - sum", "value[at]", 0),
     "chunks: state stays": Fault(chunks, "fma(number, left[c], piece[i][c])", "piece[i][c]", 0),
     "chunks: pieces left out": Fault(chunks, "p < PARTS", "p < PARTS - 1", 0),

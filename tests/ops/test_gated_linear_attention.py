@@ -214,6 +214,18 @@ def test_chunks_on_metal(metal: None, gate: str, length: int, keys: int, values:
 @pytest.mark.sample(2)
 @pytest.mark.metal
 @pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("length", [3, 65])
+@pytest.mark.parametrize("keys", [288, 300])
+def test_wide_keys_on_metal(metal: None, gate: str, length: int, keys: int) -> None:
+    # a thread holds twice as many numbers, and of 300 the last thread not all
+    arrays = arguments(length, gate, 4.0, (1, 1, keys, 5))
+    with use_backend("metal"):
+        assert_close(gated_linear_attention(*arrays), by_formula(*arrays))
+
+
+@pytest.mark.sample(2)
+@pytest.mark.metal
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 def test_chunks_on_metal_of_other_dtypes(metal: None, gate: str, dtype: mx.Dtype) -> None:
     q, k, v, f, state = arguments(70, gate, sizes=(1, 2, 20, 33))

@@ -215,6 +215,7 @@ _LEAD = """
             threadgroup_barrier(mem_flags::mem_threadgroup);
         }
         <more>
+        <gates>
         for (int i = 0; i < PIECE; i++) {
             const bool is_held = FULL || first + i < keys;
             const float gate = <gate>;
@@ -244,12 +245,13 @@ _LEAD = """
 
 _GATES = {
     "head": "gates[chunk]",
-    "channel": "gates[chunk * keys + (is_held ? first + i : 0)]",
+    "channel": "of_chunk[is_held ? i : 0]",
 }
 
 
 def _lead_kernel(gate: str, has_more: bool) -> Any:
-    text = _LEAD.replace("<gate>", _GATES[gate])
+    gates = "const auto of_chunk = gates + chunk * keys + first;" if gate == "channel" else ""
+    text = _LEAD.replace("<gates>", gates).replace("<gate>", _GATES[gate])
     return mx.fast.metal_kernel(
         name=f"gated_delta_rule_lead_{gate}{'_more' if has_more else ''}",
         # (B, H, chunks, K or 1, 1), (B, H, chunks, C, K) twice, (B, H, chunks, C, V), (B, H, K, V),

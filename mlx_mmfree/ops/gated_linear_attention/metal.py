@@ -27,7 +27,12 @@ CHUNK = 64
 """Positions of a chunk."""
 
 PIECE = 16
-"""Numbers of a column of the state that a thread holds."""
+"""Numbers of a column of the state that a thread holds. Where keys have more than 256 dims, twice as
+many: for more threads there are not enough registers."""
+
+MAX_PARTS = 16
+
+MAX_KEYS = 2 * MAX_PARTS * PIECE
 
 _TILE = 1024
 _MOST_STEPS = 8
@@ -96,14 +101,14 @@ _SUM_END = """
         if (is_inside && first + i < keys) {
             sums[origin + static_cast<size_t>(first + i) * values] = piece[i];
         }
-        <product>
     }
 """
 
+# there are at least as many threads as rows: each has the product of the gates of one
 _PRODUCT = """
-        if (column == 0 && first + i < keys) {
-            gates[(head * chunks + chunk) * keys + first + i] = product[i];
-        }
+    if (threadgroup_position_in_grid.x == 0 && mine < keys) {
+        gates[(head * chunks + chunk) * keys + mine] = product;
+    }
 """
 
 _CARRY = """
@@ -157,8 +162,8 @@ def _sum_source(gate: str) -> str:
     loop = _filled(
         _LOOP,
         load=_LOAD_GATE[gate],
-        begin="",
-        gate="piece[i] *= tile_f[at]; product[i] *= tile_f[at];" if is_gated else "",
+        begin="if (mine < ROWS) product *= tile_f[n * ROWS + mine];" if is_gated else "",
+        gate="piece[i] *= tile_f[at];" if is_gated else "",
         read="",
         end="",
         write="",
@@ -166,9 +171,9 @@ def _sum_source(gate: str) -> str:
     start = "for (int i = 0; i < PIECE; i++) piece[i] = 0;"
     tiles = ""
     if is_gated:
-        tiles = "threadgroup float tile_f[STEPS * ROWS];\n    float product[PIECE];"
-        start += "\n    for (int i = 0; i < PIECE; i++) product[i] = 1;"
-    end = _filled(_SUM_END, product=_PRODUCT if is_gated else "")
+        tiles = "threadgroup float tile_f[STEPS * ROWS];"
+        start += "\n    const int mine = part * 32 + lane;\n    float product = 1;"
+    end = _SUM_END + (_PRODUCT if is_gated else "")
     return _filled(_PLACE, tiles=tiles) + start + loop + end
 
 
@@ -242,12 +247,13 @@ def _in_chunks(
     values, chunks = v.shape[3], -(-length // CHUNK)
     gate = _gate(q, f)
     given = [] if f is None else [f]
-    rows = -(-keys // PIECE) * PIECE
-    threads = launch.SIMD_GROUP * (rows // PIECE)
+    piece = _piece(keys)
+    rows = -(-keys // piece) * piece
+    threads = launch.SIMD_GROUP * (rows // piece)
     variant: dict[str, Any] = {
         "template": [
             ("CHUNK", CHUNK),
-            ("PIECE", PIECE),
+            ("PIECE", piece),
             ("ROWS", rows),
             ("STEPS", max(1, min(_MOST_STEPS, _TILE // rows))),
         ],
@@ -284,8 +290,6 @@ def _in_chunks(
 MAX_LENGTH = 32
 """The most positions for one launch: beyond, there is more to do in parallel."""
 
-MAX_KEYS = 32 * PIECE
-
 _SOURCE = """
     const int length = q_shape[2];
     const int keys = q_shape[3];
@@ -298,11 +302,11 @@ _SOURCE = """
     const size_t head = threadgroup_position_in_grid.y;
     const size_t origin = head * keys * values + column;
     const int first = part * PIECE;
-    threadgroup float sums[32 * 32];
+    threadgroup float sums[16 * 32];
 
     float piece[PIECE];
     for (int i = 0; i < PIECE; i++) {
-        const bool is_held = is_inside && first + i < keys;
+        const bool is_held = is_inside && (FULL || first + i < keys);
         piece[i] = is_held ? state[origin + static_cast<size_t>(first + i) * values] : 0.0f;
     }
     for (int t = 0; t < length; t++) {
@@ -310,7 +314,7 @@ _SOURCE = """
         const float value = is_inside ? static_cast<float>(v[position * values + column]) : 0.0f;
         float sum = 0;
         for (int i = 0; i < PIECE; i++) {
-            if (first + i < keys) {
+            if (FULL || first + i < keys) {
                 const size_t at = position * keys + first + i;
                 <gate>
                 piece[i] += static_cast<float>(k[at]) * value;
@@ -326,7 +330,7 @@ _SOURCE = """
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     for (int i = 0; i < PIECE; i++) {
-        if (is_inside && first + i < keys) {
+        if (is_inside && (FULL || first + i < keys)) {
             last[origin + static_cast<size_t>(first + i) * values] = piece[i];
         }
     }
@@ -354,12 +358,15 @@ def unsupported(
     dtypes: dict[str, Any] = {"q": q.dtype, "k": k.dtype, "v": v.dtype}
     dtypes["f"] = None if f is None else f.dtype
     is_long = q.shape[2] > MAX_LENGTH
-    length = 2 * CHUNK + 2 if is_long else 3
+    length, piece = 2 * CHUNK + 2 if is_long else 3, _piece(q.shape[3])
+    is_full = q.shape[3] % piece == 0
     return self_check.kernel_fault(
         f"gated_linear_attention_{'chunks_' if is_long else ''}{_gate(q, f)}",
         _computed,
         lambda q, k, v, state, *f: reference(q, k, v, f[0] if f else None, state),
-        lambda: _check_inputs(_gate(q, f), length, **dtypes),
+        lambda: _check_inputs(_gate(q, f), length, piece, is_full, **dtypes),
+        piece=piece,
+        is_full=is_full,
         **dtypes,
     )
 
@@ -372,6 +379,10 @@ def metal(
     return o, last
 
 
+def _piece(keys: int) -> int:
+    return PIECE if keys <= MAX_PARTS * PIECE else 2 * PIECE
+
+
 def _gate(q: mx.array, f: mx.array | None) -> str:
     if f is None:
         return "none"
@@ -379,10 +390,18 @@ def _gate(q: mx.array, f: mx.array | None) -> str:
 
 
 def _check_inputs(
-    gate: str, length: int, q: mx.Dtype, k: mx.Dtype, v: mx.Dtype, f: mx.Dtype | None
+    gate: str,
+    length: int,
+    piece: int,
+    is_full: bool,
+    q: mx.Dtype,
+    k: mx.Dtype,
+    v: mx.Dtype,
+    f: mx.Dtype | None,
 ) -> tuple[mx.array, ...]:
-    # two pieces of a column, and more columns than lanes
-    heads, keys, values = (2, 1, length), PIECE + 1, launch.SIMD_GROUP + 1
+    # as few pieces of a column as make them so long, at least two, and more columns than lanes
+    keys = (1 if piece == PIECE else MAX_PARTS // 2) * piece + (piece if is_full else 1)
+    heads, values = (2, 1, length), launch.SIMD_GROUP + 1
 
     def pattern(factor: int, *shape: int) -> mx.array:
         numbers = mx.arange(math.prod(shape)).reshape(shape)
@@ -411,11 +430,12 @@ def _states(
 ) -> tuple[mx.array, mx.array]:
     batch, heads, length, keys = q.shape
     values = v.shape[3]
-    threads = launch.SIMD_GROUP * -(-keys // PIECE)
+    piece = _piece(keys)
+    threads = launch.SIMD_GROUP * -(-keys // piece)
     o, last = launch.launch(
         _kernels[_gate(q, f)],
         inputs=[q, k, v, state.astype(mx.float32), *([] if f is None else [f])],
-        template=[("PIECE", PIECE)],
+        template=[("PIECE", piece), ("FULL", keys % piece == 0)],
         grid=(-(-values // launch.SIMD_GROUP) * threads, batch * heads, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(batch, heads, length, values), state.shape],

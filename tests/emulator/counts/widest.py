@@ -15,6 +15,7 @@ from tests.emulator.apple_gpu import Code
 
 rotation = import_module("mlx_mmfree.ops.hadamard")
 rule = import_module("mlx_mmfree.ops.gated_delta_rule.metal")
+attention = import_module("mlx_mmfree.ops.gated_linear_attention.metal")
 
 MOST_MEMORY = 32768
 """Bytes of threadgroup memory that a Metal GPU has."""
@@ -59,7 +60,29 @@ def _delta_rule() -> None:
             rule._computed(row, row, v, row, gate, state, row)
 
 
-WIDEST: tuple[Callable[[], None], ...] = (_rotations, _delta_rule)
+def _chunks_of_the_delta_rule() -> None:
+    for keys in (rule.MAX_KEYS, 256, 128):
+        row, state = mx.zeros((1, 2, rule.MAX_LENGTH + 1, keys)), mx.zeros((1, 2, keys, keys))
+        for gate in (row[..., :1], row):
+            rule._computed(row, row, row, row, gate, state)
+            rule._computed(row, row, row, row, gate, state, row)
+
+
+def _linear_attention() -> None:
+    for keys in (attention.MAX_KEYS, 256):
+        state = mx.zeros((1, 2, keys, keys))
+        for length in (1, attention.MAX_LENGTH + 1):
+            row = mx.zeros((1, 2, length, keys))
+            for gates in ((), (row[..., :1],), (row,)):
+                attention._computed(row, row, row, state, *gates)
+
+
+WIDEST: tuple[Callable[[], None], ...] = (
+    _rotations,
+    _delta_rule,
+    _chunks_of_the_delta_rule,
+    _linear_attention,
+)
 
 
 def counted() -> Iterator[tuple[str, int, Code]]:
@@ -67,7 +90,8 @@ def counted() -> Iterator[tuple[str, int, Code]]:
     for call in WIDEST:
         with launches() as found:
             call()
-        for name, text, threads in found:
+        # some are launched for several shapes
+        for name, text, threads in dict.fromkeys(found):
             short = name.removeprefix("custom_kernel_").partition("_float")[0].rstrip("_")
             yield short, threads, apple_gpu.machine_code(name, text, (threads, 1, 1))
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 from mlx_mmfree.evaluation.kernel_slots import KernelSlots, kernel_slots
+from mlx_mmfree.ops.backend.metal_gathered import OUTPUTS
 from mlx_mmfree.ops.bit_linear.metal_groups import SIMD_GROUPS
 from mlx_mmfree.ops.inspection import kernel_texts
 from tests.emulator import apple_gpu
@@ -18,13 +19,16 @@ def counted() -> Iterator[KernelSlots]:
     for outputs in (4, 8):
         yield of_bit_linear(outputs)
     texts = kernel_texts()
-    for product, part in (
-        ("TernaryMatmul", "ternary_matmul_decode__1_1_1_float16_t_"),
-        ("GatherTernaryMatmul", "gather_ternary_matmul__1_1_float16_t_"),
+    for product, part, outputs, loops in (
+        # a second loop is of the last inputs of a row
+        ("TernaryMatmul", "ternary_matmul_decode__1_1_1_float16_t_", 4, 1),
+        # not sorted: the matrix of each row is kept in one loop, and multiplied in another
+        ("GatherTernaryMatmul", "gather_ternary_matmul__2_2_0_1_1_1_0_1_float16_t_", OUTPUTS, 2),
     ):
         name, text = next(each for each in texts.items() if part in each[0])
         code = apple_gpu.machine_code(name, text, (64, 1, 1))
-        yield KernelSlots(product, 4, 2, code.once.slots, 0, {512: code.hot.slots})
+        slots = sum(loop.slots for loop in code.loops[:loops])
+        yield KernelSlots(product, outputs, 2, code.once.slots, 0, {512: slots})
     for bits in codes.metal.BITS:
         for outputs in (4, 8):
             code = codes.own(bits, 1, outputs).code

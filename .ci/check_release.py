@@ -57,8 +57,8 @@ def check(file: Path) -> list[str]:
             and name not in (".ci", needed)
         ]
     faults += [f"it lacks {each}" for each in wanted if not any(n.startswith(each) for n in names)]
-    capacities = sorted({name.partition("/")[0] for name in others})
-    faults += [f"it holds files of {capacity}, which are no part of it" for capacity in capacities]
+    folders = sorted({name.partition("/")[0] for name in others})
+    faults += [f"it holds files of {folder}, which are no part of it" for folder in folders]
     return faults + check_metadata(described, kernels)
 
 

@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--weights",
         choices=("inside", "beside"),
         default="inside",
-        help="where the weights lie: inside step.mlxfn, or in weights.safetensors, which is handed to "
+        help="where the weights lie: inside step.mlxfn, or in weights.safetensors, which is passed to "
         "each step (%(default)s)",
     )
     group.add_argument(

@@ -280,7 +280,7 @@ def describe(
         step: The step.
         example: What it must do.
         operations: How often the function has each primitive of MLX.
-        weights_file: The file of weights that are passed over by name, or `None` if they lie inside.
+        weights_file: The file of weights that are passed by name, or `None` if they lie inside.
     """
     state = _formats(step.state.items())
     first = [{**each, "initial": uniform(step.state[each["name"]])} for each in state]
@@ -364,7 +364,7 @@ def export_step(
         model: A causal model whose state has fixed shapes.
         tokenizer: Its tokenizer, whose files are copied.
         context: The number of tokens that attention has space for, at least.
-        weights_beside: Whether weights are written to a file of their own, and are handed to each step.
+        weights_beside: Whether weights are written to a file of their own, and are passed to each step.
         plain: Whether kernels of this library are left out. On a CPU they always are.
         overwrite: Replace an existing folder.
 

@@ -278,7 +278,7 @@ class TokenMixer(Mixer):
         """How much of each position's values the result of each position holds, to be looked at.
 
         Times the values of a head, they are what the mixer computes before its output's gates, norms
-        and projection. Recurrences give the weights of their unrolled variant.
+        and projection. Recurrences give the weights of their unrolled form.
 
         Args:
             x: A sequence from its beginning, without padding, `(B, L, D)`.

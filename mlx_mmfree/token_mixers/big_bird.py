@@ -198,9 +198,9 @@ class BigBird(TokenMixer):
             return rows[:, index].reshape(batch * heads * (count - 2), 1, -1, x.shape[-1])
 
         in_heads = mx.broadcast_to(seen[:, None, :, None], (batch, heads, length, 1))
-        memoised = mx.repeat(mx.array(counts_once), size, axis=1)
+        is_counted = mx.repeat(mx.array(counts_once), size, axis=1)
         mask = near(in_heads).reshape(batch * heads, count - 2, -1)
-        mask = mx.logical_and(mask, memoised).reshape(-1, 1, 1, memoised.shape[-1])
+        mask = mx.logical_and(mask, is_counted).reshape(-1, 1, 1, is_counted.shape[-1])
         queries = q[:, :, size:-size].reshape(-1, 1, size, q.shape[-1])
         y = attention(queries, near(k), near(v), mask)
         return y.reshape(batch, heads, length - 2 * size, -1)

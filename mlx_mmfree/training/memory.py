@@ -33,7 +33,7 @@ _WIDTH = 20
 """How many operations MLX puts side by side before it goes deeper (`MLX_BFS_MAX_WIDTH`)."""
 
 _LAG = 110
-"""The tasks that have been passed over and not run, where operations are slow: 11 groups of 10."""
+"""The tasks that have been submitted and not run, where operations are slow: 11 groups of 10."""
 
 _VIEWS = {
     *("AsStrided", "Broadcast", "Copy", "ExpandDims", "Flatten", "Reshape", "Slice", "Split"),
@@ -179,7 +179,7 @@ class _Memory:
                 self._drop(self._block.pop(array))
 
     def wait(self) -> None:
-        """Lets all operations end that have been passed over."""
+        """Waits for all operations that have been submitted."""
         self._finish(self._tasks)
 
     def _finish(self, task: int) -> None:

@@ -158,7 +158,7 @@ FAULTS = {
         "left -= self._read_parts(parts, self._step_size)",
         ("generation/scheduling/test_prompts.py",),
     ),
-    "scheduling: the last beginning is passed over": Fault(
+    "scheduling: the last prefix is passed over": Fault(
         "generation/scheduling/rows.py",
         "while part.before is not None and not part.before.is_read:",
         "while part.before is not None and part.before.is_read:",

@@ -109,12 +109,12 @@ def test_tree_shows_every_folder() -> None:
     folders = {f"{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")}
     assert set(shown) == folders
     for name, line in shown.items():
-        capacities = {f"{path.parent.name}/" for path in (PACKAGE / name).glob("*/__init__.py")}
+        inner = {f"{path.parent.name}/" for path in (PACKAGE / name).glob("*/__init__.py")}
         named = set(re.findall(r"([\w<>]+/)", line[len(name) + 2 :]))
         if name == "ops/":
             # one folder for each operation
-            capacities = {"<op>/", "backend/"}
-        assert named == capacities, name
+            inner = {"<op>/", "backend/"}
+        assert named == inner, name
 
 
 def test_tree_has_the_order_of_imports() -> None:

@@ -214,7 +214,7 @@ class Architecture:
     packed_formats: tuple[str, ...] = ("mmfree",)
     may_hold_masters: bool = False
     is_ternarizable: bool = False
-    why_no_base: str | None = "it is no transformer of the Llama family"
+    why_no_base: str | None = "its blocks differ from those of Llama"
     needs_range: bool = False
     mlx_lm: Callable[[Any, Sequence[int]], bool | None] = _unknown
     name_in_mlx_lm: str = ""

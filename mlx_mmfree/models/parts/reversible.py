@@ -136,7 +136,7 @@ class ReversibleSequence(nn.Module):
         if context.cross_layer:
             raise ValueError(
                 "[ReversibleSequence] 'blocks' must hand nothing to later ones, since a backward pass "
-                f"that undoes them cannot follow it, but they hand on {', '.join(context.cross_layer)}."
+                f"that undoes them cannot follow it, but they pass on {', '.join(context.cross_layer)}."
             )
         for block, own in zip(blocks, parameters, strict=True):
             block.update(own)

@@ -175,10 +175,10 @@ def _is_short(value: Any) -> Any:
 
 
 class Reasoning(schemas.Body):
-    """How much an answer is reasoning about."""
+    """How much the model reasons before it answers."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    # reasoning is shown as they are
+    # reasoning is shown as it is
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 

@@ -199,6 +199,6 @@ def run_blocks(
     if context.cross_layer:
         raise TrainingError(
             f"[{_PLACE}] 'model' must be one whose layers read the residual stream alone but they "
-            f"hand on {', '.join(context.cross_layer)}. Use `mmfree ternarize`."
+            f"pass on {', '.join(context.cross_layer)}. Use `mmfree ternarize`."
         )
     return x

@@ -103,7 +103,7 @@ def test_lora_is_written_and_told_by_the_first_process(split_folder: Path, tmp_p
     [(first, _), second] = finish(processes)
     assert [process.returncode for process in processes] == [0, 0]
     assert second == ("", "")
-    assert first.count("\ntrain: 4 samples, ") == 1
+    assert first.count("train: 4 samples, ") == 1
     assert f"Wrote the adapter to {tmp_path / 'adapter'}." in first
     assert (tmp_path / "adapter" / "adapters.safetensors").exists()
     records = read_log(tmp_path / "adapter" / "log.jsonl")
@@ -119,7 +119,7 @@ def test_rows_must_be_shared_out(split_folder: Path, tmp_path: Path) -> None:
     processes = start_group(tmp_path, 2, *MMFREE, *flags)
     for _, errors in finish(processes):
         assert errors == (
-            "error: [training] --batch-size must be a multiple of the number of processes, 2, but "
+            "error: --batch-size must be a multiple of the number of processes, 2, but "
             "got 3. Change one of the two.\n"
         )
     assert [process.returncode for process in processes] == [2, 2]

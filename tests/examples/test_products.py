@@ -384,7 +384,7 @@ def test_threads_are_those_of_a_cpu(
 ) -> None:
     monkeypatch.setattr(products, "on_cpu", lambda: False)
     assert main(["--quick", "--threads", "2"]) == 2
-    assert "[bench] --threads must be left out where a GPU computes" in capsys.readouterr().err
+    assert "error: --threads must be left out where a GPU computes" in capsys.readouterr().err
 
 
 def test_flags_win_over_what_is_usual_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,9 +307,7 @@ def test_a_teacher_of_another_kind_is_refused(teacher_folder: Path, tmp_path: Pa
     record = find("hgrn_bit")
     other = record.build(record.config.from_hub({**record.tiny, "vocab_size": 520}))
     save_model(tmp_path / "other", other, GOLDENS / "tokenizer_bpe")
-    message = (
-        r"must be a transformer of the Llama family .* but is a hgrn_bit: it is no transformer"
-    )
+    message = r"must be a transformer of the Llama family .* but is a hgrn_bit: its blocks differ"
     with pytest.raises(TrainingError, match=message):
         Distillation(settings_of(teacher_folder, "run", model=str(tmp_path / "other")))
 

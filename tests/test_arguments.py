@@ -32,6 +32,7 @@ from mlx_mmfree import (
 from mlx_mmfree.arguments import did_you_mean
 from mlx_mmfree.errors import TrainingError
 from mlx_mmfree.hub import convert
+from mlx_mmfree.layers.mixer import TokenMixer
 from mlx_mmfree.token_mixers import SlidingWindowAttention
 from mlx_mmfree.training import FineTuneSettings
 
@@ -108,6 +109,22 @@ def test_the_arguments_of_a_call_of_a_mixer_are_named() -> None:
         MLGRU(64)(x, foo=1)
     with pytest.raises(TypeError, match=r"\[MLGRU\] .* Did you mean 'lower_bound'\?"):
         MLGRU(64)(x, lower_bond=1)
+
+
+def test_a_mixer_may_define_its_run_alone() -> None:
+    class Scaled(TokenMixer):
+        def run(self, x: mx.array, state: Any, context: Any, *, by: float = 1.0, **_: Any) -> Any:
+            return by * x, state
+
+        def init_state(self, batch_size: int, dtype: mx.Dtype) -> tuple[()]:
+            return ()
+
+    y, _ = Scaled()(mx.ones((1, 2, 4)), by=3.0)
+    assert mx.all(y == 3).item()
+    with pytest.raises(
+        TypeError, match=r"\[Scaled\] the argument 'zzz' is not known\. Known .*, by\."
+    ):
+        Scaled()(mx.ones((1, 2, 4)), zzz=3.0)
 
 
 def test_signatures_stay_as_they_are_written() -> None:

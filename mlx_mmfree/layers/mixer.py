@@ -439,12 +439,12 @@ class TokenMixer(Mixer):
 @cache
 def _call_arguments(mixer: type[TokenMixer]) -> tuple[str, ...]:
     """The names of the arguments of a mixer's call: those of every mixer, and its own after a `*`."""
-    own = [
-        name
-        for function in (mixer.run, mixer.mix)
+    own = {
+        name: None
+        for function in (mixer.run, getattr(mixer, "mix", mixer.run))
         for name, each in signature(function).parameters.items()
         if each.kind is Parameter.KEYWORD_ONLY
-    ]
+    }
     common = signature(mixer.__call__).parameters
     return (*(name for name in common if name not in ("self", "context", "arguments")), *own)
 

@@ -42,7 +42,7 @@ const FIELDS = [
     read: biases },
   { ...choice("reasoning_effort", "Thinking effort", "For models that know it",
     { low: "Low", medium: "Medium", high: "High" }), chats: true },
-  { ...whole("reasoning_budget", "Thinking budget", "Tokens after which a thought is ended", { min: 0 }),
+  { ...whole("reasoning_budget", "Thinking budget", "Tokens after which the reasoning is ended", { min: 0 }),
     chats: true },
 ];
 

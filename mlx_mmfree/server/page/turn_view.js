@@ -19,7 +19,7 @@ function endOf({ end, isPlain, text, thoughts, role }) {
       : "The model ended the text here without adding to it. Your next message starts a new text.";
   }
   if (text) return "";
-  return thoughts ? "The model stopped after its thoughts, without an answer." : "The model gave an empty answer.";
+  return thoughts ? "The model stopped after its reasoning, without an answer." : "The model gave an empty answer.";
 }
 
 function costOf({ usage, rate }) {
@@ -54,7 +54,7 @@ export class TurnView {
     this.words.classList.add(this.markdown ? "markdown" : "plain");
     this.thoughts = element("div", { className: "text plain" }, "");
     this.thoughtsTitle = element("summary");
-    this.thoughtsFrame = element("details", { className: "thoughts" }, this.thoughtsTitle, this.thoughts);
+    this.thoughtsFrame = element("details", { className: "reasoning" }, this.thoughtsTitle, this.thoughts);
     this.end = element("p", { className: "end" });
     this.fault = element("p", { className: "fault" });
     this.cost = element("span", { className: "cost" });

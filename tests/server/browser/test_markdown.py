@@ -54,7 +54,7 @@ def test_markdown_is_shown(open_page: OpenPage, story: str) -> None:
     page.wait_for_function("async () => (await navigator.clipboard.readText()).startsWith('#')")
     assert page.evaluate("navigator.clipboard.readText()") == ANSWER
 
-    # reasoning is folded, and go back with the conversation
+    # reasoning is folded, and goes back with the conversation
     reasoning = page.locator(".assistant .reasoning .text")
     assert not reasoning.is_visible()
     page.locator(".assistant .reasoning summary").click()

@@ -369,11 +369,9 @@ FAULTS = {
     "angles of the first row": Fault(step, "== 1 ? 0 : row * PAIRS", "> 0 ? 0 : row * PAIRS", 0),
     "tokens of the first row": Fault(step, "min(starts[row]", "min(starts[0]", 0),
     "scale": Fault(step, "precise::rsqrt(static_cast<float>(DIMS));", "1.0f;", 0),
-    "free slots are seen": Fault(step, "min(starts[row], capacity)", "capacity", 0),
+    "free slots are seen": Fault(step, "min(starts[row], room)", "room", 0),
     "what left the window is seen": Fault(window, "!WINDOWED || seen", "true || seen", 0),
-    "key of another head": Fault(
-        step, "keys + own * capacity", "keys + row * groups * capacity", 0
-    ),
+    "key of another head": Fault(step, "keys + own * room", "keys + row * groups * room", 0),
     "tail of another head": Fault(step, "tail = own * slots", "tail = row * groups * slots", 0),
     "tail left out": Fault(step, "place < tokens; place", "place < 0; place", 0),
     "free slots of the tail are seen": Fault(

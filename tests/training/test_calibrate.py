@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -172,9 +173,10 @@ def test_the_command(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "Window 2 of 2, layer 1: held-out error" in out and "nats a token before" in out
     run = dense.parent / "run"
-    assert sorted(each.name for each in run.iterdir()) == [
-        *("calibrate.json", "errors.png", "log.jsonl", "model", "tokens"),
-    ]
+    written = {each.name for each in run.iterdir()}
+    assert written - {"errors.png"} == {"calibrate.json", "log.jsonl", "model", "tokens"}
+    # which is drawn where matplotlib is installed
+    assert ("errors.png" in written) == (find_spec("matplotlib") is not None)
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["quantization"]["bits"] == 2
     report = json.loads((run / "calibrate.json").read_text())

@@ -53,6 +53,8 @@ class Backend(NamedTuple):
     Attributes:
         run: Takes the arguments that the operation hands on.
         unsupported: Takes the same, and returns as text why it cannot run with them, or `None`.
+        fault: Takes the same, and returns as text why it computes them without a kernel of its own, or
+            `None`. Reports ask it, and calls do not.
         only_on: The kind of device that it runs on, if it is one alone.
         refuses: It raises `ValueError` for arguments that do not fit or that it cannot run with. Nothing
             is asked before, which saves time in each decoded token.
@@ -60,6 +62,7 @@ class Backend(NamedTuple):
 
     run: Callable[..., Any]
     unsupported: Callable[..., str | None] | None = None
+    fault: Callable[..., str | None] | None = None
     only_on: mx.DeviceType | None = None
     refuses: bool = False
 
@@ -181,7 +184,11 @@ class Operation:
 
     def report(self, *args: Any, **kwargs: Any) -> dict[str, str | None]:
         """For each backend why it cannot run these arguments, or `None` where it can."""
-        return {name: self.unsupported(name, args, kwargs) for name in self.backends}
+        reasons = {name: self.unsupported(name, args, kwargs) for name in self.backends}
+        for name, backend in self.backends.items():
+            if reasons[name] is None and backend.fault is not None:
+                reasons[name] = backend.fault(*args, **kwargs)
+        return reasons
 
 
 def operations() -> dict[str, Operation]:

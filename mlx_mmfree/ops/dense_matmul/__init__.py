@@ -13,12 +13,13 @@ import mlx.core as mx
 
 from ...errors import UsageError
 from ..backend.cost import Call, Cost, Product, affine_work, product_work
-from ..backend.dispatch import FLOATS, Arrays, Example, Operation, native_kernel
+from ..backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, native_kernel
+from ..backend.launch import MAX_GROUP_ROWS
 from .definition import BITS as BITS
 from .definition import BLOCK_SIZE, chunked, in_blocks, of_mlx, reference, round_activations
 from .definition import GROUP_SIZES as GROUP_SIZES
 from .definition import AffineFormat as AffineFormat
-from .metal import MOST_ROWS, metal
+from .metal import MOST_ROWS, fault, metal
 
 ENVIRONMENT_VARIABLE = "MLX_MMFREE_ACTIVATION_BITS"
 
@@ -190,9 +191,8 @@ def _examples() -> Iterator[Example]:
             variant = AffineFormat(group, group, 64, bits)
             codes = mx.zeros((8, 4 * bits), mx.uint32)
             for rows in range(1, MOST_ROWS):
-                yield Example(
-                    (mx.zeros((rows, 128), dtype), codes, variant, False, dtype), rows=rows
-                )
+                args = mx.zeros((rows, 128), dtype), codes, variant, False, dtype
+                yield Example(args, rows=min(rows, MAX_GROUP_ROWS))
             if bits <= 2:
                 yield Example((x, codes, variant, True, dtype), rows=1)
 
@@ -202,7 +202,7 @@ _operation = Operation(
     "dense_matmul",
     _examples,
     costs={"DenseMatmul": _cost},
-    metal=metal,
+    metal=Backend(metal, fault=fault),
     cuda=of_mlx,
     native=native,
     chunked=chunked,

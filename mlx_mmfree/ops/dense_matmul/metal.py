@@ -191,16 +191,29 @@ def metal(
     rounds: bool = False,
     dtype: mx.Dtype = mx.float32,
 ) -> mx.array:
-    rows = x.size // x.shape[-1]
     if quantization is None or not _is_taken(x, weight, quantization):
         return of_mlx(x, weight, quantization, rounds, dtype)
     scales, biases, group_size, bits = quantization
-    tuning = Tuning.of(bits, rows, weight.shape[0])
+    tuning = Tuning.of(bits, x.size // x.shape[-1], weight.shape[0])
     if _fault(tuning, x.dtype, scales.dtype, dtype) is not None:
         return of_mlx(x, weight, quantization, rounds, dtype)
     x = round_activations(x).astype(x.dtype) if rounds else x
     y: mx.array = _function(tuning, group_size, dtype)(x, weight, scales, biases)
     return y
+
+
+def fault(
+    x: mx.array,
+    weight: mx.array,
+    quantization: AffineFormat | None,
+    rounds: bool = False,
+    dtype: mx.Dtype = mx.float32,
+) -> str | None:
+    """Returns why these codes are left to MLX although there is a kernel for them, or `None`."""
+    if quantization is None or not _is_taken(x, weight, quantization):
+        return None
+    tuning = Tuning.of(quantization.bits, x.size // x.shape[-1], weight.shape[0])
+    return _fault(tuning, x.dtype, quantization.scales.dtype, dtype)
 
 
 def _is_taken(x: mx.array, weight: mx.array, quantization: AffineFormat) -> bool:

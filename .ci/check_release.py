@@ -15,7 +15,7 @@ from pathlib import Path
 from package_metadata import ROOT, stated
 
 MOST_BYTES = 8_000_000
-"""Of a file: the packaged model is most of it."""
+"""Of a file: the bundled model is most of it."""
 MOST_SECONDS = 0.2
 """Of the processor, for importing the package, whose parts are imported when they are used."""
 KERNELS = "_mlx_mmfree_native/__init__.py"

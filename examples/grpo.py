@@ -1,4 +1,4 @@
-"""Teaches the packaged model to write sentences of six words: by rewards, and by examples beside it.
+"""Teaches the bundled model to write sentences of six words: by rewards, and by examples beside it.
 
 python examples/grpo.py [--quick] [--seed 0]
 
@@ -117,7 +117,7 @@ def main() -> None:
             "plain fine-tune": ("examples", shown),
         }
         print("| model | reward | six words | loss on stories |\n|---|---|---|---|")
-        report("packaged", *load(demo.path()), prompts, folder)
+        report("bundled", *load(demo.path()), prompts, folder)
         for title, (data, options) in runs.items():
             model, tokenizer = load(demo.path())
             settings = FineTuneSettings(

@@ -1,4 +1,4 @@
-"""Teaches the packaged model to answer questions about fairy tales with LoRA, in minutes on two cores.
+"""Teaches the bundled model to answer questions about fairy tales with LoRA, in minutes on two cores.
 
 python examples/lora_fairytales.py [--quick]
 

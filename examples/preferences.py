@@ -1,4 +1,4 @@
-"""Teaches the packaged model to prefer short sentences, by DPO and by ORPO, in minutes on two cores.
+"""Teaches the bundled model to prefer short sentences, by DPO and by ORPO, in minutes on two cores.
 
 python examples/preferences.py [--quick]
 
@@ -85,7 +85,7 @@ def main() -> None:
         texts = [continued(model, tokenizer, prompts[:learned], seed) for seed in (0, 1)]
         write_pairs(data / "train.jsonl", prompts[:learned], *texts)
         print("| model | words in a sentence | loss on stories |\n|---|---|---|")
-        report("packaged", model, tokenizer, unseen, data)
+        report("bundled", model, tokenizer, unseen, data)
         for mode in ("dpo", "orpo"):
             settings = FineTuneSettings(
                 data=folder,

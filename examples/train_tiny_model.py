@@ -3,7 +3,7 @@
 python examples/train_tiny_model.py [--quick]
 
 This is a smoke test of the training loop and does not make a good model. The recipes in
-`examples/demo_model` make better ones, the packaged one among them.
+`examples/demo_model` make better ones, the bundled one among them.
 """
 
 import argparse

@@ -20,7 +20,7 @@ from mlx_mmfree.evaluation.benchmark import MODEL, result_or_failure
 ROOT = Path(__file__).parents[1]
 TABLES = runpy.run_path(str(ROOT / ".github/report_table.py"))
 BENCHMARKS = ROOT / ".github" / "benchmarks"
-SMALL = {"name": "packaged model", "source": str(demo.path()), "prompt_tokens": [4]}
+SMALL = {"name": "bundled model", "source": str(demo.path()), "prompt_tokens": [4]}
 SMALL |= {"positions": [2], "decoded_tokens": 1, "rounds": 1}
 TIME = {
     "kernel": "bit_linear, groups",
@@ -61,8 +61,8 @@ def test_a_report_becomes_tables(report: Path, capsys: pytest.CaptureFixture[str
     machines, rates, kernels = capsys.readouterr().out.strip().split("\n\n")
     assert "| Apple M9 | " in machines and "1 (error at most 1e-07)" in machines
     assert "bit_linear: it computes wrong values, at [0, 3]: 1 instead of 2" in machines
-    assert " | packaged model | prefill of 4 | " in rates
-    assert " | packaged model | decode after 2 | " in rates
+    assert " | bundled model | prefill of 4 | " in rates
+    assert " | bundled model | decode after 2 | " in rates
     for rows, share in (("1", "68%"), ("8", "")):
         row = f"| Apple M9 | bit_linear, groups | 2560 x 6912 | {rows} | 65.4 | 67.6 | {share} |"
         assert row in kernels
@@ -85,7 +85,7 @@ def test_the_page_has_the_tables_of_its_files(tmp_path: Path, report: Path) -> N
     (report.parent / "README.md").write_text(page)
     TABLES["main"](["--write"], report.parent)
     above, tables = (report.parent / "README.md").read_text().split(TABLES["MARK"])
-    assert above and " | packaged model | " in tables
+    assert above and " | bundled model | " in tables
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"machine": 1}'])

@@ -212,7 +212,7 @@ def test_a_walk_of_a_token(tmp_path: Path) -> None:
 def main(names: list[str]) -> None:
     """Prints walks: all with their files, or those named with their functions."""
     with tempfile.TemporaryDirectory() as folder:
-        models = {"tiny Llama": make_tiny(Path(folder) / "tiny"), "packaged model": demo.path()}
+        models = {"tiny Llama": make_tiny(Path(folder) / "tiny"), "bundled model": demo.path()}
         for name in names or WALKS:
             for title, model in models.items():
                 walked = WALKS[name](model)

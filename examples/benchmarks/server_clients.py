@@ -347,7 +347,7 @@ def checkpoint(model: str | None) -> Iterator[str]:
 
     Args:
         model: Folder or Hub repository; a name of `SHAPES`, which gets random weights; or
-            `None` for the packaged model.
+            `None` for the bundled model.
     """
     if model is None or model not in SHAPES:
         yield str(demo.path()) if model is None else model

@@ -280,7 +280,7 @@ def measure_serving(
         note()
         parked = []
         of_models: dict[str, str | Mapping[str, Any]] = {
-            model or "packaged model": served,
+            model or "bundled model": served,
             **configs,
         }
         for name, each in of_models.items():
@@ -519,7 +519,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--model",
         help="folder or Hub repository of the model to serve, or a name as for --config, which gets "
-        "random weights (the packaged model)",
+        "random weights (the bundled model)",
     )
     parser.add_argument(
         "--compare",

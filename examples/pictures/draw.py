@@ -45,7 +45,7 @@ PACKAGES = {
     "arguments": "checks of arguments",
     "platform": "threads, memory, BLAS",
     "files": "safetensors, GGUF, JSON",
-    "demo": "the packaged model",
+    "demo": "the bundled model",
     "errors": "what users read",
     "version": "one number",
 }

@@ -131,7 +131,7 @@ def _show_bound(args: argparse.Namespace) -> int:
         model = skeleton(read_config("bench", args.config))
     else:
         model = OpenedModel(checkpoint_of(args)).model
-    name = args.config or args.model or "packaged model"
+    name = args.config or args.model or "bundled model"
     lengths, positions = args.prompt_tokens or [512], args.positions or [512]
     bounds = bound.bounds(model, chip, positions, lengths)
     if args.json:
@@ -162,7 +162,7 @@ def _subject(args: argparse.Namespace) -> tuple[str, dict[str, Any], str]:
     from ..hub.checkpoint.load import OpenedModel
     from ..models import check_causal
 
-    given = {"name": args.model or "packaged model", "dtype": args.dtype}
+    given = {"name": args.model or "bundled model", "dtype": args.dtype}
     if args.config is not None:
         config = read_config("bench", args.config)
         return scaled.SCALED, given | {"name": full_name(args.config), "config": config}, ""
@@ -197,7 +197,7 @@ def rates(model: str | None) -> list[dict[str, Any]]:
     """The rates of a model for a report of this machine, which names no owner and no path.
 
     Args:
-        model: As of `--model`; `None` is the packaged model.
+        model: As of `--model`; `None` is the bundled model.
 
     Raises:
         MeasurementError: The measurement failed.

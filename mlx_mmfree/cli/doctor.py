@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         help="only list the texts of Metal kernels that this model's first token compiles; with "
-        "--report: measure this model too, beside the packaged one",
+        "--report: measure this model too, beside the bundled one",
     )
     parser.add_argument(
         "--dump-kernels",

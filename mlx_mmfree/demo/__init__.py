@@ -1,4 +1,4 @@
-"""The packaged demo model: a small MatMul-free language model for stories, with its tokenizer."""
+"""The bundled demo model: a small MatMul-free language model for stories, with its tokenizer."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def path() -> Path:
     missing = [name for name in _FILES if not (folder / name).is_file()]
     if missing:
         raise CheckpointError(
-            f"[demo] '{folder}' must hold the packaged model but lacks {', '.join(missing)}. "
+            f"[demo] '{folder}' must hold the bundled model but lacks {', '.join(missing)}. "
             "Install the package again, or give another model."
         )
     return folder

@@ -146,7 +146,7 @@ _MAX_ADDED_TOKENS, _MAX_ADDED_LENGTH = 20_000, 256
 _MAX_UNIGRAM_PIECES, _MAX_UNIGRAM_LENGTH = 1_000_000, 64
 _MAX_UNIGRAM_CHARACTERS = 4_000_000
 _MAX_FRAME_PIECES = 16
-# the packaged model's vocabulary, and others that this library trained, split texts so
+# the bundled model's vocabulary, and others that this library trained, split texts so
 _OLDER_PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SPLIT_PATTERNS = frozenset((*BYTE_LEVEL_PATTERNS, _OLDER_PATTERN, r"[0-9][0-9][0-9]", r"\s+"))
 _REPLACED_PATTERNS = frozenset((" {2,}", r"\s+", r"[\n\r\t]", r"\n"))

@@ -47,8 +47,8 @@ def test_two_lines_of_the_packaged_model(
 ) -> None:
     assert main(["bench"]) == 0
     prompt, decoding = capsys.readouterr().out.splitlines()
-    assert prompt.startswith("packaged model, ") and "prefill of 4: " in prompt
-    assert decoding.startswith("packaged model, ") and "decode after 2: " in decoding
+    assert prompt.startswith("bundled model, ") and "prefill of 4: " in prompt
+    assert decoding.startswith("bundled model, ") and "decode after 2: " in decoding
     for line in (prompt, decoding):
         assert " tokens/s, " in line and "% of the " in line and line.endswith(" would allow")
     given, threads = asked[0]

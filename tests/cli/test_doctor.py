@@ -309,7 +309,7 @@ def test_texts_of_a_first_token(capsys: pytest.CaptureFixture[str]) -> None:
     assert not set(found["prompt"]) & set(found["next_token"])
     kinds = [name.removeprefix("custom_kernel_").split("__")[0] for name in found["next_token"]]
     assert "half_denormals" in found["prompt"][0]
-    # the packaged model is a MatMul-free one
+    # the bundled model is a MatMul-free one
     assert {"bit_linear_3", "mlgru_step"} <= {*kinds}
     assert main(["doctor", "--model", str(demo.path())]) == 0
     lines = capsys.readouterr().out.splitlines()

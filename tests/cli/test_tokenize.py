@@ -33,7 +33,7 @@ def test_it_writes_what_it_says(
         f"Wrote '{tmp_path}/out/train.tokens': {len(file.tokens)} tokens of 2 documents, 16 bytes of "
         "text, in 16 bits each.",
     ]
-    # without a model, the tokenizer is that of the packaged one
+    # without a model, the tokenizer is that of the bundled one
     name = "tokenizer.json"
     assert (tmp_path / "out/tokenizer" / name).read_bytes() == (demo.path() / name).read_bytes()
 

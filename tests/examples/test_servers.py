@@ -240,7 +240,7 @@ def test_servers_are_measured(capsys: Captured) -> None:
     # each has two states, one of its prompt and one of what was written
     assert resumed["sessions"] >= 6 and 0.5 < resumed["cached"] < 1
     [parked] = shown["parked"]
-    assert (parked["name"], parked["sessions"], parked["tokens"]) == ("packaged model", 3, 20)
+    assert (parked["name"], parked["sessions"], parked["tokens"]) == ("bundled model", 3, 20)
 
 
 def test_a_configuration_that_is_not_known_is_refused(

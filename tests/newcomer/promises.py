@@ -48,7 +48,7 @@ PROMISES = {
         "tests/server/browser/test_formulas.py",
         "tests/server/browser/test_settings.py::test_every_setting_reaches_the_server",
     ),
-    "The packaged model is called demo": ("tests/hub/test_bundled_name.py",),
+    "The bundled model is called demo": ("tests/hub/test_bundled_name.py",),
     "Nearly right names suggest the known ones": ("tests/hub/test_names_of_models.py",),
     "A chat is saved, loaded, regenerated, and takes another system prompt": (
         "tests/cli/test_chat.py::test_a_conversation_is_saved_loaded_and_answered_anew",

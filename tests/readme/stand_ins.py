@@ -129,7 +129,7 @@ def _write_questions(folder: Path) -> None:
 
 
 def _write_held_out(folder: Path) -> None:
-    """Files under the names of the held-out texts of the packaged model."""
+    """Files under the names of the held-out texts of the bundled model."""
     folder.mkdir(parents=True)
     for file in (ROOT / "examples" / "demo_corpus").glob("valid-*"):
         write_corpus(folder / "text", 2, documents=5)
@@ -138,7 +138,7 @@ def _write_held_out(folder: Path) -> None:
 
 
 def _write_recipes(folder: Path, runs: Path) -> None:
-    """The files of the packaged model's runs, for a smaller model and fewer steps."""
+    """The files of the bundled model's runs, for a smaller model and fewer steps."""
     folder.mkdir(parents=True)
     for name in ("log.jsonl", "log-dense.jsonl", "log-teacher.jsonl", "log-student.jsonl"):
         shutil.copyfile(ROOT / "examples" / "demo_model" / name, folder / name)

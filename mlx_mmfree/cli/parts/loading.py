@@ -208,7 +208,7 @@ def add_source_flags(group: argparse._ActionsContainer, more: str, **options: An
 
 
 def model_source(args: argparse.Namespace) -> str | Path:
-    """The folder or Hub repository of the model; without `--model`, the packaged one.
+    """The folder or Hub repository of the model; without `--model`, the bundled one.
 
     Raises:
         UsageError: `--revision` came without `--model`.

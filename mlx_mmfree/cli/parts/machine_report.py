@@ -19,7 +19,7 @@ def machine_report(found: dict[str, Any], models: Sequence[str | None]) -> dict[
 
     Args:
         found: The facts, as `mmfree doctor --json` prints them.
-        models: The models to measure, as `--model` names them; `None` is the packaged model.
+        models: The models to measure, as `--model` names them; `None` is the bundled model.
 
     Raises:
         UsageError: A model cannot be loaded or cannot continue texts.

@@ -125,7 +125,7 @@ class Refusal(Exception):
 
 
 def make_sources(folder: Path) -> None:
-    """Nothing: the server has the packaged model."""
+    """Nothing: the server has the bundled model."""
 
 
 def _request(rng: random.Random, *more: bytes, line: bytes | None = None) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 REFUSED = "Failed to load resource"
 ENDLESS = "Once upon a time"
-"""A prompt that the packaged model continues without an end, if it takes the likeliest tokens."""
+"""A prompt that the bundled model continues without an end, if it takes the likeliest tokens."""
 CHAT, TEXT = "v1/chat/completions", "v1/completions"
 USAGE = {"prompt_tokens": 8, "completion_tokens": 232, "total_tokens": 240} | {
     "prompt_tokens_details": {"cached_tokens": 3}

@@ -1,4 +1,4 @@
-"""Two servers of the packaged model, one with a chat template and a key, and a browser."""
+"""Two servers of the bundled model, one with a chat template and a key, and a browser."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ _TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 
 @pytest.fixture(scope="session")
 def story() -> Iterator[str]:
-    """The address of a server of the packaged model, which continues texts."""
+    """The address of a server of the bundled model, which continues texts."""
     with ServerProcess() as server:
         yield server.url
 
@@ -54,7 +54,7 @@ def _with_template(folder: Path) -> Path:
 
 
 def _adapter(folder: Path) -> Path:
-    """An adapter that changes what the packaged model writes."""
+    """An adapter that changes what the bundled model writes."""
     model = load_model(demo.path())
     mx.random.seed(1)
     add_adapters(model, lambda name, _: name.endswith("down_proj"), rank=2, scale=2.0)

@@ -183,8 +183,8 @@ class Server(ServerProcess):
             models += ["--model", folder / name]
         first = (
             "from pathlib import Path\n"
-            "from tests.server.agents.models import told\n"
-            f"scripts = told(Path({str(self._log_file)!r}))\n"
+            "from tests.server.agents.models import reported\n"
+            f"scripts = reported(Path({str(self._log_file)!r}))\n"
             "scripts.__enter__()"
         )
         # the instructions of Claude Code take 47,000 tokens

@@ -46,7 +46,7 @@ def did_you_mean(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
     return f" Did you mean '{lower[close[0]]}'?" if close else ""
 
 
-def tells_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def checks_names(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Names the nearest argument to a caller who misspells one; Python itself does so from 3.13 on."""
     makes = function.__name__ == "__init__"
     parameters = inspect.signature(function).parameters

@@ -12,7 +12,7 @@ from server_clients import prompt
 from mlx_mmfree.generation.reader import prefill
 from mlx_mmfree.generation.scheduling import Request, Scheduler
 from mlx_mmfree.generation.sessions import Sessions
-from mlx_mmfree.generation.states import arrays_by_place
+from mlx_mmfree.generation.states import arrays_by_path
 from mlx_mmfree.hub import load
 from mlx_mmfree.models import Decoder
 from mlx_mmfree.platform.allocator import return_freed_memory
@@ -104,7 +104,7 @@ def park(
     built, tokenizer = load(model) if model else (random_model(config or {}, mx.float32), None)
     text = [token % built.vocab_size for token in range(tokens)]
     state = prefill(built, mx.array([text]))
-    state_bytes = sum(array.nbytes for array in arrays_by_place(state).values())
+    state_bytes = sum(array.nbytes for array in arrays_by_path(state).values())
     parked = max(1, min(parked, system_memory_bytes() // 4 // state_bytes))
     sessions = Sessions(built, memory_bytes=_MEMORY_BYTES)
     # what reading the text has freed would hide what the sessions take

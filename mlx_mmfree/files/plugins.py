@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ..arguments import check_path, tells_names
+from ..arguments import check_path, checks_names
 from ..errors import UsageError
 
 _PACKAGES = {"weight_formats": "mlx_mmfree.hub.checkpoint.formats"}
@@ -50,7 +50,7 @@ _roots: dict[str, str] = {}
 """Files and folders of code that is not the library's, with what messages call them."""
 
 
-@tells_names
+@checks_names
 def load_plugin(source: str | Path) -> ModuleType:
     r"""Loads a file or module with mixers, architectures or formats of weights of your own.
 

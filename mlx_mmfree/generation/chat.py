@@ -7,7 +7,7 @@ from typing import Any
 
 from mlx.utils import tree_reduce
 
-from ..arguments import check_model, check_tokenizer, tells_names
+from ..arguments import check_model, check_tokenizer, checks_names
 from ..errors import UsageError
 from ..models import Decoder
 from ..models.parts.token_checks import token_array
@@ -22,8 +22,8 @@ from .speculative import NUM_DRAFT_TOKENS, NgramDecoding, RepeatedText
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """A place in the conversation that the model can go on from.
+class _Breakpoint:
+    """A position in the conversation that the model can go on from.
 
     Attributes:
         text: The conversation up to here.
@@ -41,9 +41,9 @@ class _Mark:
 class Chat:
     """A conversation with a model.
 
-    The state after a turn is kept, so the next turn reads only what it adds. A chat template may
-    write earlier turns differently once they lie back; then reading starts from the last place up to
-    which nothing changed: the end of the previous question, or the beginning.
+    The state after a turn is cached, so the next turn reads only what it adds. A chat template may
+    write earlier turns differently once they lie back; then reading starts from the last position up
+    to which nothing changed: the end of the previous question, or the start.
 
     Without a chat template the model continues one text: each turn adds to it, and the turn after
     an end of the text begins a new one.
@@ -84,7 +84,7 @@ class Chat:
         ['user', 'assistant']
     """
 
-    @tells_names
+    @checks_names
     def __init__(
         self,
         model: Decoder,
@@ -115,7 +115,7 @@ class Chat:
         self.processors = processors
         self._end = end_tokens(tokenizer, extra_eos_tokens)
         self._variables = dict(variables or {})
-        self._start = _Mark("", model.init_state(1) if state is None else state, (), 0)
+        self._start = _Breakpoint("", model.init_state(1) if state is None else state, (), 0)
         self._prefill_step_size = prefill_step_size
         self._progress = prompt_progress_callback
         self._ngram_drafts = ngram_drafts
@@ -203,15 +203,19 @@ class Chat:
         # the turns of a text that has ended are no part of the next one
         is_new = not self.has_template and self._breakpoints[-1] is self._start
         messages = [*([] if is_new else self.messages), _message("user", text)]
-        whole, mark, ids = self._prompt(messages, text)
-        # the other marks are released before reading takes memory
-        self._breakpoints = [mark]
+        whole, start_point, ids = self._prompt(messages, text)
+        # the other breakpoints are released before reading takes memory
+        self._breakpoints = [start_point]
         start = perf_counter()
         max_tokens = self.max_tokens
-        decoding = self._decoding(ids, mark.state, [*self.processors, *self._thinking(whole)])
-        size = mark.size - len(mark.unread) + len(ids)
-        asked = _Mark(whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size)
-        del mark
+        decoding = self._decoding(
+            ids, start_point.state, [*self.processors, *self._thinking(whole)]
+        )
+        size = start_point.size - len(start_point.unread) + len(ids)
+        asked = _Breakpoint(
+            whole, decoding.state, tuple(ids[-1:]) if self._ngram_drafts else (), size
+        )
+        del start_point
         after = () if self.has_template else ids
         completion = Completion(self._tokenizer, (), self._end, max_tokens, after)
         # its state is not known while a step runs
@@ -273,25 +277,26 @@ class Chat:
 
     def _prompt(
         self, messages: list[dict[str, str]], text: str
-    ) -> tuple[str, _Mark, Sequence[int]]:
-        """The conversation with its next question, the place to go on from and the ids from there."""
+    ) -> tuple[str, _Breakpoint, Sequence[int]]:
+        """The conversation with its next question, the breakpoint to start from and the ids after it."""
         if not self.has_template:
-            mark = self._breakpoints[-1]
-            check_text_length(self._tokenizer, mark.text + text, self._model.max_length)
-            if mark is self._start:
-                return text, mark, self._tokenizer.encode(text)
-            text = _spaced(mark.text, text)
+            start_point = self._breakpoints[-1]
+            check_text_length(self._tokenizer, start_point.text + text, self._model.max_length)
+            if start_point is self._start:
+                return text, start_point, self._tokenizer.encode(text)
+            text = _spaced(start_point.text, text)
             more = self._tokenizer.encode_continuation(text)
-            return mark.text + text, mark, [*mark.unread, *more]
+            return start_point.text + text, start_point, [*start_point.unread, *more]
         chat = self._tokenizer.render_chat(messages, **self._variables)
         check_text_length(self._tokenizer, chat.text, self._model.max_length)
-        for mark in reversed(self._breakpoints):
-            if mark is not self._start and chat.text.startswith(mark.text):
-                return chat.text, mark, [*mark.unread, *chat.ids_after(len(mark.text))]
+        for start_point in reversed(self._breakpoints):
+            if start_point is not self._start and chat.text.startswith(start_point.text):
+                more = chat.ids_after(len(start_point.text))
+                return chat.text, start_point, [*start_point.unread, *more]
         return chat.text, self._start, chat.ids()
 
-    def _after_text(self, messages: Sequence[Mapping[str, str]]) -> _Mark:
-        """The place after the text that messages make where there is no chat template."""
+    def _after_text(self, messages: Sequence[Mapping[str, str]]) -> _Breakpoint:
+        """The breakpoint after the text of messages, for a model without a chat template."""
         text = ""
         for message in messages:
             if message["role"] == "system":
@@ -299,17 +304,17 @@ class Chat:
             content = message["content"]
             text += _spaced(text, content) if message["role"] == "user" and text else content
         ids = tuple(self._tokenizer.encode(text))
-        return _Mark(text, self._start.state, ids, len(ids))
+        return _Breakpoint(text, self._start.state, ids, len(ids))
 
     def _breakpoints_after(
         self,
-        asked: _Mark,
+        asked: _Breakpoint,
         last_read: int,
         tokens: Sequence[int],
         state: State,
         max_tokens: int,
-    ) -> list[_Mark]:
-        """The places that the next turn may start from, after an answer of these tokens."""
+    ) -> list[_Breakpoint]:
+        """The breakpoints that the next turn may start from, after an answer of these tokens."""
         if not self.has_template and tokens[-1] in self._end:
             return [self._start]
         detokenizer = self._tokenizer.detokenizer()
@@ -321,7 +326,7 @@ class Chat:
         else:
             # the last token that is allowed is never read, and with drafts no last one
             unread = tuple(tokens[-1 if self._ngram_drafts else max_tokens - 1 :])
-        answered = _Mark(text, state, unread, asked.size + len(tokens))
+        answered = _Breakpoint(text, state, unread, asked.size + len(tokens))
         return [asked, answered] if self.has_template else [answered]
 
 
@@ -333,7 +338,7 @@ def _without_template() -> UsageError:
 
 
 def _spaced(before: str, text: str) -> str:
-    """What is typed after a text, with a space between their words."""
+    """Text typed after another, with a space between their words."""
     return text if before[-1:].isspace() or text[:1].isspace() else f" {text}"
 
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import mlx.core as mx
 import numpy as np
 
-from ..arguments import check_list, check_model, check_tokenizer, tells_names
+from ..arguments import check_list, check_model, check_tokenizer, checks_names
 from ..errors import NumericalError
 from ..layers.arguments import check_array
 from ..models import Decoder
@@ -23,7 +23,7 @@ CPU_BATCH = 128
 """The most tokens of several texts at a time on a CPU, whose caches hold what is worked out for them."""
 
 
-@tells_names
+@checks_names
 def embed(
     model: Decoder,
     tokenizer: Any,
@@ -87,7 +87,7 @@ def embed(
     return _embedded(model, ids, pooling, progress)
 
 
-@tells_names
+@checks_names
 def embed_tokens(
     model: Decoder,
     tokens: mx.array,
@@ -129,7 +129,7 @@ def embed_tokens(
             f"{tokens.shape} and {real.shape}."
         )
     rows = zip(np.asarray(tokens), np.asarray(real), strict=True)
-    return _embedded(model, [row[kept].tolist() for row, kept in rows], pooling)
+    return _embedded(model, [row[mask].tolist() for row, mask in rows], pooling)
 
 
 def _embedded(
@@ -223,18 +223,18 @@ def longest_text(model: Decoder) -> int | None:
 
 
 def batches_by_length(lengths: Sequence[int], step_size: int) -> list[list[int]]:
-    """Places of texts that are read together, the longest first.
+    """Indices of texts that are read together, the longest first.
 
     With padding they have at most `step_size` tokens, unless it is one text alone, and less than half of
     a row is padding.
     """
     batches: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if batches:
             longest = lengths[batches[-1][0]]
-            is_like = 2 * lengths[place] > longest
+            is_like = 2 * lengths[index] > longest
             if is_like and (len(batches[-1]) + 1) * longest <= step_size:
-                batches[-1].append(place)
+                batches[-1].append(index)
                 continue
-        batches.append([place])
+        batches.append([index])
     return batches

@@ -117,7 +117,7 @@ class DecodingStep:
 
 
 def uniform(array: mx.array) -> float | None:
-    """The number that all places of an array hold, or `None` if they differ."""
+    """The number that all elements of an array equal, or `None` if they differ."""
     first = array.reshape(-1)[:1]
     if not array.size or not mx.all(array == first).item():
         return None
@@ -197,11 +197,11 @@ def run(first: Sequence[mx.array], step: Step, prompt: Sequence[int]) -> Run:
         prompt: Tokens to begin with, one at least.
     """
     state, tokens, results = list(first), list(prompt), []
-    for place in range(len(prompt) + CHOSEN_TOKENS - 1):
-        logits, *state = step(mx.array([tokens[place]], TOKEN_DTYPE), *state)
+    for position in range(len(prompt) + CHOSEN_TOKENS - 1):
+        logits, *state = step(mx.array([tokens[position]], TOKEN_DTYPE), *state)
         mx.eval(logits, state)
         results.append([logits, *state])
-        if place + 1 >= len(prompt):
+        if position + 1 >= len(prompt):
             tokens.append(cast(int, mx.argmax(logits).item()))
     return Run(Example(list(prompt), tokens[len(prompt) :]), results)
 
@@ -251,7 +251,7 @@ def agreement(found: Run, model: Decoder) -> Agreement:
     result = Agreement(difference / largest, same_tokens)
     if not result.difference <= TOLERANCE:
         raise CheckpointError(
-            f"[export] the logits must be those of the model within {TOLERANCE} of the largest but "
+            f"[export] the logits must equal the model's within {TOLERANCE} of the largest but "
             f"differ by {result.difference:.3g}. The export is thrown away; please report this."
         )
     return result

@@ -102,8 +102,8 @@ def _widths(block: nn.Module) -> list[int]:
     found: list[int] = []
     for mixer in block.children().values():
         own = getattr(mixer, "widths", None)
-        held = matrices(mixer).values() if own is None else ()
-        found += own or [matrix.input_dims + matrix.output_dims for matrix in held]
+        weights = matrices(mixer).values() if own is None else ()
+        found += own or [matrix.input_dims + matrix.output_dims for matrix in weights]
     return found
 
 
@@ -153,8 +153,8 @@ def joint_bytes(needs: Sequence[MemoryNeed]) -> int:
         >>> joint_bytes([MemoryNeed(1000, 20, 300), MemoryNeed(500, 10, 400)])
         1930
     """
-    kept = sum(need.weights_bytes + need.state_bytes for need in needs)
-    return kept + max((need.activations_bytes for need in needs), default=0)
+    loaded = sum(need.weights_bytes + need.state_bytes for need in needs)
+    return loaded + max((need.activations_bytes for need in needs), default=0)
 
 
 def check_memory(need: MemoryNeed, device: DeviceInfo | None = None) -> str | None:

@@ -1,4 +1,4 @@
-"""Predictions for a whole input in one pass: classes of texts and images, words for open places."""
+"""Predictions for a whole input in one pass: classes of texts and images, words for masks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,8 +79,8 @@ def classify_images(
         model: Gives the logits.
         processor: Belongs to the model.
         pictures: Names of files, or what else the processor takes.
-        labels: A name for each class. Without them classes are called as the checkpoint says. Those of
-            timm that were trained on ImageNet leave its names out, and get them; others get numbers.
+        labels: A name for each class; by default the checkpoint's. Checkpoints of timm that were
+            trained on ImageNet leave its names out, and get them; others get numbers.
         top_k: Number of classes for each, at most.
         batch_size: Number of images that the model reads at once.
         progress: Called with the number of images that are done.
@@ -145,7 +145,7 @@ def likeliest(logits: mx.array, labels: Sequence[str], top_k: int) -> Classes:
 
 @dataclass(frozen=True)
 class Filling:
-    """A word that may stand in one open place.
+    """The likeliest words for one mask.
 
     Attributes:
         tokens: The likeliest tokens, best first.
@@ -159,13 +159,13 @@ class Filling:
 
 
 def fill(model: MaskedLM, tokenizer: Any, text: str, *, top_k: int = 5) -> list[Filling]:
-    """The likeliest tokens for each mask of a text, each place by itself.
+    """The likeliest tokens for each mask of a text, each mask by itself.
 
     Args:
         model: Gives the logits.
         tokenizer: Belongs to the model.
         text: Spells the mask token of the tokenizer where a word is missing.
-        top_k: Number of tokens for each place.
+        top_k: Number of tokens for each mask.
 
     Returns:
         One result for each mask, in the order of the text.
@@ -188,14 +188,14 @@ def fill(model: MaskedLM, tokenizer: Any, text: str, *, top_k: int = 5) -> list[
         )
     check_text_length(tokenizer, text, model.context_length)
     ids = tokenizer.encode(text, parse_special=True)
-    places = [n for n, token in enumerate(ids) if token == mask]
-    if not places:
+    positions = [n for n, token in enumerate(ids) if token == mask]
+    if not positions:
         raise ValueError(
             f"[fill] 'text' must hold {tokenizer.piece(mask)!r} where a word is missing but holds none."
         )
     check_length(len(ids), model.context_length)
     check_tokens(ids, model.vocab_size)
-    logits = model(mx.array([ids]))[0, mx.array(places)].astype(mx.float32)
+    logits = model(mx.array([ids]))[0, mx.array(positions)].astype(mx.float32)
     scores = log_softmax(logits)
     order = mx.argsort(-scores, axis=-1)[:, : min(top_k, scores.shape[-1])]
     chances = mx.exp(mx.take_along_axis(scores, order, axis=-1))

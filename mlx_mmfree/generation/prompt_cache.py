@@ -1,7 +1,7 @@
 """Saves what a model has read, so that a long prompt is read only once.
 
 A file is safetensors: the token ids under `tokens`, each array of the state under `state.` and its
-place in the tree, and metadata that say which model made it.
+path in the tree, and metadata that say which model made it.
 """
 
 import json
@@ -22,7 +22,7 @@ from ..hub.checkpoint.save import write_tensors
 from ..models import Decoder
 from ..models.parts.token_checks import check_tokens, token_array
 from .reader import PREFILL_STEP_SIZE, Progress, prefill
-from .states import arrays_by_place, blank_state, fingerprint, trimmed_state
+from .states import arrays_by_path, blank_state, fingerprint, trimmed_state
 
 FORMAT_VERSION = "1"
 
@@ -125,7 +125,7 @@ def save_prompt_cache(
     file = expanded(path)
     cache = _trimmed(model, cache)
     arrays = {_TOKENS: mx.array(cache.tokens, mx.int32)}
-    arrays |= {_STATE + place: array for place, array in arrays_by_place(cache.state).items()}
+    arrays |= {_STATE + key: array for key, array in arrays_by_path(cache.state).items()}
     metadata = {
         _FORMAT: FORMAT_VERSION,
         _MODEL: fingerprint(model),
@@ -186,15 +186,15 @@ def load_prompt_cache(path: str | os.PathLike[str], model: Decoder) -> PromptCac
         )
     tokens = _read_tokens(file, entries, model)
     blank = blank_state(model, 1, len(tokens))
-    expected = arrays_by_place(blank)
+    expected = arrays_by_path(blank)
     _check_entries(file, entries, expected)
     arrays = dict(read_tensors(file, entries.values()))
-    for place, array in expected.items():
-        loaded = arrays[_STATE + place]
+    for name, array in expected.items():
+        loaded = arrays[_STATE + name]
         if mx.issubdtype(array.dtype, mx.floating) and not mx.isfinite(loaded).all().item():
             raise _problem(file, "holds NaN or infinity")
-    places = iter(expected)
-    state = tree_map(lambda _: arrays[_STATE + next(places)], blank)
+    names = iter(expected)
+    state = tree_map(lambda _: arrays[_STATE + next(names)], blank)
     cache = PromptCache(tokens, state)
     try:
         return _trimmed(model, cache)
@@ -254,12 +254,12 @@ def _read_tokens(file: Path, entries: dict[str, TensorEntry], model: Decoder) ->
 def _check_entries(
     file: Path, entries: dict[str, TensorEntry], expected: dict[str, mx.array]
 ) -> None:
-    names = {_TOKENS, *(_STATE + place for place in expected)}
+    names = {_TOKENS, *(_STATE + path for path in expected)}
     if entries.keys() != names:
         different = sorted(entries.keys() ^ names)[0]
         raise _problem(file, f"lacks {different!r:.60}, or has it where the model has none")
-    for place, array in expected.items():
-        entry = entries[_STATE + place]
+    for path, array in expected.items():
+        entry = entries[_STATE + path]
         if entry.shape != array.shape or entry.dtype != array.dtype:
             raise _problem(
                 file,

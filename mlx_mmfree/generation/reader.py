@@ -92,10 +92,10 @@ class Reader:
         return tuple(found)
 
     def go_on(self, state: State, count: int = 1) -> None:
-        """Goes on with these rows; the graphs for numbers of rows are kept.
+        """Goes on with these rows; the graphs for numbers of rows stay cached.
 
         Args:
-            state: That of the rows, in the ordinary variant.
+            state: The state of the rows, in the ordinary variant.
             count: How many tokens it must have space for.
         """
         self._size = 0

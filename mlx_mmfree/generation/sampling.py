@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from ..arguments import check_list, check_numbers, check_whole, tells_names
+from ..arguments import check_list, check_numbers, check_whole, checks_names
 from ..ops import log_softmax, long_cumsum, relative_weights
 
 State = Any
@@ -84,7 +84,7 @@ class RepetitionPenalty:
             )
 
     def start(self, tokens: mx.array, valid: mx.array | None, vocab_size: int) -> mx.array:
-        # Empty places repeat the last token: it counts anyway, and no longer than they stay.
+        # Empty slots repeat the last token: it counts anyway, and no longer than they stay.
         last = tokens[:, -1:]
         if valid is not None:
             tokens = mx.where(valid, tokens, last)
@@ -205,7 +205,7 @@ class LogitBias:
         return ()
 
 
-@tells_names
+@checks_names
 def make_processors(
     repetition_penalty: float = 1.0,
     repetition_context_size: int = 20,
@@ -271,8 +271,8 @@ class TopP:
         ordered = -mx.sort(-logits, axis=-1)
         probabilities = mx.exp(log_softmax(ordered))
         likelier = long_cumsum(probabilities) - probabilities
-        kept = mx.sum(likelier < self.mass, axis=-1, keepdims=True)
-        least = mx.take_along_axis(ordered, kept - 1, axis=-1)
+        count = mx.sum(likelier < self.mass, axis=-1, keepdims=True)
+        least = mx.take_along_axis(ordered, count - 1, axis=-1)
         return mx.where(logits >= least, logits, -mx.inf)
 
 
@@ -411,7 +411,7 @@ class Draw:
         """Logarithms of the probabilities, up to a constant of each row.
 
         Args:
-            logits: Those of the model, `(B, V)`.
+            logits: The model's logits, `(B, V)`.
             chance: Uniform numbers `(B, 1)` for a filter that draws; `None`: MLX's generator gives them.
         """
         for keep in self.steps:
@@ -480,7 +480,7 @@ def chain(steps: Sequence[Filter], sampler: Sampler) -> Sampler:
     return sample
 
 
-@tells_names
+@checks_names
 def make_sampler(
     temp: float = 0.0,
     top_p: float = 1.0,

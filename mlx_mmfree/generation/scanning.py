@@ -77,8 +77,10 @@ class Scanner(ABC):
                 self._at = found.end()
                 return found[0]
             rest = self._text[self._at :]
-            held = 0 if self._has_ended else max((overlap(rest, tag) for tag in tags), default=0)
-            take(self._taken(len(rest) - held))
+            withheld = (
+                0 if self._has_ended else max((overlap(rest, tag) for tag in tags), default=0)
+            )
+            take(self._taken(len(rest) - withheld))
             if self._has_ended:
                 return None
             yield

@@ -43,7 +43,7 @@ class Chunk:
 
     @classmethod
     def of(cls, array: mx.array) -> "Chunk":
-        """That of an array which is computed."""
+        """The chunk of an array which is computed."""
         return cls(memoryview(cast(Any, array)).tobytes(), array.dtype, array.shape)
 
     @property
@@ -113,7 +113,7 @@ def _packed(state: tuple[Any, ...]) -> Any | None:
 
 
 def _chunks(packed: Any) -> list[Chunk]:
-    return cast(list[Chunk], list(states.arrays_by_place(packed).values()))
+    return cast(list[Chunk], list(states.arrays_by_path(packed).values()))
 
 
 def unpack(model: Decoder, packed: Any, after: int = 0) -> tuple[Any, ...]:
@@ -168,8 +168,8 @@ class SessionStats(StoredSessions):
     """The memory that sessions take and the work that they save.
 
     Attributes:
-        hits: Texts of which a beginning was known.
-        misses: Texts of which nothing was known.
+        hits: Texts of which a prefix was cached.
+        misses: Texts of which nothing was cached.
         tokens_saved: Tokens of all texts that were already cached.
     """
 
@@ -189,29 +189,29 @@ class Sessions:
     """States of a model under the tokens that led to them, so that no text is read twice.
 
     But for rounding, a state found goes on as if the text had just been read. Many texts may go on from
-    one state: it is kept once, and whoever finds it gets memory of its own. In memory, the state of
-    attention after a text takes the place of those after prefixes of it that were kept before, where
-    it can be cut to them. The states that were used longest ago go first, in memory as on the disk.
+    one state: it is stored once, and whoever finds it gets memory of its own. In memory, the state of
+    attention after a text replaces the states after its prefixes that were stored before, where it can
+    be cut to them. The states that were used longest ago are evicted first, in memory as on the disk.
 
     With a folder, each state is also written to a file, by a thread of its own: `keep` returns at once.
     Files appear whole or not at all, and outlive the process once `is_on_disk` says so; a damaged one
     is removed with a warning. Several processes may share the folder, and each finds what there was
-    when it started and what it has kept itself. All calls but `stats` come from one thread at a time.
+    when it started and what it has stored itself. All calls but `stats` come from one thread at a time.
 
     The texts of all who use one server are found alike, and the time that an answer takes tells whether
-    somebody has sent its beginning before: sessions are made for one user, not for strangers who share
+    somebody has sent its prefix before: sessions are made for one user, not for strangers who share
     a server. Files hold the texts, as token ids, for whoever may read the folder.
 
     Args:
-        model: The model, with its adapter; `None` where only those of `for_model` are used.
+        model: The model, with its adapter; `None` where only models of `for_model` are used.
         memory_bytes: Bytes of memory at most.
         folder: Where sessions outlive the process; `None`: nowhere. A folder that is missing is made,
             for its owner alone.
         disk_bytes: Bytes of all files of the folder at most.
 
     Attributes:
-        serves_all: The state after a text can be cut to any beginning of it, and there is no folder, so
-            that a beginning need not be kept before the whole text is.
+        serves_all: The state after a text can be cut to any prefix of it, and there is no folder, so
+            that a prefix need not be stored before the whole text is.
 
     Raises:
         ValueError: A limit is negative.
@@ -358,12 +358,12 @@ class Sessions:
         return len(cache.tokens)
 
     def is_on_disk(self, tokens: Sequence[int]) -> bool:
-        """Whether the state after a text is written: it is found again even if the process is killed."""
+        """Returns whether the state after a text is written, and outlives even a killed process."""
         text = token_bytes(tokens, self._model.vocab_size)
         return self._store.is_on_disk(key_of(self._identity, text))
 
     def flush(self) -> None:
-        """Waits until all that was kept is on the disk, save what `stats` counts as lost."""
+        """Waits until all stored states are on the disk, except the ones that `stats` counts as lost."""
         self._store.flush()
 
     def close(self) -> None:

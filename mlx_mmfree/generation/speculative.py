@@ -83,27 +83,27 @@ def accept_chosen(chosen: mx.array, drafts: list[mx.array]) -> tuple[mx.array, m
     if not drafts:
         return mx.zeros((1,), mx.int32), chosen
     is_same = (mx.concatenate(drafts) == chosen[:-1]).astype(mx.int32)
-    kept = mx.cumprod(is_same).sum(keepdims=True)
-    return kept, chosen[kept]
+    count = mx.cumprod(is_same).sum(keepdims=True)
+    return count, chosen[count]
 
 
 def accept_drawn(
     scores: mx.array, draft_scores: list[mx.array], drafts: list[mx.array]
 ) -> tuple[mx.array, mx.array]:
-    """How many tokens are kept `(1,)`, and a token drawn from what they leave over `(1,)`."""
+    """How many drafts are accepted `(1,)`, and a token drawn from what they leave over `(1,)`."""
     p = mx.exp(log_softmax(scores))
     # nothing was proposed after the last token
     q = mx.concatenate([*(mx.exp(log_softmax(row)) for row in draft_scores), mx.zeros_like(p[:1])])
-    kept = mx.zeros((1,), mx.int32)
+    count = mx.zeros((1,), mx.int32)
     if drafts:
         at = mx.concatenate(drafts)[:, None]
         p_at, q_at = (mx.take_along_axis(x[:-1], at, axis=-1)[:, 0] for x in (p, q))
-        is_kept = mx.random.uniform(shape=p_at.shape) * q_at < p_at
-        kept = mx.cumprod(is_kept.astype(mx.int32)).sum(keepdims=True)
-    left = mx.maximum(p[kept] - q[kept], 0.0)
+        is_accepted = mx.random.uniform(shape=p_at.shape) * q_at < p_at
+        count = mx.cumprod(is_accepted.astype(mx.int32)).sum(keepdims=True)
+    left = mx.maximum(p[count] - q[count], 0.0)
     # rounding may leave nothing where both are equal
-    left = mx.where(left.sum(axis=-1, keepdims=True) > 0, left, p[kept])
-    return kept, mx.random.categorical(mx.log(left)).astype(mx.int32)
+    left = mx.where(left.sum(axis=-1, keepdims=True) > 0, left, p[count])
+    return count, mx.random.categorical(mx.log(left)).astype(mx.int32)
 
 
 class RewindingReader(Reader):
@@ -263,14 +263,14 @@ class Speculation(ABC):
         return [token]
 
     def _round(self, most: int) -> list[tuple[int, bool]]:
-        """Proposes tokens and gives those that were kept and the one that follows them."""
+        """Proposes tokens and gives the accepted ones and the one that follows them."""
         drafts, seen = self._propose(most)
         tokens = mx.concatenate([mx.array([self._last], mx.int32), *drafts])
         logits, finite = self._target.read(tokens)
         # the positions are rows of a batch
         rows = tree_map(lambda *arrays: mx.concatenate(list(arrays)), *seen)
-        kept, new = self._accept(self._process(logits, rows), drafts)
-        numbers = cast(list[int], mx.concatenate([kept, new, *drafts]).tolist())
+        count, new = self._accept(self._process(logits, rows), drafts)
+        numbers = cast(list[int], mx.concatenate([count, new, *drafts]).tolist())
         check_finite(finite)
         accepted, self._last, proposed = numbers[0], numbers[1], numbers[2:]
         ends = (n for n, token in enumerate(proposed[:accepted]) if token in self._end)
@@ -447,8 +447,8 @@ class RepeatedText:
 
     def __init__(self, tokens: Sequence[int] = ()):
         self._tokens: list[int] = []
-        self._places: dict[tuple[int, ...], int] = {}
-        self._place = 0
+        self._starts: dict[tuple[int, ...], int] = {}
+        self._next = 0
         self.foreseen = 0
         self.add(tokens)
 
@@ -456,25 +456,25 @@ class RepeatedText:
         """Goes on with tokens."""
         known = self._tokens
         for token in tokens:
-            place = self._next_place()
-            if place is None or known[place] != token:
+            index = self._next_index()
+            if index is None or known[index] != token:
                 self.foreseen = 0
             else:
                 self.foreseen += 1
-                self._place = place + 1
+                self._next = index + 1
             # a run is known once a token has followed it
             if len(known) >= _SIZE:
-                self._places[self._run()] = len(known)
+                self._starts[self._run()] = len(known)
             known.append(token)
 
     def following(self, count: int) -> list[int]:
         """The tokens that follow, so many at most, if they are those that followed before."""
-        place = self._next_place()
-        return [] if place is None else self._tokens[place : place + count]
+        index = self._next_index()
+        return [] if index is None else self._tokens[index : index + count]
 
-    def _next_place(self) -> int | None:
-        """Where the next token stood before."""
-        return self._place if self.foreseen else self._places.get(self._run())
+    def _next_index(self) -> int | None:
+        """The index at which the next token stood before."""
+        return self._next if self.foreseen else self._starts.get(self._run())
 
     def _run(self) -> tuple[int, ...]:
         return tuple(self._tokens[-_SIZE:])
@@ -501,7 +501,7 @@ class GlobalSampler:
 
     @property
     def key(self) -> mx.array:
-        """That of the generator's next numbers, as a copy."""
+        """The key of the generator's next numbers, as a copy."""
         return random_key()
 
     @key.setter

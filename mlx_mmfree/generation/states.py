@@ -42,9 +42,9 @@ def with_key_values(
     kv_group_size: int | None = None,
     quantized_kv_start: int = 0,
 ) -> Decoder:
-    """The same model, with the same weights, whose attention keeps less of a text.
+    """The same model, with the same weights, whose attention caches less of a text.
 
-    Everything that runs a model takes the result in its place. A state belongs to the settings it was
+    Everything that runs a model takes the result instead of it. A state belongs to the settings it was
     made with. Token mixers without keys and values stay as they are.
 
     Args:
@@ -128,7 +128,7 @@ def can_rewind(model: Decoder, length: int, count: int) -> bool:
 
 
 def state_before(
-    model: Decoder, state: tuple[Any, ...], length: int, count: int, held: Sequence[Any] = ()
+    model: Decoder, state: tuple[Any, ...], length: int, count: int, stored: Sequence[Any] = ()
 ) -> tuple[Any, ...] | None:
     """The state of one row before its last `count` tokens.
 
@@ -137,15 +137,15 @@ def state_before(
         state: In the ordinary variant, after `length` tokens.
         length: How many tokens the row has read.
         count: How many of them are taken back.
-        held: By mixers, the states of that place where they were held, otherwise `None`.
+        stored: By mixers, the states at that position where they were stored, otherwise `None`.
 
     Returns:
-        The state, or `None` where a mixer's was not held and cannot be shortened.
+        The state, or `None` where a mixer's was not stored and cannot be shortened.
     """
     found = []
     before = blank_state(model, 1, length - count)
     kinds = (mixer.state_kind for mixer in model.token_mixers)
-    for kind, now, blank, own in zip_longest(kinds, state, before, held):
+    for kind, now, blank, own in zip_longest(kinds, state, before, stored):
         if kind.can_rewind(blank, count):
             found.append(kind.rewound(now, count))
         elif own is not None:
@@ -155,7 +155,7 @@ def state_before(
     return tuple(found)
 
 
-def joined_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+def concatenated_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The rows of several states in the ordinary variant, one after the other."""
     if len(states) == 1:
         return states[0]
@@ -196,9 +196,9 @@ def trimmed_state(model: Decoder, state: Any, count: int) -> tuple[Any, ...] | N
         without padding.
     """
     blank = blank_state(model, 1, count)
-    found, expected = arrays_by_place(state), arrays_by_place(blank)
+    found, expected = arrays_by_path(state), arrays_by_path(blank)
     if found.keys() != expected.keys() or not all(
-        _holds(found[place], array) for place, array in expected.items()
+        _holds(found[path], array) for path, array in expected.items()
     ):
         return None
     trimmed = tree_map(_first_part, state, blank)
@@ -211,8 +211,8 @@ def trimmed_state(model: Decoder, state: Any, count: int) -> tuple[Any, ...] | N
     return trimmed if is_same else None
 
 
-def arrays_by_place(tree: Any) -> dict[str, mx.array]:
-    """Every array by its place in the tree."""
+def arrays_by_path(tree: Any) -> dict[str, mx.array]:
+    """Every array of a tree by its path."""
     return cast(dict[str, mx.array], dict(tree_flatten(tree)))
 
 
@@ -227,7 +227,7 @@ def _holds(array: mx.array, want: mx.array) -> bool:
 
 
 def _first_part(array: mx.array, want: mx.array) -> mx.array:
-    """As much of an array as is wanted."""
+    """The first part of an array, of the wanted shape."""
     return array if array.shape == want.shape else array[tuple(map(slice, want.shape))]
 
 
@@ -239,7 +239,7 @@ def fingerprint(model: Decoder) -> str:
 
     It tells models apart that differ by accident or training, not by intent.
     """
-    parameters = sorted(arrays_by_place(model.parameters()).items(), key=lambda item: item[0])
+    parameters = sorted(arrays_by_path(model.parameters()).items(), key=lambda item: item[0])
     words = [array.reshape(-1).view(_WORDS[array.dtype.size]) for _, array in parameters]
     sums = cast(list[int], mx.stack([word.sum().astype(mx.uint32) for word in words]).tolist())
     config: dict[str, Any] = getattr(model.config, "to_hub", dict)()

@@ -19,7 +19,7 @@ class Suggestion(NamedTuple):
 
     Attributes:
         values: The values of `make_sampler` and `make_processors` by their names; none if nobody says.
-        source: Who says so, as the beginning of a sentence.
+        source: Who says so, as the first words of a sentence.
     """
 
     values: dict[str, float]

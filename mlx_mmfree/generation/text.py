@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import mlx.core as mx
 
-from ..arguments import check_list, check_model, check_tokenizer, check_whole, tells_names
+from ..arguments import check_list, check_model, check_tokenizer, check_whole, checks_names
 from ..models import Decoder
 from ..platform.resident_memory import BYTES_PER_GB
 from . import decode, speculative
@@ -28,7 +28,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def _tells_of_sampling(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def _checks_sampling(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Names the right argument to a caller who gives those of a sampler, or a number, for a sampler."""
 
     @wraps(function)
@@ -90,8 +90,8 @@ def _check(
     check_whole("generate", prefill_step_size=prefill_step_size)
 
 
-@_tells_of_sampling
-@tells_names
+@_checks_sampling
+@checks_names
 def stream_generate(
     model: Decoder,
     tokenizer: Any,
@@ -192,8 +192,8 @@ def stream_generate(
     return while_wired(steps, model, draft_model)
 
 
-@_tells_of_sampling
-@tells_names
+@_checks_sampling
+@checks_names
 def generate(
     model: Decoder,
     tokenizer: Any,
@@ -354,8 +354,8 @@ class BatchResponse:
     stats: BatchStats
 
 
-@_tells_of_sampling
-@tells_names
+@_checks_sampling
+@checks_names
 def batch_generate(
     model: Decoder,
     tokenizer: Any,

@@ -306,8 +306,8 @@ def beam_search(
     tokens = np.full((rows * beams, 1), settings.start, np.int32)
     for length in range(1, settings.max_tokens + 1):
         logits, state = step(mx.array(tokens), state)
-        values, places = _likeliest(logits, searches, settings, length)
-        from_beam, token = np.divmod(places, logits.shape[-1])
+        values, indices = _likeliest(logits, searches, settings, length)
+        from_beam, token = np.divmod(indices, logits.shape[-1])
         order = np.concatenate(
             [
                 row * beams
@@ -329,7 +329,7 @@ def beam_search(
 def _likeliest(
     logits: mx.array, searches: list[_Search], settings: BeamSettings, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The best continuations of each source, best first, and their places in `(K, V)`.
+    """The best continuations of each source, best first, and their indices in `(K, V)`.
 
     There are so many that `K` go on though each beam ends in every way.
     """
@@ -344,10 +344,10 @@ def _likeliest(
         scores = scores + mx.array(sums[:, None])
     flat = scores.reshape(len(searches), beams * size)
     count = min((1 + len(settings.ends)) * beams, beams * size)
-    places = np.sort(np.array(mx.argpartition(-flat, count - 1, axis=-1)[:, :count]), axis=-1)
-    values = np.take_along_axis(np.array(flat), places, axis=-1)
+    indices = np.sort(np.array(mx.argpartition(-flat, count - 1, axis=-1)[:, :count]), axis=-1)
+    values = np.take_along_axis(np.array(flat), indices, axis=-1)
     order = np.argsort(-values, axis=-1, kind="stable")
-    return np.take_along_axis(values, order, axis=-1), np.take_along_axis(places, order, axis=-1)
+    return np.take_along_axis(values, order, axis=-1), np.take_along_axis(indices, order, axis=-1)
 
 
 def _allowed(
@@ -363,9 +363,9 @@ def _allowed(
     """
     size = scores.shape[-1]
     if settings.repetition_penalty != 1:
-        held = mx.array(_marked([[settings.start, *text] for text in texts], size))
+        occurs = mx.array(_marked([[settings.start, *text] for text in texts], size))
         penalty = settings.repetition_penalty
-        scores = mx.where(held, mx.where(scores > 0, scores / penalty, scores * penalty), scores)
+        scores = mx.where(occurs, mx.where(scores > 0, scores / penalty, scores * penalty), scores)
     if settings.no_repeat_ngram_size or settings.never_together:
         rows = [_not_next([settings.start, *text], settings) for text in texts]
         scores = mx.where(mx.array(_marked(rows, size)), -mx.inf, scores)
@@ -394,21 +394,21 @@ def _not_next(text: list[int], settings: BeamSettings) -> list[int]:
 
 def _marked(rows: Sequence[Sequence[int]], size: int) -> np.ndarray:
     """Where each row has its tokens, booleans `(R, V)`."""
-    breakpoints = np.zeros((len(rows), size), bool)
-    for mark, tokens in zip(breakpoints, rows, strict=True):
-        mark[list(tokens)] = True
-    return breakpoints
+    marked = np.zeros((len(rows), size), bool)
+    for is_marked, tokens in zip(marked, rows, strict=True):
+        is_marked[list(tokens)] = True
+    return marked
 
 
 def _without(scores: mx.array, tokens: Sequence[int]) -> mx.array:
-    breakpoints = _marked([tokens], scores.shape[-1])
-    return mx.where(mx.array(breakpoints), -mx.inf, scores) if tokens else scores
+    marked = _marked([tokens], scores.shape[-1])
+    return mx.where(mx.array(marked), -mx.inf, scores) if tokens else scores
 
 
 def _only(scores: mx.array, tokens: Sequence[int]) -> mx.array:
     """Scores that leave nothing but some tokens, at no cost."""
-    breakpoints = mx.array(_marked([tokens], scores.shape[-1]))
-    return mx.broadcast_to(mx.where(breakpoints, mx.array(0.0), mx.array(-mx.inf)), scores.shape)
+    marked = mx.array(_marked([tokens], scores.shape[-1]))
+    return mx.broadcast_to(mx.where(marked, mx.array(0.0), mx.array(-mx.inf)), scores.shape)
 
 
 def _advance(

@@ -63,7 +63,7 @@ def while_wired(
     if working_set is None:
         yield from steps
         return
-    held = [model.parameters() for model in models if model is not None]
-    size = tree_reduce(lambda total, array: total + array.nbytes, held, 0)
+    weights = [model.parameters() for model in models if model is not None]
+    size = tree_reduce(lambda total, array: total + array.nbytes, weights, 0)
     with wired(min(size + MARGIN_BYTES, working_set), set_wired):
         yield from steps

@@ -135,8 +135,8 @@ class Dictation:
 
     def __call__(self, logits: mx.array, state: mx.array) -> mx.array:
         count = len(self.tokens)
-        place = state % count if self.repeats else mx.minimum(state, count - 1)
-        is_wanted = mx.arange(logits.shape[-1]) == mx.array(self.tokens)[place]
+        index = state % count if self.repeats else mx.minimum(state, count - 1)
+        is_wanted = mx.arange(logits.shape[-1]) == mx.array(self.tokens)[index]
         return mx.where(is_wanted, logits + self.bonus, logits)
 
     def update(self, state: mx.array, tokens: mx.array) -> mx.array:

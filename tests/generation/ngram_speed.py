@@ -3,7 +3,7 @@
     python -m tests.generation.ngram_speed [--config mmfreelm-370m] [--num-draft-tokens 3]
 
 No model here can edit, so that edits are dictated: the model computes all that it does for any text, and
-the tokens that it takes are those of the edited text. Stories are the bundled model's own. With
+the tokens that it takes are the edited text's. Stories are the bundled model's own. With
 `--config`, a model of that shape with random weights is dictated all of them.
 """
 

@@ -148,7 +148,7 @@ def _written_first(
 def test_a_cache_that_each_step_writes_is_copied(
     order: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the test above would see of other orders, of one layer whose last step is under way."""
+    """Other orders cost what the test above would see, of one layer whose last step is under way."""
     monkeypatch.setattr(reader, "runs_metal_kernels", lambda: False)
     monkeypatch.setattr(served, "operation", order)
     assert _peak(8) > 1.4 * CACHE + 3 * TAIL + 3 * ROW

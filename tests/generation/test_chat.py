@@ -87,7 +87,7 @@ class Script:
         return mx.array([next(self._tokens, 0)])
 
 
-def said(chat: Chat, question: str) -> str:
+def reply_to(chat: Chat, question: str) -> str:
     return "".join(response.text for response in chat.answer(question))
 
 
@@ -100,7 +100,7 @@ def test_every_token_is_read_once(model: Decoder, tokenizer: Tokenizer, read: li
     answers = [[*spoken(tokenizer, text), 9] for text in (" Well met", "Yes", "No")]
     chat = Chat(model, tokenizer, system_prompt="Be kind.", sampler=Script(*answers))
     for question, answer in (("Who?", " Well met"), ("Why <|eot_id|>?", "Yes"), ("So", "No")):
-        assert said(chat, question) == answer
+        assert reply_to(chat, question) == answer
     assert [message["role"] for message in chat.messages] == ["system", *["user", "assistant"] * 3]
     text = tokenizer.apply_chat_template(chat.messages, False, tokenize=False)
     assert tokenizer.decode(read) == text
@@ -141,7 +141,7 @@ def test_an_answer_that_is_stopped_stays_as_shown(
         shown = "".join(next(responses).text for _ in range(3))
     assert chat.messages[-1] == {"role": "assistant", "content": shown}
     chat.sampler = Script([*spoken(tokenizer, "Yes"), 9])
-    assert said(chat, "Go on") == "Yes"
+    assert reply_to(chat, "Go on") == "Yes"
     text = tokenizer.apply_chat_template(chat.messages, False, tokenize=False)
     assert tokenizer.decode(read) == text
 
@@ -166,7 +166,7 @@ def test_an_interrupted_step_loses_nothing(
         return token
 
     chat = Chat(model, tokenizer, max_tokens=6)
-    said(chat, "The dog")
+    reply_to(chat, "The dog")
     monkeypatch.setattr(Decoding, "step", fail)
     countdown[0] = fails_at
     shown = ""
@@ -178,10 +178,10 @@ def test_an_interrupted_step_loses_nothing(
     if fails_at:
         assert chat.messages[-1]["content"].startswith(shown)
     mark = chat._breakpoints[-1]
-    kept = read[: mark.size - len(mark.unread)]
+    read_before = read[: mark.size - len(mark.unread)]
     read.clear()
     *_, last = chat.answer("old")
-    everything = [*kept, *read[: last.prompt_tokens]]
+    everything = [*read_before, *read[: last.prompt_tokens]]
     text = tokenizer.apply_chat_template(chat.messages[:-1], tokenize=False)
     assert tokenizer.decode(everything) == text
     answer = generate(model, tokenizer, everything, max_tokens=6)
@@ -194,7 +194,7 @@ def test_rewritten_answers_are_read_from_the_last_question(
     tokenizer = with_template(tmp_path / "reasoning", NO_REASONING)
     answers = [[*spoken(tokenizer, text), 9] for text in ("hm</think>Yes", "No")]
     chat = Chat(model, tokenizer, sampler=Script(*answers))
-    said(chat, "Who?")
+    reply_to(chat, "Who?")
     question = len(tokenizer.apply_chat_template(chat.messages[:1]))
     assert chat.size == len(read)
     before = len(read)
@@ -210,9 +210,9 @@ def test_a_rewritten_conversation_is_read_anew(
     model: Decoder, tmp_path: Path, read: list[int]
 ) -> None:
     chat = Chat(model, with_template(tmp_path / "last", LAST_ONLY), max_tokens=4)
-    said(chat, "one")
+    reply_to(chat, "one")
     read.clear()
-    answer = said(chat, "two")
+    answer = reply_to(chat, "two")
     ids = chat._tokenizer.apply_chat_template(chat.messages[:3])
     assert read[: len(ids)] == ids
     assert generate(model, chat._tokenizer, ids, max_tokens=4) == answer
@@ -233,13 +233,13 @@ def test_a_conversation_given_as_text_begins_once(folder: Path) -> None:
 
 def test_reset(model: Decoder, tokenizer: Tokenizer) -> None:
     chat = Chat(model, tokenizer, system_prompt="Be kind.", max_tokens=5)
-    first = said(chat, "The dog")
-    assert said(chat, "The dog") != first or chat.turns == 2
+    first = reply_to(chat, "The dog")
+    assert reply_to(chat, "The dog") != first or chat.turns == 2
     assert chat.state_bytes > 0
     chat.reset()
     assert (chat.turns, chat.size) == (0, 0)
     assert chat.messages == [{"role": "system", "content": "Be kind."}]
-    assert said(chat, "The dog") == first
+    assert reply_to(chat, "The dog") == first
 
 
 @pytest.mark.parametrize("source", [BPE, SPM], ids=lambda folder: folder.name)
@@ -251,10 +251,10 @@ def test_a_base_model_continues_one_text(
     words = [tokenizer.encode_continuation(text) for text in (" is old", " and wise")]
     chat = Chat(model, tokenizer, max_tokens=len(words[0]), sampler=Script(words[0]))
     assert not chat.has_template
-    assert said(chat, "The dog") == " is old"
+    assert reply_to(chat, "The dog") == " is old"
     chat.sampler = Script(words[1], [end, 9])
     chat.max_tokens = 50
-    said(chat, "but kind")
+    reply_to(chat, "but kind")
     first = tokenizer.decode([tokenizer.bos_token_id])
     reported = tokenizer.decode(read).replace(f"{first} ", first)
     assert reported == f"{first}The dog is old but kind and wise" + tokenizer.decode([end])
@@ -262,13 +262,13 @@ def test_a_base_model_continues_one_text(
     assert [each["content"] for each in turns] == ["The dog", " is old", "but kind", " and wise"]
     read.clear()
     chat.sampler = Script([end, 9])
-    said(chat, "The cat")
+    reply_to(chat, "The cat")
     assert read[: len(tokenizer.encode("The cat"))] == tokenizer.encode("The cat")
     # the turns of a text that has ended are no part of the next one
     assert [each["content"] for each in chat.messages] == ["The cat", ""]
     read.clear()
     chat.messages, chat.sampler = turns[:2], Script(words[1], [end, 9])
-    said(chat, "but kind")
+    reply_to(chat, "but kind")
     assert tokenizer.decode(read).replace(f"{first} ", first) == reported
     with pytest.raises(UsageError, match="'system_prompt' must be left out"):
         chat.messages = [{"role": "system", "content": "Be kind."}]

@@ -22,8 +22,8 @@ Loaded = tuple[Any, Tokenizer]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("embedder") / "model"
-    return embedder_folder(place, pooling="mean_tokens", default_prompt="document")
+    path = tmp_path_factory.mktemp("embedder") / "model"
+    return embedder_folder(path, pooling="mean_tokens", default_prompt="document")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_files_say_pooling_and_prompts(folder: Path, loaded: Loaded) -> None:
 def test_batches_are_of_like_lengths() -> None:
     lengths = [5, 1, 9, 8, 30, 1, 5]
     batches = batches_by_length(lengths, 20)
-    assert sorted(place for batch in batches for place in batch) == list(range(len(lengths)))
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     assert batches == [[4], [2, 3], [0, 6], [1, 5]]
 
 

@@ -69,14 +69,14 @@ def test_a_large_vocabulary_of_any_float_type_is_finite(dtype: mx.Dtype) -> None
 @pytest.mark.sample(2)
 def test_every_step_is_looked_at(model: Decoder) -> None:
     expected = list(generate_tokens(model, PROMPT, max_tokens=20))
-    place = next(n for n, token in enumerate(expected) if token not in [*PROMPT, *expected[:2]])
+    index = next(n for n, token in enumerate(expected) if token not in [*PROMPT, *expected[:2]])
     weight = model.embed.weight
     model.embed.weight = mx.where(
-        mx.arange(len(weight))[:, None] == expected[place], mx.nan, weight
+        mx.arange(len(weight))[:, None] == expected[index], mx.nan, weight
     )
     # the head is a matrix of its own, so that the token can be chosen before it is read
     found = []
     with pytest.raises(NumericalError):
         for token in generate_tokens(model, PROMPT, max_tokens=20):
             found.append(token)
-    assert found == expected[: place + 1]
+    assert found == expected[: index + 1]

@@ -47,7 +47,7 @@ def test_the_given_model_is_not_changed(settings: dict[str, int]) -> None:
     assert is_same == (not settings)
 
 
-def test_settings_take_the_place_of_earlier_ones() -> None:
+def test_settings_replace_earlier_ones() -> None:
     model = attention(1, kv_bits=4)
     assert mx.array_equal(with_key_values(model)(TOKENS)[0], attention(1)(TOKENS)[0])
 

@@ -148,13 +148,13 @@ def peak_bytes(model: Decoder, length: int, read: int = 0, batch_size: int = 1) 
         gc.collect()
         mx.synchronize()
         mx.clear_cache()
-        held = mx.get_active_memory()
+        active = mx.get_active_memory()
         mx.reset_peak_memory()
         # memory is taken when work is queued and given back when it is done: the most is taken where
         # the queue fills up while something slow runs, however busy the machine is
         mx.async_eval(mx.broadcast_to(mx.ones((1,)), (2**25,)).sum())
         prefill(model, tokens, state, step_size=length)
-        peaks.append(mx.get_peak_memory() - held)
+        peaks.append(mx.get_peak_memory() - active)
     return max(peaks)
 
 

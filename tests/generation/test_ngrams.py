@@ -79,7 +79,7 @@ def test_a_sampled_text_is_the_same(name: str) -> None:
 
 
 def test_little_is_wasted_where_nothing_repeats() -> None:
-    """Every run of four comes again, and something else follows it each time."""
+    """Every run of four recurs, and something else follows it each time."""
     model, numbers = recurrent(1), random.Random(3)
     reported: list[int] = []
     for n in range(100):
@@ -158,6 +158,6 @@ def test_chats_are_the_same(name: str, tmp_path: Path) -> None:
             texts += [next(stopped).text for _ in range(9)]
         texts += [response.text for response in chat.answer("Go on")]
         answers.append((texts, chat.messages))
-        # an answer that was written to its end is not read again
+        # an answer that was written to its end is not read a second time
         assert all(later < read[0] + 30 for later in read[1:])
     assert answers[0] == answers[1]

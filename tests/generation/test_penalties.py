@@ -70,7 +70,7 @@ def test_only_what_is_asked_for_is_made() -> None:
 
 
 def test_biases_are_added_before_penalties() -> None:
-    """As `make_logits_processors` of mlx-lm 0.32.2 does."""
+    """The order of `make_logits_processors` in mlx-lm 0.32.2."""
     bias, penalty = make_processors(2.0, logit_bias={1: -3.0, 0: 2.0})
     state = penalty.start(mx.array([[1, 0]]), None, 4)
     changed = penalty(bias(mx.ones((2, 4)), bias.start(mx.array([[1, 0]]), None, 4)), state)

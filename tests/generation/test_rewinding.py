@@ -42,9 +42,9 @@ def test_what_is_taken_back_leaves_no_trace(
             assert finite.all().item() and logits.shape == (length, model.vocab_size)
             parts.append(logits)
         rewinding.take_back(taken_back)
-        kept = len(added) - taken_back
-        want = [one_by_one.read(mx.array([token]))[0] for token in added[:kept]]
-        got = mx.concatenate(parts)[:kept]
+        count = len(added) - taken_back
+        want = [one_by_one.read(mx.array([token]))[0] for token in added[:count]]
+        got = mx.concatenate(parts)[:count]
         assert relative_error(got, mx.concatenate(want)) <= TOLERANCE[mx.float32]
     for got, want in zip(
         counted(model, rewinding.state), counted(model, one_by_one.state), strict=True
@@ -59,5 +59,5 @@ def test_memory_of_keys_and_values_is_not_copied(name: str) -> None:
     rewinding = RewindingReader(model, prefill(model, mx.array([[3, 1, 4]])), ahead=8)
     for n in range(8):
         rewinding.read(mx.array([n]))
-    held = [len(trail._stretches) for trail in rewinding._trails]
-    assert held == [8 if name == "recurrent" else 1] * len(model.blocks)
+    stretches = [len(trail._stretches) for trail in rewinding._trails]
+    assert stretches == [8 if name == "recurrent" else 1] * len(model.blocks)

@@ -20,11 +20,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum(-1, keepdims=True)
 
 
-def kept(keep: sampling.Filter, logits: np.ndarray = LOGITS) -> np.ndarray:
+def allowed_by(keep: sampling.Filter, logits: np.ndarray = LOGITS) -> np.ndarray:
     filtered = np.array(keep(mx.array(logits)))
-    is_kept = np.isfinite(filtered)
-    np.testing.assert_array_equal(filtered[is_kept], logits[is_kept])
-    return is_kept
+    is_finite = np.isfinite(filtered)
+    np.testing.assert_array_equal(filtered[is_finite], logits[is_finite])
+    return is_finite
 
 
 def ranks(logits: np.ndarray) -> np.ndarray:
@@ -50,21 +50,21 @@ def test_greedy_takes_the_largest() -> None:
 
 @pytest.mark.parametrize("mass", [1e-6, 0.3, 0.77, 0.95, 0.999])
 def test_top_p(mass: float) -> None:
-    np.testing.assert_array_equal(kept(sampling.TopP(mass)), top_p_set(LOGITS, mass))
+    np.testing.assert_array_equal(allowed_by(sampling.TopP(mass)), top_p_set(LOGITS, mass))
 
 
 def test_top_p_stops_where_the_mass_is_reached_exactly() -> None:
     logits = np.log(np.array([[0.25, 0.5, 0.25]], np.float32))
-    assert kept(sampling.TopP(0.5), logits).tolist() == [[False, True, False]]
+    assert allowed_by(sampling.TopP(0.5), logits).tolist() == [[False, True, False]]
 
 
 @pytest.mark.parametrize("count", [1, 7, 49, 50, 51])
 def test_top_k(count: int) -> None:
-    np.testing.assert_array_equal(kept(sampling.TopK(count)), ranks(LOGITS) < count)
+    np.testing.assert_array_equal(allowed_by(sampling.TopK(count)), ranks(LOGITS) < count)
 
 
 def test_top_k_keeps_as_many_of_equal_logits() -> None:
-    assert kept(sampling.TopK(3), np.ones((2, 8), np.float32)).sum(-1).tolist() == [3, 3]
+    assert allowed_by(sampling.TopK(3), np.ones((2, 8), np.float32)).sum(-1).tolist() == [3, 3]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 1.0])
@@ -74,16 +74,18 @@ def test_min_p(share: float, least: int) -> None:
     expected = (probabilities >= share * probabilities.max(-1, keepdims=True) * (1 - 1e-6)) | (
         ranks(LOGITS) < least
     )
-    np.testing.assert_array_equal(kept(sampling.MinP(share, least)), expected)
+    np.testing.assert_array_equal(allowed_by(sampling.MinP(share, least)), expected)
 
 
 def test_xtc_keeps_only_the_least_of_the_likely_tokens() -> None:
     probabilities = np.array([[0.4, 0.3, 0.2, 0.07, 0.03], [0.9, 0.04, 0.03, 0.02, 0.01]])
     logits = np.log(probabilities).astype(np.float32)
     expected = [[False, False, True, True, True], [True] * 5]
-    assert kept(sampling.XTC(1.0, 0.1), logits).tolist() == expected
-    assert kept(sampling.XTC(0.0, 0.1), logits).all()
-    assert kept(sampling.XTC(1.0, 0.1, exempt=(1,)), logits).tolist()[0] == [False] + [True] * 4
+    assert allowed_by(sampling.XTC(1.0, 0.1), logits).tolist() == expected
+    assert allowed_by(sampling.XTC(0.0, 0.1), logits).all()
+    assert (
+        allowed_by(sampling.XTC(1.0, 0.1, exempt=(1,)), logits).tolist()[0] == [False] + [True] * 4
+    )
 
 
 def test_xtc_of_mapped_rows() -> None:
@@ -95,7 +97,7 @@ def test_xtc_of_mapped_rows() -> None:
 def test_xtc_filters_as_often_as_asked() -> None:
     mx.random.seed(2)
     logits = np.tile(np.log(np.array([[0.6, 0.4]], np.float32)), (DRAWS, 1))
-    share = (~kept(sampling.XTC(0.25, 0.1), logits)[:, 0]).mean()
+    share = (~allowed_by(sampling.XTC(0.25, 0.1), logits)[:, 0]).mean()
     assert abs(share - 0.25) < 4 * math.sqrt(0.25 * 0.75 / DRAWS)
 
 
@@ -118,11 +120,11 @@ def test_tiny_temperature_is_greedy() -> None:
 def test_usual_order_is_top_p_min_p_top_k_temperature() -> None:
     mx.random.seed(3)
     options = {"top_p": 0.9, "min_p": 0.05, "top_k": 6}
-    is_kept = top_p_set(LOGITS, 0.9)
+    is_allowed = top_p_set(LOGITS, 0.9)
     probabilities = softmax(LOGITS)
-    is_kept &= probabilities >= 0.05 * probabilities.max(-1, keepdims=True)
-    is_kept &= ranks(LOGITS) < 6
-    expected = softmax(np.where(is_kept, LOGITS / 1.3, -np.inf))
+    is_allowed &= probabilities >= 0.05 * probabilities.max(-1, keepdims=True)
+    is_allowed &= ranks(LOGITS) < 6
+    expected = softmax(np.where(is_allowed, LOGITS / 1.3, -np.inf))
     sampler = make_sampler(temp=1.3, **options)
     for row, probability in zip(LOGITS, expected, strict=True):
         drawn = np.array(sampler(mx.repeat(mx.array(row[None]), DRAWS, axis=0)))
@@ -190,7 +192,7 @@ def test_uniform_numbers_point_to_tokens_in_proportion(options: dict[str, Any]) 
 def test_no_number_points_to_a_token_that_is_filtered() -> None:
     sampler = make_sampler(temp=1.0, top_k=1)
     assert isinstance(sampler, Draw)
-    for place in range(3):
-        logits = mx.where(mx.arange(3) == place, 5.0, 0.0)[None]
+    for token in range(3):
+        logits = mx.where(mx.arange(3) == token, 5.0, 0.0)[None]
         for number in (0.0, 1 - 2.0**-24):
-            assert sampler.at(logits, mx.full((1, 2), number)).item() == place
+            assert sampler.at(logits, mx.full((1, 2), number)).item() == token

@@ -83,7 +83,7 @@ def test_a_state_given_is_continued() -> None:
 
 
 def _distance(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Chi-square per degree of freedom of counts against expected ones, rare cells joined."""
+    """Chi-square per degree of freedom of counts against expected ones, rare cells merged."""
     order = np.argsort(-expected)
     counts, expected = counts[order], expected[order]
     rare = expected < 8
@@ -109,7 +109,7 @@ def test_what_is_kept_and_drawn_has_the_models_distribution(
     mx.random.seed(4)
     p1 = np.asarray(mx.softmax(sampler.scores(first), axis=-1), np.float64)[0]
     p2 = np.asarray(mx.softmax(sampler.scores(second), axis=-1), np.float64)
-    ones, pairs, kept_sum = np.zeros(size), np.zeros((size, size)), 0
+    ones, pairs, accepted_sum = np.zeros(size), np.zeros((size, size)), 0
     results = []
     for _ in range(draws):
         q1 = sampler.scores(first + noise[:1])
@@ -118,15 +118,15 @@ def test_what_is_kept_and_drawn_has_the_models_distribution(
         d2 = mx.random.categorical(q2)
         target = mx.concatenate([first, second[d1], second[d2]])
         drafts = [d1.astype(mx.int32), d2.astype(mx.int32)]
-        kept, new = accept_drawn(sampler.scores(target), [q1, q2], drafts)
-        results.append(mx.concatenate([kept, new, *drafts]))
-    for kept, new, d1, d2 in mx.stack(results).tolist():
-        kept_sum += kept
-        text = [*[d1, d2][:kept], new]
+        accepted, new = accept_drawn(sampler.scores(target), [q1, q2], drafts)
+        results.append(mx.concatenate([accepted, new, *drafts]))
+    for accepted, new, d1, d2 in mx.stack(results).tolist():
+        accepted_sum += accepted
+        text = [*[d1, d2][:accepted], new]
         ones[text[0]] += 1
         if len(text) > 1:
             pairs[text[0], text[1]] += 1
-    assert 0.1 * draws < kept_sum < 1.95 * draws
+    assert 0.1 * draws < accepted_sum < 1.95 * draws
     assert _distance(ones, draws * p1) < 2.2
     # the second token, given the first, whichever were proposed
     expected = pairs.sum(axis=1, keepdims=True) * p2

@@ -41,7 +41,7 @@ def test_text_after_a_stop_string_in_one_chunk_is_cut() -> None:
     assert shown(StopStrings(["."]), ["One. Two."]) == "One"
 
 
-def test_a_failed_match_can_contain_the_beginning_of_the_next() -> None:
+def test_a_failed_match_can_contain_a_prefix_of_the_next() -> None:
     assert shown(StopStrings(["aab"]), ["a", "a", "a", "b", "c"]) == "a"
 
 
@@ -99,7 +99,7 @@ def test_end_tokens_by_id_and_text(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_end_tokens_of_sentencepiece_by_their_names(tmp_path: Path, token: str, chunk: str) -> None:
-    """As in mlx-lm, which takes a token by the name that the vocabulary has for it."""
+    """A token may be given by the name that the vocabulary has for it, as in mlx-lm."""
     shutil.copytree(SPM, tmp_path / "copy")
     (tmp_path / "copy" / "added_tokens.json").write_text('{"<pad>": 640}')
     tokenizer = Tokenizer.from_folder(tmp_path / "copy")

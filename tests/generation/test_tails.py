@@ -137,17 +137,17 @@ def test_tokens_are_taken_back_within_a_tail_and_past_it(taken_back: int) -> Non
 
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
 def test_drafts(kind: str, tails: None) -> None:
-    """As the drafts of a text are read, some of which are refused, over several tails."""
+    """Reads the drafts of a text, some of which are refused, over several tails."""
     model = {"attention": attention, "hybrid": hybrid}[kind](1)
     rewinding = RewindingReader(model, prefill(model, mx.array([PROMPT])), ahead=3)
     one_by_one = Reader(model, prefill(model, mx.array([PROMPT])))
     for n in range(12):
         tokens = [(7 * n + k * k) % 23 for k in range(4)]
-        kept = 4 - n % 4
+        count = 4 - n % 4
         logits, _ = rewinding.read(mx.array(tokens))
-        rewinding.take_back(4 - kept)
-        want = [one_by_one.read(mx.array([token]))[0] for token in tokens[:kept]]
-        assert relative_error(logits[:kept], mx.concatenate(want)) <= FLOAT32
+        rewinding.take_back(4 - count)
+        want = [one_by_one.read(mx.array([token]))[0] for token in tokens[:count]]
+        assert relative_error(logits[:count], mx.concatenate(want)) <= FLOAT32
     assert _number_of_tails(rewinding.arrays) == 2
     _assert_alike(_positions(rewinding.state), _positions(one_by_one.state))
 

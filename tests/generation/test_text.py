@@ -62,7 +62,7 @@ class Always:
     [
         ("hi", {}, " the the the"),
         ([1, 540], {}, " the the the"),
-        # llama2.c: nothing but the beginning stands before the text
+        # llama2.c: nothing but the BOS token stands before the text
         ([1], {}, "the the the"),
         ("hi", {"is_answer": True}, "the the the"),
         ("hi", {"stop": ["e t"]}, " th"),

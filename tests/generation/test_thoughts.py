@@ -1,4 +1,4 @@
-"""Reasoning is told from the text however it is cut, and ends after its budget of tokens."""
+"""Reasoning is separated from the text however it is cut, and ends after its budget of tokens."""
 
 import random
 from pathlib import Path

@@ -43,9 +43,9 @@ def test_two_at_a_time_restore_what_the_first_found(model: object) -> None:
     limit = Limit(5)
     one, two = (while_wired(counted(), model, device=MAC, set_wired=limit) for _ in range(2))
     next(one), next(two)
-    held = limit.value
+    wired = limit.value
     assert [*one] == [1, 2]
-    assert limit.value == held != 5
+    assert limit.value == wired != 5
     assert [*two] == [1, 2]
     assert limit.value == 5
 

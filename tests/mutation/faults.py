@@ -202,19 +202,19 @@ FAULTS = {
     ),
     "scheduling: a state is kept one token early": Fault(
         "generation/scheduling/scheduler.py",
-        "self._unkept.append(_Unkept(row.read[:-1], state, row.ends))\n        return events",
-        "self._unkept.append(_Unkept(row.read, state, row.ends))\n        return events",
+        "self._pending.append(_Pending(row.read[:-1], state, row.ends))\n        return events",
+        "self._pending.append(_Pending(row.read, state, row.ends))\n        return events",
         ("generation/scheduling/test_drafting.py",),
     ),
     "scheduling: what has ended a text is kept with it": Fault(
         "generation/scheduling/writing.py",
-        "row.held or (len(read) - 1, self._batches.before_last(place))",
-        "row.held or (len(read), self._batches.before_last(place))",
+        "row.before_stop or (len(read) - 1, self._batches.before_last(index))",
+        "row.before_stop or (len(read), self._batches.before_last(index))",
         ("generation/sessions/test_conversations.py",),
     ),
     "scheduling: the first tokens of a stop string are kept": Fault(
         "generation/scheduling/writing.py",
-        "            elif row.held is None:\n",
+        "            elif row.before_stop is None:\n",
         "            else:\n",
         ("generation/sessions/test_conversations.py",),
     ),
@@ -250,7 +250,7 @@ FAULTS = {
     ),
     "embeddings: vectors come in the order of their lengths": Fault(
         "generation/embeddings.py",
-        "        batches.append([place])",
+        "        batches.append([index])",
         "        batches.append([sum(map(len, batches))])",
         ("generation/test_embeddings.py",),
     ),

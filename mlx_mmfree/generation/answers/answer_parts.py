@@ -101,7 +101,8 @@ class Block:
     Attributes:
         kind: What it is.
         text: The reasoning, the text, or the arguments of the call.
-        name, id: Those of a call.
+        name: The function of a call.
+        id: The id of a call.
         is_complete: Whether all of it is there; a call that breaks off never is complete.
     """
 
@@ -156,13 +157,13 @@ class Blocks:
 
     @property
     def all(self) -> list[Block]:
-        """Those so far."""
+        """All blocks so far."""
         last = [] if self._last is None else [self._grown(self._last)]
         return [*self._before, *last]
 
     @property
     def whole(self) -> list[Block]:
-        """Those of a whole answer, which holds no call that broke off."""
+        """The blocks of a whole answer, without a call that broke off."""
         return [block for block in self.all if block.is_complete]
 
     @property

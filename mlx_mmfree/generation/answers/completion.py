@@ -27,7 +27,7 @@ def _token_id(tokenizer: Any, token: int | str) -> int:
     named: int | None = tokenizer.token_id(token)
     if named is not None:
         return named
-    # within a text, and at its beginning
+    # within a text, and at its start
     inside: list[int] = tokenizer.encode_continuation(token, parse_special=True)
     ids: list[int] = tokenizer.encode(token, add_special_tokens=False, parse_special=True)
     for found in (inside, ids):
@@ -57,7 +57,7 @@ class Completion:
         remaining: How many may follow.
         finish_reason: Why the text has ended; `None` where it has not.
         stop_string: The stop string that has ended it, if one has.
-        is_cut: Whether the last tokens are a stop string, or may be the beginning of one.
+        is_cut: Whether the last tokens are a stop string, or may be a prefix of one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reasoning before an answer: how it is told from the text, and ended after some tokens."""
+"""Reasoning before an answer: how it is separated from the text, and ended after some tokens."""
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,7 +15,7 @@ from .stop_strings import StopStrings, overlap
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """The marks before and after reasoning."""
+    """The tags before and after reasoning."""
 
     begin: str
     end: str
@@ -186,7 +186,7 @@ class ReasoningReader(Scanner):
                 return False
 
     def _ends_with_calls(self, tag: str) -> Generator[None, None, bool]:
-        """Whether the answer ends with calls, of which the first begins with a tag that is passed."""
+        """Returns whether the answer ends with calls, the first of which has the tag just read."""
         assert self._calls is not None
         end, trial = self._tags.end, self._calls.make()
         start, chunks = self.position - len(tag), [tag]
@@ -196,8 +196,8 @@ class ReasoningReader(Scanner):
             at = self._text.find(end, self._at)
             is_closed = at >= 0
             rest = self._text[self._at :]
-            held = 0 if is_closed or self._has_ended else overlap(rest, end)
-            chunks.append(self._taken(at - self._at if is_closed else len(rest) - held))
+            withheld = 0 if is_closed or self._has_ended else overlap(rest, end)
+            chunks.append(self._taken(at - self._at if is_closed else len(rest) - withheld))
             parts += trial.add(chunks[-1])
             if self._has_ended and not is_closed:
                 parts += trial.finalize()
@@ -259,7 +259,7 @@ class AnswerEnd:
         self._reader = reader
         self._one_call = one_call
         self._has_called = False
-        self._held = ""
+        self._pending = ""
         self._passed = 0
         self._has_begun = not isinstance(reader, ReasoningReader)
 
@@ -276,7 +276,7 @@ class AnswerEnd:
     @property
     def holds_back(self) -> bool:
         """True if there is text that more text decides on."""
-        return bool(self._held) or self._stop.holds_back
+        return bool(self._pending) or self._stop.holds_back
 
     def add(self, text: str) -> str:
         """Takes new text and returns what may be shown."""
@@ -284,10 +284,10 @@ class AnswerEnd:
         self._has_called |= self._one_call and any(isinstance(p, ToolCallEnd) for p in parts)
         if self._has_begun:
             return self._stop.add(text)
-        text, self._held = self._held + text, ""
+        text, self._pending = self._pending + text, ""
         reader = cast(ReasoningReader, self._reader)
         if reader.size is None and not reader.is_thinking:
-            self._held = text
+            self._pending = text
             return ""
         # space around reasoning is no part of the answer
         rest = "" if reader.size is None else text[max(reader.size - self._passed, 0) :]
@@ -298,8 +298,8 @@ class AnswerEnd:
 
     def finalize(self) -> str:
         """The text held back, once no more follows."""
-        held, self._held = self._held, ""
-        return held + self._stop.finalize()
+        pending, self._pending = self._pending, ""
+        return pending + self._stop.finalize()
 
 
 _NONE = -1
@@ -309,7 +309,7 @@ class ReasoningBudget:
     """Ends reasoning after some tokens by its closing tag. It is a `LogitsProcessor` of one text.
 
     Args:
-        tokenizer: That of the model.
+        tokenizer: Belongs to the model.
         tags: What stands around the reasoning.
         is_open: Whether the prompt has opened it.
         most: How many tokens it may have.

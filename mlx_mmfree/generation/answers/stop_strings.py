@@ -30,7 +30,7 @@ class TextEnd(Protocol):
 class StopStrings:
     """Ends a text before the first of some strings; no part of it is ever shown.
 
-    Text that could be the beginning of a stop string is held back until more text decides.
+    Text that could be a prefix of a stop string is held back until more text decides.
 
     Args:
         strings: The stop strings; none is empty.
@@ -53,7 +53,7 @@ class StopStrings:
         if "" in strings:
             raise ValueError("[StopStrings] 'stop' must not hold an empty string.")
         self._strings = tuple(strings)
-        self._held = ""
+        self._pending = ""
         self.met: str | None = None
 
     @property
@@ -63,29 +63,29 @@ class StopStrings:
 
     def add(self, text: str) -> str:
         """Takes new text and returns what may be shown."""
-        text = self._held + text
+        text = self._pending + text
         found = [(start + len(s), start, s) for s in self._strings if (start := text.find(s)) >= 0]
         if found:
             # The one that is complete first, so that it does not matter how the text is cut.
             _, start, self.met = min(found)
-            self._held = ""
+            self._pending = ""
             return text[:start]
         cut = len(text) - max((overlap(text, s) for s in self._strings), default=0)
-        self._held = text[cut:]
+        self._pending = text[cut:]
         return text[:cut]
 
     @property
     def holds_back(self) -> bool:
         """True if there is text that more text decides on."""
-        return bool(self._held)
+        return bool(self._pending)
 
     def finalize(self) -> str:
         """The text held back, once no more follows."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 def overlap(text: str, string: str) -> int:
-    """The length of the longest proper beginning of `string` that `text` ends with."""
+    """The length of the longest proper prefix of `string` that `text` ends with."""
     longest = min(len(text), len(string) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(string[:n])), 0)

@@ -10,7 +10,7 @@ from mlx.utils import tree_map
 from ...models import Decoder
 from ..reader import Reader
 from ..sampling import Draw, LogitsProcessor, Sampler
-from ..states import exact_lengths, joined_states, selected_rows
+from ..states import concatenated_states, exact_lengths, selected_rows
 from .choices import drawn
 from .rows import Row, State
 
@@ -21,12 +21,12 @@ class _Batch:
 
     Attributes:
         reader: Has read them; once they have left it stays, for its graphs.
-        places: Which rows they are.
+        indices: Which rows they are.
         before: By mixers, the states before the last token, where each token makes them anew.
     """
 
     reader: Reader
-    places: list[int]
+    indices: list[int]
     before: list[State | None] = field(default_factory=list)
 
 
@@ -57,52 +57,52 @@ class Batches:
         """Takes rows in, to be read with those that are quantised alike after one token more.
 
         Args:
-            states: By the places of the rows, for a batch of one in the ordinary variant.
+            states: By the indices of the rows, each for a batch of one in the ordinary variant.
             lengths: How many tokens each has read, of rows that are new and come after the others.
         """
         self._lengths += lengths
         stages: dict[int, list[int]] = {}
-        for place in states:
-            stage = bisect_right(self._exact_lengths, self._lengths[place])
-            stages.setdefault(stage, []).append(place)
-        for stage, places in stages.items():
-            added = [states[place] for place in places]
+        for index in states:
+            stage = bisect_right(self._exact_lengths, self._lengths[index])
+            stages.setdefault(stage, []).append(index)
+        for stage, indices in stages.items():
+            added = [states[index] for index in indices]
             batch = self.by_stage.get(stage)
             if batch is None:
-                state = joined_states(self._model, added)
+                state = concatenated_states(self._model, added)
                 reader = Reader(self._model, state, self._known)
-                self.by_stage[stage] = _Batch(reader, places)
+                self.by_stage[stage] = _Batch(reader, indices)
                 continue
-            before = [batch.reader.state] if batch.places else []
-            batch.reader.go_on(joined_states(self._model, [*before, *added]))
-            batch.places += places
+            before = [batch.reader.state] if batch.indices else []
+            batch.reader.go_on(concatenated_states(self._model, [*before, *added]))
+            batch.indices += indices
 
-    def state_of(self, places: Sequence[int]) -> State:
-        """That of rows which are read together, in the ordinary variant."""
-        [batch] = (batch for batch in self.by_stage.values() if places[0] in batch.places)
-        if places == batch.places:
+    def state_of(self, indices: Sequence[int]) -> State:
+        """The state of rows which are read together, in the ordinary variant."""
+        [batch] = (batch for batch in self.by_stage.values() if indices[0] in batch.indices)
+        if indices == batch.indices:
             return batch.reader.state
-        rows = [batch.places.index(place) for place in places]
-        longest = max(self._lengths[place] for place in places)
+        rows = [batch.indices.index(index) for index in indices]
+        longest = max(self._lengths[index] for index in indices)
         return selected_rows(self._model, batch.reader.state, rows, longest)
 
-    def before_last(self, place: int) -> list[State | None]:
-        """By mixers, the state of one row before the last token that was read, where it was held."""
-        [batch] = (batch for batch in self.by_stage.values() if place in batch.places)
-        row = batch.places.index(place)
+    def before_last(self, index: int) -> list[State | None]:
+        """By mixers, the state of one row before the last token that was read, where it was stored."""
+        [batch] = (batch for batch in self.by_stage.values() if index in batch.indices)
+        row = batch.indices.index(index)
         return [
             None if state is None else tree_map(lambda array: array[row : row + 1], state)
             for state in batch.before
         ]
 
-    def keep(self, places: Sequence[int]) -> None:
+    def keep(self, indices: Sequence[int]) -> None:
         """Drops all rows but these."""
         for batch in self.by_stage.values():
-            self._drop(batch, set(batch.places) - set(places))
-        new_places = {place: n for n, place in enumerate(places)}
+            self._drop(batch, set(batch.indices) - set(indices))
+        new_indices = {index: n for n, index in enumerate(indices)}
         for batch in self.by_stage.values():
-            batch.places = [new_places[place] for place in batch.places]
-        self._lengths = [self._lengths[place] for place in places]
+            batch.indices = [new_indices[index] for index in batch.indices]
+        self._lengths = [self._lengths[index] for index in indices]
 
     def read(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
         """Reads a token of each row, `(B,)`.
@@ -114,14 +114,14 @@ class Batches:
         if self._exact_lengths:
             self._move()
         self._lengths = [length + 1 for length in self._lengths]
-        batches = [batch for batch in self.by_stage.values() if batch.places]
+        batches = [batch for batch in self.by_stage.values() if batch.indices]
         for batch in batches:
             pairs = zip(self._holds, batch.reader.arrays, strict=True)
             batch.before = [state if holds else None for holds, state in pairs]
-        order = [place for batch in batches for place in batch.places]
+        order = [index for batch in batches for index in batch.indices]
         if len(batches) == 1 and order == sorted(order):
             return batches[0].reader.read(tokens)
-        results = [batch.reader.read(tokens[mx.array(batch.places)]) for batch in batches]
+        results = [batch.reader.read(tokens[mx.array(batch.indices)]) for batch in batches]
         back = mx.argsort(mx.array(order))
         logits, finite = (mx.concatenate(list(parts))[back] for parts in zip(*results, strict=True))
         return logits, finite
@@ -130,18 +130,18 @@ class Batches:
         """Moves the rows that the next token quantises."""
         stages = [bisect_right(self._exact_lengths, length) for length in self._lengths]
         for stage, batch in list(self.by_stage.items()):
-            moving = [place for place in batch.places if stages[place] != stage]
-            states = {place: self.state_of([place]) for place in moving}
+            moving = [index for index in batch.indices if stages[index] != stage]
+            states = {index: self.state_of([index]) for index in moving}
             self._drop(batch, moving)
             self.join(states)
 
-    def _drop(self, batch: _Batch, places: Iterable[int]) -> None:
-        left = [place for place in batch.places if place not in places]
+    def _drop(self, batch: _Batch, indices: Iterable[int]) -> None:
+        left = [index for index in batch.indices if index not in indices]
         if not left:
             batch.reader.arrays = ()
-        elif len(left) < len(batch.places):
+        elif len(left) < len(batch.indices):
             batch.reader.go_on(self.state_of(left))
-        batch.places = left
+        batch.indices = left
 
 
 @dataclass(eq=False)
@@ -151,8 +151,9 @@ class _Group:
     A row's token depends on its own logits, history and numbers alone, whoever its neighbours are.
 
     Attributes:
-        sampler, processors: Those of the rows.
-        places: Which rows of the batch they are, ascending.
+        sampler: Chooses the tokens of all of the rows.
+        processors: Change the logits of all of the rows before.
+        indices: Which rows of the batch they are, ascending.
         seen: What each processor has seen, with these rows on axis 0.
         keys: The keys of the rows' random numbers, `(N, 2)`.
         error: Why they can choose no more.
@@ -160,31 +161,31 @@ class _Group:
 
     sampler: Sampler
     processors: list[LogitsProcessor]
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
     seen: list[State] = field(default_factory=list)
     keys: mx.array = field(default_factory=lambda: mx.zeros((0, 2), mx.uint32))
     error: Exception | None = None
 
-    def add(self, place: int, row: Row) -> None:
+    def add(self, index: int, row: Row) -> None:
         """Takes a row in, after the others."""
         seen = row.seen
-        if self.places:
+        if self.indices:
             seen = tree_map(lambda old, new: mx.concatenate([old, new]), self.seen, seen)
         self.seen = seen
         self.keys = mx.concatenate([self.keys, row.key[None]])
-        self.places.append(place)
+        self.indices.append(index)
 
-    def keep(self, new_places: dict[int, int]) -> None:
-        """Drops all rows but these, which get new places."""
-        kept = [n for n, place in enumerate(self.places) if place in new_places]
-        if 0 < len(kept) < len(self.places):
-            index = mx.array(kept)
-            self.seen, self.keys = tree_map(lambda array: array[index], (self.seen, self.keys))
-        self.places = [new_places[self.places[n]] for n in kept]
+    def keep(self, new_indices: dict[int, int]) -> None:
+        """Drops all rows but these, which get new indices."""
+        remaining = [n for n, index in enumerate(self.indices) if index in new_indices]
+        if 0 < len(remaining) < len(self.indices):
+            chosen = mx.array(remaining)
+            self.seen, self.keys = tree_map(lambda array: array[chosen], (self.seen, self.keys))
+        self.indices = [new_indices[self.indices[n]] for n in remaining]
 
     def part_of(self, array: mx.array) -> mx.array:
         """The rows of the group, of an array with all rows on axis 0."""
-        return array if len(self.places) == array.shape[0] else array[mx.array(self.places)]
+        return array if len(self.indices) == array.shape[0] else array[mx.array(self.indices)]
 
     def choose(self, logits: mx.array) -> mx.array:
         """The tokens of the rows, of the logits of all rows."""

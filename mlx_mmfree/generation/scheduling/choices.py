@@ -15,15 +15,15 @@ class Logprobs:
     """The log-probabilities of one step, yet to be computed.
 
     Args:
-        logits: Those of the model, float32 `(B, V)`.
+        logits: The model's logits, float32 `(B, V)`.
         chosen: The tokens, `(B,)`.
         counts: How many of the likeliest tokens each row asks for, by the rows that do, one at least.
     """
 
     def __init__(self, logits: mx.array, chosen: mx.array, counts: dict[int, int]):
         self._counts = counts
-        places = mx.array(list(counts))
-        logits, tokens = logits[places], chosen[places]
+        rows = mx.array(list(counts))
+        logits, tokens = logits[rows], chosen[rows]
         own = -cross_entropy(logits, tokens.astype(mx.int32))
         likeliest = _likeliest(logits, max(counts.values()))
         # what a log-probability differs by from its logit
@@ -35,10 +35,8 @@ class Logprobs:
         """By the rows that asked for them; waits until they are computed."""
         tokens, own, likeliest, theirs = (cast(list, array.tolist()) for array in self.arrays)
         return {
-            place: TokenLogprobs(
-                token, logprob, tuple(zip(ids[:count], values[:count], strict=True))
-            )
-            for (place, count), token, logprob, ids, values in zip(
+            row: TokenLogprobs(token, logprob, tuple(zip(ids[:count], values[:count], strict=True)))
+            for (row, count), token, logprob, ids, values in zip(
                 self._counts.items(), tokens, own, likeliest, theirs, strict=True
             )
         }

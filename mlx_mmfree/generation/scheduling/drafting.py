@@ -67,17 +67,20 @@ class Drafting(ABC):
         }
         self._decoding = self._decoding_of(row, options)
         self._followed = None
-        self._is_cut = row.held is not None
+        self._is_cut = row.before_stop is not None
 
     def hold(self, row: Row) -> None:
         """Holds the states before what is, or may become, the stop string of the text."""
         count, was_cut, self._is_cut = len(row.read) - 1, self._is_cut, row.completion.is_cut
         # one begins with the last token, where no step has given several
-        begins = not was_cut and (row.held is None or count == row.held[0] + 1)
+        begins = not was_cut and (row.before_stop is None or count == row.before_stop[0] + 1)
         if begins or not self._is_cut:
             state = cast(Speculation, self._decoding).state
             pairs = zip(self._model.token_mixers, state, strict=True)
-            row.held = count, [each if m.state_kind.is_renewed else None for m, each in pairs]
+            row.before_stop = (
+                count,
+                [each if m.state_kind.is_renewed else None for m, each in pairs],
+            )
 
     def step(self, row: Row) -> list[int]:
         """The next tokens of the text, one at least; it may end before the last of them.
@@ -176,7 +179,7 @@ class RowSampler:
 
     Args:
         sampler: Says how.
-        key: That of the next numbers.
+        key: The key of the next random numbers.
 
     Attributes:
         key: As above, after each token.

@@ -64,7 +64,7 @@ class PromptReading:
         self.failed: list[tuple[Row, Exception]] = []
 
     def add(self, row: Row) -> None:
-        """Begins to read the prompt of a row but its last token, in parts that end at its marks."""
+        """Begins to read a prompt but its last token, in parts that end at its breakpoints."""
         self.rows.append(row)
         known = Known(0, None) if self._sessions is None else self._sessions.find(row.tokens)
         position, start = known.count, 0
@@ -82,7 +82,7 @@ class PromptReading:
             else:
                 # read, or to be read, for another prompt
                 whole, position = shared, end
-        row.prefix, row.cached_tokens, row.num_kept = whole, position, known.count
+        row.prefix, row.cached_tokens, row.num_stored = whole, position, known.count
 
     def drop_over(self) -> None:
         """Forgets the prompts of rows that are over."""
@@ -147,9 +147,9 @@ class PromptReading:
             self._computed.append(own)
             if part.is_read and self._sessions is not None and not self._sessions.serves_all:
                 # what goes on from here is written to memory that nothing else holds
-                kept = without_spare_slots(self._model, own, part.length)
-                self._computed.append(kept)
-                self.ends.append((part.tokens[: part.length], kept))
+                own_copy = without_spare_slots(self._model, own, part.length)
+                self._computed.append(own_copy)
+                self.ends.append((part.tokens[: part.length], own_copy))
         return tokens.size
 
     def _fit(self, parts: Sequence[Prefix], capacity: int) -> bool:

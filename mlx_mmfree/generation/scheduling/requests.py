@@ -25,7 +25,7 @@ class Request:
         top_logprobs: How many of the likeliest tokens are reported with their log-probabilities at each
             step; 0: only the chosen one; `None`: none.
         breakpoints: Numbers of tokens of the prompt after which the state is kept too, such as at the
-            ends of messages. Prompts that are alike up to a mark are read once up to there.
+            ends of messages. Prompts that are alike up to a breakpoint are read once up to there.
         is_answer: Whether the text is a text of its own, and does not go on from the prompt's last word.
 
     Example:

@@ -19,7 +19,7 @@ class Prefix:
     Attributes:
         tokens: A prompt.
         length: How many of its tokens they are.
-        before: A shorter beginning of it, to go on from; `None`: `state` is where to go on.
+        before: A shorter prefix of the prompt, to go on from; `None`: `state` is where to go on.
         position: How many tokens `state` has read.
         state: What the model keeps of them, in the ordinary variant, for a batch of one; `None`:
             nothing.
@@ -37,7 +37,7 @@ class Prefix:
         return self.position == self.length and self.before is None
 
     @property
-    def kept(self) -> tuple[Sequence[int], State]:
+    def computed(self) -> tuple[Sequence[int], State]:
         """The tokens that are read on the way to this one, and the state after them."""
         part = self.next_unread()
         return part.tokens[: part.position], part.state
@@ -60,19 +60,19 @@ class Row:
     """A request on its way: what it waits for, and the text that it has so far.
 
     Args:
-        number: That of the request.
+        number: The number of the request.
         request: What was asked.
         tokenizer: Turns tokens into text.
 
     Attributes:
-        ends: Numbers of tokens of its prompt after which its state is kept, ascending.
-        key: That of its next random numbers.
+        ends: Numbers of tokens of its prompt after which its state is stored, ascending.
+        key: The key of its next random numbers.
         seen: What its processors have seen, once it writes.
         prefix: All of its prompt but the last token, until it writes; `None`: nobody reads it yet.
         cached_tokens: How many tokens of the prompt were not read for this request.
-        held: While its last tokens may be a stop string: the number of tokens before them, and by
+        before_stop: While its last tokens may be a stop string: the number of tokens before them, and by
             mixers the states after those; `None` for what can be shortened.
-        num_kept: How many tokens of its prompt can be found while it is read and written.
+        num_stored: How many tokens of its prompt can be found while it is read and written.
         is_over: No event follows.
         has_failed: Its state is worth nothing.
     """
@@ -93,8 +93,8 @@ class Row:
         self.seen: list[Any] = []
         self.prefix: Prefix | None = None
         self.cached_tokens = 0
-        self.held: tuple[int, list[State | None]] | None = None
-        self.num_kept = 0
+        self.before_stop: tuple[int, list[State | None]] | None = None
+        self.num_stored = 0
         self.is_over = False
         self.has_failed = False
 
@@ -104,9 +104,9 @@ class Row:
         return self.tokens + self.completion.tokens
 
     @property
-    def unkept_ends(self) -> list[int]:
-        """Those of `ends` that the model has read and that cannot be found yet."""
+    def unstored_ends(self) -> list[int]:
+        """The `ends` that the model has read and that cannot be found yet."""
         count = len(self.tokens)
         if self.prefix is not None:
             count = self.prefix.next_unread().position
-        return [end for end in self.ends if self.num_kept < end <= count]
+        return [end for end in self.ends if self.num_stored < end <= count]

@@ -27,12 +27,12 @@ PREFILL_STEP_SIZE = 512
 
 MAX_ROWS = 32
 
-_MOST_UNKEPT = 4
-"""The most states that wait until nothing is written: of a prompt and its marks, and of its text."""
+_MOST_PENDING = 4
+"""The most states that wait until nothing is written: of a prompt, its breakpoints, and its text."""
 
 
-class _Unkept(NamedTuple):
-    """A state that is yet to be kept.
+class _Pending(NamedTuple):
+    """A state that is still to be stored.
 
     Attributes:
         tokens: The text that it is of.
@@ -49,9 +49,9 @@ class Scheduler:
     """Continues many texts at once; but for rounding, each is the one that its request would get alone.
 
     A step reads at most one chunk of prompts and one token of each text that is being written, so that
-    a text never waits longer than one chunk. Requests get a place in the order in which they came.
+    a text never waits longer than one chunk. Requests get a row in the order in which they came.
     Prompts then take turns, a chunk each, and what they have in common with the prompt of
-    another request, up to a mark or the end, is read once.
+    another request, up to a breakpoint or the end, is read once.
 
     All calls come from one thread. A failure of one request ends it alone.
 
@@ -60,8 +60,8 @@ class Scheduler:
         tokenizer: Belongs to the model.
         max_rows: How many requests are read or written at a time; the others wait.
         prefill_step_size: Positions of prompts read at a step.
-        sessions: Where states are found and kept: at the end of a prompt, at its marks, and after the
-            text without its end token or stop string; `None`: nothing is kept.
+        sessions: Where states are found and stored: at the end of a prompt, at its breakpoints, and
+            after the text without its end token or stop string; `None`: nothing is stored.
         draft_model: A smaller model with the same tokens, which proposes tokens of a greedy text while
             there is no other one.
         ngram_drafts: Propose what followed the same tokens earlier in a text, while there is no other
@@ -126,7 +126,7 @@ class Scheduler:
         self._rows: dict[int, Row] = {}
         self._has_cancelled = False
         self._failed: list[Event] = []
-        self._unkept: deque[_Unkept] = deque()
+        self._pending: deque[_Pending] = deque()
 
     @property
     def has_work(self) -> bool:
@@ -138,7 +138,7 @@ class Scheduler:
             or self._drafted
             or self._choice
             or self._failed
-            or self._unkept
+            or self._pending
         )
 
     @property
@@ -174,11 +174,11 @@ class Scheduler:
                 f"[scheduler] 'top_logprobs' must be between 0 and {vocab_size}, the vocabulary, but "
                 f"got {request.top_logprobs}."
             )
-        for mark in request.breakpoints:
-            if not 0 < mark <= size:
+        for breakpoint in request.breakpoints:
+            if not 0 < breakpoint <= size:
                 raise ValueError(
                     f"[scheduler] 'breakpoints' must lie between 1 and {size}, the number of tokens, "
-                    f"but hold {mark}."
+                    f"but hold {breakpoint}."
                 )
         self._count += 1
         # the last token is not read
@@ -198,7 +198,7 @@ class Scheduler:
     def close(self) -> None:
         """Keeps what texts that are over have left to keep, where no step follows."""
         self._drop_cancelled()
-        self._keep(len(self._unkept))
+        self._keep(len(self._pending))
 
     def step(self) -> list[Event]:
         """Reads on, and returns what has become of the requests.
@@ -214,28 +214,28 @@ class Scheduler:
         self._failed += [self._event(row, error=error) for row, error in self._reading.failed]
         if self._reading.ends:
             mx.eval([state for _, state in self._reading.ends])
-            self._unkept += [_Unkept(*end) for end in self._reading.ends]
+            self._pending += [_Pending(*end) for end in self._reading.ends]
         if self._drafted is not None and self._reading.rows:
             self._end_drafts()
         self._join()
         choice, self._choice = self._choice, self._writing.step() if self._writing.rows else None
-        if self._unkept:
+        if self._pending:
             # where no token waits for it: while several rows are computed, or none is; then it is one
             # at a time, so that a request need not wait for more
-            count = len(self._unkept)
+            count = len(self._pending)
             if len(self._writing.rows) < 2:
                 is_idle = choice is None and self._choice is None
-                count = max(count - _MOST_UNKEPT, int(is_idle))
+                count = max(count - _MOST_PENDING, int(is_idle))
             self._keep(count)
         events, self._failed = self._failed, []
         if choice is not None:
-            events += self._handed_out(choice)
+            events += self._events_of(choice)
         if self._sessions is not None:
             self._writing.hold()
         # of one that may have a single token more, that one is chosen, and none is to be read
         rows = self._writing.rows
         if over := [row for row in rows if row.is_over or row.completion.remaining <= 1]:
-            self._leave(over)
+            self._retire(over)
         if self._drafted is not None:
             events += self._draft(self._drafted)
         elif self._drafting is not None:
@@ -246,30 +246,30 @@ class Scheduler:
         self._has_cancelled = False
         self._waiting = deque(row for row in self._waiting if not row.is_over)
         if self._sessions is not None and self._sessions.serves_all:
-            self._unkept += [
-                _Unkept(*row.prefix.kept, ends)
+            self._pending += [
+                _Pending(*row.prefix.computed, ends)
                 for row in self._reading.rows
-                if row.is_over and row.prefix is not None and (ends := row.unkept_ends)
+                if row.is_over and row.prefix is not None and (ends := row.unstored_ends)
             ]
         self._reading.drop_over()
-        self._leave([row for row in self._writing.rows if row.is_over])
+        self._retire([row for row in self._writing.rows if row.is_over])
         if self._drafted is not None and self._drafted.is_over:
             self._let_go(self._drafted)
 
     def _admit(self) -> None:
-        """Gives free places to those who came first."""
+        """Gives free rows to the requests that came first."""
         drafted = self._drafted is not None
         while (
             self._waiting
             and len(self._reading.rows) + len(self._writing.rows) + drafted < self._max_rows
         ):
             row = self._waiting.popleft()
-            if self._sessions and (self._unkept or self._reading.rows or self._writing.rows):
+            if self._sessions and (self._pending or self._reading.rows or self._writing.rows):
                 self._keep_prefixes(row, self._sessions)
             self._reading.add(row)
             for other in self._waiting:
                 if other.tokens == row.tokens:
-                    # holds what is read until the other has a place
+                    # holds what is read until the other has a row
                     other.prefix = row.prefix
 
     def _join(self) -> None:
@@ -297,7 +297,7 @@ class Scheduler:
         if rows:
             self._writing.join(rows, states)
 
-    def _handed_out(self, choice: Choice) -> list[Event]:
+    def _events_of(self, choice: Choice) -> list[Event]:
         """The events of a step; waits until its tokens are computed."""
         events = []
         tokens, finite = (cast(list, array.tolist()) for array in (choice.tokens, choice.finite))
@@ -337,16 +337,18 @@ class Scheduler:
             stop_string=completion.stop_string,
         )
 
-    def _leave(self, rows: Collection[Row]) -> None:
+    def _retire(self, rows: Collection[Row]) -> None:
         if self._sessions is not None:
             healthy = [row for row in rows if not row.has_failed]
-            kept = [
-                _Unkept(*kept, row.ends) for row in healthy for kept in self._writing.kept_of(row)
+            pending = [
+                _Pending(*pending, row.ends)
+                for row in healthy
+                for pending in self._writing.reusable(row)
             ]
             # before the tokens that others read next
-            mx.async_eval([each.state for each in kept])
-            self._unkept += kept
-        self._writing.leave(rows)
+            mx.async_eval([each.state for each in pending])
+            self._pending += pending
+        self._writing.drop(rows)
 
     def _begin_to_draft(self, drafting: Drafting) -> list[Event]:
         """Begins to write a text with drafts that is alone, once there are some."""
@@ -357,15 +359,15 @@ class Scheduler:
         if row.request.processors or not drafting.catches_up(row):
             return []
         self._choice = None
-        events = self._handed_out(choice)
+        events = self._events_of(choice)
         state = self._writing.state_of(row)
         row.key = self._writing.key_of(row)
-        self._writing.leave([row])
+        self._writing.drop([row])
         if not row.is_over:
             drafting.begin(row, state)
             self._drafted = row
         elif not row.has_failed and self._sessions is not None:
-            self._unkept.append(_Unkept(row.read[:-1], state, row.ends))
+            self._pending.append(_Pending(row.read[:-1], state, row.ends))
         return events
 
     def _end_drafts(self) -> None:
@@ -373,10 +375,10 @@ class Scheduler:
         row, self._drafted = cast(Row, self._drafted), None
         read, state, sessions = row.read[:-1], cast(Drafting, self._drafting).end(), self._sessions
         if sessions is not None and sessions.serves_all:
-            ends = row.unkept_ends
+            ends = row.unstored_ends
             if any(_share(other.tokens, row.tokens, ends) for other in self._waiting):
                 sessions.keep(read, state, ends)
-                row.num_kept = ends[-1]
+                row.num_stored = ends[-1]
         self._writing.join([row], [state])
 
     def _draft(self, row: Row) -> list[Event]:
@@ -404,37 +406,37 @@ class Scheduler:
             return
         length = len(read) + ahead
         whole = state_before(self._model, state, length, ahead) if ahead else state
-        kept = [] if row.completion.stop_string else [(read, whole)]
-        if row.held is not None and (row.completion.is_cut or whole is None):
-            count, held = row.held
-            before = state_before(self._model, state, length, length - count, held)
-            kept.insert(0, (read[:count], before))
-        self._unkept += [
-            _Unkept(tokens, each, row.ends) for tokens, each in kept if each is not None
+        found = [] if row.completion.stop_string else [(read, whole)]
+        if row.before_stop is not None and (row.completion.is_cut or whole is None):
+            count, states = row.before_stop
+            before = state_before(self._model, state, length, length - count, states)
+            found.insert(0, (read[:count], before))
+        self._pending += [
+            _Pending(tokens, each, row.ends) for tokens, each in found if each is not None
         ]
 
     def _keep_prefixes(self, row: Row, sessions: Sessions) -> None:
         """Keeps what a text goes on from, of texts that are over, read or written."""
-        for _ in range(len(self._unkept)):
-            tokens, _, ends = self._unkept[0]
+        for _ in range(len(self._pending)):
+            tokens, _, ends = self._pending[0]
             served = [*ends, len(tokens)] if sessions.serves_all else [len(tokens)]
             if _share(row.tokens, tokens, served):
                 self._keep(1)
             else:
-                self._unkept.rotate(-1)
+                self._pending.rotate(-1)
         for other in [*self._reading.rows, *self._writing.rows] if sessions.serves_all else []:
-            ends, part = other.unkept_ends, other.prefix
+            ends, part = other.unstored_ends, other.prefix
             if _share(row.tokens, other.tokens, ends):
-                for kept in [part.kept] if part is not None else self._writing.kept_of(other):
-                    sessions.keep(*kept, ends)
-                other.num_kept = ends[-1]
+                for each in [part.computed] if part is not None else self._writing.reusable(other):
+                    sessions.keep(*each, ends)
+                other.num_stored = ends[-1]
 
     def _keep(self, count: int) -> None:
         """Keeps the states that have waited for longest."""
         for _ in range(count):
-            cast(Sessions, self._sessions).keep(*self._unkept.popleft())
+            cast(Sessions, self._sessions).keep(*self._pending.popleft())
 
 
 def _share(text: Sequence[int], other: Sequence[int], ends: Sequence[int]) -> bool:
-    """Whether a text goes on from a beginning of another, of which one ends at each of `ends`."""
+    """Returns whether a text begins with a prefix of another that ends at one of `ends`."""
     return any(0 < end < len(text) and text[:end] == other[:end] for end in ends)

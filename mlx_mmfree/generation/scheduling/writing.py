@@ -38,71 +38,71 @@ class Writing:
 
         Args:
             rows: The rows.
-            states: That of each, for a batch of one in the ordinary variant.
+            states: The state of each, for a batch of one in the ordinary variant.
         """
         self._look_at_chosen()
-        for place, row in enumerate(rows, len(self.rows)):
+        for index, row in enumerate(rows, len(self.rows)):
             wanted = row.request.sampler, list(row.request.processors)
             alike = (g for g in self._groups if (g.sampler, g.processors) == wanted)
             group = next(alike, None)
             if group is None:
                 group = _Group(*wanted)
                 self._groups.append(group)
-            group.add(place, row)
+            group.add(index, row)
         read = [row.read for row in rows]
         last = mx.array([tokens[-1] for tokens in read], mx.uint32)
         self._tokens = mx.concatenate([self._tokens, last])
-        places = range(len(self.rows), len(self.rows) + len(rows))
+        indices = range(len(self.rows), len(self.rows) + len(rows))
         self.rows += rows
-        by_place = dict(zip(places, states, strict=True))
-        self._batches.join(by_place, [len(tokens) - 1 for tokens in read])
+        by_index = dict(zip(indices, states, strict=True))
+        self._batches.join(by_index, [len(tokens) - 1 for tokens in read])
 
     def state_of(self, row: Row) -> State:
         """The model's state after the tokens of a row that it has read, for a batch of one."""
         return self._batches.state_of([self.rows.index(row)])
 
     def key_of(self, row: Row) -> mx.array:
-        """That of a row's next random numbers."""
-        place = self.rows.index(row)
-        [group] = (group for group in self._groups if place in group.places)
-        return group.keys[group.places.index(place)]
+        """The key of a row's next random numbers."""
+        index = self.rows.index(row)
+        [group] = (group for group in self._groups if index in group.indices)
+        return group.keys[group.indices.index(index)]
 
     def hold(self) -> None:
         """Holds the states before what is, or may become, the stop string of a row."""
-        for place, row in enumerate(self.rows):
+        for index, row in enumerate(self.rows):
             if not row.completion.is_cut:
-                row.held = None
-            elif row.held is None:
-                row.held = len(row.read) - 1, self._batches.before_last(place)
+                row.before_stop = None
+            elif row.before_stop is None:
+                row.before_stop = len(row.read) - 1, self._batches.before_last(index)
 
-    def kept_of(self, row: Row) -> list[tuple[list[int], State]]:
+    def reusable(self, row: Row) -> list[tuple[list[int], State]]:
         """The tokens of a row that another text may begin with, and the state after them.
 
         What has ended a text is no part of it: the end token, or a stop string. Where the last token
-        may yet complete one, both are kept.
+        may yet complete one, both are given.
         """
-        place = self.rows.index(row)
-        read, state = row.read, self._batches.state_of([place])
+        index = self.rows.index(row)
+        read, state = row.read, self._batches.state_of([index])
         has_ended = row.completion.finish_reason is not None
-        if not has_ended and row.held is None:
+        if not has_ended and row.before_stop is None:
             return [(read, state)]
-        count, held = row.held or (len(read) - 1, self._batches.before_last(place))
-        before = state_before(self._model, state, len(read), len(read) - count, held)
+        count, states = row.before_stop or (len(read) - 1, self._batches.before_last(index))
+        before = state_before(self._model, state, len(read), len(read) - count, states)
         if before is None:
             return [(read, state)]
         return [(read[:count], before), *([] if has_ended else [(read, state)])]
 
-    def leave(self, leaving: Collection[Row]) -> None:
+    def drop(self, leaving: Collection[Row]) -> None:
         """Drops rows."""
         going = [n for n, row in enumerate(self.rows) if row not in leaving]
         if len(going) == len(self.rows):
             return
         self.rows = [self.rows[n] for n in going]
         self._look_at_chosen()
-        new_places = {place: n for n, place in enumerate(going)}
+        new_indices = {index: n for n, index in enumerate(going)}
         for group in self._groups:
-            group.keep(new_places)
-        self._groups = [group for group in self._groups if group.places]
+            group.keep(new_indices)
+        self._groups = [group for group in self._groups if group.indices]
         self._batches.keep(going)
         self._tokens = self._tokens[mx.array(going, mx.uint32)]
 
@@ -127,17 +127,17 @@ class Writing:
             try:
                 chosen.append(group.choose(logits))
             except Exception as error:
-                failures |= dict.fromkeys(group.places, error)
-                chosen.append(mx.zeros((len(group.places),), mx.uint32))
+                failures |= dict.fromkeys(group.indices, error)
+                chosen.append(mx.zeros((len(group.indices),), mx.uint32))
         self._tokens = chosen[0]
         if len(chosen) > 1:
-            order = [place for group in self._groups for place in group.places]
+            order = [index for group in self._groups for index in group.indices]
             back = mx.argsort(mx.array(order))
             self._tokens = mx.concatenate(chosen)[back]
         self._are_new = True
         counts = {
-            place: row.request.top_logprobs
-            for place, row in enumerate(self.rows)
+            index: row.request.top_logprobs
+            for index, row in enumerate(self.rows)
             if row.request.top_logprobs is not None
         }
         logprobs = Logprobs(logits, self._tokens, counts) if counts else None

@@ -13,7 +13,7 @@ from ...files.reading import open_file
 from ...files.tensors import TensorSpec, file_head
 from ...models import Decoder
 from ...version import __version__
-from ..states import arrays_by_place, blank_state, fingerprint
+from ..states import arrays_by_path, blank_state, fingerprint
 from .keys import BYTES_PER_TOKEN
 
 FORMAT_VERSION = "1"
@@ -53,8 +53,8 @@ def identity_of(model: Decoder) -> bytes:
 def content_of(model: Decoder, identity: bytes, tokens: bytes) -> SessionContent:
     """The required contents of a text's file."""
     length = len(tokens) // BYTES_PER_TOKEN
-    arrays = arrays_by_place(blank_state(model, 1, length))
-    specs = [TensorSpec(_STATE + place, each.dtype, each.shape) for place, each in arrays.items()]
+    arrays = arrays_by_path(blank_state(model, 1, length))
+    specs = [TensorSpec(_STATE + path, each.dtype, each.shape) for path, each in arrays.items()]
     text = TensorSpec(_TOKENS, mx.int32, (length,))
     checksum = TensorSpec(_CHECKSUM, mx.uint8, (hashlib.sha256().digest_size,))
     metadata = {_FORMAT: FORMAT_VERSION, _MODEL: identity.hex()}

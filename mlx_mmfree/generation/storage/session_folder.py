@@ -114,7 +114,7 @@ class SessionFolder:
         return read_state(self.file(key), content)
 
     def touch(self, key: TextKey) -> None:
-        """Marks a session as used now, where it is still there."""
+        """Notes a session as used now, if it is still there."""
         with suppress(OSError):
             os.utime(self.file(key))
 

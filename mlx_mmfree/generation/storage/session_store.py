@@ -73,7 +73,7 @@ class SessionStore:
         """The keys of prefixes of a text, of lengths that some texts here have, the shortest first.
 
         Args:
-            identity: That of the model.
+            identity: The identity of the model.
             tokens: As `token_bytes` gives them.
             below: They are shorter than this, and this is no longer than the text.
         """
@@ -140,7 +140,7 @@ class SessionStore:
             self._memory.serve(key, prefixes)
 
     def touch(self, key: TextKey) -> None:
-        """Marks a session of the disk as used last, if it is there."""
+        """Notes a session of the disk as used last, if it is there."""
         with self._lock:
             found = self._disk.get(key)
         if found is not None and self._folder is not None:

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from ... import models
-from ...arguments import tells_names
+from ...arguments import checks_names
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files import checkpoint_files
 from ...files.reading import read_json_object
@@ -336,7 +336,7 @@ def _checkpoint(
     return open_checkpoint(path_or_repo, revision, latent)
 
 
-@tells_names
+@checks_names
 def load(
     path_or_repo: str | os.PathLike[str] | Checkpoint,
     revision: str | None = None,
@@ -394,7 +394,7 @@ def load(
     return opened.load(read_adapter(adapter_path)), processor
 
 
-@tells_names
+@checks_names
 def load_model(
     path_or_repo: str | os.PathLike[str] | Checkpoint,
     revision: str | None = None,
@@ -442,7 +442,7 @@ def load_model(
     return opened.load(None if adapter_path is None else read_adapter(adapter_path))
 
 
-@tells_names
+@checks_names
 def load_tokenizer(path_or_repo: str | os.PathLike[str], revision: str | None = None) -> Any:
     """Loads a tokenizer without its model. Of a repository, only the small files are downloaded.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...arguments import check_path, tells_names
+from ...arguments import check_path, checks_names
 from ...errors import CheckpointError, UnsupportedModelError
 from ...files import checkpoint_files
 from ...files.reading import open_file, read_json_object, real_path, tokenizer_files, write_json
@@ -166,7 +166,7 @@ def copy_files(files: dict[str, Path], folder: Path) -> None:
             shutil.copyfileobj(source, copy)
 
 
-@tells_names
+@checks_names
 def save_model(
     path: str | os.PathLike[str],
     model: TokenModel,

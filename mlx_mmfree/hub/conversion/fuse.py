@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
-from ...arguments import check_model, tells_names
+from ...arguments import check_model, checks_names
 from ...errors import UnsupportedModelError
 from ...files.checkpoint_files import CONFIG_FILE
 from ...files.reading import read_json_object, real_path, write_json
@@ -28,7 +28,7 @@ from ..publish.model_card import ModelCard, write_model_card
 FusedFormat = Literal["dense", "ternary"]
 
 
-@tells_names
+@checks_names
 def fuse(model: Decoder, format: FusedFormat) -> Decoder:
     r"""Merges the adapter that is on a model, in place.
 

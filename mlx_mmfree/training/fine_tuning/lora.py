@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...arguments import check_model, check_tokenizer, tells_names
+from ...arguments import check_model, check_tokenizer, checks_names
 from ...errors import TrainingError
 from ...images import ImageProcessor
 from ...models import Decoder
@@ -15,7 +15,7 @@ from .preferences import with_reference
 from .settings import FineTuneSettings
 
 
-@tells_names
+@checks_names
 def lora(
     model: Decoder,
     processor: Any,

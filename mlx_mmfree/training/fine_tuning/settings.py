@@ -7,7 +7,7 @@ from typing import Any, ClassVar, get_args
 
 import mlx.core as mx
 
-from ...arguments import tells_names
+from ...arguments import checks_names
 from ...errors import TrainingError
 from ...hub.adapters.adapter_folder import adapter_options
 from ..losses.grpo_loss import GRPOLoss
@@ -409,7 +409,7 @@ class FineTuneSettings(LongSettings):
         return record
 
 
-FineTuneSettings.__init__ = tells_names(FineTuneSettings.__init__)  # type: ignore[method-assign]
+FineTuneSettings.__init__ = checks_names(FineTuneSettings.__init__)  # type: ignore[method-assign]
 
 
 def fine_tune_settings(values: Mapping[str, Any], source: str) -> FineTuneSettings:

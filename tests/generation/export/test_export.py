@@ -131,7 +131,7 @@ def test_every_ternary_product_is_quantized_matmul(tokenizer: Tokenizer, tmp_pat
 
 
 def test_weights_beside_are_those_that_count(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Nothing of the weights stays in the function: those of another model make it the other model."""
+    """Nothing of the weights stays in the function: another model's weights make it the other model."""
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     models = [tiny("hgrn_bit", seed, **sizes) for seed in (1, 2)]
     for number, model in enumerate(models):

@@ -71,7 +71,7 @@ def test_prompts_take_turns(model: Decoder) -> None:
     assert abs(came[long[0]] - came[long[1]]) <= 1
 
 
-def test_requests_get_places_in_their_order(model: Decoder) -> None:
+def test_requests_get_rows_in_their_order(model: Decoder) -> None:
     scheduler = scheduler_of(model, max_rows=2)
     numbers = [scheduler.submit(Request(prompt(n + 2, n), max_tokens=3)) for n in range(7)]
     begun: list[int] = []
@@ -93,7 +93,7 @@ def test_the_same_prompt_is_read_once(model: Decoder, max_rows: int) -> None:
     assert [each[0].cached_tokens for each in events] == [0, 19, 19, 19, 19]
 
 
-def test_what_prompts_share_up_to_a_mark_is_read_once(model: Decoder) -> None:
+def test_what_prompts_share_up_to_a_breakpoint_is_read_once(model: Decoder) -> None:
     shared = prompt(18)
     requests = [
         Request([*shared, *prompt(n, n)], max_tokens=3, breakpoints=[18]) for n in range(1, 6)
@@ -175,7 +175,7 @@ def test_a_mark_is_found_while_the_rest_of_its_prompt_is_read(
 
 @pytest.mark.parametrize(("name", "count"), [("recurrent", 19), ("attention", 25)])
 def test_a_request_waits_only_for_states_that_it_goes_on_from(name: str, count: int) -> None:
-    """A state that gives no beginning is kept later, when no token waits for it."""
+    """A state that gives no prefix is stored later, when no token waits for it."""
     model = MODELS[name](2)
     sessions = Sessions(model, memory_bytes=10**8)
     scheduler = scheduler_of(model, sessions=sessions)
@@ -192,7 +192,7 @@ def test_a_request_waits_only_for_states_that_it_goes_on_from(name: str, count: 
     assert sessions.find([*first, *text]).count == count
 
 
-def test_a_prompt_of_one_token_is_no_beginning_of_all_texts() -> None:
+def test_a_prompt_of_one_token_is_no_prefix_of_all_texts() -> None:
     model = MODELS["attention"](2)
     sessions = Sessions(model, memory_bytes=10**8)
     scheduler = scheduler_of(model, sessions=sessions)
@@ -201,7 +201,7 @@ def test_a_prompt_of_one_token_is_no_beginning_of_all_texts() -> None:
     assert (sessions.stats().hits, sessions.stats().misses) == (0, 2)
 
 
-def test_states_are_kept_at_marks_and_where_a_text_ends(model: Decoder) -> None:
+def test_states_are_stored_at_breakpoints_and_where_a_text_ends(model: Decoder) -> None:
     sessions = Sessions(model, memory_bytes=10**8)
     tokens = prompt(20)
     (whole,) = run(scheduler_of(model), [Request(tokens, max_tokens=6)])
@@ -219,7 +219,7 @@ def test_states_are_kept_at_marks_and_where_a_text_ends(model: Decoder) -> None:
         13,
         19,
     ]
-    # what ended it may be left out when it comes again
+    # what ended it may be left out when it is sent again
     assert sessions.find([*written, 0]).count == len(written) - 1
     # a text that is cancelled is kept as far as it was read
     number = scheduler.submit(Request([5, 5, 5], max_tokens=9))

@@ -1,4 +1,4 @@
-"""Conversations through a scheduler with sessions: what is read again, and that nobody can tell."""
+"""Conversations through a scheduler with sessions: which tokens are read twice, with equal results."""
 
 import random
 from collections.abc import Sequence
@@ -67,8 +67,8 @@ def either(request: pytest.FixtureRequest, model: Decoder, tokenizer: Tokenizer)
 def _of_kind(kind: str, vocabulary: int) -> Decoder:
     """A model with one of all kinds of states."""
     mx.random.seed(7)
-    if kind in KEPT:
-        return with_key_values(_attention(vocabulary), **KEPT[kind])
+    if kind in CACHED:
+        return with_key_values(_attention(vocabulary), **CACHED[kind])
     model = _recurrent(vocabulary)
     if kind == "hybrid":
         model.blocks[1].token_mixer = GQA(48, num_heads=3, rope=RoPE(16))
@@ -93,11 +93,11 @@ def test_a_lone_text_waits_for_no_state_and_few_states_wait(
         assert events[0].cached_tokens == len(QUESTION) - 1
         for n in range(20):
             scheduler.submit(Request([70 + n, *NEXT], max_tokens=2, seed=1))
-        kept = []
+        stored = []
         while scheduler.has_work:
             if any(event.finish_reason is not None for event in scheduler.step()):
-                kept.append(sessions.stats().sessions)
-        assert all(count >= n - 4 for n, count in enumerate(kept, 1)), kept
+                stored.append(sessions.stats().sessions)
+        assert all(count >= n - 4 for n, count in enumerate(stored, 1)), stored
         for n in range(20):
             assert sessions.find([70 + n, *NEXT, 1]).count >= len(NEXT)
 
@@ -144,7 +144,7 @@ def test_a_conversation_sent_again_reads_only_what_is_new(
     text = [*SYSTEM, *QUESTION]
     for turn in range(4):
         reply, read = server.reply(text)
-        # the last token of a text is read with the reply, and that of the reply not before it is sent
+        # the last token of a text is read with the reply, and the reply's last not before it is sent
         assert read == (len(text) - 1 if turn == 0 else len(NEXT))
         assert reply == alone(either, text, REPLY)
         text += [*reply, *NEXT]
@@ -166,7 +166,7 @@ def test_a_reply_that_comes_back_otherwise_costs_one_turn(
 
 
 @pytest.mark.sample(2)
-def test_a_beginning_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer) -> None:
+def test_a_prefix_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer) -> None:
     server = Server(either, tokenizer)
     mark = len(SYSTEM)
     server.reply([*SYSTEM, *QUESTION], [mark])
@@ -181,38 +181,38 @@ def test_a_beginning_of_many_is_read_once(either: Decoder, tokenizer: Tokenizer)
     assert [reply_of(reply) for reply in replies] == [alone(either, text, REPLY) for text in texts]
 
 
-KEPT = SETTINGS | {"wide_window": {"max_kv_size": 128}}
+CACHED = SETTINGS | {"wide_window": {"max_kv_size": 128}}
 ENDINGS = ["<|eot_id|>", "#", "\n\n### User", " zebra crossing"]
 """An end token, and stop strings of one token and of several."""
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("kind", ["recurrent", "hybrid", *KEPT])
+@pytest.mark.parametrize("kind", ["recurrent", "hybrid", *CACHED])
 def test_a_conversation_that_stopped_reads_only_what_is_new(
     kind: str, ending: str, tokenizer: Tokenizer
 ) -> None:
-    """What has ended an answer is no part of the text that comes again."""
+    """The stop string of an answer is no part of the text that is sent next."""
     model = _of_kind(kind, tokenizer.vocab_size)
     server = Server(model, tokenizer)
     text = [*SYSTEM, *QUESTION]
-    said = tokenizer.encode("The fox and the hen", add_special_tokens=False)
+    reply_ids = tokenizer.encode("The fox and the hen", add_special_tokens=False)
     ids = tokenizer.encode(ending, add_special_tokens=False)
     (end,) = ids if ending == ENDINGS[0] else [0]
     for turn in range(3):
-        reply = Dictation((*said, *ids))
+        reply = Dictation((*reply_ids, *ids))
         asked = Request(
             text, max_tokens=40, processors=[reply], end=[end], stop=[] if end else [ending]
         )
         before = server.scheduler.tokens_read
         (events,) = server.ask(asked)
         assert events[-1].finish_reason == "stop"
-        assert "".join(event.text for event in events) == tokenizer.decode(said)
+        assert "".join(event.text for event in events) == tokenizer.decode(reply_ids)
         read = server.scheduler.tokens_read - before
-        # the slots of a window that is full are written over, so that the answer is read again
-        again = 1 + len(said) if kind in ("window", "quantised_window") else 0
+        # the slots of a window that is full are written over, so that the answer is read a second time
+        again = 1 + len(reply_ids) if kind in ("window", "quantised_window") else 0
         assert read == (len(text) - 1 if turn == 0 else again + len(NEXT) - 1)
-        text += [*said, *NEXT]
+        text += [*reply_ids, *NEXT]
     assert server.reply(text)[0] == alone(model, text, REPLY)
 
 

@@ -34,7 +34,7 @@ CUTTABLE = [case for case in DENSE if can_rewind(model_of(case.values[0]), CUT, 
 
 
 @by_case(CUTTABLE)
-def test_a_cut_state_goes_on_as_that_of_the_beginning(case: Case) -> None:
+def test_a_cut_state_goes_on_as_the_state_of_the_prefix(case: Case) -> None:
     model, x = model_of(case), sequence()[:1]
     _, state = case.mixer(x[:, :READ])
     packed = pack(model, (state,), READ)

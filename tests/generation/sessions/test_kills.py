@@ -11,7 +11,7 @@ import pytest
 import mlx_mmfree
 from mlx_mmfree.generation.sessions import Sessions
 from tests.generation.models import recurrent
-from tests.generation.sessions.kept_until_killed import AHEAD, text
+from tests.generation.sessions.keep_until_killed import AHEAD, text
 from tests.generation.sessions.texts import read, same_bits
 
 ROOT = Path(mlx_mmfree.__file__).parents[1]
@@ -25,7 +25,7 @@ def reported_when_killed(folder: Path, chance: random.Random) -> list[int]:
     Returns:
         For each, how many sessions it had told to be on the disk.
     """
-    command = [sys.executable, "-m", "tests.generation.sessions.kept_until_killed", str(folder)]
+    command = [sys.executable, "-m", "tests.generation.sessions.keep_until_killed", str(folder)]
     lives = [chance.randint(5, 40) for _ in range(WRITERS)]
     writers = [
         subprocess.Popen(

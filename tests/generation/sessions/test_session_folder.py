@@ -228,23 +228,23 @@ def test_other_versions_and_settings_are_not_found(
     assert opened(model, tmp_path).stats().sessions == 1
 
 
-def changed(place: Callable[[int], int]) -> Callable[[Path], None]:
-    """Flips a bit at a place that depends on the number of bytes."""
+def changed(index_of: Callable[[int], int]) -> Callable[[Path], None]:
+    """Flips a bit of the byte at an index that depends on the number of bytes."""
 
     def change(file: Path) -> None:
         data = bytearray(file.read_bytes())
-        data[place(len(data))] ^= 1
+        data[index_of(len(data))] ^= 1
         file.write_bytes(data)
 
     return change
 
 
-def replaced(value: bytes, place: int) -> Callable[[Path], None]:
+def replaced(value: bytes, from_end: int) -> Callable[[Path], None]:
     """Puts other numbers into the state, so many bytes before its end, with the checksum they have."""
 
     def change(file: Path) -> None:
         content = file.read_bytes()[:-CHECKSUM_BYTES]
-        start = len(content) - place
+        start = len(content) - from_end
         content = content[:start] + value + content[start + len(value) :]
         head = 8 + int.from_bytes(content[:8], "little") + 4 * 9
         file.write_bytes(content + hashlib.sha256(content[head:]).digest())

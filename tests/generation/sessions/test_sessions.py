@@ -27,7 +27,7 @@ def sessions_of(model: Decoder, memory_bytes: int = 2**30) -> Sessions:
     return Sessions(model, memory_bytes=memory_bytes)
 
 
-def kept(model: Decoder, *texts: list[int]) -> Sessions:
+def stored(model: Decoder, *texts: list[int]) -> Sessions:
     sessions = sessions_of(model)
     keep(sessions, model, *texts)
     return sessions
@@ -38,7 +38,7 @@ def kept(model: Decoder, *texts: list[int]) -> Sessions:
 @pytest.mark.parametrize("length", [1, 12, 16])
 def test_a_text_goes_on_as_if_it_had_been_read_now(build: Any, length: int) -> None:
     model = build(1)
-    known = kept(model, TEXT[:length]).find(TEXT)
+    known = stored(model, TEXT[:length]).find(TEXT)
     assert known.count == length
     want = read(model, TEXT[:length])
     rest = TEXT[length:]
@@ -52,7 +52,7 @@ def test_a_text_goes_on_as_if_it_had_been_read_now(build: Any, length: int) -> N
 def test_bits_and_dtypes_are_kept(build: Any, dtype: mx.Dtype) -> None:
     model = build(1, dtype)
     state = read(model, TEXT)
-    known = kept(model, TEXT).find([*TEXT, 1])
+    known = stored(model, TEXT).find([*TEXT, 1])
     if build is recurrent:
         assert same_bits(known.state, state)
     # there is capacity for more tokens in both
@@ -64,7 +64,7 @@ def test_bits_and_dtypes_are_kept(build: Any, dtype: mx.Dtype) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_longest_prefix_is_found(name: str) -> None:
     model = MODELS[name](1)
-    sessions = kept(model, TEXT[:3], TEXT[:9], TEXT[:12], [*TEXT[:9], 1, 1, 1, 1])
+    sessions = stored(model, TEXT[:3], TEXT[:9], TEXT[:12], [*TEXT[:9], 1, 1, 1, 1])
     assert [sessions.find(TEXT[:n]).count for n in (3, 4, 9, 10, 12, 13, 17)] == [
         *(0, 3, 3, 9, 9, 12, 12)
     ]
@@ -90,8 +90,8 @@ def test_the_longest_prefix_is_found(name: str) -> None:
 def test_a_state_serves_the_prefixes_that_it_can_be_cut_to(name: str, left: list[int]) -> None:
     model = MODELS[name](1)
     lengths = (4, 9, 13, 16)
-    sessions = kept(model, *(TEXT[:n] for n in lengths))
-    sizes = [kept(model, TEXT[:n]).stats().memory_bytes for n in left]
+    sessions = stored(model, *(TEXT[:n] for n in lengths))
+    sizes = [stored(model, TEXT[:n]).stats().memory_bytes for n in left]
     stats = sessions.stats()
     assert (stats.sessions, stats.memory_bytes) == (len(left), sum(sizes))
     for n in lengths:
@@ -108,10 +108,10 @@ def test_a_state_serves_the_prefixes_that_it_can_be_cut_to(name: str, left: list
     assert sessions.stats().memory_bytes == stats.memory_bytes
 
 
-def test_a_beginning_is_served_as_long_as_one_text_serves_it() -> None:
+def test_a_prefix_is_served_as_long_as_one_text_serves_it() -> None:
     model = attention(1)
     fork = [*TEXT[:9], 1, 1, 1, 1]
-    sessions = sessions_of(model, 2 * kept(model, TEXT).stats().memory_bytes)
+    sessions = sessions_of(model, 2 * stored(model, TEXT).stats().memory_bytes)
     keep(sessions, model, TEXT[:9], fork, TEXT)
     assert sessions.stats().memory_sessions == 2
     sessions.find([*fork, 1])
@@ -124,7 +124,7 @@ def test_a_beginning_is_served_as_long_as_one_text_serves_it() -> None:
 
 
 def test_what_is_found_and_missed_is_counted() -> None:
-    sessions = kept(recurrent(1), TEXT[:3], TEXT[:9])
+    sessions = stored(recurrent(1), TEXT[:3], TEXT[:9])
     for text in (TEXT, TEXT[:5], TEXT[:2]):
         sessions.find(text)
     stats = sessions.stats()
@@ -160,7 +160,7 @@ def test_a_decoding_does_not_write_to_what_is_kept(name: str) -> None:
 
 def test_what_was_used_longest_ago_goes_first() -> None:
     model = recurrent(1)
-    sizes = kept(model, TEXT[:2]).stats().memory_bytes
+    sizes = stored(model, TEXT[:2]).stats().memory_bytes
     sessions = sessions_of(model, 3 * sizes)
     for n in (2, 3, 4):
         sessions.keep(TEXT[:n], read(model, TEXT[:n]))
@@ -174,7 +174,7 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 
 def test_a_state_larger_than_the_memory_drives_nothing_out() -> None:
     model = attention(1)
-    sessions = sessions_of(model, kept(model, TEXT[:4]).stats().memory_bytes)
+    sessions = sessions_of(model, stored(model, TEXT[:4]).stats().memory_bytes)
     for n in (4, 12):
         sessions.keep(TEXT[:n], read(model, TEXT[:n]))
     assert sessions.find(TEXT).count == 4
@@ -187,7 +187,7 @@ def test_bytes_are_those_of_the_tokens() -> None:
     """Spare capacity for keys and values does not count, since it is not kept."""
 
     def added(model: Decoder) -> int:
-        one, two = (kept(model, TEXT[:n]).stats().memory_bytes for n in (8, 16))
+        one, two = (stored(model, TEXT[:n]).stats().memory_bytes for n in (8, 16))
         return two - one
 
     # two blocks, keys and values of one head of 32 float32, and an int32 position
@@ -263,19 +263,19 @@ def test_a_negative_limit_is_refused() -> None:
 
 def test_another_model_finds_nothing() -> None:
     """The names of texts hold the model's identity."""
-    names = [set(kept(recurrent(seed), TEXT)._store._memory) for seed in (1, 2)]
+    names = [set(stored(recurrent(seed), TEXT)._store._memory) for seed in (1, 2)]
     assert not names[0] & names[1]
 
 
 def test_models_share_limits() -> None:
     first, second = recurrent(1), attention(1)
-    sessions = kept(first, TEXT)
+    sessions = stored(first, TEXT)
     other = sessions.for_model(second)
     assert other.find([*TEXT, 1]).count == 0
     keep(other, second, TEXT[:4])
     assert other.find(TEXT).count == 4 and sessions.find(TEXT).count == 0
     assert other.stats() == sessions.stats() and sessions.stats().sessions == 2
-    limited = sessions_of(first, kept(first, TEXT).stats().memory_bytes)
+    limited = sessions_of(first, stored(first, TEXT).stats().memory_bytes)
     keep(limited, first, TEXT)
     keep(limited.for_model(recurrent(2)), recurrent(2), TEXT)
     assert limited.find([*TEXT, 1]).count == 0 and limited.stats().sessions == 1

@@ -11,10 +11,7 @@ from typing import Any
 from sentencepiece import SentencePieceProcessor, set_min_log_level
 
 from . import vocabulary
-from .vocabulary import Before, SpecialToken, SpecialTokens, TokenizerSettings
-
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""How pieces spell a space."""
+from .vocabulary import SPACE, Before, SpecialToken, SpecialTokens, TokenizerSettings
 
 _ERRORS = 2
 _WORDS = 3
@@ -131,10 +128,27 @@ class SentencePieceVocabulary:
         """The same vocabulary, since the package lets other threads run while it encodes."""
         return self
 
-    keeps_spaces = False
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without splitting it into pieces."""
+        if self._longest is not None:
+            return vocabulary.least_tokens(text, self._longest)
+        # which of the two the text will be split by is not known
+        return min(
+            self._least_between(tokens, text) for tokens in (self._parsed, self._always_parsed)
+        )
+
+    def _least_between(self, tokens: SpecialTokens, text: str) -> int:
+        """The number for a text that is split by some tokens, each of which counts as one."""
+        parts = tokens.split(text)
+        return sum(self._least.of(part) if isinstance(part, str) else 1 for part in parts)
 
     @cached_property
-    def longest(self) -> int | None:
+    def _least(self) -> "LeastPieces":
+        # later texts have one space less than the first
+        return LeastPieces(self._later_processor, self._model)
+
+    @cached_property
+    def _longest(self) -> int | None:
         """The most characters of a text, but spaces, that one token can stand for, if that is known."""
         sizes = [len(self._processor.id_to_piece(number)) for number in range(self._size)]
         byte_count = sum(self._processor.is_byte(number) for number in range(self._size))

@@ -8,10 +8,10 @@ import numpy as np
 
 from ..errors import CheckpointError, UnsupportedModelError
 from .from_gguf import BYTE_LEVEL_PATTERNS, TEMPLATE_KEY, TokenType
-from .sentencepiece_model import SPACE, load_processor, user_defined_tokens
+from .sentencepiece_model import load_processor, user_defined_tokens
 from .tokenizer import Tokenizer
 from .tokenizer_json import parse_document
-from .vocabulary import ENDS_OF_TURN, MAX_VOCABULARY_BYTES, read_limited
+from .vocabulary import ENDS_OF_TURN, MAX_VOCABULARY_BYTES, SPACE, read_limited
 
 _SAMPLES = (
     "Hello world",

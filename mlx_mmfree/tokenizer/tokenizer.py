@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import CheckpointError, shown_path
 from ..files.checkpoint_files import VOCABULARY_FILES
 from .chat import ChatTemplate, RenderedChat, chat_data, copy_data, join_parts, texts_in
-from .sentencepiece_model import SPACE, SentencePieceVocabulary
+from .sentencepiece_model import SentencePieceVocabulary
 from .tokenizer_json import JsonVocabulary
 from .vocabulary import (
     ENDS_OF_TURN,
@@ -27,9 +27,6 @@ from .vocabulary import (
     byte_vocabulary,
     read_settings,
 )
-
-# vocabularies may drop any number of them, or of the mark that SentencePiece writes for one
-_SPACES = (*filter(str.isspace, map(chr, range(0x3001))), SPACE)
 
 
 def checked_id(vocabulary: Vocabulary, token_id: int | None) -> int:
@@ -311,18 +308,9 @@ class Tokenizer:
     def least_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least, found without encoding it.
 
-        It is the number of its characters, except spaces where these may be dropped, divided by the
-        length of the longest token. It is 0 for a vocabulary of which it is not known how much of a text
-        one token may stand for.
+        It is 0 for a vocabulary of which it is not known how much of a text one token may stand for.
         """
-        longest = self._vocabulary.longest
-        if longest is None:
-            return 0
-        size = len(text)
-        # other threads run between two searches of a long text
-        for space in () if self._vocabulary.keeps_spaces else _SPACES:
-            size -= text.count(space)
-        return -(-size // longest)
+        return self._vocabulary.least_tokens(text)
 
     def for_threads(self) -> "Tokenizer":
         """The same tokenizer, for programs whose other threads go on while it encodes a long text."""

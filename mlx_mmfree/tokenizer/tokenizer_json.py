@@ -496,8 +496,8 @@ class JsonVocabulary:
                     f"[tokenizer] '{file}': the model must have no 'continuing_subword_prefix' but has "
                     "one. Use a byte-level or SentencePiece vocabulary."
                 )
-            self.longest: int | None = None
-            self.keeps_spaces = False
+            self._longest: int | None = None
+            self._keeps_spaces = False
             if is_known(document) and _are_few([*settings.tokens, *settings.roles]):
                 self._engine = TokenizerEngine(*self._source)
                 found = self._engine.description
@@ -506,8 +506,8 @@ class JsonVocabulary:
                 if isinstance(pieces, list):
                     pieces = {piece: number for number, (piece, _) in enumerate(pieces)}
                 self._ids = pieces | found.added
-                self.longest = longest_stretch(document, pieces, found.added)
-                self.keeps_spaces = keeps_spaces(document, found.special)
+                self._longest = longest_stretch(document, pieces, found.added)
+                self._keeps_spaces = keeps_spaces(document, found.special)
             else:
                 self._engine = ConfinedTokenizer(*self._source)
                 found, self._ids = self._engine.read()
@@ -569,6 +569,12 @@ class JsonVocabulary:
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
         """The bytes that a token adds to the text."""
         return self._decode(self._pieces[token_id], at_start)
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least; 0 if one token may stand for any part of it."""
+        if self._longest is None:
+            return 0
+        return vocabulary.least_tokens(text, self._longest, self._keeps_spaces)
 
     def for_threads(self) -> "JsonVocabulary":
         """The same vocabulary, which encodes long texts in a process of its own."""

@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from ..files.checkpoint_files import TRANSLATION_FILES
 from ..files.reading import parse_json_object
 from . import vocabulary
-from .sentencepiece_model import SPACE, LeastPieces, load_processor
+from .sentencepiece_model import LeastPieces, load_processor
 from .tokenizer import Tokenizer
 
 SOURCE_FILE, TARGET_FILE, LIST_FILE = TRANSLATION_FILES
@@ -100,7 +100,7 @@ class TranslationTokenizer:
                 pieces.append(self._pieces[number])
         with vocabulary.clean_errors(f"'{self.folder / TARGET_FILE}' cannot decode these tokens"):
             text = str(self._target.decode_pieces(pieces)) if pieces else ""
-        return text.replace(SPACE, " ").strip()
+        return text.replace(vocabulary.SPACE, " ").strip()
 
     def piece(self, token_id: int) -> str:
         """A token as the list spells it."""

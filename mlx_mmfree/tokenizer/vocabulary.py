@@ -22,6 +22,11 @@ Before = Literal["nothing", "special", "text"]
 ENDS_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Tokens that end a turn of a chat. Many files do not list them as ends of generation."""
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""How pieces of SentencePiece spell a space."""
+_SPACES = (*filter(str.isspace, map(chr, range(0x3001))), SPACE)
+"""A vocabulary may drop any number of them."""
+
 _LONGEST_PART = 1000
 STRETCH = 65_536
 """The characters of a long text that are looked at in one step."""
@@ -572,6 +577,21 @@ def encode_split(
     return ids
 
 
+def least_tokens(text: str, longest: int, keeps_spaces: bool = False) -> int:
+    """A number of tokens that a text has at least: the characters, divided by the longest token's.
+
+    Args:
+        text: The text.
+        longest: The most characters of a text that one token can stand for.
+        keeps_spaces: Count spaces too, none of which the vocabulary drops.
+    """
+    size = len(text)
+    # other threads run between two searches of a long text
+    for space in () if keeps_spaces else _SPACES:
+        size -= text.count(space)
+    return -(-size // longest)
+
+
 class Vocabulary(Protocol):
     """A vocabulary.
 
@@ -580,9 +600,6 @@ class Vocabulary(Protocol):
         bos_token_id: The token that begins a text, as the vocabulary says; `None` if it names none.
         eos_token_id: The token that ends a text, as the vocabulary says; `None` if it names none.
         frame: The ids that the vocabulary puts before and after every text.
-        longest: The most characters of a text, but spaces, that one token can stand for; `None` if that
-            is not known.
-        keeps_spaces: Whether `longest` counts spaces too, none of which is dropped.
         parses_special: Whether a special token that a text spells usually becomes that token.
         special: The special tokens.
         utf8_errors: What becomes of bytes that form no character.
@@ -592,19 +609,18 @@ class Vocabulary(Protocol):
     bos_token_id: int | None
     eos_token_id: int | None
     frame: tuple[list[int], list[int]]
-    keeps_spaces: bool
     parses_special: bool
     special: SpecialTokens
     utf8_errors: str
-
-    @property
-    def longest(self) -> int | None: ...
 
     def encode(
         self, text: str, before: Before = "nothing", *, parse_special: bool = False
     ) -> list[int]: ...
 
     def for_threads(self) -> "Vocabulary": ...
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, found without encoding it; 0 if none is known."""
 
     def piece(self, token_id: int) -> str:
         """The text of a token; `KeyError` if there is none."""
@@ -630,8 +646,6 @@ class ByteVocabulary:
     utf8_errors = EACH_BYTE
     bos_token_id: int | None = None
     eos_token_id: int | None = None
-    longest = 1
-    keeps_spaces = False
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -644,6 +658,10 @@ class ByteVocabulary:
     ) -> list[int]:
         """The ids of a text; there are no special tokens."""
         return [byte + self._first for byte in text.encode()]
+
+    def least_tokens(self, text: str) -> int:
+        """The characters of a text, each of which has one byte or more."""
+        return len(text)
 
     def for_threads(self) -> "ByteVocabulary":
         """The same vocabulary, since no text takes long."""

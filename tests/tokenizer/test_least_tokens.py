@@ -157,25 +157,36 @@ def test_unigram_with_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "has_bytes", "is_known"),
-    [("identity", True, True), ("identity", False, False), ("nmt_nfkc", True, False)],
+    ("rule", "has_bytes"),
+    [("identity", True), ("identity", False), ("nmt_nfkc", True), ("nmt_nfkc", False)],
 )
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_sentencepiece(
-    rule: str, has_bytes: bool, is_known: bool, kind: str, tmp_path: Path
-) -> None:
+def test_sentencepiece(rule: str, has_bytes: bool, kind: str, tmp_path: Path) -> None:
     model = BytesIO()
     SentencePieceTrainer.train(
-        sentence_iterator=iter(f"word {n} fox {n * 7} jumps" for n in range(200)),
+        sentence_iterator=iter(f"hello word {n} fox {n * 7} jumps" for n in range(200)),
         model_writer=model,
         vocab_size=300 if has_bytes else 44,
+        user_defined_symbols="<|x|>",
         model_type=kind,
         normalization_rule_name=rule,
         byte_fallback=has_bytes,
         minloglevel=2,
     )
     (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
-    check(Tokenizer.from_folder(tmp_path), is_known=is_known)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    check(tokenizer, is_known=True)
+    for text in (
+        "<|x|>" * 500,
+        "<s>hello</s>" * 300,
+        "\u2603<|x|>\u0301" * 300,
+        "<|x|> hello " * 99,
+    ):
+        for parse in (True, False):
+            assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, False, parse)), text[
+                :80
+            ]
+    assert tokenizer.least_tokens("<|x|>" * 500) > 0
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "char", "word"])

@@ -95,7 +95,14 @@ def load_and_embed(folder: Path, rng: random.Random) -> None:
     model, tokenizer = load(folder, packed=packed, dtype=dtype)
     if (longest_text(model) or _LONGEST) < _LONGEST:
         return
-    vectors = embed(model, tokenizer, ["a", "the"], pooling=rng.choice((None, "first", "mean")))
+    pooling = rng.choice((None, "first", "mean"))
+    try:
+        vectors = embed(model, tokenizer, ["a", "the"], pooling=pooling)
+    except ValueError as error:
+        # a damaged file may hold a prompt that no text fits beside
+        if "a text must have at most" in str(error):
+            return
+        raise
     if vectors.shape != (2, model.dims):
         raise AssertionError(f"vectors of shape {vectors.shape}")
 

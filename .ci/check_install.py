@@ -19,9 +19,9 @@ def check(origin: Path, compiled: bool) -> list[str]:
     from mlx_mmfree.platform import blas
 
     faults = []
-    place = Path(mlx_mmfree.__file__).resolve()
-    if not place.is_relative_to(origin.resolve()):
-        faults.append(f"imported from {place} instead of {origin}")
+    path = Path(mlx_mmfree.__file__).resolve()
+    if not path.is_relative_to(origin.resolve()):
+        faults.append(f"imported from {path} instead of {origin}")
     distribution = importlib.metadata.distribution("mlx-mmfree")
     if distribution.version != mlx_mmfree.__version__:
         faults.append(f"version {mlx_mmfree.__version__} installed as {distribution.version}")

@@ -108,7 +108,7 @@ def check_import() -> list[str]:
 
 
 def unfilled(repository: str, page: str) -> list[str]:
-    """Returns which places do not hold the address of the repository yet.
+    """Returns which files do not hold the address of the repository yet.
 
     Args:
         repository: The address that version.py states.

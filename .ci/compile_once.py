@@ -13,11 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-# options with a place after them, which says nothing that the text does not say
-PLACES = ("-I", "-isystem", "-include", "-MT", "-MF", "-o", "-c")
+# options with a path after them, which adds nothing to the preprocessed text
+PATH_OPTIONS = ("-I", "-isystem", "-include", "-MT", "-MF", "-o", "-c")
 
 
-def compile_once(kept: Path, command: list[str]) -> int:
+def compile_once(cache: Path, command: list[str]) -> int:
     """Leaves the object file and the list of headers; returns the compiler's status."""
     if not {"-c", "-o"} < set(command) or {"-v", "c++-header"} & set(command):
         return subprocess.call(command)
@@ -32,14 +32,14 @@ def compile_once(kept: Path, command: list[str]) -> int:
     flags = [
         argument
         for before, argument in zip(["", *command], command, strict=False)
-        if before not in PLACES and not argument.startswith(PLACES)
+        if before not in PATH_OPTIONS and not argument.startswith(PATH_OPTIONS)
     ]
     digest = hashlib.sha256("\0".join(flags).encode() + b"\0" + text.stdout).hexdigest()
-    known = kept / digest
+    known = cache / digest
     if not known.exists():
         if status := subprocess.call(command):
             return status
-        new = kept / f"{digest}.{os.getpid()}"
+        new = cache / f"{digest}.{os.getpid()}"
         shutil.copyfile(target, new)
         new.rename(known)
         return 0

@@ -79,34 +79,34 @@ def checks_layer(constructor: Callable[Arguments, None]) -> Callable[Arguments, 
 
     @wraps(constructor)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        place, values = type(args[0]).__name__, args[1:]
+        caller, values = type(args[0]).__name__, args[1:]
         if len(values) > len(unnamed):
             others = _listed(name for name in names if name not in unnamed)
             raise TypeError(
-                f"[{place}] only {_listed(unnamed)} may be given without a name but got {len(values)} "
+                f"[{caller}] only {_listed(unnamed)} may be given without a name but got {len(values)} "
                 f"values. Name the others: {others}."
             )
         given = {**dict(zip(unnamed, values, strict=False)), **kwargs}
-        check_known(place, given, names)
+        check_known(caller, given, names)
         if missing := [name for name in required if name not in given]:
             verb = "is" if len(missing) == 1 else "are"
-            raise TypeError(f"[{place}] {_listed(missing)} must be given but {verb} missing.")
+            raise TypeError(f"[{caller}] {_listed(missing)} must be given but {verb} missing.")
         for name in flags & given.keys():
             # any text but the empty one would count as true, "no" too
             if not isinstance(given[name], bool):
                 raise TypeError(
-                    f"[{place}] '{name}' must be True or False but got {given[name]!r:.80}."
+                    f"[{caller}] '{name}' must be True or False but got {given[name]!r:.80}."
                 )
         constructor(*args, **kwargs)
 
     return checked
 
 
-def check_known(place: str, given: Iterable[str], names: Collection[str]) -> None:
+def check_known(caller: str, given: Iterable[str], names: Collection[str]) -> None:
     """Refuses a name that is none of the arguments.
 
     Args:
-        place: What reports it.
+        caller: What reports it.
         given: The names of what was given.
         names: The arguments that there are.
 
@@ -118,7 +118,7 @@ def check_known(place: str, given: Iterable[str], names: Collection[str]) -> Non
             other = _OTHER_NAMES.get(name, name)
             meant = did_you_mean(other if other in names else name, names)
             raise TypeError(
-                f"[{place}] the argument {name!r:.60} is not known."
+                f"[{caller}] the argument {name!r:.60} is not known."
                 + (meant or f" Known are {', '.join(names)}.")
             )
 
@@ -127,11 +127,11 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def check_numbers(place: str, **numbers: Any) -> None:
+def check_numbers(caller: str, **numbers: Any) -> None:
     """Refuses what is no number.
 
     Args:
-        place: What reports it.
+        caller: What reports it.
         numbers: By the names of the arguments.
 
     Raises:
@@ -139,14 +139,14 @@ def check_numbers(place: str, **numbers: Any) -> None:
     """
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Real):
-            raise TypeError(f"[{place}] '{name}' must be a number but got {number!r:.80}.")
+            raise TypeError(f"[{caller}] '{name}' must be a number but got {number!r:.80}.")
 
 
-def check_whole(place: str, **numbers: Any) -> None:
+def check_whole(caller: str, **numbers: Any) -> None:
     """Refuses what is no whole number.
 
     Args:
-        place: What reports it.
+        caller: What reports it.
         numbers: By the names of the arguments.
 
     Raises:
@@ -154,14 +154,14 @@ def check_whole(place: str, **numbers: Any) -> None:
     """
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, Integral):
-            raise TypeError(f"[{place}] '{name}' must be a whole number but got {number!r:.80}.")
+            raise TypeError(f"[{caller}] '{name}' must be a whole number but got {number!r:.80}.")
 
 
-def check_path(place: str, name: str, path: Any, what: str) -> None:
+def check_path(caller: str, name: str, path: Any, what: str) -> None:
     """Refuses what is neither a text nor a path.
 
     Args:
-        place: What reports it.
+        caller: What reports it.
         name: The argument.
         path: Its value.
         what: What it names, as text.
@@ -171,15 +171,15 @@ def check_path(place: str, name: str, path: Any, what: str) -> None:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
-            f"[{place}] '{name}' must be the text or path of {what} but got {path!r:.80}."
+            f"[{caller}] '{name}' must be the text or path of {what} but got {path!r:.80}."
         )
 
 
-def check_list(place: str, name: str, values: Any, what: str) -> None:
+def check_list(caller: str, name: str, values: Any, what: str) -> None:
     """Refuses a text, or what cannot be gone through, where a list is asked for.
 
     Args:
-        place: What reports it.
+        caller: What reports it.
         name: The argument.
         values: Its value.
         what: What the list holds, as text.
@@ -189,18 +189,18 @@ def check_list(place: str, name: str, values: Any, what: str) -> None:
     """
     if isinstance(values, str):
         raise TypeError(
-            f"[{place}] '{name}' must be a list of {what} but got the text {values!r:.80}. Write "
+            f"[{caller}] '{name}' must be a list of {what} but got the text {values!r:.80}. Write "
             f"[{values!r:.80}]."
         )
     if not isinstance(values, Collection):
-        raise TypeError(f"[{place}] '{name}' must be a list of {what} but got {values!r:.80}.")
+        raise TypeError(f"[{caller}] '{name}' must be a list of {what} but got {values!r:.80}.")
 
 
-def check_model(place: str, model: Any, tokenizer: Any = None, name: str = "model") -> None:
+def check_model(caller: str, model: Any, tokenizer: Any = None, name: str = "model") -> None:
     """Refuses what is no loaded model.
 
     Args:
-        place: What reports it.
+        caller: What reports it.
         model: The model.
         tokenizer: What came after it, which may be the model that was meant.
         name: The argument.
@@ -212,12 +212,12 @@ def check_model(place: str, model: Any, tokenizer: Any = None, name: str = "mode
         return
     if _is_model(tokenizer):
         raise TypeError(
-            f"[{place}] '{name}' must be the model but got {type(model).__name__}, and the model after "
+            f"[{caller}] '{name}' must be the model but got {type(model).__name__}, and the model after "
             "it. Swap the two: (model, tokenizer, ...)."
         )
     got = f"the text {model!r:.80}" if isinstance(model, str) else type(model).__name__
     raise TypeError(
-        f"[{place}] '{name}' must be a loaded model but got {got}. Load it: model, tokenizer = "
+        f"[{caller}] '{name}' must be a loaded model but got {got}. Load it: model, tokenizer = "
         "load(path)."
     )
 
@@ -226,7 +226,7 @@ def _is_model(value: Any) -> bool:
     return callable(value) and hasattr(value, "parameters")
 
 
-def check_tokenizer(place: str, tokenizer: Any) -> None:
+def check_tokenizer(caller: str, tokenizer: Any) -> None:
     """Refuses what is no tokenizer.
 
     Raises:
@@ -236,6 +236,6 @@ def check_tokenizer(place: str, tokenizer: Any) -> None:
     if isinstance(tokenizer, str) or not hasattr(tokenizer, "encode"):
         got = f"{tokenizer!r:.80}" if isinstance(tokenizer, str) else type(tokenizer).__name__
         raise TypeError(
-            f"[{place}] 'tokenizer' must be the one that load gives with the model but got {got}. "
-            f"Write: model, tokenizer = load(path); {place}(model, tokenizer, ...)."
+            f"[{caller}] 'tokenizer' must be the one that load gives with the model but got {got}. "
+            f"Write: model, tokenizer = load(path); {caller}(model, tokenizer, ...)."
         )

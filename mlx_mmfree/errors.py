@@ -20,7 +20,7 @@ def without_credentials(text: str) -> str:
         text: What may hold them.
 
     Returns:
-        The text with a sign in their place.
+        The text with a sign instead of each.
 
     Example:
         >>> without_credentials("https://me:secret@host/model")

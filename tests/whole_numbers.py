@@ -14,25 +14,25 @@ NUMBERS = (-1, 2**31, 2**63, 10**30)
 """Numbers of no meaning, and those that 32 and 64 bits and a float do not hold."""
 _MOST_SECONDS, _MOST_BYTES = 10, 500_000_000
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
-def places(value: Any, here: Place = ()) -> Iterator[Place]:
-    """Where a plain value holds whole numbers; the first two entries of a list stand for all."""
+def paths_of_integers(value: Any, here: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of the whole numbers in a plain value; the first two entries of a list stand for all."""
     if isinstance(value, dict | list):
         pairs = value.items() if isinstance(value, dict) else enumerate(value[:2])
         for key, entry in pairs:
-            yield from places(entry, (*here, key))
+            yield from paths_of_integers(entry, (*here, key))
     elif type(value) is int:
         yield here
 
 
-def changed(value: Any, place: Sequence[str | int], number: object) -> Any:
-    """A copy of a plain value with another number at a place."""
+def changed(value: Any, path: Sequence[str | int], number: object) -> Any:
+    """A copy of a plain value with another number at a path."""
     copy = node = deepcopy(value)
-    for key in place[:-1]:
+    for key in path[:-1]:
         node = node[key]
-    node[place[-1]] = number
+    node[path[-1]] = number
     return copy
 
 
@@ -48,40 +48,40 @@ def fault(
     """
     forget_peak()
     bytes_before, began = peak_resident_bytes(), time.monotonic()
-    said = ""
+    found = ""
     try:
         use(*words)
     except refusals as error:
         message = str(error)
-        said = "" if 20 <= len(message) <= 2000 and "\n" not in message else f"says {message!r}"
+        found = "" if 20 <= len(message) <= 2000 and "\n" not in message else f"says {message!r}"
     except Exception as error:
-        said = f"ends with {type(error).__name__}: {error}"
+        found = f"ends with {type(error).__name__}: {error}"
     if (seconds := time.monotonic() - began) > _MOST_SECONDS:
-        said += f" takes {seconds:.0f} s"
+        found += f" takes {seconds:.0f} s"
     if (grown := peak_resident_bytes() - bytes_before) > _MOST_BYTES:
-        said += f" takes {grown / 1e6:.0f} MB"
-    return said
+        found += f" takes {grown / 1e6:.0f} MB"
+    return found
 
 
 def faults_of_file(
-    file: Path, use: Callable[[], object], more: Sequence[str | Place] = ()
+    file: Path, use: Callable[[], object], more: Sequence[str | KeyPath] = ()
 ) -> list[str]:
     """The faults of the whole numbers of a JSON file, which is as before afterwards.
 
     Args:
         file: The file, which holds an object or a list of objects.
         use: Reads it as a user would.
-        more: Keys that get a number too; or all places that do, where others would take too long.
+        more: Keys that get a number too; or the paths of all that do, where others would take too long.
     """
     before = file.read_text()
     values = json.loads(before)
     keys = [(key,) for key in more if isinstance(key, str) and isinstance(values, dict)]
-    given = [place for place in more if not isinstance(place, str)] or places(values)
+    given = [path for path in more if not isinstance(path, str)] or paths_of_integers(values)
     found = []
-    for place in dict.fromkeys([*given, *keys]):
+    for path in dict.fromkeys([*given, *keys]):
         for number in NUMBERS:
-            file.write_text(json.dumps(changed(values, place, number)))
-            if said := fault(use):
-                found.append(f"{'.'.join(map(str, place))}: {number} {said}")
+            file.write_text(json.dumps(changed(values, path, number)))
+            if fault_found := fault(use):
+                found.append(f"{'.'.join(map(str, path))}: {number} {fault_found}")
     file.write_text(before)
     return found

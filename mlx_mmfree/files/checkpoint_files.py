@@ -12,7 +12,7 @@ WEIGHTS_PATTERN = "model*.safetensors"
 TORCH_WEIGHTS_PATTERN = "pytorch_model*.bin"
 SCALES_FILE = "ternary_scales.safetensors"
 PACKING_FILE = "hadamard_packing.json"
-"""What says that float weights were rotated, see `hub.checkpoint.formats.folded`."""
+"""The description of float weights that were rotated, see `hub.checkpoint.formats.folded`."""
 
 GGUF_SUFFIX = ".gguf"
 VOCABULARY_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")

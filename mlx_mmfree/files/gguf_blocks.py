@@ -150,7 +150,7 @@ def _q1_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ptq1_0(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As TQ1_0, with 16, 8 and 2 bytes."""
+    """The codes of PTQ1_0: the layout of TQ1_0 with 16, 8 and 2 bytes."""
     parts = [
         _base3_digits(blocks[:, :16], 5),
         _base3_digits(blocks[:, 16:24], 5),

@@ -105,7 +105,7 @@ class _Header:
         self._stream = stream
         self._file = file
         self.size = os.fstat(stream.fileno()).st_size
-        self.place = 0
+        self.offset = 0
         self._values = 0
 
     def problem(self, text: str) -> CheckpointError:
@@ -114,14 +114,14 @@ class _Header:
         )
 
     def take(self, count: int) -> bytes:
-        if count > min(self.size, MAX_HEADER_BYTES) - self.place:
+        if count > min(self.size, MAX_HEADER_BYTES) - self.offset:
             raise self.problem(
-                f"ends inside its header, which claims {count} bytes at {self.place} of {self.size}"
+                f"ends inside its header, which claims {count} bytes at {self.offset} of {self.size}"
             )
         data = self._stream.read(count)
         if len(data) < count:
             raise self.problem("changed while it was read")
-        self.place += count
+        self.offset += count
         return data
 
     def whole_number(self, code: str) -> int:
@@ -153,7 +153,7 @@ class _Header:
             raise self.problem(f"claims more than {MAX_VALUES:,} values in its lists")
         if kind == ValueType.TEXT:
             # each text takes at least 8 bytes of the file
-            if count > (self.size - self.place) // 8:
+            if count > (self.size - self.offset) // 8:
                 raise self.problem(f"claims a list of {count} texts")
             return [self.text() for _ in range(count)]
         return self._numbers(kind, count)
@@ -203,7 +203,7 @@ def _read(header: _Header, file: Path) -> tuple[dict[str, Any], dict[str, Stored
     alignment = metadata.get("general.alignment", ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment > 2**20 or alignment % 8:
         raise header.problem(f"gives the impossible alignment {alignment!r:.40}")
-    data_start = -(-header.place // alignment) * alignment
+    data_start = -(-header.offset // alignment) * alignment
     described = _with_layout_of_q2_0(header, described, header.size - data_start, alignment)
     tensors: dict[str, StoredTensor] = {}
     for name, number, shape, offset in described:
@@ -461,7 +461,7 @@ def write_parts(
 
     Args:
         folder: The folder to write to.
-        stem: The name of the file without its suffix, or the beginning of the names of the parts.
+        stem: The name of the file without its suffix, or the prefix of the names of the parts.
         metadata, tensors, on_bytes: As for `write_gguf`.
         max_bytes: The largest number of bytes of tensors in a part, unless one tensor is larger. `None`
             writes one file.

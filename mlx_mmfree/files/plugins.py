@@ -31,7 +31,7 @@ class Plugin(NamedTuple):
     """A module that holds what a file of the package could.
 
     Attributes:
-        name: That of such a file.
+        name: The name of such a file.
         module: The module.
         source: What messages call it; empty for a file of the package.
         is_named: Whether the user named it, so that it may hold any kind.
@@ -169,8 +169,8 @@ def _run(run: Callable[[], Any], what: str, shown: str) -> Any:
     try:
         return run()
     except (Exception, SystemExit) as error:
-        said = failure(error) or f"'{shown}' ends with {_said(error)}"
-        raise UsageError(f"[plugin] {what} must run to its end but {said}.") from error
+        problem = failure(error) or f"'{shown}' ends with {_described(error)}"
+        raise UsageError(f"[plugin] {what} must run to its end but {problem}.") from error
 
 
 def failure(error: BaseException) -> str | None:
@@ -183,12 +183,12 @@ def failure(error: BaseException) -> str | None:
     for file, line in reversed(lines):
         for root, shown in _roots.items():
             if file == root or file.startswith(root + os.sep):
-                place = shown if file == root else os.path.relpath(file, os.path.dirname(root))
-                return f"line {line} of '{place}' ends with {_said(error)}"
+                path = shown if file == root else os.path.relpath(file, os.path.dirname(root))
+                return f"line {line} of '{path}' ends with {_described(error)}"
     return None
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {text}".rstrip(":. ")
 
@@ -248,7 +248,7 @@ def installed(kind: str) -> tuple[EntryPoint, ...]:
 
 @cache
 def _entry_points() -> Any:
-    """Those of all installed packages, whose files are read once for all kinds."""
+    """The entry points of all installed packages, whose files are read once for all kinds."""
     return entry_points()
 
 

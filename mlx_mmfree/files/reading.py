@@ -169,7 +169,7 @@ def check_link(file: Path) -> None:
 
 
 def _is_cached_content(folder: Path, target: Path) -> bool:
-    """Whether a snapshot of the Hub's cache, or a folder at any depth in it, may link to a file."""
+    """Returns whether a snapshot of the Hub's cache, or a folder within it, may link to a file."""
     snapshots = next((each for each in folder.parents if each.name == "snapshots"), None)
     if snapshots is None or not _REPOSITORY.fullmatch(snapshots.parent.name):
         return False
@@ -301,7 +301,7 @@ INFINITE_KEYS = ("time_step_limit",)
 
 def parse_json_object(
     text: bytes,
-    place: str,
+    what: str,
     *,
     unique: bool = True,
     max_bytes: int = MAX_BYTES,
@@ -312,7 +312,7 @@ def parse_json_object(
 
     Args:
         text: UTF-8 text.
-        place: What the text is, for messages.
+        what: What the text is, for messages.
         unique: Refuse repeated keys; otherwise the last one counts.
         max_bytes, max_values, infinite_keys: As for `parse_json`.
 
@@ -328,11 +328,10 @@ def parse_json_object(
             infinite_keys=infinite_keys,
         )
     except ValueError as error:
-        raise CheckpointError(f"[JSON] {place} {error}. {_HINT}") from error
+        raise CheckpointError(f"[JSON] {what} {error}. {_HINT}") from error
     if not isinstance(value, dict):
         raise CheckpointError(
-            f"[JSON] {place} must be an object but got {type(value).__name__} {value!r:.80}. "
-            f"{_HINT}"
+            f"[JSON] {what} must be an object but got {type(value).__name__} {value!r:.80}. {_HINT}"
         )
     return value
 

@@ -19,7 +19,7 @@ class StoredArray:
         stream: The file. It may be closed afterwards.
         dtype: What is stored.
         shape: Of the whole array, whose rows follow one another.
-        start: Place of the first byte.
+        start: Offset of the first byte.
         check_again: Called with the file where it was written to since it was opened. It raises
             `ValueError` unless the content is still the same.
         problem: Makes an error of the reason why rows cannot be read any more.
@@ -61,7 +61,7 @@ class StoredArray:
         return array
 
     def first(self, count: int) -> "StoredArray":
-        """So many rows of the beginning, or all if there are fewer; they are not read either."""
+        """The first rows, or all if there are fewer; they are not read either."""
         shape = (min(count, len(self)), *self.shape[1:])
         with self._stream() as stream:
             return StoredArray(
@@ -71,11 +71,11 @@ class StoredArray:
     def _stream(self) -> BufferedReader:
         return os.fdopen(os.dup(self._file), "rb")
 
-    def _fill(self, memory: memoryview, place: int) -> bool:
-        """Reads some bytes, and says whether they belong to the file that was opened."""
+    def _fill(self, memory: memoryview, offset: int) -> bool:
+        """Reads some bytes, and returns whether they belong to the file that was opened."""
         done = 0
         while done < len(memory):
-            part = os.pread(self._file, len(memory) - done, place + done)
+            part = os.pread(self._file, len(memory) - done, offset + done)
             if not part:
                 break
             memory[done : done + len(part)] = part

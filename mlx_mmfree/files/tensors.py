@@ -201,7 +201,7 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
     if (
         not isinstance(offsets, list)
         or len(offsets) != 2
-        or not all(type(place) is int and place >= 0 for place in offsets)
+        or not all(type(offset) is int and offset >= 0 for offset in offsets)
     ):
         raise _problem(file, f"gives tensor {name!r:.100} the impossible offsets {offsets!r:.80}")
     start, stop = offsets
@@ -221,8 +221,8 @@ def _entry(file: Path, name: str, info: Any, data_start: int, data_bytes: int) -
             "Use a checkpoint with F32, F16 or BF16, or write it again with one of these by the program "
             "that made it."
         )
-    places = data_start + start, data_start + stop
-    return TensorEntry(name, file, DTYPES[dtype], tuple(shape), *places)
+    span = data_start + start, data_start + stop
+    return TensorEntry(name, file, DTYPES[dtype], tuple(shape), *span)
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
@@ -368,7 +368,7 @@ def write_safetensors(
 
 
 def file_head(specs: Iterable[TensorSpec], metadata: Mapping[str, str] = METADATA) -> bytes:
-    """The beginning of a file; the bytes of its tensors follow, one after the other."""
+    """The header of a file; the bytes of its tensors follow, one after the other."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     position = 0
     for spec in specs:
@@ -416,10 +416,10 @@ def write_shards(
     if len(shards) == 1:
         write_safetensors(folder / WEIGHTS_FILE, shards[0], metadata, on_bytes)
         return
-    places: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_safetensors(folder / name, shard, metadata, on_bytes)
-        places.update((spec.name, name) for group in shard for spec in group.specs)
+        file_of.update((spec.name, name) for group in shard for spec in group.specs)
     total = sum(group.nbytes for shard in shards for group in shard)
-    write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
+    write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": file_of})

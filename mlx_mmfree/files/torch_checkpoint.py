@@ -180,7 +180,7 @@ def _content_start(stream: BinaryIO, name: str, start: int) -> int:
     fields = _unpack(stream, _LOCAL, start)
     signature, method, name_bytes, extra_bytes = (fields[k] for k in (0, 3, 9, 10))
     if signature != b"PK\x03\x04" or method or stream.read(name_bytes) != name.encode():
-        raise ValueError(f"has entry {name!r:.100} at two places that disagree")
+        raise ValueError(f"has entry {name!r:.100} in two records that disagree")
     return start + _LOCAL.size + name_bytes + extra_bytes
 
 
@@ -235,7 +235,7 @@ class View:
         offset: The index of its first number in the storage.
         shape: Its shape.
         strides: The distance of neighbours along each axis, in numbers.
-        is_negated: Whether the numbers are those of the storage with the other sign.
+        is_negated: Whether the storage has the numbers with the other sign.
     """
 
     storage: Storage
@@ -291,7 +291,7 @@ class _Machine:
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
-        self._marks: list[int] = []
+        self._mark_positions: list[int] = []
         self._memo: dict[int, Any] = {}
 
     def step(self, name: str, argument: Any) -> None:
@@ -316,13 +316,13 @@ class _Machine:
         self.stack.append(value)
 
     def _pop(self, count: int) -> list[Any]:
-        if self._marks and len(self.stack) - count < self._marks[-1]:
+        if self._mark_positions and len(self.stack) - count < self._mark_positions[-1]:
             raise IndexError
         values = [self.stack.pop() for _ in range(count)]
         return values[::-1]
 
     def _pop_to_mark(self) -> list[Any]:
-        mark = self._marks.pop()
+        mark = self._mark_positions.pop()
         values = self.stack[mark:]
         del self.stack[mark:]
         return values
@@ -334,13 +334,13 @@ class _Machine:
         pass
 
     def do_stop(self, _: None) -> None:
-        if self._marks or len(self.stack) != 1:
+        if self._mark_positions or len(self.stack) != 1:
             raise IndexError
 
     def do_mark(self, _: None) -> None:
-        if len(self._marks) >= _MAX_STACK:
+        if len(self._mark_positions) >= _MAX_STACK:
             raise ValueError("has a pickle that needs too much memory")
-        self._marks.append(len(self.stack))
+        self._mark_positions.append(len(self.stack))
 
     def do_memoize(self, _: None) -> None:
         self._memo[len(self._memo)] = self.stack[-1]

@@ -163,7 +163,7 @@ _Listing = dict[str, tuple[int, int, int]]
 
 @contextmanager
 def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
-    """Yields a path to write to. The file takes the target's place when the block ends.
+    """Yields a path to write to. The file replaces the target when the block ends.
 
     The path has the target's suffix. A target that is a link is replaced itself. If the block fails, the
     target stays as it was.
@@ -188,7 +188,7 @@ def new_file(target: Path, needed_bytes: int = 0) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
-    """Yields an empty folder to write to. It takes the target's place when the block ends.
+    """Yields an empty folder to write to. It replaces the target when the block ends.
 
     Args:
         target: A folder that does not exist or is empty, or, with `replaces`, any folder.
@@ -225,7 +225,7 @@ def new_folder(target: Path, *, replaces: bool = False, needed_bytes: int = 0) -
 
 
 @contextmanager
-def writing(place: str, target: Path) -> Iterator[None]:
+def writing(caller: str, target: Path) -> Iterator[None]:
     """Turns errors of writing into one line about the target.
 
     Raises:
@@ -235,8 +235,8 @@ def writing(place: str, target: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:
         raise CheckpointError(
-            f"[{place}] '{target}' cannot be written: {error}. Check the disk and the permissions, or "
-            "choose another place."
+            f"[{caller}] '{target}' cannot be written: {error}. Check the disk and the permissions, or "
+            "choose another path."
         ) from error
 
 

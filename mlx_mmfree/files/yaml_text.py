@@ -121,8 +121,8 @@ def parse_yaml(data: bytes, *, has_words: bool = False) -> Any:
         loader = (_LoaderOfWords if has_words else _Loader)(text)
         return loader.get_single_data()
     except yaml.YAMLError as error:
-        place = str(error).replace('in "<unicode string>", ', "at ")
-        raise ValueError(" ".join(place.split())[:_MAX_MESSAGE]) from error
+        message = str(error).replace('in "<unicode string>", ', "at ")
+        raise ValueError(" ".join(message.split())[:_MAX_MESSAGE]) from error
     except (TypeError, RecursionError, OverflowError, LookupError, AttributeError) as error:
         # a value that does not fit its tag makes the package fail in one of these ways
         raise ValueError(f"a value does not fit its tag: {error}"[:_MAX_MESSAGE]) from error

@@ -191,7 +191,8 @@ def fill(model: MaskedLM, tokenizer: Any, text: str, *, top_k: int = 5) -> list[
     positions = [n for n, token in enumerate(ids) if token == mask]
     if not positions:
         raise ValueError(
-            f"[fill] 'text' must hold {tokenizer.piece(mask)!r} where a word is missing but holds none."
+            f"[fill] 'text' must hold {tokenizer.id_to_piece(mask)!r} where a word is missing but holds "
+            "none."
         )
     check_length(len(ids), model.context_length)
     check_tokens(ids, model.vocab_size)

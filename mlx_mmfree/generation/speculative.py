@@ -72,7 +72,7 @@ def check_draft_tokenizer(tokenizer: Any, draft_tokenizer: Any) -> None:
 
 def _chunk(tokenizer: Any, token: int) -> str | None:
     try:
-        return str(tokenizer.piece(token))
+        return str(tokenizer.id_to_piece(token))
     except ValueError:
         return None
 

@@ -130,7 +130,7 @@ class Usage:
         prompt_tokens: Tokens of all prompts.
         cached_tokens: The tokens among them that were cached.
         completion_tokens: Tokens written.
-        reasoning_tokens: Those of them that are reasoning.
+        reasoning_tokens: The tokens of reasoning among them.
     """
 
     texts_a_prompt: int
@@ -387,14 +387,14 @@ class TextParts:
         self._reader = reader
         self.blocks = answer_parts.Blocks()
         # where each token begins that is, or may become, one of the reasoning
-        self._places: list[int] = []
+        self._starts: list[int] = []
         self._size = 0
         self._may_think = isinstance(reader, ReasoningReader)
 
     def add(self, events: Sequence[Event]) -> list[answer_parts.Change]:
         """The changes of the blocks by some steps of the text."""
         for event in events if self._may_think else ():
-            self._places.append(self._size)
+            self._starts.append(self._size)
             self._size += len(event.text)
         parts = self._reader.add("".join(event.text for event in events))
         reason, stop_string = events[-1].finish_reason, events[-1].stop_string
@@ -403,13 +403,13 @@ class TextParts:
         # what might have become reasoning is known at the end
         if self._may_think and (size := cast(ReasoningReader, self._reader).size) is not None:
             self._may_think = False
-            self._places = [place for place in self._places if place < size]
+            self._starts = [start for start in self._starts if start < size]
         return [change for part in parts for change in self.blocks.add(part)]
 
     @property
     def reasoning_tokens(self) -> int:
         """How many tokens the reasoning has, its closing tag included."""
-        return len(self._places)
+        return len(self._starts)
 
 
 @dataclass

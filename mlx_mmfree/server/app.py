@@ -34,7 +34,7 @@ from .json_rows import json_response
 from .messages import count_tokens, messages
 from .metrics import CLIENT_GONE, RequestLog
 from .page import PAGE, PAGE_HEADERS, page_files
-from .responses import input_items, kept_response, responses
+from .responses import input_items, responses, stored_response
 from .schemas import CompletionRequest, EmbeddingRequest
 from .service import Endpoint, Service, while_connected
 from .settings import MAX_CHOICES, MAX_EMBEDDED_TEXTS, MAX_EMBEDDED_TOKENS, ServedModel
@@ -398,7 +398,7 @@ def make_app(service: Service) -> Starlette:
         Route("/v1/messages", messages(service), methods=["POST"]),
         Route("/v1/messages/count_tokens", count_tokens(service), methods=["POST"]),
         Route("/v1/responses", responses(service), methods=["POST"]),
-        Route("/v1/responses/{name}", kept_response(service), methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}", stored_response(service), methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/input_items", input_items(service), methods=["GET"]),
         Route("/v1/embeddings", embeddings(service), methods=["POST"]),
     ]

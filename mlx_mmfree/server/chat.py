@@ -215,7 +215,7 @@ def _check(body: ChatRequest) -> None:
             except ValueError as error:
                 raise RequestError(
                     f"[request] 'tools' must have patterns that can be followed where they are strict, "
-                    f"but that of {function.name!r} has {pattern!r:.60}: {error!s:.200}.",
+                    f"but the function {function.name!r} has {pattern!r:.60}: {error!s:.200}.",
                     param="tools",
                     code="invalid_json_schema",
                 ) from error
@@ -248,7 +248,7 @@ def _call_format(served: ServedModel) -> CallFormat:
     if format is None:
         raise RequestError(
             "[request] 'tools' must go to a model whose chat template has calls in a format that is "
-            f"known here, but that of {served.name!r} has none. Leave them out.",
+            f"known here, but the template of {served.name!r} has none. Leave them out.",
             param="tools",
             code="unsupported_parameter",
         )

@@ -30,7 +30,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
     Args:
         opened: All connections that are open.
         most: The most that may be.
-        arguments: Those of uvicorn.
+        arguments: The arguments of uvicorn.
     """
 
     def __init__(self, *, opened: "set[Connection]", most: int, **arguments: Any):
@@ -76,7 +76,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
         waiting = [other for other in others if other.is_waiting and other is not self]
         if waiting:
             # those whose body is still to come are the last ones
-            min(waiting, key=lambda other: (not other.is_answered, other._since)).leave()
+            min(waiting, key=lambda other: (not other.is_answered, other._since)).abort()
         else:
             self._refuse(
                 RequestError(
@@ -93,7 +93,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
         self._opened.discard(self)
         self._tell_of_end(self._answered)
 
-    def leave(self) -> None:
+    def abort(self) -> None:
         """Ends it at once."""
         self._is_over = True
         self._tell_of_end(self._answered)
@@ -190,7 +190,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
             if [value.lower() for name, value in self.headers if name == b"host"] != [named]:
                 self._fail(
                     RequestError(
-                        f"[server] 'Host' must be that of the address, {named!r:.80}, but is another."
+                        f"[server] 'Host' must equal the address's, {named!r:.80}, but is another."
                     )
                 )
         super().on_headers_complete()
@@ -228,7 +228,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._unread_since is not None and now - self._unread_since > settings.UNREAD_SECONDS:
-            self.leave()
+            self.abort()
         elif self._is_over or self.flow.read_paused or now - self._since <= settings.HEAD_SECONDS:
             return
         elif not self._is_head:
@@ -257,7 +257,7 @@ class Connection(httptools_impl.HttpToolsProtocol):
             # what was asked before is answered first
             self._end_after_answers()
         elif not self._is_head and (self.cycle.response_started or self.pipeline):
-            self.leave()
+            self.abort()
         else:
             self._answer(error)
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ..errors import MMFreeError
-from .schemas import Arguments, Message, joined
+from .schemas import Arguments, Message, in_lines
 from .tool_calls.call_formats import USUAL_FORMAT, CallFormat, call_format
 
 
@@ -29,11 +29,11 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side says.
+    """The message of one side.
 
     Attributes:
-        number: That of the message in the request.
-        role: Who says it.
+        number: The number of the message in the request.
+        role: Whose message it is.
         text: The words.
         reasoning: The reasoning before that.
         calls: The calls after that.
@@ -81,7 +81,7 @@ def _merged(turns: Turns, roles: Iterable[Role]) -> Turns:
             found += [replace(turn, role=role) for turn in same]
             continue
         calls = tuple(call for turn in same for call in turn.calls)
-        texts = joined(turn.text for turn in same), joined(turn.reasoning for turn in same)
+        texts = in_lines(turn.text for turn in same), in_lines(turn.reasoning for turn in same)
         found.append(Turn(same[0].number, role, *texts, calls))
     return found
 
@@ -105,10 +105,10 @@ def one_call_each(turns: Turns) -> Turns:
         results: Turns = []
         while left and left[-1].role == "tool":
             results.append(left.pop())
-        said = replace(turn, calls=())
+        answer = replace(turn, calls=())
         for call in turn.calls:
-            found.append(replace(said, calls=(call,)))
-            said = Turn(turn.number, "assistant")
+            found.append(replace(answer, calls=(call,)))
+            answer = Turn(turn.number, "assistant")
             own = next((n for n, each in enumerate(results) if each.call == call.id), None)
             found += [] if own is None else [results.pop(own)]
         found += results
@@ -226,7 +226,7 @@ def _messages(turn: Turn, rules: CallRules) -> Iterator[TemplateMessage]:
             message = {"role": turn.role, "content": ""}
         if are_text:
             texts = (rules.format.written(call.name, _as_text(call.arguments)) for call in calls)
-            message["content"] = joined([message["content"], *texts])
+            message["content"] = in_lines([message["content"], *texts])
         else:
             message["tool_calls"] = [
                 {

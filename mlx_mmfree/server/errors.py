@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 _RATE_LIMIT = 429
 _FIRST_SERVER_ERROR = 500
 ANTHROPIC = "/v1/messages"
-"""The beginning of the addresses whose errors have Anthropic's format; all others have OpenAI's."""
+"""The prefix of the addresses whose errors have Anthropic's format; all others have OpenAI's."""
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",

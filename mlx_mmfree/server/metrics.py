@@ -39,7 +39,7 @@ class Metrics:
         self.first_token = self._histogram("mmfree_first_token_seconds", "Time to the first token")
         self.prompt_tokens = self._counter("mmfree_prompt_tokens", "Tokens of prompts")
         self.cached_tokens = self._counter(
-            "mmfree_cached_tokens", "Tokens of prompts not read again"
+            "mmfree_cached_tokens", "Tokens of prompts found in a cache"
         )
         self.generated_tokens = self._counter("mmfree_generated_tokens", "Tokens written")
         gauge = Gauge("mmfree_active_texts", "Texts under way or waiting", registry=self._registry)
@@ -74,7 +74,7 @@ class _SessionNumbers:
         counters = {
             "mmfree_session_hits": ("Prompts with a known prefix", stats.hits),
             "mmfree_session_misses": ("Prompts without one", stats.misses),
-            "mmfree_session_tokens_saved": ("Tokens not read again", stats.tokens_saved),
+            "mmfree_session_tokens_saved": ("Tokens found in a cache", stats.tokens_saved),
             "mmfree_session_lost": ("States that the disk did not get", stats.lost),
             "mmfree_session_damaged": ("Files removed as damaged", stats.damaged),
         }

@@ -18,8 +18,8 @@ from .bodies import tools
 from .bodies.responses import ENCRYPTED, Item, ResponsesRequest, item_id, sealed
 from .chat import Conversation, chat_endpoint
 from .errors import RequestError
-from .kept import KeptResponses, new_name, not_kept
 from .service import Endpoint, Service
+from .stored_responses import StoredResponses, new_name, not_stored
 
 
 class ResponsesAnswer(Answer):
@@ -28,13 +28,13 @@ class ResponsesAnswer(Answer):
     Args:
         body: The request.
         found: What is written for it.
-        kept: Keeps it once it is complete, if it is to be kept.
+        store: Stores it once it is complete, if the request asks for that.
     """
 
-    def __init__(self, body: ResponsesRequest, found: Conversation, kept: KeptResponses):
+    def __init__(self, body: ResponsesRequest, found: Conversation, store: StoredResponses):
         self.usage = Usage(texts_a_prompt=1)
         self._body = body
-        self._kept = kept
+        self._store = store
         self._parts = TextParts(found.make_reader())
         self._ids: list[str] = []
         self._sent = 0
@@ -101,12 +101,12 @@ class ResponsesAnswer(Answer):
             items = self._body.items(self._name)
             record = {"previous": self._body.previous_response_id, "input": items}
             size = len(json.dumps([items, response["output"]]))
-            is_kept = self._kept.keep(self._name, record | {"response": response, "size": size})
-            response["store"] = is_kept
+            is_stored = self._store.keep(self._name, record | {"response": response, "size": size})
+            response["store"] = is_stored
         return response
 
     def _response(self, status: str, blocks: Sequence[Block]) -> dict[str, Any]:
-        """The response as it stands."""
+        """The response so far."""
         is_over = status != "in_progress"
         open_status = "incomplete" if is_over else status
         output = [self._item(index, block, open_status) for index, block in enumerate(blocks)]
@@ -160,33 +160,35 @@ class ResponsesAnswer(Answer):
         block, number = change.block, change.index
         kind = self._kind(block)
         item = self._item(number, block, "in_progress")
-        place = {"item_id": item["id"], "output_index": number, **kind.place}
+        position = {"item_id": item["id"], "output_index": number, **kind.position}
         text = item.get(kind.text, block.text)
         if change.kind == "begin":
             yield self._event("response.output_item.added", output_index=number, item=item)
-            if kind.place:
-                yield self._event("response.content_part.added", **place, part=_part(block))
+            if kind.position:
+                yield self._event("response.content_part.added", **position, part=_part(block))
         elif change.kind == "grow":
             if kind.streams:
-                yield self._event(f"response.{kind.events}.delta", **place, delta=text, **kind.more)
+                yield self._event(
+                    f"response.{kind.events}.delta", **position, delta=text, **kind.more
+                )
         else:
             if kind.events and not kind.streams:
-                yield self._event(f"response.{kind.events}.delta", **place, delta=text)
+                yield self._event(f"response.{kind.events}.delta", **position, delta=text)
             if kind.events:
                 name = self._named(block) if kind.streams else {}
                 reported = {kind.text: text, **name, **kind.more}
-                yield self._event(f"response.{kind.events}.done", **place, **reported)
-            if kind.place:
-                yield self._event("response.content_part.done", **place, part=_part(block))
+                yield self._event(f"response.{kind.events}.done", **position, **reported)
+            if kind.position:
+                yield self._event("response.content_part.done", **position, part=_part(block))
             yield self._event("response.output_item.done", output_index=number, item=item)
 
     def _kind(self, block: Block) -> "_Kind":
-        """How a block is shown: a call as that of the tool that it is for."""
+        """How a block is shown; a call has the kind of its tool."""
         tool = self._tools.get(block.name)
         return _KINDS[block.kind if tool is None else tool.kind.item]
 
     def _named(self, block: Block) -> dict[str, str]:
-        """The name of a call, if it has one, with that of its namespace apart."""
+        """The name of a call, if it has one, with the name of its namespace apart."""
         if not block.name:
             return {}
         tool = self._tools.get(block.name)
@@ -205,7 +207,7 @@ class _Kind:
         item: The type of its item.
         events: What the types of its events begin with; nothing if its items alone tell of it.
         text: Under which name an event has all of its text.
-        place: Where its text stands in the item; nothing if the item has no parts.
+        position: The indices of its text in the item; nothing if the item has no parts.
         more: What events with text have beside it.
         streams: Whether its text comes as it is written; otherwise it comes whole.
     """
@@ -213,7 +215,7 @@ class _Kind:
     item: str
     events: str
     text: str = "text"
-    place: Mapping[str, int] = field(default_factory=lambda: {"content_index": 0})
+    position: Mapping[str, int] = field(default_factory=lambda: {"content_index": 0})
     more: Mapping[str, Any] = field(default_factory=dict)
     streams: bool = True
 
@@ -253,45 +255,45 @@ def _is_cut_call(item: Mapping[str, Any]) -> bool:
 
 def responses(service: Service) -> Endpoint:
     """The endpoint that answers conversations."""
-    kept = service.kept
+    store = service.stored_responses
 
     def as_chat(body: ResponsesRequest) -> schemas.ChatRequest:
-        found = kept.items(body.references)
+        found = store.items(body.references)
         body.refer({name: schemas.checked(Item, item) for name, item in found.items()})
         before: list[Item] = []
         if body.previous_response_id is not None:
-            for record in reversed(list(kept.chain(body.previous_response_id))):
+            for record in reversed(list(store.chain(body.previous_response_id))):
                 items = [*record["input"], *record["response"]["output"]]
                 before += [schemas.checked(Item, item) for item in items if not _is_cut_call(item)]
         return body.as_chat(before)
 
     def make_answer(body: ResponsesRequest, found: Conversation) -> Answer:
-        return ResponsesAnswer(body, found, kept)
+        return ResponsesAnswer(body, found, store)
 
     return chat_endpoint(service, ResponsesRequest, as_chat, make_answer, names=_NAMES)
 
 
-Kept = Callable[[Request], Response]
+StoredEndpoint = Callable[[Request], Response]
 
 
-def kept_response(service: Service) -> Kept:
+def stored_response(service: Service) -> StoredEndpoint:
     """The endpoint that shows a stored response, or deletes it."""
-    kept = service.kept
+    store = service.stored_responses
 
     def endpoint(request: Request) -> Response:
         name = request.path_params["name"]
         if request.method == "DELETE":
-            if not kept.remove(name):
-                raise not_kept("response_id", name)
+            if not store.remove(name):
+                raise not_stored("response_id", name)
             return JSONResponse({"id": name, "object": "response", "deleted": True})
         if request.query_params.get("stream", "false") != "false":
             raise RequestError(
                 "[request] 'stream' must be left out, since a stored response is complete.",
                 param="stream",
             )
-        record = kept.find(name)
+        record = store.find(name)
         if record is None:
-            raise not_kept("response_id", name)
+            raise not_stored("response_id", name)
         return JSONResponse(record["response"])
 
     return endpoint
@@ -300,14 +302,14 @@ def kept_response(service: Service) -> Kept:
 _MOST_LISTED = 100
 
 
-def input_items(service: Service) -> Kept:
+def input_items(service: Service) -> StoredEndpoint:
     """The endpoint that lists the items which a stored response has answered."""
 
     def endpoint(request: Request) -> Response:
         name, query = request.path_params["name"], request.query_params
-        record = service.kept.find(name)
+        record = service.stored_responses.find(name)
         if record is None:
-            raise not_kept("response_id", name)
+            raise not_stored("response_id", name)
         order, limit = query.get("order", "desc"), query.get("limit", "20")
         if order not in ("asc", "desc"):
             raise RequestError(

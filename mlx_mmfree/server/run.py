@@ -53,7 +53,7 @@ def make_service(
         models: At least one, each with a name of its own: loaded, or to be loaded when they are asked
             for. The first one answers requests that name none.
         settings: The limits and defaults.
-        sessions: Those of all models, to be counted.
+        sessions: The sessions of all models, to be counted.
         budget_bytes: What the weights in memory may need together; `None`: any number.
     """
 
@@ -228,11 +228,11 @@ class _Server(uvicorn.Server):
                 code="server_ending",
             )
         )
-        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._leave_all)
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._abort_all)
 
-    def _leave_all(self) -> None:
+    def _abort_all(self) -> None:
         for connection in list(self._connections):
-            connection.leave()
+            connection.abort()
 
 
 def _log_to_stderr() -> None:

@@ -79,8 +79,8 @@ class Body(pydantic.BaseModel):
 
 
 @cache
-def named_once(hint: str) -> None:
-    """Says in the log that a hint means nothing here, the first time that one comes."""
+def log_hint(hint: str) -> None:
+    """Logs that a hint means nothing here, the first time that one comes."""
     _log.info("Requests have '%s', a hint for which this server has no use.", hint)
 
 
@@ -128,7 +128,7 @@ def checked_object(kind: type[B], value: Mapping[str, Any]) -> B:
             raise _unsupported(name, allowed)
     for name in value:
         if name in kind.hints:
-            named_once(name)
+            log_hint(name)
             known.pop(name, None)
         elif name not in kind.model_fields and name not in kind.neutral:
             raise _unknown(name, {*kind.model_fields, *kind.hints})
@@ -175,7 +175,7 @@ def _unknown(name: str, known: Iterable[str] = ()) -> RequestError:
 def _refusal(error: pydantic.ValidationError) -> RequestError:
     """The first mistake, by the name of the parameter."""
     first = error.errors(include_url=False)[0]
-    name = _place(first["loc"])
+    name = _parameter_name(first["loc"])
     if first["type"] == "extra_forbidden":
         return _unknown(name)
     if first["type"] == "missing":
@@ -193,7 +193,7 @@ def _refusal(error: pydantic.ValidationError) -> RequestError:
     )
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _parameter_name(location: tuple[int | str, ...]) -> str:
     """The name of a parameter, such as `messages[0].role`."""
     text = ""
     for part in location:
@@ -394,7 +394,7 @@ Strict = bool | None
 """True if calls must follow their schema to the letter; otherwise it tells the model what to write."""
 
 
-def joined(texts: Iterable[str]) -> str:
+def in_lines(texts: Iterable[str]) -> str:
     """The texts as one, with a line break between two that would run into each other."""
     whole: list[str] = []
     for text in filter(None, texts):
@@ -457,8 +457,8 @@ _DOCUMENTS = ("document", "file", "input_file")
 
 def _label(part: dict[str, Any]) -> str:
     """The name of a document, if it has one."""
-    held = part["file"] if isinstance(part.get("file"), dict) else part
-    name = held.get("filename") or held.get("title")
+    file = part["file"] if isinstance(part.get("file"), dict) else part
+    name = file.get("filename") or file.get("title")
     return f" {' '.join(name.split())[:_LONGEST_LABEL]!r}" if isinstance(name, str) else ""
 
 
@@ -506,7 +506,7 @@ class CalledFunction(Body):
 class Call(Body):
     """A call that an earlier answer asked for."""
 
-    # the number is that of a call in a stream, which some clients keep
+    # the index is the call's in a stream, which some clients store
     unread: ClassVar[frozenset[str]] = _UNREAD | {"index"}
 
     id: str
@@ -539,7 +539,7 @@ class Message(Body):
         role = info.data.get("role")
         if role == "tool":
             return result_text(value)
-        return "".join(_texts(value)) if role == "assistant" else joined(_texts(value))
+        return "".join(_texts(value)) if role == "assistant" else in_lines(_texts(value))
 
     @pydantic.model_validator(mode="after")
     def _has_content(self) -> "Message":

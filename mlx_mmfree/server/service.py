@@ -1,4 +1,4 @@
-"""The common part of the endpoints: models, limits, numbers, and the way from a body to an answer."""
+"""Shared state of the endpoints: models, limits, metrics, and the way from a body to an answer."""
 
 import asyncio
 import gc
@@ -23,18 +23,18 @@ from .engine.channel import Channel, timeout_error
 from .engine.engine import Engine
 from .errors import RequestError, ending_error, failure
 from .json_rows import encode, json_response
-from .kept import KeptResponses
 from .metrics import Metrics
 from .schemas import Body
 from .settings import (
+    BODIES_IN_MEMORY,
     BODY_SECONDS,
-    HELD_BODIES,
     LARGE_BODY_BYTES,
     QUIET_SECONDS,
     Catalogue,
     ServedModel,
     Settings,
 )
+from .stored_responses import StoredResponses
 from .tool_calls.grammar import Grammar, Grammars, Lanes
 from .tool_calls.sources import Source
 
@@ -113,7 +113,10 @@ class Bodies:
                         if body.size > self._max_bytes:
                             raise self._too_large()
                         body.chunks.append(chunk)
-                        if sum(each.size for each in self._bodies) > HELD_BODIES * self._max_bytes:
+                        if (
+                            sum(each.size for each in self._bodies)
+                            > BODIES_IN_MEMORY * self._max_bytes
+                        ):
                             self._make_space()
             except TimeoutError as error:
                 raise body.error or RequestError(
@@ -274,7 +277,7 @@ R = TypeVar("R")
 
 
 def _uncollected(work: Callable[[], R]) -> R:
-    """What a function returns that runs without the garbage collector, on one thread at a time.
+    """Runs a function without the garbage collector, on one thread at a time.
 
     The collector would look through all that a large body makes, and all threads wait for it.
     """
@@ -300,11 +303,11 @@ class Service:
         catalogue: Its models.
         engine: Writes texts.
         metrics: Counts.
-        sessions: Those of all models; `None` if nothing is kept.
+        sessions: The sessions of all models; `None` if no state is stored.
 
     Attributes:
         settings, catalogue, engine, metrics, sessions: As above.
-        kept: Responses that conversations may go on from.
+        stored_responses: Responses that conversations may go on from.
         is_ending: Whether it takes no further requests.
     """
 
@@ -321,7 +324,7 @@ class Service:
         self.engine = engine
         self.metrics = metrics
         self.sessions = sessions
-        self.kept = KeptResponses(settings)
+        self.stored_responses = StoredResponses(settings)
         self.is_ending = False
         self._preparing = 0
         # each gets the error when the server begins to end
@@ -407,7 +410,7 @@ class Service:
             ending.set_result(ending_error())
 
     def check_capacity(self, texts: int = 0) -> None:
-        """Refuses texts for which there is no place, and whatever else is asked of a server that ends.
+        """Refuses texts for which no row is free, and whatever else is asked of a server that ends.
 
         Raises:
             RequestError: Too many are under way, or the server ends.
@@ -444,7 +447,7 @@ class Service:
 
         Raises:
             ClientDisconnect: The client has gone away before.
-            RequestError: There is no place for the texts, or they have ended before their time.
+            RequestError: No row is free for the texts, or they have ended before their time.
         """
         self.check_capacity(len(texts))
         answer.is_stream = is_stream

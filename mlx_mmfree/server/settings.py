@@ -27,8 +27,8 @@ BODY_SECONDS = 60.0
 """Time in which the body of a request must have come."""
 LARGE_BODY_BYTES = 65_536
 """Larger bodies are worked out one after another, and given up where all together take too much."""
-HELD_BODIES = 8
-"""How often the largest body may be held in memory."""
+BODIES_IN_MEMORY = 8
+"""How many bodies of the largest size may be in memory."""
 HEAD_SECONDS = 20.0
 """Time in which the request line and the headers of a request must have come."""
 QUIET_SECONDS = 10.0

@@ -190,11 +190,11 @@ def _rendered(
 
 def _has_instructions(text: str, messages: Messages) -> bool:
     """Returns whether a template has written all messages of the system, and not the first one alone."""
-    place = 0
+    index = 0
     for message in messages[1:]:
         if message["role"] == "system":
-            place = text.find(message["content"].strip(), place)
-            if place < 0:
+            index = text.find(message["content"].strip(), index)
+            if index < 0:
                 return False
     return True
 

@@ -1,15 +1,15 @@
-"""The common part of dialects with items and blocks: typed parts, and messages of a chat."""
+"""Shared by dialects with items and blocks: typed parts, and messages of a chat."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from .schemas import Body, joined
+from .schemas import Body, in_lines
 
 
 class Tagged(Body):
-    """A part of a request that is one of several kinds, told apart by `type`.
+    """A part of a request that is one of several kinds, distinguished by `type`.
 
     Attributes:
         kinds: The names that each kind has beside its type. Those that may be left out end in `?`.
@@ -49,7 +49,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        # their texts are joined once, at the end, since a message may have thousands of them
+        # their texts are concatenated once, at the end, since a message may have thousands of them
         self._messages: list[dict[str, Any]] = []
         self.origins: list[str] = []
         self._origin = ""
@@ -60,7 +60,7 @@ class Turns:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages so far, as `ChatRequest` has them."""
-        return [_with_texts_joined(message) for message in self._messages]
+        return [_with_whole_texts(message) for message in self._messages]
 
     def at(self, origin: str) -> "Turns":
         """The same, for what a part of the request holds."""
@@ -122,7 +122,7 @@ class Turns:
         self._parts.append(self._part)
 
 
-def _with_texts_joined(message: dict[str, Any]) -> dict[str, Any]:
-    join = "".join if message["role"] == "assistant" else joined
+def _with_whole_texts(message: dict[str, Any]) -> dict[str, Any]:
+    join = "".join if message["role"] == "assistant" else in_lines
     names = message.keys() & {"content", "reasoning_content"}
     return message | {name: join(message[name]) for name in names}

@@ -61,13 +61,13 @@ def chat_data(
 
 
 def join_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with texts in the place of lists of parts, for a template that reads no parts.
+    """The messages with a text for each list of parts, for a template that reads no parts.
 
     Raises:
         UsageError: A part is not a text.
     """
     return [
-        message | {"content": _joined(message["content"], number)}
+        message | {"content": _concatenated(message["content"], number)}
         if isinstance(message.get("content"), list)
         else message
         for number, message in enumerate(messages)
@@ -203,7 +203,7 @@ def _parsed(value: Any, name: str) -> Any:
         ) from error
 
 
-def _joined(parts: list[Any], number: int) -> str:
+def _concatenated(parts: list[Any], number: int) -> str:
     for part in parts:
         if not (isinstance(part, Mapping) and isinstance(part.get("text"), str)):
             raise UsageError(
@@ -373,8 +373,8 @@ class ChatTemplate:
         return self._reads_parts
 
     def _fault(self, reason: str, line: int | None = None) -> CheckpointError:
-        place = "" if line is None else f" in line {line}"
+        where = "" if line is None else f" in line {line}"
         return CheckpointError(
-            f"[chat template] the chat template of '{self._folder}' cannot be used{place} ({reason}). "
+            f"[chat template] the chat template of '{self._folder}' cannot be used{where} ({reason}). "
             "Correct it, or encode a plain prompt instead."
         )

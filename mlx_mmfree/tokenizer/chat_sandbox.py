@@ -63,7 +63,7 @@ def _strftime_now(layout: str) -> str:
 
 
 class _GenerationTag(Extension):
-    """Accepts `{% generation %}`, which marks what the model writes, and writes its body."""
+    """Accepts `{% generation %}`, the tag around what the model writes, and writes its body."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class's declaration)
 
@@ -122,14 +122,14 @@ def handle(request: tuple[str, Mapping[str, Any], int]) -> dict[str, Any]:
 
 
 def _rendered(source: str, names: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    pieces = []
+    chunks = []
     size = 0
-    for piece in _compiled(source).generate(names):
-        pieces.append(piece)
-        size += len(piece)
+    for chunk in _compiled(source).generate(names):
+        chunks.append(chunk)
+        size += len(chunk)
         if size > limit:
             return {"fault": f"it writes over {limit} characters"}
-    return {"text": "".join(pieces)}
+    return {"text": "".join(chunks)}
 
 
 @lru_cache(maxsize=8)

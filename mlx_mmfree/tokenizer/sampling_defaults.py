@@ -1,8 +1,7 @@
-"""What a model's files say of how its texts are sampled: `generation_config.json`, and GGUF metadata.
+"""Sampling defaults in a model's files: `generation_config.json`, and GGUF metadata.
 
-The keys of `generation_config.json` are those of transformers. What GGUF files have beside them keeps
-the name that it has there. A penalty without `penalty_last_n` looks at the whole text, as in
-transformers.
+The keys of `generation_config.json` are transformers'. Further keys of GGUF files have the name that
+they have there. A penalty without `penalty_last_n` looks at the whole text, as in transformers.
 """
 
 import sys
@@ -66,12 +65,12 @@ _VALUES = (
 )
 
 
-def _checked(given: Mapping[str, Any], place: str, prefix: str = "") -> dict[str, Any]:
+def _checked(given: Mapping[str, Any], file: str, prefix: str = "") -> dict[str, Any]:
     """The values that a file gives, by their keys in `generation_config.json`.
 
     Args:
         given: The values; `None` is none.
-        place: The file, for messages.
+        file: The file, for messages.
         prefix: What the names begin with in a GGUF file.
     """
     found: dict[str, Any] = {}
@@ -85,7 +84,7 @@ def _checked(given: Mapping[str, Any], place: str, prefix: str = "") -> dict[str
         is_finite = type(value) in kinds and abs(value) <= sys.float_info.max
         if not is_finite or not each.fits(value):
             raise CheckpointError(
-                f"[{place}] '{name}' must be {each.rule} but got {value!r:.80}. Correct it, or leave it "
+                f"[{file}] '{name}' must be {each.rule} but got {value!r:.80}. Correct it, or leave it "
                 "out."
             )
         found[each.key] = value if each.is_whole else float(value)
@@ -140,10 +139,10 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def sampling_of_gguf(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What GGUF metadata say of sampling, by the keys of `generation_config.json`.
+    """The sampling defaults of GGUF metadata, by the keys of `generation_config.json`.
 
     Returns:
-        These values, and the names of those that are not read.
+        These values, and the names of the keys that are not read.
 
     Raises:
         CheckpointError: A value has the wrong type or range.

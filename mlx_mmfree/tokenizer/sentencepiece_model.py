@@ -158,7 +158,7 @@ class SentencePieceVocabulary:
             return None
         return max(*sizes, *map(len, self._parsed.ids))
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """The text of a token as the file spells it."""
         if 0 <= token_id < self._size:
             return str(self._processor.id_to_piece(token_id))
@@ -173,7 +173,7 @@ class SentencePieceVocabulary:
 
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
         """The bytes that a token adds to the text."""
-        piece = self.piece(token_id)
+        piece = self.id_to_piece(token_id)
         if token_id in self._parsed.id_set:
             return piece.encode()
         if self._processor.is_byte(token_id):
@@ -221,30 +221,30 @@ def user_defined_tokens(model: bytes) -> list[SpecialToken]:
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yields the texts, messages and numbers within a protobuf message, with their fields."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
+    offset = 0
+    while offset < len(message):
+        tag, offset = _varint(message, offset)
         if tag & 7 == _SIZED:
-            size, place = _varint(message, place)
-            yield tag >> 3, message[place : place + size]
-            place += size
+            size, offset = _varint(message, offset)
+            yield tag >> 3, message[offset : offset + size]
+            offset += size
         elif tag & 7 == _VARINT:
-            value, place = _varint(message, place)
+            value, offset = _varint(message, offset)
             yield tag >> 3, value
         else:
-            place += _FIXED_BYTES[tag & 7]
+            offset += _FIXED_BYTES[tag & 7]
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """The number that begins at a place, and the place after it."""
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
+    """The number that begins at an offset, and the offset after it."""
     number = shift = 0
     while True:
-        byte = message[place]
+        byte = message[offset]
         number |= (byte & 127) << shift
         shift += 7
-        place += 1
+        offset += 1
         if byte < 128:
-            return number, place
+            return number, offset
 
 
 class LeastPieces:

@@ -84,7 +84,7 @@ def _sentencepiece(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     types = [next((kind for kind, holds in kinds if holds(n)), TokenType.NORMAL) for n in numbers]
     for token in user_defined_tokens(model):
         types[token.id] = TokenType.USER_DEFINED
-    starts = list(map(tokenizer.piece, tokenizer.encode("a", add_special_tokens=False)[:1]))
+    starts = list(map(tokenizer.id_to_piece, tokenizer.encode("a", add_special_tokens=False)[:1]))
     return {
         "model": "llama",
         "pre": "default",
@@ -153,12 +153,12 @@ def _fill_up(entries: dict[str, Any], tokenizer: Tokenizer, rows: int) -> None:
         if types[number] != TokenType.UNKNOWN:
             tokens[number], types[number] = text, TokenType.CONTROL
     for token in tokenizer.listed_tokens:
-        place = tokenizer.token_id(token.content)
-        if place is not None and place not in tokenizer.special_tokens.values():
+        token_id = tokenizer.token_id(token.content)
+        if token_id is not None and token_id not in tokenizer.special_tokens.values():
             # llama.cpp finds it in the text as it is
             is_spelled = "scores" in entries
-            tokens[place] = token.content.replace(SPACE, " ") if is_spelled else token.content
-            types[place] = TokenType.USER_DEFINED
+            tokens[token_id] = token.content.replace(SPACE, " ") if is_spelled else token.content
+            types[token_id] = TokenType.USER_DEFINED
 
 
 def _special_ids(folder: Path, tokenizer: Tokenizer) -> dict[str, int]:

@@ -38,7 +38,7 @@ def checked_id(vocabulary: Vocabulary, token_id: int | None) -> int:
     """
     try:
         number = operator.index(token_id)  # type: ignore[arg-type]
-        vocabulary.piece(number)
+        vocabulary.id_to_piece(number)
     except TypeError as error:
         raise TypeError(
             f"[Tokenizer] 'ids' must be whole numbers in one list but got {type(token_id).__name__}. "
@@ -61,7 +61,7 @@ class Detokenizer:
 
     Args:
         vocabulary: Gives the bytes of tokens.
-        known: Those of tokens that other text precedes, once they were asked for; texts share them.
+        known: The bytes of tokens within a text, cached after their first use; texts share them.
         skipped: The ids that add nothing to the text.
         at_start: Whether no text stands before the first token, so that a space that the vocabulary puts
             before every text is left out.
@@ -112,7 +112,7 @@ class Detokenizer:
         return self._decoder.decode(raw)
 
     def finalize(self) -> str:
-        """What was held back and makes the object ready for the next text."""
+        """Returns the text that was held back, and makes the object ready for the next text."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._at_start = self._starts
@@ -157,7 +157,7 @@ class Tokenizer:
         if self.bos_token_id is None and settings.bos_token_id is not None:
             # the vocabulary may lack it
             with suppress(KeyError):
-                vocabulary.piece(settings.bos_token_id)
+                vocabulary.id_to_piece(settings.bos_token_id)
                 self.bos_token_id = settings.bos_token_id
         self.eos_token_id = eos_token_id = named.get("eos_token", vocabulary.eos_token_id)
         self.mask_token_id = named.get("mask_token")
@@ -184,8 +184,8 @@ class Tokenizer:
         """Reads the tokenizer files of a checkpoint folder.
 
         Args:
-            folder: The folder, with a `tokenizer.json`, a `tokenizer.model` or a `spiece.model`. That of
-                a model that reads bytes needs none.
+            folder: The folder, with a `tokenizer.json`, a `tokenizer.model` or a `spiece.model`. A model
+                that reads bytes needs none.
 
         Raises:
             CheckpointError: A file is missing or damaged.
@@ -261,7 +261,7 @@ class Tokenizer:
         Args:
             text: Any valid Unicode text.
             add_special_tokens: Add the tokens before and after the text that the files ask for, such as
-                one for its beginning.
+                the BOS token.
             parse_special: Whether a special token that the text spells becomes that token. The default
                 depends on the file format: yes for `tokenizer.json`, no for `tokenizer.model`.
 
@@ -353,13 +353,13 @@ class Tokenizer:
         at_start = all(token in special for token in after)
         return Detokenizer(self._vocabulary, self._known, skipped, at_start=at_start)
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """The text of one token as the vocabulary file spells it.
 
         Raises:
             ValueError: The vocabulary has no such token.
         """
-        return self._vocabulary.piece(checked_id(self._vocabulary, token_id))
+        return self._vocabulary.id_to_piece(checked_id(self._vocabulary, token_id))
 
     def token_id(self, piece: str) -> int | None:
         """The id of the token that the vocabulary file spells so; `None` if there is none."""
@@ -392,9 +392,9 @@ class Tokenizer:
         """Writes out a conversation in the format that the model was trained on.
 
         Special tokens that a message spells stay plain text, so that a message cannot end its own turn.
-        While the ids are made, the template sees as many other characters in their place. The ids begin
-        with the first token of texts where the template writes it, as in transformers and mlx-lm; those
-        of a GGUF file and of BitNet b1.58 2B4T in any case, as in llama.cpp and the publishers' program.
+        While the ids are made, the template sees as many other characters instead. The ids begin with
+        the first token of texts where the template writes it, as in transformers and mlx-lm; the ids of
+        a GGUF file and of BitNet b1.58 2B4T in any case, as in llama.cpp and the publishers' program.
 
         Args:
             messages: The conversation. Each message has a `role` and usually a `content`: a text, or a
@@ -442,7 +442,7 @@ class Tokenizer:
         return self._vocabulary.encode(text, "text", parse_special=parse_special)
 
     def _without_first_token(self, parts: Sequence[str]) -> Sequence[str]:
-        """The parts of a text without the token of its beginning, if they spell it."""
+        """The parts of a text without the BOS token, if they spell it."""
         if self.bos_token_id not in self._prefix:
             return parts
         special = self.special_tokens.items()

@@ -250,7 +250,7 @@ def longest_stretch(
     Args:
         document: A file of a known shape.
         pieces: The tokens of its model.
-        added: Those beside them.
+        added: The tokens beside them.
 
     Returns:
         The number; `None` if a step may drop characters, or a token stand for any number of them.
@@ -558,7 +558,7 @@ class JsonVocabulary:
                     error, f"'{self._file}' cannot encode this text", vocabulary.CHANGE_THE_TEXT
                 )
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """The text of a token as the file spells it."""
         return self._pieces[token_id]
 

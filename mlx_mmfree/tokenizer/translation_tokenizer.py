@@ -40,7 +40,7 @@ class TranslationTokenizer:
 
     Raises:
         CheckpointError: A file is missing or damaged, or the list lacks `</s>`, `<pad>` or `<unk>`, or
-            what `tokenizer_config.json` names in their place.
+            what `tokenizer_config.json` names instead.
     """
 
     def __init__(self, folder: Path | str):
@@ -71,7 +71,7 @@ class TranslationTokenizer:
         return [first, *self._encoded(self._source, SOURCE_FILE, text[code.end() :])]
 
     def least_tokens(self, text: str) -> int:
-        """As of a `Tokenizer`."""
+        """The least number of tokens of a text, see `Tokenizer.least_tokens`."""
         code = _CODE.match(text)
         return self._least.of(text if code is None else text[code.end() :])
 
@@ -102,7 +102,7 @@ class TranslationTokenizer:
             text = str(self._target.decode_pieces(pieces)) if pieces else ""
         return text.replace(vocabulary.SPACE, " ").strip()
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """A token as the list spells it."""
         return self._pieces[token_id]
 
@@ -151,7 +151,7 @@ class PairTokenizer(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the tokens of a target."""
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """A token as the files spell it."""
 
 
@@ -189,9 +189,9 @@ class SharedVocabulary:
         """The text of some tokens, without special ones."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """A token as the files spell it."""
-        return self._tokenizer.piece(token_id)
+        return self._tokenizer.id_to_piece(token_id)
 
 
 def open_translation_tokenizer(folder: Path | str) -> PairTokenizer:

@@ -126,7 +126,7 @@ class SpecialTokens:
         yield from merge(first, self._matches(text), last, key=itemgetter(0))
 
     def _matches(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yields where the text spells whole tokens, from left to right, the longest at each place."""
+        """Yields the spans of whole tokens in a text, left to right, the longest at each position."""
         if self._longest_first:
             yield from self._longest_matches(text)
             return
@@ -151,7 +151,7 @@ class SpecialTokens:
             for size in self._sizes[first]
             if text[start : start + size] in self._tokens
         ]
-        spelled.sort(key=lambda place: (-len(text[slice(*place)].encode()), place))
+        spelled.sort(key=lambda span: (-len(text[slice(*span)].encode()), span))
         taken = bytearray(len(text))
         found = []
         for start, stop in spelled:
@@ -231,8 +231,8 @@ def _chain(ranges: Iterable[range]) -> Iterator[int]:
 
 def _begins(texts: list[str], part: str) -> bool:
     """Returns whether a part begins one of the sorted texts, and is more than letters and digits."""
-    place = bisect_left(texts, part)
-    return place < len(texts) and texts[place].startswith(part) and not part.isalnum()
+    index = bisect_left(texts, part)
+    return index < len(texts) and texts[index].startswith(part) and not part.isalnum()
 
 
 def _inside_word(text: str, start: int, stop: int) -> bool:
@@ -419,10 +419,10 @@ def _wrong(file: Path, key: str, rule: str, value: Any) -> CheckpointError:
     )
 
 
-def _flag(config: Mapping[str, Any], key: str, file: Path, place: str = "") -> bool | None:
+def _flag(config: Mapping[str, Any], key: str, file: Path, prefix: str = "") -> bool | None:
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
-        raise _wrong(file, place + key, "be true or false", value)
+        raise _wrong(file, prefix + key, "be true or false", value)
     return value
 
 
@@ -622,7 +622,7 @@ class Vocabulary(Protocol):
     def least_tokens(self, text: str) -> int:
         """A number of tokens that a text has at least, found without encoding it; 0 if none is known."""
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """The text of a token; `KeyError` if there is none."""
 
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
@@ -667,7 +667,7 @@ class ByteVocabulary:
         """The same vocabulary, since no text takes long."""
         return self
 
-    def piece(self, token_id: int) -> str:
+    def id_to_piece(self, token_id: int) -> str:
         """A byte as `<0x41>`, and an id before them as `<0>`."""
         if not 0 <= token_id < self.vocab_size:
             raise KeyError(token_id)
@@ -676,7 +676,7 @@ class ByteVocabulary:
 
     def token_id(self, piece: str) -> int | None:
         """The id of a piece; `None` if there is none."""
-        return next((n for n in range(self.vocab_size) if self.piece(n) == piece), None)
+        return next((n for n in range(self.vocab_size) if self.id_to_piece(n) == piece), None)
 
     def token_bytes(self, token_id: int, at_start: bool) -> bytes:
         """The byte that a token adds to the text."""

@@ -49,7 +49,7 @@ def _check_same_tokens(tokenizer: Tokenizer, other: Tokenizer, name: str) -> Non
     if other.vocab_size != count:
         raise TrainingError(f"{rule}, {count}, but has {other.vocab_size}. {hint}")
     for token_id in range(count):
-        wanted, got = tokenizer.piece(token_id), other.piece(token_id)
+        wanted, got = tokenizer.id_to_piece(token_id), other.id_to_piece(token_id)
         if wanted != got:
             raise TrainingError(
                 f"{rule} but its token {token_id} is {got!r:.80} instead of {wanted!r:.80}. {hint}"

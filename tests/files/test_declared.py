@@ -9,7 +9,7 @@ from mlx_mmfree.files.declared import Declared, declare
 
 @dataclass(frozen=True)
 class Boat(Declared):
-    """What floats.
+    """A vessel that floats.
 
     Raises:
         ValueError: It is none.
@@ -21,7 +21,7 @@ class Boat(Declared):
 
 @dataclass(frozen=True)
 class Ship(Boat):
-    """What floats far."""
+    """A vessel that floats far."""
 
     length: int = 90
     masts: int = declare("How many.", 3)
@@ -43,7 +43,7 @@ def test_a_subclass_gives_another_default_alone() -> None:
 def test_a_field_without_a_default_must_be_given() -> None:
     @dataclass(frozen=True)
     class Raft(Declared):
-        """What drifts."""
+        """A vessel that drifts."""
 
         logs: int = declare("Of pine.")
 

@@ -54,7 +54,7 @@ def test_names() -> None:
     assert part_names("m-00001-of-99999.gguf") == ["m-00001-of-99999.gguf"]
 
 
-def test_tensors_of_any_size_begin_at_aligned_places(tmp_path: Path) -> None:
+def test_tensors_of_any_size_begin_at_aligned_offsets(tmp_path: Path) -> None:
     arrays = {f"t{size}": np.arange(size, dtype=np.float32) for size in (3, 8, 1)}
     planned = [
         PlannedGGUFTensor(name, "F32", array.shape, partial(array.view, np.uint8))
@@ -74,8 +74,8 @@ def test_parts_give_the_model_of_one_file(tmp_path: Path, source: Path, parts: l
     assert [part.name for part in parts] == part_names(parts[0].name)
     convert(open_checkpoint(source), tmp_path / "whole", to="gguf", check=False)
     want = load_model(tmp_path / "whole")(TOKENS)[0]
-    for place in (tmp_path / "m", parts[0], parts[-1]):
-        model, tokenizer = load(place)
+    for path in (tmp_path / "m", parts[0], parts[-1]):
+        model, tokenizer = load(path)
         assert mx.array_equal(model(TOKENS)[0], want)
         assert tokenizer.encode("Once")
 

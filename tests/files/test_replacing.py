@@ -265,7 +265,7 @@ def test_other_errors_pass() -> None:
         raise KeyError("a")
 
 
-def test_all_of_it_is_on_the_disk_before_it_takes_its_place(
+def test_all_of_it_is_on_the_disk_before_it_replaces_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: set[int] = set()

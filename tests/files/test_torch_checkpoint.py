@@ -275,9 +275,9 @@ DATA = "model/data/0"
         (change_part(PARTS, DATA, method=8), "compressed or encrypted"),
         (change_part(PARTS, DATA, flags=1), "compressed or encrypted"),
         (change_part(PARTS, DATA, size=2**31), "overlapping|outside"),
-        (change_part(PARTS, DATA, start=0), "at two places that disagree"),
+        (change_part(PARTS, DATA, start=0), "in two records that disagree"),
         (change_part(PARTS, DATA, start=2**32 - 9), "ends too early"),
-        (change_part(PARTS, DATA, local_name="model/data/1"), "at two places that disagree"),
+        (change_part(PARTS, DATA, local_name="model/data/1"), "in two records that disagree"),
         (change_part(PARTS, DATA, name="model/data/../0"), "may lead elsewhere"),
         (change_part(PARTS, DATA, name="/model/data/0"), "may lead elsewhere"),
         (change_part(PARTS, DATA, name="model\\data\\0"), "may lead elsewhere"),
@@ -317,8 +317,8 @@ def test_files_that_change_after_their_header_was_read(file: Path) -> None:
     write_zip(file, PARTS)
     entries = read_header(file).values()
     content = file.read_bytes()
-    place = content.index(EIGHT["0"])
-    for changed in (content[: place + 4], content[:place] + b"\1" + content[place + 1 :]):
+    start = content.index(EIGHT["0"])
+    for changed in (content[: start + 4], content[:start] + b"\1" + content[start + 1 :]):
         file.write_bytes(changed)
         with pytest.raises(CheckpointError, match=r"ends inside tensor|changed bytes"):
             dict(read_tensors(file, entries))
@@ -359,12 +359,12 @@ def test_safetensors_come_first(tmp_path: Path) -> None:
 def test_unsound_indices(tmp_path: Path) -> None:
     folder = to_torch_checkpoint(tiny_checkpoint(tmp_path / "a"), shards=2)
     index = folder / "pytorch_model.bin.index.json"
-    places = json.loads(index.read_text())["weight_map"]
+    shards = json.loads(index.read_text())["weight_map"]
     for name in ("../x.bin", "/x.bin", "model.safetensors", "x\\y.bin", "", 5):
-        edit_json(index, weight_map=places | {"lm_head.weight": name})
+        edit_json(index, weight_map=shards | {"lm_head.weight": name})
         with pytest.raises(CheckpointError, match=r"must name \.bin files of its own folder"):
             load_model(folder)
-    edit_json(index, weight_map=places | {"absent": next(iter(places.values()))})
+    edit_json(index, weight_map=shards | {"absent": next(iter(shards.values()))})
     with pytest.raises(CheckpointError, match="must hold tensor 'absent'"):
         load_model(folder)
 
@@ -377,7 +377,7 @@ def test_bits_are_kept(file: Path) -> None:
 
 @pytest.mark.interop
 class TestTorch:
-    """What torch itself writes."""
+    """Files that torch itself writes."""
 
     @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
     def test_state_dictionary_of_a_module(self, file: Path, protocol: int) -> None:

@@ -102,7 +102,7 @@ def tensor(
     kind: Any = "FloatStorage",
     metadata: Any = None,
 ) -> Call:
-    """The description of a tensor; strides and size are those of a contiguous one if not given."""
+    """The description of a tensor; by default it is contiguous."""
     if strides is None:
         strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     size = math.prod(shape) if size is None else size
@@ -113,7 +113,7 @@ def tensor(
 
 
 def write_zip(file: Path, parts: Iterable[ZipPart], *, is_64: bool = False) -> None:
-    """Writes a zip file; with `is_64`, sizes and places are given in 64 bits."""
+    """Writes a zip file; with `is_64`, sizes and offsets are given in 64 bits."""
     body, directory, count = b"", b"", 0
     for part in parts:
         content, count = part.content, count + 1
@@ -126,8 +126,8 @@ def write_zip(file: Path, parts: Iterable[ZipPart], *, is_64: bool = False) -> N
         extra = struct.pack("<2H3Q", 1, 24, size, size, start) if is_64 else b""
         sizes = (2**32 - 1, 2**32 - 1) if is_64 else (size, size)
         head = (b"PK\1\2", 0, 0, part.flags, part.method, 0, 0, crc, *sizes, len(name), len(extra))
-        place = 2**32 - 1 if is_64 else start
-        directory += struct.pack("<4s6H3I5H2I", *head, 0, 0, 0, 0, place) + name + extra
+        offset = 2**32 - 1 if is_64 else start
+        directory += struct.pack("<4s6H3I5H2I", *head, 0, 0, 0, 0, offset) + name + extra
     end = (count, count, len(directory), len(body))
     tail = b""
     if is_64:
@@ -181,13 +181,13 @@ def to_torch_checkpoint(folder: Path, *, shards: int = 1) -> Path:
     if shards == 1:
         write_torch(folder / "pytorch_model.bin", tensors)
         return folder
-    places = {}
+    file_of = {}
     for shard in range(shards):
         file = f"pytorch_model-{shard + 1:05d}-of-{shards:05d}.bin"
         names = sorted(tensors)[shard::shards]
         write_torch(folder / file, {name: tensors[name] for name in names})
-        places.update(dict.fromkeys(names, file))
-    index = {"metadata": {}, "weight_map": places}
+        file_of.update(dict.fromkeys(names, file))
+    index = {"metadata": {}, "weight_map": file_of}
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     return folder
 

@@ -31,7 +31,7 @@ def use_tokenizer(folder: Path, rng: random.Random) -> None:
 def has_token(tokenizer: Tokenizer, token_id: int) -> bool:
     """Returns whether the vocabulary has the id."""
     try:
-        tokenizer.piece(token_id)
+        tokenizer.id_to_piece(token_id)
     except ValueError:
         return False
     return True

@@ -203,8 +203,8 @@ def test_tokens_must_have_the_same_texts(tokenizer: Tokenizer) -> None:
     class Renamed:
         vocab_size = tokenizer.vocab_size
 
-        def piece(self, token: int) -> str:
-            return "other" if token == 300 else tokenizer.piece(token)
+        def id_to_piece(self, token: int) -> str:
+            return "other" if token == 300 else tokenizer.id_to_piece(token)
 
     with pytest.raises(ValueError, match="token 300 is 'other', not "):
         check_draft_tokenizer(tokenizer, Renamed())

@@ -104,13 +104,13 @@ def test_end_tokens_of_sentencepiece_by_their_names(tmp_path: Path, token: str, 
     (tmp_path / "copy" / "added_tokens.json").write_text('{"<pad>": 640}')
     tokenizer = Tokenizer.from_folder(tmp_path / "copy")
     [number] = end_tokens(tokenizer, [token]) - {2} or {2}
-    assert tokenizer.piece(number) == chunk
+    assert tokenizer.id_to_piece(number) == chunk
 
 
 def test_end_tokens_of_byte_level_vocabularies(tokenizer: Tokenizer) -> None:
     for token, chunk in (("\n", "Ċ"), ("Ċ", "Ċ"), (" the", "Ġthe"), ("Ġthe", "Ġthe"), (".", ".")):
         [number] = end_tokens(tokenizer, [token]) - {517}
-        assert tokenizer.piece(number) == chunk
+        assert tokenizer.id_to_piece(number) == chunk
 
 
 def test_end_token_must_be_one_token(tokenizer: Tokenizer) -> None:

@@ -43,7 +43,7 @@ def spaced() -> tuple[Decoder, Tokenizer, int]:
     mx.random.seed(5)
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
     model = hgrn_bit.build(hgrn_bit.Config(vocab_size=tokenizer.vocab_size, **sizes))
-    the = next(n for n in range(640) if tokenizer.piece(n) == "\N{LOWER ONE EIGHTH BLOCK}the")
+    the = next(n for n in range(640) if tokenizer.id_to_piece(n) == "\N{LOWER ONE EIGHTH BLOCK}the")
     return pack_linears(model), tokenizer, the
 
 

@@ -37,7 +37,7 @@ def test_pieces_and_texts(tokenizer: Tokenizer, reference: Golden) -> None:
         ids = item["ids"]
         assert tokenizer.decode(ids) == item["decoded"], item["text"]
         if "pieces" in item:
-            assert [tokenizer.piece(number) for number in ids] == item["pieces"]
+            assert [tokenizer.id_to_piece(number) for number in ids] == item["pieces"]
         if "decoded_skip_special" in item:
             skipped = tokenizer.decode(ids, skip_special_tokens=True)
             assert skipped == item["decoded_skip_special"]

@@ -182,5 +182,5 @@ def edit_tensors(file: Path, **changes: mx.array | None) -> None:
     mx.eval(tensors)
     for name, array in changes.items():
         tensors[name.replace("__", ".")] = array
-    kept = {name: array for name, array in tensors.items() if array is not None}
-    mx.save_safetensors(str(file), kept)
+    left = {name: array for name, array in tensors.items() if array is not None}
+    mx.save_safetensors(str(file), left)

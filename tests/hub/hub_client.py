@@ -40,9 +40,9 @@ class HubClient:
 
     @staticmethod
     def environment(url: str, home: Path, token: str | None) -> dict[str, str]:
-        kept = ("PATH", "PYTHONPATH", "OPENBLAS_CORETYPE")
+        inherited = ("PATH", "PYTHONPATH", "OPENBLAS_CORETYPE")
         return {
-            **{name: os.environ[name] for name in kept if name in os.environ},
+            **{name: os.environ[name] for name in inherited if name in os.environ},
             "HOME": str(home),
             "HF_ENDPOINT": url,
             "HF_HOME": str(home),

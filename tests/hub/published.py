@@ -31,7 +31,7 @@ class Family:
     Attributes:
         config: Further keys of `config.json`.
         stored: `packed` as transformers packs, `latent` masters, or `dense`, already ternary.
-        dtype: That of the floats.
+        dtype: The dtype of the floats.
         divides: Whether a packed scale divides.
         sub_norms: Hub names of the norms before the last projections.
         shards: Scales of an already ternary matrix.

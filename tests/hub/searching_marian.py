@@ -178,8 +178,8 @@ SEARCHES: Searches = [
 
 def numbers(shape: tuple[int, ...], name: str, scale: float) -> np.ndarray:
     """Floats within the scale, which depend on the name alone."""
-    places = np.arange(np.prod(shape), dtype=np.float64)
-    values = np.sin(places * 12.9898 + zlib.crc32(name.encode()) % 10007) * 43758.5453
+    indices = np.arange(np.prod(shape), dtype=np.float64)
+    values = np.sin(indices * 12.9898 + zlib.crc32(name.encode()) % 10007) * 43758.5453
     return ((values % 1 * 2 - 1) * scale).astype(np.float32).reshape(shape)
 
 

@@ -187,7 +187,7 @@ def test_model_files_give_adapters_the_same_meaning(
     convert(open_checkpoint(GOLDENS / name), tmp_path / "base")
     # activations stay floats in the model files
     ours, theirs = weight_only(tmp_path / "base"), mlx_lm_model(tmp_path / "base")
-    # 16-bit models round in different places
+    # 16-bit models round at different steps
     for model in (ours, theirs):
         model.set_dtype(mx.float32)
     plain = ours(TOKENS)[0]
@@ -233,7 +233,7 @@ def test_peft_exchange(tmp_path: Path, kind: AdapterKind, is_tied: bool) -> None
     assert relative_error(model(TOKENS)[0], logits) <= FLOAT32
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
-            # the head's share their memory with those of an embedding that is the head too
+            # the head's share their memory with the parameters of an embedding that is the head too
             if "lora_" in name and not (is_tied and "lm_head" in name):
                 parameter.mul_(1.5)
         logits = mx.array(theirs(ids).logits.numpy())

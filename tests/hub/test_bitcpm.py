@@ -59,8 +59,8 @@ def test_is_packed_with_the_scales_of_groups(source: Path, tmp_path: Path) -> No
     weights = dict(dense.named_modules())
     for path, layer in model.named_modules():
         if isinstance(layer, nn.QuantizedLinear):
-            held = layer.weight, layer.scales, layer.biases
-            matrix = mx.dequantize(*held, layer.group_size, layer.bits)
+            codes = layer.weight, layer.scales, layer.biases
+            matrix = mx.dequantize(*codes, layer.group_size, layer.bits)
             assert mx.array_equal(matrix + 0, weights[path].weight + 0), path
     exact = (
         logits(load_model(source, packed=is_packed, dtype=mx.float32))
@@ -88,12 +88,12 @@ def test_stock_mlx_lm_opens_what_is_written(source: Path, tmp_path: Path) -> Non
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["q2_0", "tq2_0"])
 def test_gguf(source: Path, tmp_path: Path, kind: Any) -> None:
-    """Blocks of 64 inputs hold the scales of 128; those of 256 do not, and floats stay floats."""
+    """Blocks of 64 inputs hold the scales of 128; blocks of 256 do not, and floats stay floats."""
     report = convert(open_checkpoint(source), tmp_path / "m", to="gguf", gguf_type=kind)
     assert report.total.difference < 1e-3
     model, _ = load(tmp_path / "m", dtype=mx.float32)
     assert groups_of(model) == ({(2, 64)} if kind == "q2_0" else {(2, GROUP)})
-    # scales of bfloat16 become those of float16
+    # scales of bfloat16 become float16
     error = relative_error(logits(model), logits(load_model(source, dtype=mx.float32)))
     assert error <= TOLERANCE[mx.float16]
 

@@ -26,7 +26,7 @@ def test_sizes_that_are_no_multiples(rows: int, columns: int) -> None:
 
 
 def test_a_matrix_of_bitnet_2b_4t() -> None:
-    """Every code of 6,912 x 2,560 comes to its place, code 3 of a damaged file too."""
+    """Every code of 6,912 x 2,560 comes to its index, code 3 of a damaged file too."""
     rows, columns = 6_912, 2_560
     packed = np.random.default_rng(0).integers(0, 256, (rows // 4, columns), np.uint8)
     codes = np.concatenate([packed >> shift & 3 for shift in (0, 2, 4, 6)]).astype(np.uint32)

@@ -115,7 +115,7 @@ def test_equals_the_dense_model(tmp_path: Path, tied: bool, dtype: mx.Dtype, bit
 
 
 def test_formats_of_single_modules(tmp_path: Path) -> None:
-    """As mlx-lm wrote what its predicate returned, and as writers of JSON write whole numbers."""
+    """Sections as mlx-lm writes what its predicate returns, with whole numbers as writers of JSON do."""
     from mlx_lm.utils import load_model as load_by_mlx_lm
 
     folder = write(tmp_path / "m", tied=False)

@@ -80,8 +80,8 @@ def test_every_format_computes_what_the_plain_weights_do(tmp_path: Path, shape: 
     for format in chain(folders, in_every_type(folded, tmp_path / "gguf")):
         assert relative_error(logits(format), want) <= 2e-5, format
         kinds = [type(each) for each in matrices(load_model(format)).values()]
-        held = sum(issubclass(kind, RotatedLinear) for kind in kinds)
-        assert held == len(shape.matrices()), format
+        rotated = sum(issubclass(kind, RotatedLinear) for kind in kinds)
+        assert rotated == len(shape.matrices()), format
 
 
 @pytest.mark.sample(2)
@@ -163,21 +163,21 @@ def test_other_floats_are_rotated_back(tmp_path: Path, is_gguf: bool) -> None:
 
 def test_signs_may_all_be_one(tmp_path: Path) -> None:
     folder = write_folded(tmp_path / "m", SMALL)
-    said = packing(SMALL)
-    signs = {width: [1] * len(values) for width, values in said["signs"].items()}
-    (folder / PACKING).write_text(json.dumps(said | {"signs": signs}))
+    described = packing(SMALL)
+    signs = {width: [1] * len(values) for width, values in described["signs"].items()}
+    (folder / PACKING).write_text(json.dumps(described | {"signs": signs}))
     want = logits(folder)
-    transform = said["transform"] | {"sign_mode": "identity"}
-    (folder / PACKING).write_text(json.dumps(said | {"signs": None, "transform": transform}))
+    transform = described["transform"] | {"sign_mode": "identity"}
+    (folder / PACKING).write_text(json.dumps(described | {"signs": None, "transform": transform}))
     assert mx.array_equal(logits(folder), want)
 
 
-def without(said: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if name != key}
+def without(described: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in described.items() if name != key}
 
 
-SAID = packing(SMALL)
-FIRST = SAID["tensors"][0]
+DESCRIBED = packing(SMALL)
+FIRST = DESCRIBED["tensors"][0]
 
 
 @pytest.mark.sample(2)
@@ -193,11 +193,11 @@ FIRST = SAID["tensors"][0]
         ({"kind": "fold"}, "'kind'"),
         ({"status": None}, "'status'"),
         ({"transform": None}, "'transform'"),
-        ({"transform": without(SAID["transform"], "name")}, "'name' of 'transform'"),
-        ({"transform": SAID["transform"] | {"block_size": 96}}, "'block_size'"),
-        ({"transform": SAID["transform"] | {"block_size": 128.0}}, "'block_size'"),
-        ({"transform": SAID["transform"] | {"block_size": 512}}, "'block_size' must divide"),
-        ({"transform": SAID["transform"] | {"sign_mode": "random"}}, "'sign_mode'"),
+        ({"transform": without(DESCRIBED["transform"], "name")}, "'name' of 'transform'"),
+        ({"transform": DESCRIBED["transform"] | {"block_size": 96}}, "'block_size'"),
+        ({"transform": DESCRIBED["transform"] | {"block_size": 128.0}}, "'block_size'"),
+        ({"transform": DESCRIBED["transform"] | {"block_size": 512}}, "'block_size' must divide"),
+        ({"transform": DESCRIBED["transform"] | {"sign_mode": "random"}}, "'sign_mode'"),
         ({"signs": None}, "'signs'"),
         ({"signs": {"256": [1] * 255}}, "'signs'"),
         ({"signs": {"256": [1] * 255 + [0]}}, "'signs'"),
@@ -222,7 +222,7 @@ def test_a_wrong_field_is_refused_by_name(
     tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
     folder = write_folded(tmp_path / "m", SMALL)
-    (folder / PACKING).write_text(json.dumps(SAID | change))
+    (folder / PACKING).write_text(json.dumps(DESCRIBED | change))
     with pytest.raises((CheckpointError, UnsupportedModelError), match=words) as refused:
         load_model(folder)
     assert "would write nonsense" in str(refused.value)

@@ -1,4 +1,4 @@
-"""Folders and repositories are told apart; the Hub's answers become clear messages."""
+"""Folders are separated from repositories; the Hub's answers become clear messages."""
 
 import hashlib
 import io
@@ -181,7 +181,7 @@ class TestResuming:
         assert (folder / "model.safetensors").read_bytes() == content
         assert self.ranges(hub, name) == (["bytes=1000-", None] if size == 1000 else [None])
 
-    def test_links_in_the_place_of_a_beginning_are_not_followed(
+    def test_links_in_place_of_a_first_part_are_not_followed(
         self, hub: HubServer, home: Path, client: HubClient, tmp_path: Path, content: bytes
     ) -> None:
         hub.add("me/planted", tmp_path / "source")

@@ -1,4 +1,4 @@
-"""What a dtype cannot hold is refused by name, rates stay exact, and files name their layout."""
+"""Numbers outside a dtype's range are refused by name, rates stay exact, and files name their layout."""
 
 from collections.abc import Callable
 from pathlib import Path

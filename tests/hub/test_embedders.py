@@ -26,8 +26,8 @@ FAMILIES = ["qwen3", "gemma3_text"]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("embedder") / "model"
-    return embedder_folder(place, pooling="mean_tokens", model_type=request.param)
+    path = tmp_path_factory.mktemp("embedder") / "model"
+    return embedder_folder(path, pooling="mean_tokens", model_type=request.param)
 
 
 @pytest.mark.sample(2)
@@ -73,7 +73,7 @@ def test_a_norm_in_each_linear_has_no_format_in_gguf(tmp_path: Path) -> None:
 def test_dense_ones_keep_their_pooling_in_gguf(tmp_path: Path, pooling: str) -> None:
     folder = embedder_folder(tmp_path / "m", pooling=pooling, quantization_config=None)
     convert(open_checkpoint(folder), tmp_path / "out", to="gguf")
-    want, got = (load(place, dtype=mx.float32) for place in (folder, tmp_path / "out"))
+    want, got = (load(path, dtype=mx.float32) for path in (folder, tmp_path / "out"))
     assert (
         isinstance(got[0], TextEmbedder) and got[0].embedding.pooling == want[0].embedding.pooling
     )
@@ -96,9 +96,9 @@ def test_what_a_model_is_made_for(tmp_path: Path) -> None:
     folder = embedder_folder(tmp_path / "m")
     weights = mx.load(str(folder / "model.safetensors"))
     renamed = {name.replace("rms_norm", "norm"): array for name, array in weights.items()}
-    said = json.loads((folder / "config.json").read_text())
-    del said["quantization_config"], said["architectures"]
-    (folder / "config.json").write_text(json.dumps(said))
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"], config["architectures"]
+    (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), renamed)
     model = load_model(folder)
     assert isinstance(model, TextEmbedder) and len(packed_linears(model)) == 14

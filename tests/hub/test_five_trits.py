@@ -46,7 +46,7 @@ def five(folder: Path, model: Decoder | None = None) -> Path:
 
 
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
-def test_every_trit_has_its_place(rows: int, columns: int) -> None:
+def test_every_trit_has_its_digit(rows: int, columns: int) -> None:
     trits = np.random.default_rng(columns).integers(-1, 2, (rows, columns))
     words = pack_ternary(mx.array(trits.astype(np.float32)))
     packed = five_trits.pack(words, columns)
@@ -163,12 +163,12 @@ class TestUnpacked:
         save_model(tmp_path / "saved", unpacked)
         assert same_parameters(tmp_path / "saved", tmp_path / "two")
 
-    @pytest.mark.parametrize(("place", "byte"), [((7, 2), 243), ((7, 2), 255), ((3, -1), 2)])
-    def test_damaged_bytes(self, tmp_path: Path, place: Any, byte: int) -> None:
+    @pytest.mark.parametrize(("index", "byte"), [((7, 2), 243), ((7, 2), 255), ((3, -1), 2)])
+    def test_damaged_bytes(self, tmp_path: Path, index: Any, byte: int) -> None:
         file = five(tmp_path, tiny_model(hidden_size=32)) / "model.safetensors"
         weight = np.array(stored(file.parent)[GATE])
-        assert weight[place] != byte
-        weight[place] = byte
+        assert weight[index] != byte
+        weight[index] = byte
         edit_tensors(file, **{GATE: mx.array(weight)})
         why = f"'{GATE}' .* must hold ternary codes"
         with pytest.raises(CheckpointError, match=why):

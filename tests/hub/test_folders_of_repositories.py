@@ -174,7 +174,7 @@ def test_a_folder_of_pickles_names_the_gguf(source: Path) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "path"),
     [
         ("me/cat", ("me/cat", ".")),
         ("me/cat/a/b.gguf", ("me/cat", "a/b.gguf")),
@@ -185,6 +185,6 @@ def test_a_folder_of_pickles_names_the_gguf(source: Path) -> None:
         ("https://me/cat", None),
     ],
 )
-def test_places(name: str, place: Any) -> None:
+def test_paths(name: str, path: Any) -> None:
     found = hub_path(name)
-    assert found == place if place is None else (found[0], str(found[1])) == place
+    assert found == path if path is None else (found[0], str(found[1])) == path

@@ -146,11 +146,11 @@ def test_biases(tmp_path: Path, model_type: str, options: dict[str, bool]) -> No
 
 
 def test_biases_that_are_left_out_are_zero(tmp_path: Path) -> None:
-    """Those of queries, keys and values alone, as of Qwen2 in the names of Llama."""
+    """Biases of queries, keys and values alone, like Qwen2 in the names of Llama."""
     file, model = biased_file(tmp_path / "m.gguf", "llama", attention_bias=True)
     tensors = tensors_of(model, "llama", "F32", "F32")
-    kept = {name: t for name, t in tensors.items() if not name.endswith("attn_output.bias")}
-    write_gguf(file, metadata_of(model, "llama") | byte_level_metadata(), kept)
+    others = {name: t for name, t in tensors.items() if not name.endswith("attn_output.bias")}
+    write_gguf(file, metadata_of(model, "llama") | byte_level_metadata(), others)
     for block in model.blocks:
         block.token_mixer.output_proj.bias = mx.zeros_like(block.token_mixer.output_proj.bias)
     assert relative_error(logits(load_model(file)), logits(model)) <= TOLERANCE[mx.float32]
@@ -308,8 +308,8 @@ def test_dtype(tmp_path: Path, architecture: str, embedding: str, dtype: mx.Dtyp
     assert loaded.dtype == logits(loaded).dtype == dtype
     # what the file holds in float32 stays so, unless a dtype is asked for
     assert loaded.norm.weight.dtype == mx.float32
-    held = sum(array.nbytes for array in parameters(loaded).values())
-    assert needed_bytes(open_checkpoint(file)) == held
+    nbytes = sum(array.nbytes for array in parameters(loaded).values())
+    assert needed_bytes(open_checkpoint(file)) == nbytes
     convert(open_checkpoint(file), tmp_path / "converted")
     again = load_model(tmp_path / "converted")
     assert mx.array_equal(logits(again), logits(loaded))
@@ -388,7 +388,7 @@ class TestVocabulary:
                 *arguments
             )
 
-    def test_marks_belong_to_words_of_qwen_3_5(self, tmp_path: Path) -> None:
+    def test_combining_marks_belong_to_words_of_qwen_3_5(self, tmp_path: Path) -> None:
         """By its own pattern; Qwen 2's parts a letter from a mark that it has no composed form with."""
         found = {}
         for pre in ("qwen2", "qwen35"):

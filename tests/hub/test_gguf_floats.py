@@ -1,4 +1,4 @@
-"""What a GGUF file stores in float32 stays so where a model computes in 16 bits."""
+"""Tensors that a GGUF file stores in float32 stay so where a model computes in 16 bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,8 +60,8 @@ def test_biases_are_those_of_the_file(kind: str, tmp_path: Path) -> None:
         # codes of activations may differ where a value lies between two
         exact = logits(load_model(file, dtype=mx.float32))
         assert relative_error(logits(model), exact) <= TOLERANCE[model.dtype]
-    held = sum(array.nbytes for array in parameters(model).values())
-    assert needed_bytes(open_checkpoint(file)) == held
+    nbytes = sum(array.nbytes for array in parameters(model).values())
+    assert needed_bytes(open_checkpoint(file)) == nbytes
     convert(open_checkpoint(file), tmp_path / "converted")
     again = load_model(tmp_path / "converted")
     assert mx.array_equal(logits(again), logits(model))

@@ -152,8 +152,8 @@ def test_is_read_without_loss(tmp_path: Path, architecture: str, number: int, gr
     usual = load_model(file)
     assert mx.array_equal(usual.norm.weight, twin.norm.weight)
     assert usual.norm.weight.dtype == mx.float32
-    held = sum(array.nbytes for array in parameters(usual).values())
-    assert needed_bytes(open_checkpoint(file)) == held
+    nbytes = sum(array.nbytes for array in parameters(usual).values())
+    assert needed_bytes(open_checkpoint(file)) == nbytes
 
 
 def test_scales_that_are_no_numbers_are_passed_on_in_silence() -> None:
@@ -239,7 +239,7 @@ def test_bonsai_becomes_gguf_and_comes_back(
     assert report.is_lossless and report.logits_difference is not None
     assert report.logits_difference <= TOLERANCE[mx.float32]
     assert report.groups["ternary matrices"].bits_per_weight == size
-    want, got = (load_model(place) for place in (folder, tmp_path / "m"))
+    want, got = (load_model(path) for path in (folder, tmp_path / "m"))
     layers = [(model.embed, model.blocks[0].token_mixer.query_proj) for model in (want, got)]
     for ours, theirs in zip(*layers, strict=True):
         assert mx.array_equal(
@@ -283,7 +283,7 @@ def test_ternary_llama_comes_back_with_float_activations(tmp_path: Path) -> None
     convert(
         open_checkpoint(tmp_path / "s"), tmp_path / "m", to="gguf", gguf_type="q2_0", check=False
     )
-    want, got = (load_model(tmp_path / place).blocks[0].channel_mixer.down_proj for place in "sm")
+    want, got = (load_model(tmp_path / name).blocks[0].channel_mixer.down_proj for name in "sm")
     assert mx.array_equal(want.weight, got.weight)
     assert got.scale.item() == np.float32(np.float16(want.scale.item()))
 
@@ -296,7 +296,7 @@ def test_sizes_that_no_other_type_takes(tmp_path: Path) -> None:
     convert(
         open_checkpoint(tmp_path / "s"), tmp_path / "m", to="gguf", gguf_type="q2_0", check=False
     )
-    want, got = (load_model(tmp_path / place) for place in "sm")
+    want, got = (load_model(tmp_path / name) for name in "sm")
     pairs = (model.blocks[0].channel_mixer.down_proj for model in (want, got))
     assert mx.array_equal(*(layer.weight for layer in pairs))
 
@@ -390,7 +390,7 @@ def test_maple_in_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Where two experts are as good as equal, its rounding of activations may choose the other one."""
     llama_cpp = pytest.importorskip("llama_cpp")
     file, model = golden_for_llama_cpp("gguf_maple_q2_0", tmp_path)
-    tokens, layer, place = [2, 30, 11, 8, 25, 6, 14, 33, 27, 4, 19, 38, 21, 10, 35, 16], 2, 11
+    tokens, layer, position = [2, 30, 11, 8, 25, 6, 14, 33, 27, 4, 19, 38, 21, 10, 35, 16], 2, 11
     theirs = llama_cpp.Llama(str(file), n_ctx=16, logits_all=True, verbose=False)
     theirs.eval(tokens)
     got = mx.array(np.array(theirs.scores[: len(tokens)]))
@@ -400,11 +400,11 @@ def test_maple_in_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def choose_other(x: mx.array) -> tuple[mx.array, mx.array]:
         chosen, weights = choose(x)
-        best = mx.argsort(-mixer.router(x[0, place]))[:3].tolist()
-        shares = mx.softmax(mixer.router(x[0, place]))[mx.array(best)]
+        best = mx.argsort(-mixer.router(x[0, position]))[:3].tolist()
+        shares = mx.softmax(mixer.router(x[0, position]))[mx.array(best)]
         near.append((shares[1] / shares[2]).item())
-        chosen[0, place] = mx.array([best[0], best[2]], chosen.dtype)
-        weights[0, place] = shares[mx.array([0, 2])] / (shares[0] + shares[2])
+        chosen[0, position] = mx.array([best[0], best[2]], chosen.dtype)
+        weights[0, position] = shares[mx.array([0, 2])] / (shares[0] + shares[2])
         return chosen, weights
 
     monkeypatch.setattr(mixer, "choose", choose_other)
@@ -412,7 +412,7 @@ def test_maple_in_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert 1 < near[0] < 1.01
     # its rounding makes at most 0.07; another expert makes 0.6
     tolerance = 0.1
-    rest = mx.array([n for n in range(len(tokens)) if n != place])
+    rest = mx.array([n for n in range(len(tokens)) if n != position])
     assert relative_error(got[rest], mine[rest]) <= tolerance
-    errors = [relative_error(got[place], each[place]) for each in (mine, other)]
+    errors = [relative_error(got[position], each[position]) for each in (mine, other)]
     assert min(errors) <= tolerance < max(errors)

@@ -35,7 +35,7 @@ def _convert(folder: Path, target: Path, *flags: str) -> int:
 def test_a_head_with_a_bias_is_quantised(folder: Path, tmp_path: Path) -> None:
     assert _convert(folder, tmp_path / "out", "--head-bits", "8") == 0
     images = mx.random.normal((2, 32, 32, 3))
-    got, want = (load_model(place)(images) for place in (tmp_path / "out", folder))
+    got, want = (load_model(path)(images) for path in (tmp_path / "out", folder))
     assert 0 < relative_error(got, want) < 0.05
 
 

@@ -457,11 +457,12 @@ def test_one_line_names_what_is_never_read(
     """Without a vision model in the file, or without a second head, the line does not speak of it."""
     folder = golden_checkpoint("qwen35_hub", tmp_path / "m")
     vision, prediction = "the vision model", "the prediction of several tokens at once"
-    for rest, held in (("model.visual", [prediction, vision]), ("mtp", [prediction]), ("-", [])):
+    for rest, absent in (("model.visual", [prediction, vision]), ("mtp", [prediction]), ("-", [])):
         capsys.readouterr()
         load_model(folder)
-        line = f"[load] '{folder}' also holds {' and '.join(held)}, which this library does not read.\n"
-        assert capsys.readouterr().err == (line if held else "")
+        others = " and ".join(absent)
+        line = f"[load] '{folder}' also holds {others}, which this library does not read.\n"
+        assert capsys.readouterr().err == (line if absent else "")
         names = mx.load(str(weights(folder)))
         edit_tensors(weights(folder), **{name: None for name in names if name.startswith(rest)})
 

@@ -121,7 +121,7 @@ def test_load_gives_what_translate_takes(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_one_vocabulary_ends_the_source(tmp_path: Path) -> None:
-    """What `load` gives with an encoder-decoder of one vocabulary does not end a text by itself."""
+    """The tokenizer that `load` gives with an encoder-decoder of one vocabulary does not end a text."""
     model: Any = load_model(searching_marian(tmp_path / "model", "c", PUBLISHED))
     seen: list[list[int]] = []
     encode = model.encode

@@ -122,7 +122,7 @@ def _written(folder: Path, name: str) -> tuple[Path, dict[str, mx.array]]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BIASES)
 def test_either_name_of_a_bias_is_read(tmp_path: Path, name: str) -> None:
-    """As transformers 5.24 does: what it finds under one name alone, it ties to the other."""
+    """Transformers 5.24 does the same: a tensor found under one name alone is tied to the other."""
     first, second = BIASES[name]
     file, tensors = _written(tmp_path / "m", name)
     bias = mx.arange(60.0)

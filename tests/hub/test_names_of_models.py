@@ -1,4 +1,4 @@
-"""Names of models that are nearly those of known repositories are answered with these."""
+"""Names of models that are nearly the names of known repositories are answered with these."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """PEFT's adapters of embeddings and heads, on models that share one matrix for both and on others.
 
-The logits are those of PEFT 0.21.2 with transformers 5.24.0 and torch 2.14.1 in float32, for weights and
-adapters that follow a formula.
+The logits were computed by PEFT 0.21.2 with transformers 5.24.0 and torch 2.14.1 in float32, for weights
+and adapters that follow a formula.
 """
 
 import json
@@ -163,16 +163,16 @@ def test_heads_of_their_own(
 
 
 @pytest.mark.parametrize("has_whole", [False, True], ids=["alone", "with the base's"])
-@pytest.mark.parametrize("says_so", [False, True], ids=["equal tensors", "ensure_weight_tying"])
+@pytest.mark.parametrize("is_declared", [False, True], ids=["equal tensors", "ensure_weight_tying"])
 @pytest.mark.parametrize(("targets", "want"), TIED)
 def test_a_head_that_is_the_embedding_changes_with_it(
-    tmp_path: Path, targets: tuple[str, ...], want: list[float], says_so: bool, has_whole: bool
+    tmp_path: Path, targets: tuple[str, ...], want: list[float], is_declared: bool, has_whole: bool
 ) -> None:
     base = base_folder(tmp_path / "base", is_tied=True)
     tensors = whole(is_tied=True) if has_whole else None
     adapter = adapter_folder(tmp_path / "adapter", targets, tensors, ensure_weight_tying=True)
     file = adapter / "adapter_config.json"
-    config = json.loads(file.read_text()) | {"ensure_weight_tying": says_so}
+    config = json.loads(file.read_text()) | {"ensure_weight_tying": is_declared}
     file.write_text(json.dumps(config | {"target_modules": [*targets, "lm_head"]}))
     assert relative_error(last_logits(base, adapter), mx.array(want)) <= 2e-5
 

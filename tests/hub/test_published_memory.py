@@ -89,15 +89,15 @@ def write_zeros(folder: Path, config: dict[str, Any], specs: Sequence[TensorSpec
     (folder / "config.json").write_text(json.dumps(config))
     file = folder / "model.safetensors"
     file.write_bytes(file_head(specs))
-    place = file.stat().st_size
-    os.truncate(file, place + sum(spec.nbytes for spec in specs))
+    offset = file.stat().st_size
+    os.truncate(file, offset + sum(spec.nbytes for spec in specs))
     with file.open("r+b") as stream:
         for spec in specs:
             if spec.name.endswith("row_alpha"):
-                stream.seek(place)
+                stream.seek(offset)
                 stream.write(_BFLOAT16_ONE * (spec.nbytes // 2))
-            place += spec.nbytes
-    return place
+            offset += spec.nbytes
+    return offset
 
 
 def load_and_read(folder: str, length: int) -> dict[str, int]:
@@ -134,8 +134,8 @@ def test_layers_of_the_published_width_take_what_is_planned(
 ) -> None:
     """With so much memory all 7.57 GB of Bonsai load within 8.3 GB, and 5.37 GB of Maple in 5.87 GB."""
     config = write(tmp_path / "m")
-    place = f"{__name__}:load_and_read"
-    found = measure(place, {"folder": str(tmp_path / "m"), "length": LENGTH})
+    function = f"{__name__}:load_and_read"
+    found = measure(function, {"folder": str(tmp_path / "m"), "length": LENGTH})
     weights = needed_bytes(open_checkpoint(tmp_path / "m"))
     assert weights <= found["loading"] <= weights + capacity
     need = memory_need(skeleton(config), weights, prefill_step_size=LENGTH, context_length=LENGTH)

@@ -37,7 +37,7 @@ PUBLISHED = 2e-4
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A vocabulary for models with few tokens, which splits texts as that of Qwen3.5."""
+    """A vocabulary for models with few tokens, which splits texts as Qwen3.5's does."""
     [pattern] = [pattern for pattern, name in BYTE_LEVEL_PATTERNS.items() if name == "qwen35"]
     merges = [("t", "h"), ("h", "e"), ("i", "n"), ("e", "r")]
     tokens = [*"abcdefghijklmnopqrstuvwxyz\u0120.,!?", *map("".join, merges)]
@@ -50,9 +50,9 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
 
 
-def with_tokenizer(place: Path, folder: Path) -> Checkpoint:
+def with_tokenizer(path: Path, folder: Path) -> Checkpoint:
     """A checkpoint without a tokenizer, with one."""
-    checkpoint = open_checkpoint(str(place))
+    checkpoint = open_checkpoint(str(path))
     shutil.copytree(checkpoint.folder, folder)
     folder.chmod(0o755)
     write_tokenizer(folder)
@@ -138,10 +138,10 @@ def tied(folder: Path) -> Checkpoint:
     file.chmod(0o644)
     file.write_text(json.dumps(config))
     weights = folder / "model.safetensors"
-    kept = {n: array for n, array in mx.load(str(weights)).items() if not n.startswith("lm_head")}
-    mx.eval(kept)
+    others = {n: array for n, array in mx.load(str(weights)).items() if not n.startswith("lm_head")}
+    mx.eval(others)
     weights.unlink()
-    mx.save_safetensors(str(weights), kept)
+    mx.save_safetensors(str(weights), others)
     del checkpoint
     return open_checkpoint(folder)
 
@@ -196,16 +196,16 @@ def take_one_from_a_gain(file: Path, data: bytearray) -> None:
 
 def flip_a_sign(file: Path, data: bytearray) -> None:
     key = f"{MARK}sign_values".encode()
-    place = data.index(key) + len(key) + 16
-    sign = int.from_bytes(data[place : place + 4], "little", signed=True)
-    data[place : place + 4] = (-sign).to_bytes(4, "little", signed=True)
+    offset = data.index(key) + len(key) + 16
+    sign = int.from_bytes(data[offset : offset + 4], "little", signed=True)
+    data[offset : offset + 4] = (-sign).to_bytes(4, "little", signed=True)
 
 
 def halve_the_blocks(file: Path, data: bytearray) -> None:
     key = f"{MARK}block_size".encode()
-    place = data.index(key) + len(key) + 4
-    block = int.from_bytes(data[place : place + 4], "little")
-    data[place : place + 4] = (block // 2).to_bytes(4, "little")
+    offset = data.index(key) + len(key) + 4
+    block = int.from_bytes(data[offset : offset + 4], "little")
+    data[offset : offset + 4] = (block // 2).to_bytes(4, "little")
 
 
 @pytest.mark.sample(2)
@@ -214,8 +214,8 @@ def halve_the_blocks(file: Path, data: bytearray) -> None:
     [flip_a_code, double_a_scale, swap_heads, take_one_from_a_gain, flip_a_sign, halve_the_blocks],
 )
 def test_damage_is_found(tmp_path: Path, damage: Any) -> None:
-    place = GOLDENS / "gguf_qwen35_pq2_0_rotated" / "model.gguf"
-    checkpoint = with_tokenizer(place, tmp_path / "s")
+    source = GOLDENS / "gguf_qwen35_pq2_0_rotated" / "model.gguf"
+    checkpoint = with_tokenizer(source, tmp_path / "s")
     convert(checkpoint, tmp_path / "m", to="gguf", check=False)
     file = written(tmp_path / "m")
     reader = ParameterReader(checkpoint)
@@ -265,15 +265,19 @@ def test_blocks_that_predict_further_tokens_are_left_out(
     file = written(tmp_path / "m")
     metadata, tensors = read_gguf(file)
     content = file.read_bytes()
-    kept = {
+    main_tensors = {
         name: (TYPE_NUMBERS[each.kind.name], each.shape, content[each.start : each.stop])
         for name, each in tensors.items()
     }
-    again = {f"blk.2.{name[6:]}": each for name, each in kept.items() if name.startswith("blk.1.")}
+    again = {
+        f"blk.2.{name[6:]}": each
+        for name, each in main_tensors.items()
+        if name.startswith("blk.1.")
+    }
     again["blk.2.nextn.eh_proj.weight"] = stored("F32", np.ones((8, 16)))
     metadata |= {"qwen35.block_count": 3, "qwen35.nextn_predict_layers": 1}
     metadata = {name: value for name, value in metadata.items() if not name.startswith("tokenizer")}
-    write_gguf(tmp_path / "x.gguf", metadata, {**kept, **(again if are_stored else {})})
+    write_gguf(tmp_path / "x.gguf", metadata, {**main_tensors, **(again if are_stored else {})})
     model = load_model(tmp_path / "x.gguf", dtype=mx.float32)
     tokens = mx.array([[5, 7, 30, 9, 26]])
     assert mx.array_equal(model(tokens)[0], load_model(file, dtype=mx.float32)(tokens)[0])
@@ -327,8 +331,8 @@ def test_ternary_linears_have_the_order_of_the_file(tmp_path: Path) -> None:
     for ours, theirs in zip(want.blocks, got.blocks, strict=True):
         for name in ("qkv_proj", "gate_proj", "out_proj"):
             if name in ours.token_mixer:
-                held = matrices(ours.token_mixer)[name], matrices(theirs.token_mixer)[name]
-                assert relative_error(held[1].multiply(eye), held[0].multiply(eye)) <= 1e-3
+                pair = matrices(ours.token_mixer)[name], matrices(theirs.token_mixer)[name]
+                assert relative_error(pair[1].multiply(eye), pair[0].multiply(eye)) <= 1e-3
     with pytest.raises(UnsupportedModelError, match=r"bitnet\.cpp has no such architecture"):
         convert(checkpoint, tmp_path / "i", to="gguf", gguf_type="i2_s")
 

@@ -62,9 +62,9 @@ def matrices_of_hub() -> dict[str, np.ndarray]:
         heads = {"q": (256, dims), "k": (128, dims), "v": (128, dims), "o": (dims, 256)}
         shapes |= {f"{layer}.self_attn.{name}_proj": shape for name, shape in heads.items()}
         for expert in range(6):
-            place = f"{layer}.mlp.experts.{expert}"
-            shapes |= {f"{place}.{name}_proj": (inner, dims) for name in ("gate", "up")}
-            shapes[f"{place}.down_proj"] = (dims, inner)
+            module = f"{layer}.mlp.experts.{expert}"
+            shapes |= {f"{module}.{name}_proj": (inner, dims) for name in ("gate", "up")}
+            shapes[f"{module}.down_proj"] = (dims, inner)
     found = {}
     for name, (rows, columns) in shapes.items():
         trits = rng.integers(-1, 2, (rows, columns // 128, 128)).astype(np.float32)
@@ -215,8 +215,8 @@ def write_file(file: Path, **changes: Any) -> Path:
     found, tensors = matrices_of_hub(), dict[str, Stored]()
     for n in range(2):
         for name in ("gate", "up", "down"):
-            place = f"model.layers.{n}.mlp.experts"
-            each = np.stack([found.pop(f"{place}.{expert}.{name}_proj") for expert in range(6)])
+            module = f"model.layers.{n}.mlp.experts"
+            each = np.stack([found.pop(f"{module}.{expert}.{name}_proj") for expert in range(6)])
             tensors[f"blk.{n}.ffn_{name}_exps.weight"] = (42, each.shape, q2_0(each, 128)[0])
     for name, values in found.items():
         tensors[gguf_name(name)] = (42, values.shape, q2_0(values, 128)[0])

@@ -101,7 +101,7 @@ def test_unfused_names_are_written_as_fused(tmp_path: Path) -> None:
 
 
 def test_a_wider_recurrence_has_as_many_lower_bounds(tmp_path: Path) -> None:
-    """As flash-linear-attention 0.6 writes it; the logits are those of its recurrence in float64."""
+    """The layout of flash-linear-attention 0.6; its recurrence in float64 gave the logits."""
     dims, wide, hidden, vocab = 30, 60, 64, 47
     config = {"model_type": "hgrn", "hidden_size": dims, "expand_ratio": 2, "vocab_size": vocab}
     config |= {"intermediate_size": hidden, "num_hidden_layers": 2, "norm_eps": 1e-6}

@@ -167,8 +167,8 @@ def test_saved_models_keep_their_rotation(tmp_path: Path, source: Path) -> None:
     again = load_model(tmp_path / "saved")
     tokens = mx.array([[1, 5, 9, 2]])
     assert mx.array_equal(model(tokens)[0], again(tokens)[0])
-    kept = {type(each) for each in matrices(again).values()}
-    assert RotatedLinear in kept
+    kinds = {type(each) for each in matrices(again).values()}
+    assert RotatedLinear in kinds
 
 
 TOKENS = mx.array([[1, 5, 9, 2, 7, 3]])

@@ -20,7 +20,7 @@ GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
 FILE = GOLDENS / "gguf_qwen35_pq2_0_rotated" / "model.gguf"
 FORMAT = formats()["qwen35"]
 METADATA, STORED = read_gguf(FILE)
-PLACES = {name: (FILE, tensor) for name, tensor in STORED.items()}
+TENSORS = {name: (FILE, tensor) for name, tensor in STORED.items()}
 
 
 @pytest.mark.parametrize("name", ["no_signs", "short_signs"])
@@ -128,13 +128,13 @@ def test_the_order_of_values_may_be_left_out_where_they_are_not_rotated() -> Non
 )
 def test_each_rotated_matrix_has_signs(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
-        rotation_of(FILE, changed(**changes), PLACES, FORMAT)
+        rotation_of(FILE, changed(**changes), TENSORS, FORMAT)
 
 
 def test_signs_without_values_are_ones() -> None:
     metadata = changed(sign_mode="identity", sign_values=None, sign_widths=None)
     check_rotation(metadata, FORMAT)
-    _, entries = rotation_of(FILE, metadata, PLACES, FORMAT)
+    _, entries = rotation_of(FILE, metadata, TENSORS, FORMAT)
     assert entries and all(
         np.all(entry.decode(np.zeros(0, np.uint8)).view(np.float32) == 1) for entry in entries
     )
@@ -164,15 +164,15 @@ def test_heads_of_values_are_sorted_by_their_keys(keys: int, values: int) -> Non
     if keys == values:
         assert found is None
         return
-    axis, place = found
-    assert axis == 0 and sorted(place.tolist()) == list(range(values))
-    # a head of the file reads the key of its number, one of the Hub that of its group
-    assert (place % keys).tolist() == [head // (values // keys) for head in range(values)]
+    axis, order = found
+    assert axis == 0 and sorted(order.tolist()) == list(range(values))
+    # a head of the file reads the key of its number, one of the Hub the key of its group
+    assert (order % keys).tolist() == [head // (values // keys) for head in range(values)]
     axis, wide = FORMAT.heads("model.layers.0.linear_attn.out_proj.weight", config)
-    assert axis == 1 and (wide[::8] // 8).tolist() == place.tolist()
+    assert axis == 1 and (wide[::8] // 8).tolist() == order.tolist()
     axis, rows = FORMAT.heads("model.layers.0.linear_attn.in_proj_qkv.weight", config)
     assert axis == 0 and rows[: 8 * keys].tolist() == list(range(8 * keys))
-    assert (rows[8 * keys :: 8] // 8 - keys).tolist() == place.tolist()
+    assert (rows[8 * keys :: 8] // 8 - keys).tolist() == order.tolist()
     assert FORMAT.heads("model.layers.0.self_attn.q_proj.weight", config) is None
 
 

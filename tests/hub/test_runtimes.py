@@ -1,4 +1,4 @@
-"""What `convert` says of other programs, held against those programs, for each family and format."""
+"""Compares what `convert` reports of other programs with those programs, by family and format."""
 
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def converted(tmp_path: Path, family: str, to: Any, **options: Any) -> tuple[Ope
     return convert(checkpoint, tmp_path / "m", to=to, **options).openings
 
 
-def said(found: tuple[Opening, ...], runtime: str) -> Opening:
+def opening_for(found: tuple[Opening, ...], runtime: str) -> Opening:
     assert [each.runtime for each in found] == ["mlx-lm", "transformers", "llama.cpp", "bitnet.cpp"]
     answer = opening(found, runtime)
     assert answer is not None and (answer.opens is not False or answer.note)
@@ -128,7 +128,7 @@ def masters(family: str) -> FloatFormats:
 def test_mlx_lm_and_its_own_format(tmp_path: Path, family: str) -> None:
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
-    answer = said(converted(tmp_path, family, "mlx"), "mlx-lm")
+    answer = opening_for(converted(tmp_path, family, "mlx"), "mlx-lm")
     needs_flag = "--trust-remote-code" in answer.note
     theirs, _ = load_with_mlx_lm(tmp_path / "m", trust_remote_code=needs_flag)
     error = relative_error(
@@ -147,7 +147,7 @@ def test_mlx_lm_and_the_format_of_transformers(tmp_path: Path, family: str) -> N
     from mlx_lm.utils import load_model as load_with_mlx_lm
 
     found = converted(tmp_path, family, "hf", formats=masters(family), dtype=mx.bfloat16)
-    if said(found, "mlx-lm").opens:
+    if opening_for(found, "mlx-lm").opens:
         theirs, _ = load_with_mlx_lm(tmp_path / "m")
         want = load_model(tmp_path / "m")(mx.array(TOKENS))[0]
         assert relative_error(theirs(mx.array(TOKENS)), want) <= TOLERANCE[mx.bfloat16]
@@ -186,7 +186,7 @@ def test_transformers_and_its_own_format(tmp_path: Path, family: str, is_trainab
 
     is_ternary = FAMILIES[family][1].get("linears", ...) is not None
     formats = FloatFormats(keep_masters=True) if is_trainable and is_ternary else masters(family)
-    answer = said(converted(tmp_path, family, "hf", formats=formats), "transformers")
+    answer = opening_for(converted(tmp_path, family, "hf", formats=formats), "transformers")
     try:
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
         with torch.no_grad():
@@ -204,7 +204,7 @@ def test_transformers_and_gguf(tmp_path: Path, family: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    answer = said(converted(tmp_path, family, "gguf"), "transformers")
+    answer = opening_for(converted(tmp_path, family, "gguf"), "transformers")
     file = next((tmp_path / "m").glob("*.gguf")).name
     try:
         theirs = AutoModelForCausalLM.from_pretrained(
@@ -241,7 +241,7 @@ def test_llama_cpp(tmp_path: Path, family: str, kind: Any) -> None:
     llama_cpp = pytest.importorskip(
         "llama_cpp", reason="needs llama-cpp-python, which pip compiles for some minutes"
     )
-    answer = said(converted(tmp_path, family, "gguf", gguf_type=kind), "llama.cpp")
+    answer = opening_for(converted(tmp_path, family, "gguf", gguf_type=kind), "llama.cpp")
     file = next((tmp_path / "m").glob("*.gguf"))
     try:
         theirs = llama_cpp.Llama(str(file), n_ctx=16, logits_all=True, verbose=False)

@@ -117,7 +117,7 @@ def test_a_model_is_converted_without_a_change(
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_model_without_classes_gives_the_features_of_timm(name: str, tmp_path: Path) -> None:
-    """Those of timm 1.0.31; of Conv2Former, which it does not have, those that give the logits."""
+    """The features of timm 1.0.31; for Conv2Former, which it lacks, the ones that give the logits."""
     folder, size = FOLDERS[name]
     backbone, saved, converted = (tmp_path / each for each in ("backbone", "saved", "converted"))
     write_backbone(name, backbone)
@@ -242,8 +242,8 @@ def test_an_adapter_of_the_last_layer_is_written_and_read(
     without = np.array(model(pictures))
     layers = adapt_layers(model, num_layers=1, rank=2)
     names = weight_names(model.config)
-    places = {place[0] for layer in layers if (place := names.in_layer(layer))}
-    assert places == {max(layer_numbers(model, names))}
+    numbers = {location[0] for layer in layers if (location := names.in_layer(layer))}
+    assert numbers == {max(layer_numbers(model, names))}
     for path in parameters(model):
         if path.endswith("lora_b"):
             module, key = path.rsplit(".", 1)

@@ -92,7 +92,7 @@ def own_vocabulary(folder: Path) -> Path:
 
 
 def texts() -> list[str]:
-    """Texts of letters, digits, marks and spaces of many kinds, drawn at random."""
+    """Texts of letters, digits, punctuation and spaces of many kinds, drawn at random."""
     draw = random.Random(0)
     kinds = (
         "abcDEF'sStTrRemMlLdD  \n\r\t.,!?\"-0123456789",
@@ -171,7 +171,7 @@ def test_i2_s_comes_back_without_loss(
     report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type="i2_s")
     assert report.total.difference == 0 and report.logits_difference == 0
     assert open_checkpoint(tmp_path / "m").config[WRITER_KEY] == {"version": __version__}
-    want, got = (parameters(load_model(place)) for place in (folder, tmp_path / "m"))
+    want, got = (parameters(load_model(path)) for path in (folder, tmp_path / "m"))
     assert set(want) == set(got)
     for name, array in want.items():
         # vectors are written in float32, and gains stay so
@@ -188,7 +188,7 @@ def test_i2_s_comes_back_without_loss(
 def test_scales_are_rounded_once(tmp_path: Path, kind: Any, model_type: str) -> None:
     folder = source(tmp_path / "s", model_type)
     report = convert(open_checkpoint(folder), tmp_path / "m", to="gguf", gguf_type=kind)
-    want, got = (load_model(place) for place in (folder, tmp_path / "m"))
+    want, got = (load_model(path) for path in (folder, tmp_path / "m"))
     differences = []
     for theirs, ours in zip(want.blocks, got.blocks, strict=True):
         for name in ("gate_proj", "up_proj", "down_proj"):
@@ -209,7 +209,7 @@ def test_dense_model_without_ternary_tensors(tmp_path: Path) -> None:
         GGMLQuantizationType.BF16,
         GGMLQuantizationType.F32,
     }
-    ours, theirs = (load_model(place)(TOKENS)[0] for place in (folder, tmp_path / "m"))
+    ours, theirs = (load_model(path)(TOKENS)[0] for path in (folder, tmp_path / "m"))
     assert relative_error(theirs, ours) <= TOLERANCE[mx.bfloat16]
 
 
@@ -265,7 +265,7 @@ def test_a_vocabulary_file_may_be_large(tmp_path: Path) -> None:
 
 
 def test_tokens_of_other_files_keep_their_kind(tmp_path: Path) -> None:
-    """As llama.cpp's converter types them."""
+    """Tokens have the types that llama.cpp's converter gives them."""
     folder = source(tmp_path / "s", tokenizer="tokenizer_spm", vocab_size=704)
     chunk = b"\x0a\x05<x y>\x15\0\0\x7a\xc4\x18\x04"
     with (folder / "tokenizer.model").open("ab") as file:
@@ -356,7 +356,7 @@ ROTATIONS = [
 def test_stretched_positions_come_back(tmp_path: Path, rotation: Rotation) -> None:
     folder = source(tmp_path / "s", rotation=rotation, max_position_embeddings=512)
     convert(open_checkpoint(folder), tmp_path / "m", to="gguf", check=False)
-    want, got = (load_model(place, dtype=mx.float32) for place in (folder, tmp_path / "m"))
+    want, got = (load_model(path, dtype=mx.float32) for path in (folder, tmp_path / "m"))
     ropes = [model.blocks[0].token_mixer.rope for model in (want, got)]
     assert relative_error(ropes[1].wavelengths, ropes[0].wavelengths) <= 1e-6
     assert ropes[1].query_scale == pytest.approx(ropes[0].query_scale, rel=1e-6)

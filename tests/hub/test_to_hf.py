@@ -73,7 +73,7 @@ def test_masters(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, None], ids=str)
 def test_codes_are_rounded_once(tmp_path: Path, bits: int, dtype: mx.Dtype | None) -> None:
-    """The scales of a layer give the dtype; `None`: those of two layers differ from the embedding's."""
+    """The scales of a layer give the dtype; `None`: two layers' scales differ from the embedding's."""
     model = build(LLAMA | {"tie_word_embeddings": bits == 8})
     model.set_dtype(dtype or mx.bfloat16)
     if dtype is None:

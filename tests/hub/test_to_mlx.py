@@ -209,10 +209,10 @@ def test_an_embedding_in_few_bits_keeps_its_codes_in_another_dtype(tmp_path: Pat
     )
     formats = FloatFormats(dtype=mx.float16)
     convert(open_checkpoint(tmp_path / "m"), tmp_path / "half", formats=formats, check=False)
-    once, again = (load_model(tmp_path / name).embed for name in ("m", "half"))
-    assert again.weight.dtype == mx.uint32 and mx.array_equal(again.weight, once.weight)
-    assert again.scales.dtype == mx.float16
-    assert mx.array_equal(again.scales, once.scales.astype(mx.float16))
+    first, second = (load_model(tmp_path / name).embed for name in ("m", "half"))
+    assert second.weight.dtype == mx.uint32 and mx.array_equal(second.weight, first.weight)
+    assert second.scales.dtype == mx.float16
+    assert mx.array_equal(second.scales, first.scales.astype(mx.float16))
 
 
 @pytest.mark.sample(2)

@@ -20,7 +20,7 @@ from mlx_mmfree.models import Decoder, find, known_model_types
 from mlx_mmfree.training.fine_tuning.fine_tune import adapt_layers
 from tests.hub.checkpoints import GOLDENS, golden_checkpoint, tiny_of, tiny_transformer
 from tests.hub.embedder_folder import embedder_folder
-from tests.whole_numbers import faults_of_file, places
+from tests.whole_numbers import faults_of_file, paths_of_integers
 
 
 def _use(folder: Path) -> None:
@@ -47,7 +47,7 @@ def test_descriptions(name: str, tmp_path: Path) -> None:
     ["maple_mlx_2bit", "mlx_qwen3_1bit_g128", "prism_schema2", "bitnet_packed", "hf_reformer"],
 )
 def test_descriptions_of_others(name: str, tmp_path: Path) -> None:
-    """Those of packed weights say how these are stored."""
+    """Descriptions of packed weights name the format in which these are stored."""
     folder = golden_checkpoint(name, tmp_path / "m")
     for file in folder.glob("*.json"):
         assert faults_of_file(file, partial(_use, folder)) == []
@@ -87,7 +87,7 @@ def test_tokenizers_and_sampling(tmp_path: Path) -> None:
     use()
     for name in ("generation_config.json", "tokenizer_config.json"):
         assert faults_of_file(tmp_path / "m" / name, use) == []
-    chosen = [place for place in places(values) if place[:2] != ("model", "vocab")]
+    chosen = [path for path in paths_of_integers(values) if path[:2] != ("model", "vocab")]
     assert faults_of_file(vocabulary, use, [*chosen, ("model", "vocab", "!")]) == []
 
 

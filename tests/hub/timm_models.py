@@ -1,6 +1,6 @@
 """Models of timm with random weights, written as its checkpoint folders.
 
-`python -m tests.hub.timm_models` writes those of `tests/data/timm` anew; it needs the extra `interop`.
+`python -m tests.hub.timm_models` writes the folders of `tests/data/timm`; it needs the extra `interop`.
 """
 
 import json
@@ -88,9 +88,9 @@ def write_backbone(name: str, target: Path) -> None:
     """Writes the small checkpoint of a family as timm publishes models without classes."""
     folder, _ = FOLDERS[name]
     tensors = load_file(folder / "model.safetensors")
-    kept = {key: value for key, value in tensors.items() if key not in CLASSIFIERS[name]}
+    backbone = {key: value for key, value in tensors.items() if key not in CLASSIFIERS[name]}
     target.mkdir()
-    save_file(kept, target / "model.safetensors", {"format": "pt"})
+    save_file(backbone, target / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "num_classes": 0}))
 
@@ -178,7 +178,7 @@ def write_folder(folder: Path, case: Case, model: Any) -> None:
     arguments = dict(case.arguments)
     if fixed["fixed_input_size"]:
         arguments["img_size"] = list(case.size)
-    kept = (
+    keys = (
         "input_size",
         "fixed_input_size",
         "interpolation",
@@ -193,7 +193,7 @@ def write_folder(folder: Path, case: Case, model: Any) -> None:
         "num_features": model.num_features,
         "global_pool": getattr(model, "global_pool", "avg"),
         "model_args": arguments,
-        "pretrained_cfg": {key: fixed[key] for key in kept},
+        "pretrained_cfg": {key: fixed[key] for key in keys},
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

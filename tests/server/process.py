@@ -18,7 +18,7 @@ class ServerProcess:
     """`mmfree serve` with some flags, at a free port, inside `with`.
 
     Args:
-        flags: The flags, beside that of the port.
+        flags: The flags, beside the port's.
         first: Python code that its process runs first, such as to make its limits small.
         environment: Further variables.
 

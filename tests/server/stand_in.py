@@ -31,8 +31,8 @@ def dictate(answer: Callable[[str], str], model: str | None = None) -> Iterator[
         written = make(served, *args, **options)
         if model not in (None, served.name):
             return written
-        said = answer(served.tokenizer.decode(written[0].tokens))
-        ids = served.tokenizer.encode(said, add_special_tokens=False, parse_special=True)
+        reply = answer(served.tokenizer.decode(written[0].tokens))
+        ids = served.tokenizer.encode(reply, add_special_tokens=False, parse_special=True)
         reported = Dictation((*ids,))
         return [replace(text, processors=[*text.processors, reported]) for text in written]
 

@@ -20,7 +20,7 @@ QWEN3 = (
     "{{ '</tool_call>' }}{% endfor %}{{ '<|eot_id|>' }}{% endfor %}"
     f"{_BEGIN}{{% endif %}}"
 )
-# one message of the system, at the beginning
+# one message of the system, at the start
 QWEN35 = (
     f"{_TOOLS}{{% if tools %}}"
     "{{ 'Write <tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>' }}{% endif %}"

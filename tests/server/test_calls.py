@@ -40,7 +40,7 @@ SCHEMA = {
 
 
 @dataclass
-class Said:
+class Reply:
     """An answer in no interface's own format.
 
     Attributes:
@@ -65,64 +65,64 @@ REASONS = {
 }
 
 
-def whole(path: str, body: dict[str, Any]) -> Said:
+def whole(path: str, body: dict[str, Any]) -> Reply:
     """An answer that came as a whole."""
-    said = Said()
+    reply = Reply()
     if path == CHAT:
         choice = body["choices"][0]
         message = choice["message"]
-        said.reasoning = message.get("reasoning_content") or ""
-        said.text = message["content"] or ""
+        reply.reasoning = message.get("reasoning_content") or ""
+        reply.text = message["content"] or ""
         for call in message.get("tool_calls", []):
             function = call["function"]
-            said.calls.append((function["name"], json.loads(function["arguments"])))
-        said.reason = REASONS[choice["finish_reason"]]
-        return said
+            reply.calls.append((function["name"], json.loads(function["arguments"])))
+        reply.reason = REASONS[choice["finish_reason"]]
+        return reply
     for block in body["content" if path == MESSAGES else "output"]:
         if block["type"] == "tool_use":
-            said.calls.append((block["name"], block["input"]))
+            reply.calls.append((block["name"], block["input"]))
         elif block["type"] == "function_call":
             assert block["status"] in ("completed", "incomplete")
             if block["status"] == "completed":
-                said.calls.append((block["name"], json.loads(block["arguments"])))
+                reply.calls.append((block["name"], json.loads(block["arguments"])))
         elif path == MESSAGES:
-            said.text += block.get("text", "")
-            said.reasoning += block.get("thinking", "")
+            reply.text += block.get("text", "")
+            reply.reasoning += block.get("thinking", "")
         else:
             text = "".join(part["text"] for part in block["content"])
-            said.reasoning += text if block["type"] == "reasoning" else ""
-            said.text += text if block["type"] == "message" else ""
+            reply.reasoning += text if block["type"] == "reasoning" else ""
+            reply.text += text if block["type"] == "message" else ""
     if path == MESSAGES:
-        said.reason, said.stop = REASONS[body["stop_reason"]], body["stop_sequence"]
+        reply.reason, reply.stop = REASONS[body["stop_reason"]], body["stop_sequence"]
     else:
         is_cut = body["status"] == "incomplete"
-        said.reason = "length" if is_cut else "calls" if said.calls else "stop"
-    return said
+        reply.reason = "length" if is_cut else "calls" if reply.calls else "stop"
+    return reply
 
 
-def streamed(path: str, events: list[dict[str, Any]]) -> Said:
+def streamed(path: str, events: list[dict[str, Any]]) -> Reply:
     """An answer that came as a stream, put together from its events alone."""
-    said = Said()
+    reply = Reply()
     if path == CHAT:
         calls: dict[int, list[str]] = {}
         for choice in (choice for event in events for choice in event["choices"]):
-            said.reasoning += choice["delta"].get("reasoning_content") or ""
-            said.text += choice["delta"].get("content") or ""
+            reply.reasoning += choice["delta"].get("reasoning_content") or ""
+            reply.text += choice["delta"].get("content") or ""
             for chunk in choice["delta"].get("tool_calls", []):
                 calls.setdefault(chunk["index"], ["", ""])
                 calls[chunk["index"]][0] += chunk["function"].get("name", "")
                 calls[chunk["index"]][1] += chunk["function"]["arguments"]
-            said.reason = REASONS.get(choice["finish_reason"], said.reason)
+            reply.reason = REASONS.get(choice["finish_reason"], reply.reason)
         for name, arguments in calls.values():
             try:
-                said.calls.append((name, json.loads(arguments)))
+                reply.calls.append((name, json.loads(arguments)))
             except ValueError:
-                said.open.append(name)
-        if said.reason != "calls":
+                reply.open.append(name)
+        if reply.reason != "calls":
             # nothing closes a call here
-            said.open = [*(name for name, _ in said.calls), *said.open]
-            said.calls = []
-        return said
+            reply.open = [*(name for name, _ in reply.calls), *reply.open]
+            reply.calls = []
+        return reply
     if path == MESSAGES:
         blocks: dict[int, dict[str, Any]] = {}
         for event in events:
@@ -141,18 +141,18 @@ def streamed(path: str, events: list[dict[str, Any]]) -> Said:
                 case "stop":
                     blocks[event["index"]]["is_closed"] = True
                 case "message_delta":
-                    said.reason = REASONS[event["delta"]["stop_reason"]]
-                    said.stop = event["delta"]["stop_sequence"]
+                    reply.reason = REASONS[event["delta"]["stop_reason"]]
+                    reply.stop = event["delta"]["stop_sequence"]
         for block in blocks.values():
-            said.text += block.get("text", "")
-            said.reasoning += block.get("thinking", "")
+            reply.text += block.get("text", "")
+            reply.reasoning += block.get("thinking", "")
             if block["type"] != "tool_use":
                 assert block["is_closed"]
             elif "is_closed" in block:
-                said.calls.append((block["name"], json.loads(block["json"])))
+                reply.calls.append((block["name"], json.loads(block["json"])))
             else:
-                said.open.append(block["name"])
-        return said
+                reply.open.append(block["name"])
+        return reply
     items: dict[str, dict[str, Any]] = {}
     for event in events:
         match event["type"].removeprefix("response."):
@@ -171,14 +171,14 @@ def streamed(path: str, events: list[dict[str, Any]]) -> Said:
                 items[event["item"]["id"]]["done"] = True
                 assert event["item"]["status"] == "completed"
     end = events[-1]["response"]
-    said = whole(path, end)
+    reply = whole(path, end)
     assert [item["id"] for item in end["output"]] == list(items)
     for item in end["output"]:
         was_done = items[item["id"]]["done"]
         assert was_done == (item["status"] == "completed"), item
         if not was_done:
-            said.open.append(item["name"])
-    return said
+            reply.open.append(item["name"])
+    return reply
 
 
 def format_of(name: str) -> CallFormat:
@@ -202,7 +202,7 @@ def ask(
     stop: str | None = None,
     one: bool = False,
     strict: bool = False,
-) -> Said:
+) -> Reply:
     """An answer that a model of a format writes in random chunks, in an interface.
 
     Args:
@@ -242,8 +242,8 @@ def ask(
         )
     else:
         body = ResponsesRequest.model_validate({"input": messages, "store": False})
-        kept: Any = None
-        answer = ResponsesAnswer(body, found, kept)
+        unused: Any = None
+        answer = ResponsesAnswer(body, found, unused)
     sent = answer.opening()
     for event in events_of(text[:cut], AnswerEnd(chat.stop, make_reader(), one), cut is not None):
         sent += answer.add([(0, event)])
@@ -280,13 +280,13 @@ def test_calls_come_whole(format: str) -> None:
     before = "" if format == "BareCalls" else "I see.\n"
     text = before + written(format, FOX, OWL)
     for path, is_stream in EVERYWHERE:
-        assert ask(format, path, text, is_stream) == Said(
+        assert ask(format, path, text, is_stream) == Reply(
             text=before, calls=[FOX, OWL], reason="calls"
         )
         one = ask(format, path, text, is_stream, one=True)
-        assert one == Said(text=before, calls=[FOX], reason="calls")
-        said = ask(format, path, "Just a text.", is_stream)
-        assert said == Said(text="Just a text.", reason="stop")
+        assert one == Reply(text=before, calls=[FOX], reason="calls")
+        reply = ask(format, path, "Just a text.", is_stream)
+        assert reply == Reply(text="Just a text.", reason="stop")
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -294,17 +294,21 @@ def test_a_call_that_breaks_off_is_none(format: str) -> None:
     text = written(format, ("look_up", {"word": "a fox END"}))
     end = text.index(" END")
     for path, is_stream in EVERYWHERE:
-        ways: list[tuple[str, dict[str, Any], Said]] = [
-            (text[:end], {}, Said(reason="stop")),
-            (text, {"cut": end}, Said(reason="length")),
+        ways: list[tuple[str, dict[str, Any], Reply]] = [
+            (text[:end], {}, Reply(reason="stop")),
+            (text, {"cut": end}, Reply(reason="length")),
         ]
         if path != RESPONSES:
             stop = "END" if path == MESSAGES else None
-            ways.append((text, {"stop": "END"}, Said(reason="stop", stop=stop)))
-        for said, options, want in ways:
+            ways.append((text, {"stop": "END"}, Reply(reason="stop", stop=stop)))
+        for reply, options, want in ways:
             if is_stream:
                 want.open = ["look_up"]
-            assert ask(format, path, said, is_stream, **options) == want, (path, is_stream, options)
+            assert ask(format, path, reply, is_stream, **options) == want, (
+                path,
+                is_stream,
+                options,
+            )
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -312,7 +316,7 @@ def test_a_whole_call_counts_however_the_answer_ends(format: str) -> None:
     text = written(format, FOX, ("look_up", {"word": "an owl END"}))
     end = text.index(" END")
     for path, is_stream in EVERYWHERE:
-        want = Said(calls=[FOX], reason="calls", open=["look_up"] if is_stream else [])
+        want = Reply(calls=[FOX], reason="calls", open=["look_up"] if is_stream else [])
         assert ask(format, path, text[:end], is_stream) == want
         if path != RESPONSES:
             assert ask(format, path, text, is_stream, stop="END") == want
@@ -332,11 +336,11 @@ def test_no_cut_leaves_markup(format: str) -> None:
     )
     for end in range(first, len(text)):
         for path, is_stream in EVERYWHERE:
-            said = ask(format, path, text, is_stream, cut=end)
-            assert said.text == "", text[:end]
+            reply = ask(format, path, text, is_stream, cut=end)
+            assert reply.text == "", text[:end]
             if path != RESPONSES:
-                assert said.reason == ("calls" if said.calls else "length"), text[:end]
-            assert said.calls in ([], [OWL])
+                assert reply.reason == ("calls" if reply.calls else "length"), text[:end]
+            assert reply.calls in ([], [OWL])
 
 
 @pytest.mark.parametrize("thinks", ["thinks", "may"])
@@ -347,23 +351,23 @@ def test_calls_at_the_end_of_open_reasoning(format: str, thinks: str) -> None:
     other = written(format, ("other", {}))
     for path, is_stream in EVERYWHERE:
         say = partial(ask, format, path, is_stream=is_stream, thinks=thinks)
-        said = say(f"{begin}I should look.\n{calls}\n")
-        assert said == Said("I should look.", calls=[FOX, OWL], reason="calls")
-        said = say(f"{begin}Hm.\n{calls}", one=True)
-        assert said == Said("Hm.", calls=[FOX], reason="calls")
+        reply = say(f"{begin}I should look.\n{calls}\n")
+        assert reply == Reply("I should look.", calls=[FOX, OWL], reason="calls")
+        reply = say(f"{begin}Hm.\n{calls}", one=True)
+        assert reply == Reply("Hm.", calls=[FOX], reason="calls")
         for text in (
             f"Like {calls}, or not",
             f"Like {other}",
             "Like <tool_call> or { or [TOOL_CALLS].",
         ):
-            assert say(begin + text) == Said(text, reason="stop")
-        said = say(f"{begin}Like {calls} no.\n{calls}")
-        assert said == Said(f"Like {calls} no.", calls=[FOX, OWL], reason="calls")
+            assert say(begin + text) == Reply(text, reason="stop")
+        reply = say(f"{begin}Like {calls} no.\n{calls}")
+        assert reply == Reply(f"Like {calls} no.", calls=[FOX, OWL], reason="calls")
         answer = "" if format == "BareCalls" else "So:\n"
-        said = say(f"{begin}Like {calls}</think>\n\n{answer}{calls}")
-        assert said == Said(f"Like {calls}", answer, [FOX, OWL], "calls")
-        said = say(f"{begin}Look.\n{written(format, OWL)[:-25]}")
-        assert said == Said("Look.", reason="stop")
+        reply = say(f"{begin}Like {calls}</think>\n\n{answer}{calls}")
+        assert reply == Reply(f"Like {calls}", answer, [FOX, OWL], "calls")
+        reply = say(f"{begin}Look.\n{written(format, OWL)[:-25]}")
+        assert reply == Reply("Look.", reason="stop")
 
 
 @pytest.mark.parametrize("thinks", ["thinks", "may"])
@@ -374,9 +378,9 @@ def test_stop_strings_end_the_answer_alone(thinks: str) -> None:
         text = f"{begin}{reasoning}\n</think>\n\nA text"
         for path, is_stream in EVERYWHERE[:4]:
             say = partial(ask, "XMLCalls", path, is_stream=is_stream, thinks=thinks, stop=stop)
-            assert say(text) == Said(reasoning, "A text", reason="stop")
+            assert say(text) == Reply(reasoning, "A text", reason="stop")
             reported = stop if path == MESSAGES else None
-            want = Said(reasoning, "A text", reason="stop", stop=reported)
+            want = Reply(reasoning, "A text", reason="stop", stop=reported)
             assert say(f"{text}{stop} more") == want
 
 
@@ -384,12 +388,12 @@ def test_stop_strings_end_the_answer_alone(thinks: str) -> None:
 def test_a_strict_call_that_fails_is_text(format: str) -> None:
     long = written(format, ("look_up", {"word": "elephant"}))
     for path, is_stream in EVERYWHERE:
-        said = ask(format, path, f"So:\n{long}", is_stream, strict=True)
-        assert said == Said(text=f"So:\n{long}", reason="stop")
-        said = ask(format, path, written(format, FOX, OWL), is_stream, strict=True)
-        assert said == Said(calls=[FOX, OWL], reason="calls")
-        said = ask(format, path, f"Hm.\n{long}", is_stream, strict=True, thinks="thinks")
-        assert said == Said(f"Hm.\n{long}", reason="stop")
+        reply = ask(format, path, f"So:\n{long}", is_stream, strict=True)
+        assert reply == Reply(text=f"So:\n{long}", reason="stop")
+        reply = ask(format, path, written(format, FOX, OWL), is_stream, strict=True)
+        assert reply == Reply(calls=[FOX, OWL], reason="calls")
+        reply = ask(format, path, f"Hm.\n{long}", is_stream, strict=True, thinks="thinks")
+        assert reply == Reply(f"Hm.\n{long}", reason="stop")
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -144,7 +144,7 @@ def test_offsets_point_into_the_text(start: Callable[..., Any]) -> None:
     tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_spm")
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
     model = pack_linears(hgrn_bit.build(hgrn_bit.Config(vocab_size=tokenizer.vocab_size, **sizes)))
-    ids = {tokenizer.piece(n): str(n) for n in range(tokenizer.vocab_size)}
+    ids = {tokenizer.id_to_piece(n): str(n) for n in range(tokenizer.vocab_size)}
     with start(ServedModel("spm", model, tokenizer)) as client:
         the = {"model": "spm", "prompt": "hi", "logprobs": 1, "logit_bias": {ids["▁the"]: 100}}
         (choice,) = complete(client, **the, max_tokens=3)["choices"]

@@ -83,11 +83,11 @@ def test_clients_that_go_away_change_no_other_answer() -> None:
     requests = [request for request in requests if request[1]["model"] == "demo"][:200]
     leaving = {n for n in range(len(requests)) if rng.random() < 0.3}
 
-    def ask(client: httpx2.Client, number: int, may_leave: bool) -> Any:
+    def ask(client: httpx2.Client, number: int, may_stop: bool) -> Any:
         path, body = requests[number]
         if number not in leaving:
             return answer(client, (path, body))
-        if not may_leave:
+        if not may_stop:
             return None
         long = body | {"stream": True, "max_tokens": 2000, "stop": []}
         with client.stream("POST", path, json=long) as response:

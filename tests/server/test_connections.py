@@ -1,4 +1,4 @@
-"""What connections may send before anybody is known: little, soon, and not too often."""
+"""Limits of what connections may send before anybody is known: little, soon, and not too often."""
 
 import itertools
 import json
@@ -170,7 +170,7 @@ def test_busy_connections_do_not(server: ServerProcess) -> None:
     assert httpx2.get(f"{server.url}/health").status_code == 200
 
 
-def test_slow_bodies_do_not_take_the_places(server: ServerProcess) -> None:
+def test_slow_bodies_do_not_take_the_rows(server: ServerProcess) -> None:
     before = server.resident_mb
     large = POST + b"Content-Length: 7900000\r\n\r\n" + b" " * 1_000_000
     with ExitStack() as stack:

@@ -28,12 +28,12 @@ class Asked:
         self.client = client
         self.prompts: list[str] = []
 
-    def said(self, prompt: str) -> str:
+    def reply(self, prompt: str) -> str:
         self.prompts.append(prompt)
         return "Yes<|eot_id|>"
 
     def prompt(self, path: str, model: str, **body: Any) -> str:
-        """What a model reads of a request."""
+        """The prompt that a model reads of a request."""
         limit = {MESSAGES: {"max_tokens": 9}, RESPONSES: {"store": False}}.get(path, {})
         answer = self.client.post(path, json={"model": model, **limit, **body})
         assert answer.status_code == 200, answer.text
@@ -58,7 +58,7 @@ def asked(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
     ]
     with start(*served) as client:
         made = Asked(client)
-        with dictate(made.said):
+        with dictate(made.reply):
             yield made
 
 
@@ -97,8 +97,8 @@ def _of_chat(turn: Turn) -> dict[str, Any]:
         {"id": call, "type": "function", "function": {"name": "find", "arguments": arguments}}
         for call, arguments in calls
     ]
-    said = {"role": role, "content": text, "reasoning_content": reasoning_text}
-    return said | ({"tool_calls": named} if calls else {})
+    message = {"role": role, "content": text, "reasoning_content": reasoning_text}
+    return message | ({"tool_calls": named} if calls else {})
 
 
 def _of_messages(turn: Turn) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def test_roles_come_in_any_order(asked: Asked, model: str) -> None:
     for first, second, third in itertools.product(kinds, repeat=3):
         turns = [first, second, third, ("user", "last")]
         prompt = asked.prompt(CHAT, model, **body_of(CHAT, turns))
-        found = [place.group() for place in re.finditer(r"word-of-\w+|last", prompt)]
+        found = [match.group() for match in re.finditer(r"word-of-\w+|last", prompt)]
         wanted = [*(words.get(role, "word-of-answer") for role, _ in turns[:-1]), "last"]
         assert found == wanted
         assert prompt == asked.prompt(RESPONSES, model, **body_of(RESPONSES, turns))
@@ -304,8 +304,8 @@ def test_pictures_that_litellm_moves_out_of_a_result_are_reported_of(asked: Aske
     ]
     body = body_of(CHAT, turns)
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
-    said = [{"type": "text", "text": "The images of the tool:"}, picture]
-    body["messages"][-1]["content"] = said
+    parts = [{"type": "text", "text": "The images of the tool:"}, picture]
+    body["messages"][-1]["content"] = parts
     for model in CALLING:
         prompt = asked.prompt(CHAT, model, **body)
         assert "The images of the tool:\n[A picture was left out" in prompt

@@ -1,4 +1,4 @@
-"""Every family of models is served, and its texts are those of `generate`."""
+"""Every family of models is served, and its texts equal `generate`'s."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +27,8 @@ def test_texts_are_those_of_generate(
     with start(ServedModel("own", model, tokenizer)) as client:
         answer = client.post("/v1/completions", json=body | {"prompt": PROMPT}).json()
         messages = [{"role": "user", "content": "Hello"}]
-        said = client.post("/v1/chat/completions", json=body | {"messages": messages}).json()
+        chat_answer = client.post("/v1/chat/completions", json=body | {"messages": messages}).json()
     assert answer["choices"][0]["text"] == generate(model, tokenizer, PROMPT, max_tokens=6)
     ids = tokenizer.apply_chat_template(messages)
     want = generate(model, tokenizer, ids, max_tokens=6)
-    assert said["choices"][0]["message"]["content"] == want
+    assert chat_answer["choices"][0]["message"]["content"] == want

@@ -88,11 +88,11 @@ HOSTILE = {
 }
 
 
-def body(schema: Any, place: str = "response_format", **more: Any) -> dict[str, Any]:
+def body(schema: Any, param: str = "response_format", **more: Any) -> dict[str, Any]:
     """A request with a schema."""
     messages = [{"role": "user", "content": "x"}]
     asked: dict[str, Any] = {"messages": messages, "model": "m", "max_tokens": 3} | more
-    if place == "tools":
+    if param == "tools":
         function = {"name": "f", "parameters": {"properties": {"a": schema}}}
         if "$defs" in schema:
             function["parameters"] = schema
@@ -102,15 +102,15 @@ def body(schema: Any, place: str = "response_format", **more: Any) -> dict[str, 
     return asked | {"response_format": format}
 
 
-@pytest.mark.parametrize("place", ["response_format", "tools"])
+@pytest.mark.parametrize("param", ["response_format", "tools"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_schema_that_takes_too_much_is_refused(client: Any, name: str, place: str) -> None:
-    response = client.post(CHAT, json=body(HOSTILE[name], place))
+def test_a_schema_that_takes_too_much_is_refused(client: Any, name: str, param: str) -> None:
+    response = client.post(CHAT, json=body(HOSTILE[name], param))
     error = response.json()["error"]
     assert response.status_code == 400
-    assert (error["param"], error["code"]) == (place, "invalid_json_schema")
-    assert f"'{place}' must have a schema that" in error["message"]
-    assert client.post(CHAT, json=body(SMALL, place)).status_code == 200
+    assert (error["param"], error["code"]) == (param, "invalid_json_schema")
+    assert f"'{param}' must have a schema that" in error["message"]
+    assert client.post(CHAT, json=body(SMALL, param)).status_code == 200
 
 
 def test_limits_are_reported(client: Any) -> None:
@@ -161,16 +161,18 @@ class _Vocabulary:
         return self._tokenizer.encode_continuation(text.decode())
 
 
-def written(held: Grammar, tokenizer: Tokenizer, seed: int, most: int) -> Iterator[tuple[Any, int]]:
+def written(
+    grammar_of_text: Grammar, tokenizer: Tokenizer, seed: int, most: int
+) -> Iterator[tuple[Any, int]]:
     """A text that follows a grammar at random: which tokens were allowed, and the one chosen."""
     rng = random.Random(seed)
-    state = held.start(mx.zeros((1, 1), mx.int32), None, tokenizer.vocab_size)
+    state = grammar_of_text.start(mx.zeros((1, 1), mx.int32), None, tokenizer.vocab_size)
     for _ in range(most):
-        logits = held(mx.zeros((1, tokenizer.vocab_size)), state)
+        logits = grammar_of_text(mx.zeros((1, tokenizer.vocab_size)), state)
         allowed = np.isfinite(np.array(logits)[0])
         token = rng.choice(np.flatnonzero(allowed).tolist())
         yield allowed, token
-        state = held.update(state, mx.array([token]))
+        state = grammar_of_text.update(state, mx.array([token]))
 
 
 @pytest.mark.parametrize(
@@ -246,12 +248,12 @@ def test_what_is_known_is_not_compiled_again(
     # soon, and then with all the time that there is
     assert runs[1:] == [grammar._QUICK_SECONDS, grammar.COMPILATION.seconds]
     # a process that was killed is not taken
-    (known, _) = next(iter(grammars._kept.values()))
+    (known, _) = next(iter(grammars._cached.values()))
     assert known.process_id is not None
     os.kill(known.process_id, signal.SIGKILL)
-    held = compiled(grammars, SMALL)
+    second = compiled(grammars, SMALL)
     with pytest.raises(RequestError, match="while the text was written"):
-        held(mx.zeros((1, 600)), held.start(mx.zeros((1, 1), mx.int32), None, 600))
+        second(mx.zeros((1, 600)), second.start(mx.zeros((1, 1), mx.int32), None, 600))
     assert isinstance(compiled(grammars, SMALL), Grammar) and len(runs) == 4
 
 
@@ -259,12 +261,12 @@ def test_few_grammars_are_kept(grammars: Grammars, monkeypatch: pytest.MonkeyPat
     first = compiled(grammars, {"const": -1})
     for number in range(12):
         compiled(grammars, {"const": number})
-    assert len(grammars._kept) == grammar._KEPT
+    assert len(grammars._cached) == grammar._MOST_CACHED
     # what a text is written by stays with it
     assert np.isfinite(np.array(first(mx.zeros((1, 600)), mx.array([grammar._NONE])))).any()
-    monkeypatch.setattr(grammar, "_KEPT_MB", 1)
+    monkeypatch.setattr(grammar, "_MOST_CACHED_MB", 1)
     compiled(grammars, {"enum": [f"{n:x}" for n in range(20_000)]})
-    assert sum(held for _, held in grammars._kept.values()) <= 2**20
+    assert sum(nbytes for _, nbytes in grammars._cached.values()) <= 2**20
 
 
 def test_the_vocabulary_is_read_again_where_its_process_died(grammars: Grammars) -> None:
@@ -291,7 +293,7 @@ def test_a_compilation_that_nobody_waits_for_ends(
 
     monkeypatch.setattr(process, "Branch", Noted)
 
-    async def leave() -> None:
+    async def abandon() -> None:
         waiting = [
             asyncio.create_task(grammars.compiled(json_source({**HEAVY, "title": f"{n}"})))
             for n in range(30)
@@ -300,10 +302,10 @@ def test_a_compilation_that_nobody_waits_for_ends(
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        # none takes a place any more
+        # none takes a row any more
         await grammars.compiled(json_source({"const": 1}))
 
-    asyncio.run(asyncio.wait_for(leave(), 120))
+    asyncio.run(asyncio.wait_for(abandon(), 120))
 
 
 def test_a_text_whose_process_fails_ends_alone(
@@ -354,9 +356,9 @@ def test_clients_that_go_away_take_no_place(server: ServerProcess) -> None:
 
 def test_hostile_requests_hinder_nobody_and_no_end(server: ServerProcess) -> None:
     asked = [
-        body({**HEAVY, "title": f"{number}"}, place, model=None)
+        body({**HEAVY, "title": f"{number}"}, param, model=None)
         for number in range(20)
-        for place in ("response_format", "tools")
+        for param in ("response_format", "tools")
     ]
     assert post(server, body(SMALL, model=None)).status_code == 200
     codes: list[int] = []

@@ -17,7 +17,7 @@ from tests.server.conftest import CALLING, with_template
 
 pytestmark = pytest.mark.serve
 
-SAID = "The fox and the hen went home."
+ANSWER = "The fox and the hen went home."
 THINKING = CALLING.replace(
     "+ m.content }}",
     "}}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
@@ -115,25 +115,25 @@ def test_an_answer_that_comes_again_is_not_read_again(
     unknown: int,
 ) -> None:
     if options.get("max_tokens") == "stop":
-        ids = ids_of(pair, SAID + ending)
+        ids = ids_of(pair, ANSWER + ending)
         counts = range(len(ids) + 1)
         enough = next(n for n in counts if options["stop"] in pair[1].decode(list(ids[:n])))
         options = options | {"max_tokens": enough}
     elif "max_tokens" in options:
-        options = {"max_tokens": len(ids_of(pair, SAID))}
+        options = {"max_tokens": len(ids_of(pair, ANSWER))}
     if dialect == "completions":
         prompt = "Where did they go?"
-        choice, first = ask("/v1/completions", SAID + ending, prompt=prompt, **options)
+        choice, first = ask("/v1/completions", ANSWER + ending, prompt=prompt, **options)
         text = choice["text"]
-        _, usage = ask("/v1/completions", SAID, prompt=f"{prompt}{text} And then?")
+        _, usage = ask("/v1/completions", ANSWER, prompt=f"{prompt}{text} And then?")
     else:
         path, messages = "/v1/chat/completions", [{"role": "user", "content": "Where did they go?"}]
-        choice, first = ask(path, SAID + ending, messages=messages, **options)
+        choice, first = ask(path, ANSWER + ending, messages=messages, **options)
         text = choice["message"]["content"]
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
-        _, usage = ask(path, SAID, messages=messages)
-    assert text == SAID and choice["finish_reason"] == reason
-    assert known(usage) == first["prompt_tokens"] + len(ids_of(pair, SAID)) - unknown
+        _, usage = ask(path, ANSWER, messages=messages)
+    assert text == ANSWER and choice["finish_reason"] == reason
+    assert known(usage) == first["prompt_tokens"] + len(ids_of(pair, ANSWER)) - unknown
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -147,7 +147,7 @@ def test_calls_that_come_again_are_not_read_again(
     (call,) = choice["message"]["tool_calls"]
     answer = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": call["id"], "content": "an animal"}
-    _, usage = ask(path, SAID, messages=[*messages, answer, result], **options)
+    _, usage = ask(path, ANSWER, messages=[*messages, answer, result], **options)
     # with at most one call, its last tag ends the text
     written = CALL if parallel else CALL.removesuffix("</tool_call>")
     assert first["prompt_tokens"] + len(ids_of(pair, written)) - known(usage) <= (not parallel)
@@ -159,16 +159,16 @@ def turn_of_messages(answer: dict[str, Any]) -> list[dict[str, Any]]:
     results = [
         {"type": "tool_result", "tool_use_id": call["id"], "content": "an animal"} for call in calls
     ]
-    said = {"role": "assistant", "content": answer["content"]}
-    return [said, {"role": "user", "content": results or "And?"}]
+    reply = {"role": "assistant", "content": answer["content"]}
+    return [reply, {"role": "user", "content": results or "And?"}]
 
 
 ENDINGS = {
-    "stop": (f"{SAID}<|eot_id|>", 100, 0),
+    "stop": (f"{ANSWER}<|eot_id|>", 100, 0),
     # the last token is read with what follows
-    "length": (SAID, None, 1),
+    "length": (ANSWER, None, 1),
     "call": (f"{CALL}<|eot_id|>", 100, 0),
-    "reasoning": (f"<think>Hm.</think>{SAID}<|eot_id|>", 100, 0),
+    "reasoning": (f"<think>Hm.</think>{ANSWER}<|eot_id|>", 100, 0),
     "reasoning and call": (f"<think>Hm.</think>{CALL}<|eot_id|>", 100, 0),
 }
 
@@ -186,7 +186,7 @@ def test_agents_conversations_are_not_read_again(
     options: dict[str, Any] = {"max_tokens": most or count, "tools": [tool]}
     answer, first = ask_agents("/v1/messages", written, messages=question, **options)
     messages = [*question, *turn_of_messages(answer)]
-    _, usage = ask_agents("/v1/messages", SAID, messages=messages, **options)
+    _, usage = ask_agents("/v1/messages", ANSWER, messages=messages, **options)
     known_of_both.append(usage["cache_read_input_tokens"])
     read = first["input_tokens"] + first["cache_read_input_tokens"]
 
@@ -199,7 +199,11 @@ def test_agents_conversations_are_not_read_again(
         for call in calls
     ]
     _, usage = ask_agents(
-        "/v1/responses", SAID, input=results or "And?", previous_response_id=answer["id"], **options
+        "/v1/responses",
+        ANSWER,
+        input=results or "And?",
+        previous_response_id=answer["id"],
+        **options,
     )
     known_of_both.append(usage["input_tokens_details"]["cached_tokens"])
     hen = answer["usage"]["input_tokens"]
@@ -217,13 +221,13 @@ def ask_agents(
     from tests.server.stand_in import dictate
 
     _, tokenizer = with_template(tmp_path_factory.mktemp("agents") / "m", THINKING)
-    model, said = pair[0], [""]
+    model, reply = pair[0], [""]
     sessions = Sessions(model, memory_bytes=10**8)
     served = ServedModel("m", model, tokenizer, sessions)
-    with start(served) as client, dictate(lambda _: said[0], "m"):
+    with start(served) as client, dictate(lambda _: reply[0], "m"):
 
         def asked(path: str, written: str, **body: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-            said[0] = written
+            reply[0] = written
             response = client.post(path, json={"model": "m", **body})
             assert response.status_code == 200, response.text
             return response.json(), response.json()["usage"]
@@ -265,18 +269,18 @@ def test_what_was_drafted_is_not_read_again(
         assert known == len(prompt) + 39
         return
     # the first token that none before it equals, late in the text
-    place = next(n for n in range(20, 40) if tokens[n] not in tokens[:n])
+    index = next(n for n in range(20, 40) if tokens[n] not in tokens[:n])
     if ending == "end":
-        again, known = written(end=[tokens[place]])
-        assert again == tokens[: place + 1] and known == len(prompt) + place
+        again, known = written(end=[tokens[index]])
+        assert again == tokens[: index + 1] and known == len(prompt) + index
         return
     # a stop string of three tokens, of which the text keeps none
     stops = {n: tokenizer.decode(tokens[n : n + 3]) for n in range(5, 37)}
-    place, stop = next(
+    index, stop = next(
         (n, stop)
         for n, stop in stops.items()
         if stop.isascii() and stop not in tokenizer.decode(tokens[: n + 2])
     )
-    again, known = written(stop=[stop], left=tokens[:place])
-    assert again == tokens[: place + 3]
-    assert known == len(prompt) + place
+    again, known = written(stop=[stop], left=tokens[:index])
+    assert again == tokens[: index + 3]
+    assert known == len(prompt) + index

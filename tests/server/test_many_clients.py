@@ -54,24 +54,24 @@ class Seen:
     """The answers that the clients have had.
 
     Attributes:
-        kept: The secret of each response that came whole and is kept.
+        stored: The secret of each response that came whole and is kept.
         texts: How many texts were looked at.
         left: How many answers were left.
     """
 
-    kept: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)
     texts: int = 0
     left: int = 0
 
 
 def request(draw: random.Random, secret: str, before: str | None) -> tuple[str, dict[str, Any]]:
-    said = [{"role": "user", "content": f"Mine is {secret}. {'Well. ' * draw.randrange(20)}"}]
+    messages = [{"role": "user", "content": f"Mine is {secret}. {'Well. ' * draw.randrange(20)}"}]
     body: dict[str, Any] = {"model": "m", "stream": draw.random() < 0.7}
     path = draw.choice(("chat/completions", "messages", "responses", "responses"))
     if path == "responses":
         more = {} if before is None else {"previous_response_id": before}
-        return path, body | {"input": said, **more}
-    return path, body | {"messages": said, "max_tokens": 40}
+        return path, body | {"input": messages, **more}
+    return path, body | {"messages": messages, "max_tokens": 40}
 
 
 async def client(http: Any, number: int, seen: Seen) -> None:
@@ -79,22 +79,22 @@ async def client(http: Any, number: int, seen: Seen) -> None:
     for _ in range(ROUNDS):
         path, body = request(draw, secret, before)
         chunks: list[str] = []
-        leaves_after = draw.choice((None, None, 0, 1, 3, 9))
+        chunks_until_gone = draw.choice((None, None, 0, 1, 3, 9))
         async with http.stream("POST", f"/v1/{path}", json=body) as response:
             if response.status_code == 429:
                 continue
             assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
-                if leaves_after is not None and len(chunks) >= leaves_after:
+                if chunks_until_gone is not None and len(chunks) >= chunks_until_gone:
                     break
                 chunks.append(line)
             else:
-                leaves_after = None
+                chunks_until_gone = None
         text = "\n".join(chunks)
         # whatever came is the client's own
         assert set(re.findall(r"secret-\d{5}", text)) <= {secret}
         seen.texts += 1
-        if leaves_after is not None:
+        if chunks_until_gone is not None:
             seen.left += 1
         elif path == "responses":
             last = text.rpartition("data: ")[2] if body["stream"] else text
@@ -102,7 +102,7 @@ async def client(http: Any, number: int, seen: Seen) -> None:
             made = made.get("response", made)
             assert f"Yours is {secret}." in made["output"][0]["content"][0]["text"]
             before = made["id"]
-            seen.kept[before] = secret
+            seen.stored[before] = secret
 
 
 async def _all(url: str, seen: Seen, kill: ServerProcess | None = None) -> None:
@@ -116,7 +116,7 @@ async def _all(url: str, seen: Seen, kill: ServerProcess | None = None) -> None:
         if kill is None:
             await asyncio.gather(*clients)
             return
-        while len(seen.kept) < CLIENTS:
+        while len(seen.stored) < CLIENTS:
             await asyncio.sleep(0.01)
         kill.process.kill()
         for each in clients:
@@ -125,11 +125,11 @@ async def _all(url: str, seen: Seen, kill: ServerProcess | None = None) -> None:
                 await each
 
 
-def check_kept(url: str, seen: Seen) -> None:
+def check_stored(url: str, seen: Seen) -> None:
     import httpx2
 
     with httpx2.Client(base_url=url, timeout=60) as http:
-        for name, secret in seen.kept.items():
+        for name, secret in seen.stored.items():
             address = f"/v1/responses/{name}"
             found = http.get(address, headers=HEADERS)
             assert found.status_code == 200, f"{name} is lost"
@@ -153,9 +153,9 @@ def test_clients_that_leave_see_their_own_texts(flags: list[Any]) -> None:
     seen = Seen()
     with ServerProcess(*flags, first=FIRST) as server:
         asyncio.run(_all(server.url, seen))
-        check_kept(server.url, seen)
+        check_stored(server.url, seen)
         wait_until_free(server.url)
-    assert seen.texts == CLIENTS * ROUNDS and seen.left > CLIENTS and len(seen.kept) > CLIENTS
+    assert seen.texts == CLIENTS * ROUNDS and seen.left > CLIENTS and len(seen.stored) > CLIENTS
 
 
 def test_a_kill_loses_nothing_that_was_reported(flags: list[Any]) -> None:
@@ -163,9 +163,9 @@ def test_a_kill_loses_nothing_that_was_reported(flags: list[Any]) -> None:
     with ServerProcess(*flags, first=FIRST) as server:
         asyncio.run(_all(server.url, seen, kill=server))
     with ServerProcess(*flags, first=FIRST) as server:
-        check_kept(server.url, seen)
+        check_stored(server.url, seen)
         # conversations go on from what was kept, and sessions of the folder are sound
         again = Seen()
         asyncio.run(_all(server.url, again))
-        check_kept(server.url, again)
-    assert len(seen.kept) >= CLIENTS
+        check_stored(server.url, again)
+    assert len(seen.stored) >= CLIENTS

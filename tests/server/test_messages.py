@@ -10,14 +10,14 @@ import pytest
 from mlx_mmfree.server import turns
 from mlx_mmfree.server.bodies.messages import MessagesRequest
 from mlx_mmfree.server.messages import VERSIONS
-from mlx_mmfree.server.schemas import HINTS, joined
+from mlx_mmfree.server.schemas import HINTS, in_lines
 from tests.server.conftest import LOOK, Dictated, as_templates_read, with_template
 
 pytestmark = pytest.mark.serve
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 USER = [{"role": "user", "content": "What is a fox?"}]
-SAID = "A fox is an animal."
+ANSWER = "A fox is an animal."
 TOOLS = [
     {
         "name": "look_up",
@@ -46,22 +46,22 @@ def error_of(response: Any, status: int, kind: str) -> str:
 
 
 def test_an_answer(dictated: Dictated) -> None:
-    answer = ask(dictated, f"{SAID}<|eot_id|>")
-    assert answer["content"] == [{"type": "text", "text": SAID}]
+    answer = ask(dictated, f"{ANSWER}<|eot_id|>")
+    assert answer["content"] == [{"type": "text", "text": ANSWER}]
     assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "m")
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("end_turn", None)
     usage = answer["usage"]
     count = dictated.post(COUNT, messages=USER).json()["input_tokens"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == count
     # what was read for the first answer is not read for the second
-    again = ask(dictated, f"{SAID}<|eot_id|>")["usage"]
+    again = ask(dictated, f"{ANSWER}<|eot_id|>")["usage"]
     assert again["cache_read_input_tokens"] > count - 8
 
 
 def test_how_an_answer_ends(dictated: Dictated) -> None:
-    cut = ask(dictated, SAID, max_tokens=3)
+    cut = ask(dictated, ANSWER, max_tokens=3)
     assert cut["stop_reason"] == "max_tokens" and cut["usage"]["output_tokens"] == 3
-    stopped = ask(dictated, SAID, stop_sequences=["never", " is an"])
+    stopped = ask(dictated, ANSWER, stop_sequences=["never", " is an"])
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", " is an")
     assert stopped["content"] == [{"type": "text", "text": "A fox"}]
 
@@ -101,9 +101,9 @@ def test_a_stream_is_the_same_answer(dictated: Dictated) -> None:
             assert event == {"type": "content_block_stop", "index": len(blocks) - 1}
             blocks[-1]["stopped"] = True
     assert all(block["stopped"] for block in blocks)
-    said, called = blocks
+    spoken, called = blocks
     whole = ask(dictated, text, tools=TOOLS)
-    assert whole["content"][0] == {"type": "text", "text": said["written"]}
+    assert whole["content"][0] == {"type": "text", "text": spoken["written"]}
     assert whole["content"][1]["input"] == json.loads(called["written"]) == {"word": "fox"}
     assert called["input"] == {} and called["name"] == whole["content"][1]["name"] == "look_up"
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
@@ -119,8 +119,8 @@ def test_results_of_tools_go_back(dictated: Dictated) -> None:
         {"role": "assistant", "content": first["content"]},
         {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
     ]
-    second = ask(dictated, f"{SAID}<|eot_id|>", tools=TOOLS, messages=messages)
-    assert second["content"] == [{"type": "text", "text": SAID}]
+    second = ask(dictated, f"{ANSWER}<|eot_id|>", tools=TOOLS, messages=messages)
+    assert second["content"] == [{"type": "text", "text": ANSWER}]
     usage = first["usage"]
     known = sum(usage[name] for name in usage)
     # the whole first turn, but for its last tokens
@@ -272,7 +272,7 @@ def test_conversations_on_the_server_are_refused_as_clients_know_it(dictated: Di
     assert "does not support 'thread'" in error["message"]
 
 
-def test_thousands_of_blocks_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_blocks_are_concatenated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     class Text(str):
         def __radd__(self, other: str) -> str:
             raise AssertionError("all texts before this one are copied")
@@ -281,9 +281,9 @@ def test_thousands_of_blocks_are_joined_once(monkeypatch: pytest.MonkeyPatch) ->
 
     def counted(texts: list[str]) -> str:
         joins.append(len(texts))
-        return joined(texts)
+        return in_lines(texts)
 
-    monkeypatch.setattr(turns, "joined", counted)
+    monkeypatch.setattr(turns, "in_lines", counted)
     found = turns.Turns().at("messages[0]")
     for add in (found.instruct, found.ask, found.think, found.say):
         for text in ("", "a", "b\n", "c"):
@@ -299,7 +299,7 @@ def test_thousands_of_blocks_are_joined_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_hints_of_agents_are_taken(dictated: Dictated) -> None:
     names = ("context_management", "metadata", "service_tier", "cache_control", "speed")
     assert set(names) < MessagesRequest.hints and MessagesRequest.hints > HINTS
-    ask(dictated, SAID, max_tokens=1, **{name: {"a": 1} for name in names})
+    ask(dictated, ANSWER, max_tokens=1, **{name: {"a": 1} for name in names})
 
 
 def test_headers_and_errors_have_the_format(start: Callable[..., Any]) -> None:
@@ -351,12 +351,12 @@ def test_a_failure_is_reported_in_the_stream(
     from mlx_mmfree.generation.scheduling import Scheduler
 
     def breaks(scheduler: Scheduler) -> Any:
-        raise RuntimeError("a secret place")
+        raise RuntimeError("a secret path")
 
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "step", breaks)
-        events = dictated.events(PATH, SAID, messages=USER, max_tokens=5)
+        events = dictated.events(PATH, ANSWER, messages=USER, max_tokens=5)
     assert [event["type"] for event in events] == ["message_start", "ping", "error"]
     assert events[-1]["error"]["type"] == "api_error"
     assert "secret" not in events[-1]["error"]["message"]
-    ask(dictated, SAID, max_tokens=1)
+    ask(dictated, ANSWER, max_tokens=1)

@@ -104,7 +104,7 @@ def test_a_body_without_end_is_refused_while_it_comes(server: ServerProcess) -> 
         assert connection.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_a_place_in_the_queue_is_freed_too(server: ServerProcess) -> None:
+def test_a_slot_of_the_queue_is_freed_too(server: ServerProcess) -> None:
     with (
         httpx2.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as first,
         httpx2.stream("POST", f"{server.url}/v1/completions", json=ENDLESS, timeout=60) as second,
@@ -138,10 +138,10 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
         assert "Traceback" not in server.log, server.log
     # what was read and written is known to the next server
     with ServerProcess("--session-dir", folder) as server:
-        kept = httpx2.get(f"{server.url}/health").json()["sessions"]
+        sessions = httpx2.get(f"{server.url}/health").json()["sessions"]
         body = {"prompt": "Once upon a time there was a fox", "max_tokens": 1}
         usage = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["usage"]
-    assert kept["states"] == 2
+    assert sessions["states"] == 2
     assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
 

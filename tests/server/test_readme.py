@@ -1,4 +1,4 @@
-"""What the README files tell to type works, against a server that is running."""
+"""The commands of the README files work against a server that is running."""
 
 import shlex
 import subprocess

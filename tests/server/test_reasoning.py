@@ -22,24 +22,27 @@ TEMPLATE = (
     "{%- if add_generation_prompt %}[assistant]<think>"
     "{%- if enable_thinking is defined and not enable_thinking %}</think>{% endif %}{% endif %}"
 )
-SAID = "Foxes are animals.\n</think>\n\nYes, it is."
+ANSWER = "Foxes are animals.\n</think>\n\nYes, it is."
 LENGTH = 29
 QUESTION = [{"role": "user", "content": "Is a fox an animal?"}]
 
 
 @pytest.fixture
 def asked(start: Callable[..., Any], tmp_path: Path) -> Iterator[tuple[Any, list[str]]]:
-    """A client of a model that thinks and answers as it is told, and the prompts that it read."""
+    """A client of a model that thinks and answers as dictated, and the prompts that it read."""
     from mlx_mmfree.server.settings import ServedModel
     from tests.server.stand_in import dictate
 
     prompts: list[str] = []
 
-    def said(prompt: str) -> str:
+    def reply(prompt: str) -> str:
         prompts.append(prompt)
-        return SAID if prompt.endswith("<think>") else "Yes, it is."
+        return ANSWER if prompt.endswith("<think>") else "Yes, it is."
 
-    with start(ServedModel("m", *with_template(tmp_path / "m", TEMPLATE))) as client, dictate(said):
+    with (
+        start(ServedModel("m", *with_template(tmp_path / "m", TEMPLATE))) as client,
+        dictate(reply),
+    ):
         yield client, prompts
 
 
@@ -52,7 +55,7 @@ def asked_for(client: Any, path: str, **body: Any) -> Any:
 def reasoning_tokens() -> int:
     """How many tokens the dictated reasoning has, its closing tag included."""
     tokenizer = Tokenizer.from_folder(GOLDENS / "tokenizer_bpe")
-    ids = tokenizer.encode(SAID, add_special_tokens=False)
+    ids = tokenizer.encode(ANSWER, add_special_tokens=False)
     return next(n for n in range(len(ids)) if "</think>" in tokenizer.decode(ids[:n]))
 
 
@@ -194,12 +197,15 @@ def test_an_answer_that_has_begun_goes_on(
     prompts: list[str] = []
     rest = content if reasoning_text is None else f"{reasoning_text}\n</think>\n\n{content}"
 
-    def said(prompt: str) -> str:
+    def reply(prompt: str) -> str:
         prompts.append(prompt)
         return rest
 
     messages = [*QUESTION, {"role": "assistant", "content": "", **begun}]
-    with start(ServedModel("m", *with_template(tmp_path / "m", TEMPLATE))) as client, dictate(said):
+    with (
+        start(ServedModel("m", *with_template(tmp_path / "m", TEMPLATE))) as client,
+        dictate(reply),
+    ):
         body = {"messages": messages, "continue_final_message": True, "max_tokens": len(rest)}
         answer = asked_for(client, "/v1/chat/completions", **body).json()["choices"][0]["message"]
     assert prompts[0].endswith(f"[assistant]{ends}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlx_mmfree.models import Decoder
-from mlx_mmfree.server.schemas import HINTS, ChatRequest, CompletionRequest, named_once
+from mlx_mmfree.server.schemas import HINTS, ChatRequest, CompletionRequest, log_hint
 from mlx_mmfree.tokenizer.tokenizer_json import JsonVocabulary
 
 pytestmark = pytest.mark.serve
@@ -207,7 +207,7 @@ def test_hints_are_taken_and_named_once(client: Any, caplog: pytest.LogCaptureFi
         "service_tier": "flex",
     }
     assert hints.keys() == HINTS
-    named_once.cache_clear()
+    log_hint.cache_clear()
     with caplog.at_level("INFO", logger="mlx_mmfree.server.schemas"):
         for path, body in (
             (COMPLETIONS, {"prompt": "a", "max_tokens": 1}),
@@ -421,7 +421,7 @@ def test_a_failure_of_the_model_does_not_end_the_server(
         if not broken:
             broken.append(scheduler)
         if scheduler is broken[0]:
-            raise RuntimeError("[metal] out of memory at a secret place")
+            raise RuntimeError("[metal] out of memory at a secret path")
         return step(scheduler)
 
     monkeypatch.setattr(Scheduler, "step", breaks)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mlx_mmfree.server import kept
+from mlx_mmfree.server import stored_responses
 from mlx_mmfree.server.bodies.responses import ResponsesRequest
-from mlx_mmfree.server.kept import KeptResponses, new_name
 from mlx_mmfree.server.responses import ResponsesAnswer
 from mlx_mmfree.server.settings import Settings
+from mlx_mmfree.server.stored_responses import StoredResponses, new_name
 from tests.server.conftest import LOOK, Dictated, as_templates_read
 from tests.server.test_refusals import error_of
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.serve
 
 PATH = "/v1/responses"
 ASKED = "What is a fox?"
-SAID = "A fox is an animal."
+ANSWER = "A fox is an animal."
 END = "<|eot_id|>"
 TOOLS = [
     {
@@ -44,10 +44,10 @@ def ask(dictated: Dictated, *texts: str, **body: Any) -> dict[str, Any]:
 
 
 def test_a_response(dictated: Dictated) -> None:
-    answer = ask(dictated, SAID + END, instructions="Be brief.", metadata={"a": "b"})
+    answer = ask(dictated, ANSWER + END, instructions="Be brief.", metadata={"a": "b"})
     (message,) = answer["output"]
     (part,) = message["content"]
-    assert part == {"type": "output_text", "text": SAID, "annotations": [], "logprobs": []}
+    assert part == {"type": "output_text", "text": ANSWER, "annotations": [], "logprobs": []}
     assert (message["type"], message["role"], message["status"]) == (
         "message",
         "assistant",
@@ -58,7 +58,7 @@ def test_a_response(dictated: Dictated) -> None:
     assert answer["metadata"] == {"a": "b"} and answer["instructions"] == "Be brief."
     usage = answer["usage"]
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-    cut = ask(dictated, SAID, max_output_tokens=2)
+    cut = ask(dictated, ANSWER, max_output_tokens=2)
     assert cut["status"] == "incomplete" and cut["usage"]["output_tokens"] == 2
     assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
 
@@ -68,8 +68,8 @@ def test_a_stream_is_the_same_response(dictated: Dictated) -> None:
     events = dictated.events(PATH, f"Let me see.\n{LOOK}", **body)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"].removeprefix("response.") for event in events]
-    once = [kind for n, kind in enumerate(kinds) if not n or kind != kinds[n - 1]]
-    assert once == [
+    distinct = [kind for n, kind in enumerate(kinds) if not n or kind != kinds[n - 1]]
+    assert distinct == [
         *("created", "in_progress"),
         *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
         *("content_part.done", "output_item.done"),
@@ -79,15 +79,15 @@ def test_a_stream_is_the_same_response(dictated: Dictated) -> None:
     response = events[-1]["response"]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert response["output"] == done
-    said, called = done
+    spoken, called = done
     written = [
         "".join(e["delta"] for e in events if e["type"] == f"response.{kind}.delta")
         for kind in ("output_text", "function_call_arguments")
     ]
-    assert written == [said["content"][0]["text"], called["arguments"]]
+    assert written == [spoken["content"][0]["text"], called["arguments"]]
     assert (called["name"], json.loads(called["arguments"])) == ("look_up", {"word": "fox"})
-    places = {event["item_id"] for event in events if "item_id" in event}
-    assert places == {said["id"], called["id"]}
+    ids = {event["item_id"] for event in events if "item_id" in event}
+    assert ids == {spoken["id"], called["id"]}
     whole = ask(dictated, f"Let me see.\n{LOOK}", tools=TOOLS)
     assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
     assert whole.keys() == response.keys()
@@ -98,17 +98,17 @@ def test_a_conversation_goes_on_by_its_name(dictated: Dictated) -> None:
     (call,) = first["output"]
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "an animal"}
     body: dict[str, Any] = {"tools": TOOLS, "input": [result]}
-    second = ask(dictated, SAID + END, previous_response_id=first["id"], **body)
+    second = ask(dictated, ANSWER + END, previous_response_id=first["id"], **body)
     assert second["previous_response_id"] == first["id"]
-    assert second["output"][0]["content"][0]["text"] == SAID
-    # what the model has read and written is not read again
+    assert second["output"][0]["content"][0]["text"] == ANSWER
+    # what the model has read and written is cached
     known = second["usage"]["input_tokens_details"]["cached_tokens"]
     assert known >= first["usage"]["total_tokens"] - 2
     # the same conversation, sent as a whole
     items = [{"role": "user", "content": ASKED}, call, result]
-    whole = ask(dictated, SAID + END, tools=TOOLS, input=items, store=False)
+    whole = ask(dictated, ANSWER + END, tools=TOOLS, input=items, store=False)
     assert whole["usage"]["input_tokens"] == second["usage"]["input_tokens"]
-    third = ask(dictated, SAID + END, previous_response_id=second["id"], input="And a hen?")
+    third = ask(dictated, ANSWER + END, previous_response_id=second["id"], input="And a hen?")
     assert third["usage"]["input_tokens"] > 0
 
 
@@ -116,7 +116,7 @@ def test_a_conversation_goes_on_from_an_answer_that_was_cut(dictated: Dictated) 
     for count in (3, 20, 40):
         first = ask(dictated, LOOK, tools=TOOLS, max_output_tokens=count)
         assert first["status"] == "incomplete"
-        ask(dictated, SAID + END, input="Go on.", previous_response_id=first["id"], tools=TOOLS)
+        ask(dictated, ANSWER + END, input="Go on.", previous_response_id=first["id"], tools=TOOLS)
 
 
 def test_stored_responses_are_shown_and_deleted(dictated: Dictated) -> None:
@@ -126,7 +126,7 @@ def test_stored_responses_are_shown_and_deleted(dictated: Dictated) -> None:
         {"role": "user", "id": "msg_1", "content": [{"type": "input_text", "text": t}]}
         for t in ("a", "b", "c")
     ]
-    made = ask(dictated, SAID, input=items)
+    made = ask(dictated, ANSWER, input=items)
     address = f"{PATH}/{made['id']}"
     assert client.get(address).json() == made
     listed = client.get(f"{address}/input_items").json()
@@ -155,7 +155,7 @@ def test_stored_responses_are_shown_and_deleted(dictated: Dictated) -> None:
 
 
 def test_what_is_not_to_be_kept_is_not(dictated: Dictated) -> None:
-    made = ask(dictated, SAID, store=False)
+    made = ask(dictated, ANSWER, store=False)
     error_of(dictated.client.get(f"{PATH}/{made['id']}"), 404)
 
 
@@ -201,8 +201,8 @@ def test_items_are_found_by_their_ids(
     key = {"Authorization": "Bearer mine"}
     asked: dict[str, Any] = {"role": "user", "content": ASKED}
     result = {"type": "function_call_output", "output": "an animal"}
-    said = [f"<think>Hm.</think>Let me see.{LOOK}"]
-    with dictate(lambda _: said[0], "own"):
+    reply = [f"<think>Hm.</think>Let me see.{LOOK}"]
+    with dictate(lambda _: reply[0], "own"):
         client = start(served, api_key="mine", response_folder=folder)
         if is_on_disk:
             with client:
@@ -214,7 +214,7 @@ def test_items_are_found_by_their_ids(
                 first = _made(client, key, tools=TOOLS, input=ASKED)
             kinds = [item["type"] for item in first["output"]]
             assert kinds == ["reasoning", "message", "function_call"]
-            said[0] = SAID + END
+            reply[0] = ANSWER + END
             result["call_id"] = first["output"][-1]["call_id"]
             named = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
             untyped = [{"id": item["id"]} for item in first["output"]]
@@ -264,21 +264,21 @@ def test_limits_of_stored_responses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_disk: bool
 ) -> None:
     now = [1_000_000_000.0]
-    monkeypatch.setattr(kept.time, "time", lambda: now[0])
-    write, utime = kept._Folder.write, kept.os.utime
+    monkeypatch.setattr(stored_responses.time, "time", lambda: now[0])
+    write, utime = stored_responses._Folder.write, stored_responses.os.utime
 
-    def stamped(place: Any, name: str, order: int, data: bytes) -> None:
-        write(place, name, order, data)
-        utime(place._path / place._key(name, order), (now[0], now[0]))
+    def stamped(folder: Any, name: str, order: int, data: bytes) -> None:
+        write(folder, name, order, data)
+        utime(folder._path / folder._key(name, order), (now[0], now[0]))
 
     # files have the time that is given to them here
-    monkeypatch.setattr(kept._Folder, "write", stamped)
-    monkeypatch.setattr(kept.os, "utime", lambda file: utime(file, (now[0], now[0])))
+    monkeypatch.setattr(stored_responses._Folder, "write", stamped)
+    monkeypatch.setattr(stored_responses.os, "utime", lambda file: utime(file, (now[0], now[0])))
     folder = tmp_path if is_on_disk else None
     settings = Settings(
         response_folder=folder, kept_responses=3, kept_response_bytes=10_000, kept_response_s=100
     )
-    store = KeptResponses(settings)
+    store = StoredResponses(settings)
     names = [new_name() for _ in range(6)]
 
     def keep(name: str, size: int = 10) -> None:
@@ -303,7 +303,7 @@ def test_limits_of_stored_responses(
 @pytest.mark.parametrize("restarts", [False, True])
 def test_the_clock_does_not_order_stored_responses(tmp_path: Path, restarts: bool) -> None:
     settings = Settings(response_folder=tmp_path, kept_responses=2)
-    store = KeptResponses(settings)
+    store = StoredResponses(settings)
     names = [new_name() for _ in range(4)]
     for number, name in enumerate(names):
         assert store.keep(name, {"a": number})
@@ -311,7 +311,7 @@ def test_the_clock_does_not_order_stored_responses(tmp_path: Path, restarts: boo
         for file in tmp_path.glob(f"{name}.*"):
             os.utime(file, (time.time() + 86_400 * (4 - number),) * 2)
         if restarts:
-            store = KeptResponses(settings)
+            store = StoredResponses(settings)
     assert [store.find(name) is not None for name in names] == [False, False, True, True]
     assert store.find(names[2]) == {"a": 2} and store.keep(new_name(), {})
     assert store.find(names[3]) is None and store.find(names[2]) is not None
@@ -324,20 +324,20 @@ def test_a_response_that_cannot_be_kept_is_answered(
         def write(self, data: Any) -> int:
             raise OSError(28, "No space left on device", str(tmp_path))
 
-    store = KeptResponses(Settings(response_folder=tmp_path))
+    store = StoredResponses(Settings(response_folder=tmp_path))
 
     def opened(handle: int, mode: str) -> Full:
         os.close(handle)
         return Full()
 
-    monkeypatch.setattr(kept.os, "fdopen", opened)
+    monkeypatch.setattr(stored_responses.os, "fdopen", opened)
     assert not store.keep(new_name(), {"a": 1})
     assert list(tmp_path.iterdir()) == []
     assert "A response cannot be kept: [Errno 28] No space left" in caplog.text
 
 
 def test_what_a_killed_writer_left_counts(tmp_path: Path) -> None:
-    store = KeptResponses(Settings(response_folder=tmp_path, kept_response_bytes=1000))
+    store = StoredResponses(Settings(response_folder=tmp_path, kept_response_bytes=1000))
     (tmp_path / f"{new_name()}.new").write_bytes(b"x" * 900)
     name = new_name()
     assert store.keep(name, {"a": "x" * 500}) and [f.suffix for f in tmp_path.iterdir()] == [
@@ -346,7 +346,7 @@ def test_what_a_killed_writer_left_counts(tmp_path: Path) -> None:
 
 
 def test_damaged_and_foreign_files_are_not_used(tmp_path: Path) -> None:
-    store = KeptResponses(Settings(response_folder=tmp_path))
+    store = StoredResponses(Settings(response_folder=tmp_path))
     name, link = new_name(), new_name()
     for data in (
         b"",
@@ -366,7 +366,7 @@ def test_damaged_and_foreign_files_are_not_used(tmp_path: Path) -> None:
         assert store.find(strange) is None and not store.remove(strange)
     # what a kill has left
     (tmp_path / f"{name}.new").write_bytes(b"{")
-    assert KeptResponses(Settings(response_folder=tmp_path)).find(name) == {"a": 1}
+    assert StoredResponses(Settings(response_folder=tmp_path)).find(name) == {"a": 1}
     assert not (tmp_path / f"{name}.new").exists()
 
 
@@ -436,8 +436,8 @@ def test_reasoning_go_and_come_back(include: list[str]) -> None:
 
     body = ResponsesRequest.model_validate({"input": ASKED, "store": False, "include": include})
     found: Conversation = Found  # type: ignore[assignment]
-    answer = ResponsesAnswer(body, found, KeptResponses(Settings()))
-    events = answer.add([(0, Event(0, SAID, 5, None, "stop", 3, 0))])
+    answer = ResponsesAnswer(body, found, StoredResponses(Settings()))
+    events = answer.add([(0, Event(0, ANSWER, 5, None, "stop", 3, 0))])
     kinds = [event["type"].removeprefix("response.") for event in events]
     assert kinds[:7] == [
         *(
@@ -509,7 +509,7 @@ def test_tools_that_no_model_can_call_are_left_out(dictated: Dictated) -> None:
 
 def test_a_null_in_a_part_is_the_same_as_nothing(dictated: Dictated) -> None:
     tool = {"type": "function", "name": "f", "description": None, "parameters": None}
-    answer = ask(dictated, SAID + END, tools=[tool])
+    answer = ask(dictated, ANSWER + END, tools=[tool])
     assert answer["tools"] == [{**tool, "description": "", "parameters": {}, "strict": None}]
 
 
@@ -531,7 +531,7 @@ def test_a_response_may_be_nested_deeper_than_its_request(dictated: Dictated) ->
     schema: dict[str, Any] = {}
     for _ in range(60):
         schema = {"items": schema}
-    answer = ask(dictated, SAID + END, tools=[{**TOOLS[0], "parameters": schema}])
+    answer = ask(dictated, ANSWER + END, tools=[{**TOOLS[0], "parameters": schema}])
     assert dictated.client.get(f"{PATH}/{answer['id']}").json() == answer
 
 
@@ -541,13 +541,13 @@ def test_a_failure_is_reported_in_the_stream(
     from mlx_mmfree.generation.scheduling import Scheduler
 
     def breaks(scheduler: Scheduler) -> Any:
-        raise RuntimeError("a secret place")
+        raise RuntimeError("a secret path")
 
     with monkeypatch.context() as patch:
         patch.setattr(Scheduler, "step", breaks)
-        events = dictated.events(PATH, SAID, input=ASKED)
+        events = dictated.events(PATH, ANSWER, input=ASKED)
     assert events[-1]["type"] == "response.failed"
     response = events[-1]["response"]
     assert response["status"] == "failed" and "secret" not in response["error"]["message"]
     error_of(dictated.client.get(f"{PATH}/{response['id']}"), 404)
-    ask(dictated, SAID)
+    ask(dictated, ANSWER)

@@ -41,7 +41,7 @@ def served(folder: Path, template: str | None = None, **values: Any) -> Any:
 
 
 def written(client: Any, path: str, **body: Any) -> str:
-    """What is written of one answer, whatever its interface."""
+    """The text of one answer, whatever its interface."""
     answer = client.post(path, json={"model": "m", **PATHS[path], **body})
     assert answer.status_code == 200, answer.text
     found = answer.json()

@@ -134,7 +134,7 @@ def test_a_model_is_loaded_when_it_is_asked_for(serve: Callable[..., Models]) ->
 
 def test_those_used_longest_ago_leave(serve: Callable[..., Models]) -> None:
     models = serve(BOTH)
-    said = models.complete("a")
+    answer = models.complete("a")
     models.complete("b")
     models.complete("a")
     models.complete("c")
@@ -144,9 +144,9 @@ def test_those_used_longest_ago_leave(serve: Callable[..., Models]) -> None:
     models.complete("b")
     assert models.loaded() == ["b", "c"]
     # what it has read is known when it comes back
-    again = models.complete("a", prompt=COMPLETION["prompt"] + said["choices"][0]["text"])
+    again = models.complete("a", prompt=COMPLETION["prompt"] + answer["choices"][0]["text"])
     known = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert known == said["usage"]["total_tokens"] - 1
+    assert known == answer["usage"]["total_tokens"] - 1
     assert models.loads == ["a", "b", "c", "b", "a"]
 
 

@@ -96,7 +96,7 @@ def test_what_fails_after_the_head_is_an_event(
     def fails(*args: Any) -> Any:
         for each in signs:
             each.wait()
-        raise RuntimeError("a secret place")
+        raise RuntimeError("a secret path")
 
     def asked() -> Any:
         response = dictated.post(path, "Yes", stream=True, **BODIES[path])

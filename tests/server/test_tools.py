@@ -37,7 +37,7 @@ BARE = '{"name": "look_up", "parameters": {"word": "fox"}}'
 
 
 def parts(reader: PartReader, text: str, seed: int = 0) -> list[str | tuple[str, object]]:
-    """The parts that a reader finds in a text that comes in random chunks, neighbouring texts joined."""
+    """The parts that a reader finds in a text that comes in random chunks, neighbouring texts merged."""
     rng = random.Random(seed)
     found: list[Part] = []
     while text:
@@ -328,7 +328,7 @@ def test_arguments_stream_while_they_are_written() -> None:
         assert (call.name, call.text) == ("look_up", '{"word": "a fo'), reader
 
 
-# as templates of these families write calls; those of Qwen3.5 in tests/data too
+# as templates of these families write calls; Qwen3.5's in tests/data too
 TURN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
     "{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
@@ -430,8 +430,8 @@ def test_time_grows_with_the_length_alone(reader: type[CallReader]) -> None:
         for count in (2_000, 16_000):
             text = begins[reader] + repeated * (count // len(repeated))
             walk, start = reader(FUNCTIONS), thread_time()
-            for place in range(0, len(text), 3):
-                walk.add(text[place : place + 3])
+            for offset in range(0, len(text), 3):
+                walk.add(text[offset : offset + 3])
             walk.finalize()
             times.append(thread_time() - start)
         assert times[1] < 8 * 4 * times[0] + 0.05, (repeated, times)
@@ -512,22 +512,22 @@ def test_strict_calls_are_held_within_any_text(name: str, special: dict[str, int
     text = "" if name == "BareCalls" else "So:\n"
     tags = ReasoningTags("<think>", "</think>")
     free = strict_source(format, functions, strict, special, None, False)
-    for said in (good, f"{text}{good}", loose, "Hello {a} <b", ""):
-        assert accepts(free, said, special), said
+    for answer in (good, f"{text}{good}", loose, "Hello {a} <b", ""):
+        assert accepts(free, answer, special), answer
     assert not accepts(free, f"{text}{bad}", special)
     opened = strict_source(format, functions, strict, special, tags, True)
-    for said in (f"Hm.</think>\n\n{text}{good}", "Hm.</think>Hello", "Hm."):
-        assert accepts(opened, said, special), said
+    for answer in (f"Hm.</think>\n\n{text}{good}", "Hm.</think>Hello", "Hm."):
+        assert accepts(opened, answer, special), answer
     assert not accepts(opened, f"Hm.</think>\n\n{bad}", special)
     if "[TOOL_CALLS]" in bad and special:
         return
     # calls within reasoning are none
     assert accepts(opened, f"Like {bad}, or not.</think>{text}{good}", special)
     may_open = strict_source(format, functions, strict, special, tags, False)
-    for said in (f"<think>Like {bad}</think>{text}{good}", good, "Hello", "\n<think>Hm."):
-        assert accepts(may_open, said, special), said
-    for said in (f"<think>Hm.</think>{bad}", bad):
-        assert not accepts(may_open, said, special), said
+    for answer in (f"<think>Like {bad}</think>{text}{good}", good, "Hello", "\n<think>Hm."):
+        assert accepts(may_open, answer, special), answer
+    for answer in (f"<think>Hm.</think>{bad}", bad):
+        assert not accepts(may_open, answer, special), answer
 
 
 @pytest.mark.parametrize("name", GRAMMAR_FORMATS)
@@ -538,10 +538,10 @@ def test_a_schema_lets_calls_through(name: str) -> None:
     good = a_call(format, "look_up", word="a fox", count=7)
     for many in (True, False):
         source = call_or_json_source(format, FUNCTIONS, strict, schema, {}, None, many)
-        for said in (good, a_call(format, "draw", any=1), '{"word": "fox"}'):
-            assert accepts(source, said, {}), said
-        for said in ("Hello", '{"word": 1}', a_call(format, "look_up", count=7), f"So: {good}"):
-            assert not accepts(source, said, {}), said
+        for answer in (good, a_call(format, "draw", any=1), '{"word": "fox"}'):
+            assert accepts(source, answer, {}), answer
+        for answer in ("Hello", '{"word": 1}', a_call(format, "look_up", count=7), f"So: {good}"):
+            assert not accepts(source, answer, {}), answer
         if not format.open and name != "BareCalls":
             assert accepts(source, f"{good}\n{good}", {}) == many
 

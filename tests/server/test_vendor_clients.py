@@ -16,9 +16,9 @@ pytestmark = [
 ]
 
 KEY = "of-the-tests"
-SAID = "A fox is an animal."
+ANSWER = "A fox is an animal."
 SCRIPT = [
-    ("What is a fox?", f"{SAID}<|eot_id|>"),
+    ("What is a fox?", f"{ANSWER}<|eot_id|>"),
     (
         "Look it up.",
         'I look.\n<tool_call>{"name": "look_up", "arguments": {"word": "fox"}}</tool_call><|eot_id|>',
@@ -70,12 +70,12 @@ def test_anthropic_answers_streams_and_counts(claude: Any) -> None:
         "messages": [asked("What is a fox?")],
     }
     whole = claude.messages.create(**options)
-    assert [block.text for block in whole.content] == [SAID]
+    assert [block.text for block in whole.content] == [ANSWER]
     assert whole.stop_reason == "end_turn" and whole.usage.output_tokens > 0
     with claude.messages.stream(**options) as stream:
-        assert "".join(stream.text_stream) == SAID
+        assert "".join(stream.text_stream) == ANSWER
         last = stream.get_final_message()
-    assert last.content[0].text == SAID and last.usage.output_tokens == whole.usage.output_tokens
+    assert last.content[0].text == ANSWER and last.usage.output_tokens == whole.usage.output_tokens
     options.pop("max_tokens")
     counted = claude.messages.count_tokens(**options).input_tokens
     assert counted == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
@@ -90,8 +90,8 @@ def test_anthropic_calls_tools(claude: Any) -> None:
         kinds = [event.type for event in stream]
         first = stream.get_final_message()
     assert "input_json" in kinds and first.stop_reason == "tool_use"
-    said, call = first.content
-    assert said.text.startswith("I look.") and call.input == {"word": "fox"}
+    spoken, call = first.content
+    assert spoken.text.startswith("I look.") and call.input == {"word": "fox"}
     assert claude.messages.create(**options, messages=messages).content[1].input == call.input
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "red and quick"}
     messages += [
@@ -142,16 +142,16 @@ OPENAI_TOOL = {"type": "function", "name": "look_up", "parameters": PARAMETERS, 
 def test_openai_responds_and_streams(openai_client: Any) -> None:
     create = openai_client.responses.create
     whole = create(model="m", input="What is a fox?", instructions="Be brief.")
-    assert whole.output_text == SAID and whole.status == "completed"
+    assert whole.output_text == ANSWER and whole.status == "completed"
     with openai_client.responses.stream(model="m", input="What is a fox?") as stream:
         kinds = [event.type for event in stream]
         last = stream.get_final_response()
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-    assert last.output_text == SAID and last.usage.output_tokens == whole.usage.output_tokens
+    assert last.output_text == ANSWER and last.usage.output_tokens == whole.usage.output_tokens
     format = {"type": "json_schema", "name": "x", "schema": PARAMETERS, "strict": True}
     # the schema wins over what the model is made to write
     bound = create(model="m", input="a", text={"format": format}, max_output_tokens=16)
-    assert bound.output_text.lstrip().startswith("{") and bound.output_text != SAID
+    assert bound.output_text.lstrip().startswith("{") and bound.output_text != ANSWER
 
 
 def test_openai_goes_on_from_stored_responses(openai_client: Any) -> None:
@@ -160,8 +160,8 @@ def test_openai_goes_on_from_stored_responses(openai_client: Any) -> None:
     client = openai_client.responses
     options: dict[str, Any] = {"model": "m", "tools": [OPENAI_TOOL]}
     first = client.create(**options, input="Look it up.")
-    said, call = first.output
-    assert json.loads(call.arguments) == {"word": "fox"} and said.content[0].text
+    spoken, call = first.output
+    assert json.loads(call.arguments) == {"word": "fox"} and spoken.content[0].text
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "red and quick"}
     second = client.create(**options, input=[result], previous_response_id=first.id)
     assert second.output_text == "It is red."

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import CALLING, with_template
-from tests.whole_numbers import NUMBERS, changed, fault, places
+from tests.whole_numbers import NUMBERS, changed, fault, paths_of_integers
 
 pytestmark = pytest.mark.serve
 
@@ -107,9 +107,9 @@ def test_requests(path: str, client: Any) -> None:
     body = BODIES[path]
     ask(body)
     found = [
-        f"{'.'.join(map(str, place))}: {number} {said}"
-        for place in places(body)
+        f"{'.'.join(map(str, key_path))}: {number} {problem}"
+        for key_path in paths_of_integers(body)
         for number in NUMBERS
-        if (said := fault(ask, changed(body, place, number), refusals=Refused))
+        if (problem := fault(ask, changed(body, key_path, number), refusals=Refused))
     ]
     assert found == []

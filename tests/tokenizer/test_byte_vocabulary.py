@@ -25,7 +25,7 @@ def folder_with(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def test_ids_are_bytes_after_two_others(tmp_path: Path) -> None:
-    """As the card of `google/reformer-enwik8` tells: `[byte + 2 for byte in text]`."""
+    """The ids follow the card of `google/reformer-enwik8`: `[byte + 2 for byte in text]`."""
     tokenizer = Tokenizer.from_folder(folder_with(tmp_path, ENWIK8))
     text = "In 1965, Brooks — ü 𝛑\n\0"
     ids = tokenizer.encode(text)
@@ -33,7 +33,7 @@ def test_ids_are_bytes_after_two_others(tmp_path: Path) -> None:
     assert tokenizer.decode([0, *ids, 1]) == text
     assert tokenizer.vocab_size == 258 and tokenizer.encode("") == []
     assert tokenizer.decode([0xC3 + 2]) == "\N{REPLACEMENT CHARACTER}"
-    assert tokenizer.piece(67) == "<0x41>" and tokenizer.piece(1) == "<1>"
+    assert tokenizer.id_to_piece(67) == "<0x41>" and tokenizer.id_to_piece(1) == "<1>"
     with pytest.raises(ValueError, match="below 258"):
         tokenizer.decode([258])
     assert len(tokenizer_digest(tokenizer)) == 64

@@ -109,7 +109,7 @@ def rendered(folder: Path, **variables: Any) -> Any:
     ids=repr,
 )
 def test_an_empty_template_is_none(tmp_path: Path, value: Any) -> None:
-    """As in llama.cpp; transformers would write nothing of the conversation."""
+    """An empty template is ignored, as in llama.cpp; transformers would write an empty conversation."""
     tokenizer = with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", value)
     assert not tokenizer.has_chat_template
     (tmp_path / "copy" / "chat_template.jinja").write_text("\n")
@@ -123,7 +123,7 @@ def test_an_empty_file_leaves_the_template_of_the_config(tmp_path: Path) -> None
 
 
 def test_named_templates_in_their_folder(bare: Path) -> None:
-    """As transformers 5.24.0 takes them."""
+    """Named templates are read as transformers 5.24.0 reads them."""
     template_files(bare, default="plain", tool_use="with {{ tools | length }} tool", rag="other")
     assert rendered(bare) == rendered(bare, tools=None) == rendered(bare, tools=[]) == "plain"
     assert rendered(bare, tools=TOOLS) == "with 1 tool"
@@ -133,7 +133,7 @@ def test_named_templates_in_their_folder(bare: Path) -> None:
 
 
 def test_files_go_before_named_templates_of_the_config(tmp_path: Path) -> None:
-    """As in transformers 5.24.0, which reads no template of the configuration if there is a file."""
+    """Transformers 5.24.0, too, reads no template of the configuration if there is a file."""
     templates = [{"name": name, "template": f"config {name}"} for name in ("default", "tool_use")]
     with_template(GOLDENS / "tokenizer_bpe", tmp_path / "copy", templates)
     assert rendered(tmp_path / "copy", tools=TOOLS) == "config tool_use"
@@ -191,7 +191,7 @@ def test_missing_template(tmp_path: Path) -> None:
 )
 def test_messages_never_make_control_tokens(name: str, content: str) -> None:
     tokenizer = Tokenizer.from_folder(GOLDENS / name)
-    special = tokenizer.piece(next(iter(tokenizer.eos_token_ids)))
+    special = tokenizer.id_to_piece(next(iter(tokenizer.eos_token_ids)))
     control = set(tokenizer.special_tokens.values())
 
     def controls(text: str) -> list[int]:

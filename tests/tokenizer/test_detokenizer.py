@@ -29,9 +29,9 @@ def test_goldens(folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     golden = json.loads((folder / "tokenizer_golden.json").read_text())
     for item in golden["items"]:
-        pieces = stream(tokenizer, item["ids"])
-        assert "".join(pieces) == item["decoded"]
-        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+        chunks = stream(tokenizer, item["ids"])
+        assert "".join(chunks) == item["decoded"]
+        assert not any("\N{REPLACEMENT CHARACTER}" in chunk for chunk in chunks)
     for item in golden["chat"]:
         assert "".join(stream(tokenizer, item["ids"])) == tokenizer.decode(item["ids"])
 
@@ -39,8 +39,8 @@ def test_goldens(folder: Path) -> None:
 def test_characters_come_whole(folder: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     ids = tokenizer.encode("\U0001f469\u200d\U0001f467 \u65e5", add_special_tokens=False)
-    pieces = [piece for piece in stream(tokenizer, ids) if piece.strip()]
-    assert pieces == ["\U0001f469", "\u200d", "\U0001f467", "\u65e5"]
+    chunks = [chunk for chunk in stream(tokenizer, ids) if chunk.strip()]
+    assert chunks == ["\U0001f469", "\u200d", "\U0001f467", "\u65e5"]
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -101,7 +101,7 @@ def test_texts_around_special_and_user_defined_tokens(tmp_path: Path, adds_space
         assert tokenizer.encode(text, False, parse_special=True) == parsed, text
         assert tokenizer.encode(text, False, parse_special=False) == (plain or parsed), text
     assert tokenizer.vocab_size == SIZE + len(MORE)
-    assert tokenizer.piece(SIZE + 8) == "[EMPTY_648]"
+    assert tokenizer.id_to_piece(SIZE + 8) == "[EMPTY_648]"
     assert tokenizer.decode([SIZE, SIZE + 1]) == "  <x y>"
 
 
@@ -176,7 +176,7 @@ def test_names_that_end_nothing(tmp_path: Path, name: str) -> None:
 )
 def test_ends_that_exclude_others(tmp_path: Path, names: str, ends: str) -> None:
     tokenizer = read(tmp_path, byte_level(*names.split(), eos_token_id=517))
-    found = {tokenizer.piece(number) for number in tokenizer.eos_token_ids - {517}}
+    found = {tokenizer.id_to_piece(number) for number in tokenizer.eos_token_ids - {517}}
     assert found == set(ends.split())
 
 

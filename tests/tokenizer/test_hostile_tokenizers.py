@@ -219,16 +219,16 @@ def varint(data: bytes, start: int) -> tuple[int, int]:
 
 def field(data: bytes, wanted: int) -> bytes:
     """The last field of a protobuf message with a number, which holds bytes."""
-    found, place = b"", 0
-    while place < len(data):
-        key, place = varint(data, place)
+    found, offset = b"", 0
+    while offset < len(data):
+        key, offset = varint(data, offset)
         size = {0: 0, 1: 8, 5: 4}.get(key & 7, 0)
         if key & 7 in (0, 2):
-            size, place = varint(data, place)
+            size, offset = varint(data, offset)
             size = size if key & 7 == 2 else 0
         if key >> 3 == wanted:
-            found = data[place : place + size]
-        place += size
+            found = data[offset : offset + size]
+        offset += size
     return found
 
 
@@ -288,7 +288,7 @@ def test_published_kinds_need_no_process(parts: dict[str, Any], tmp_path: Path) 
     assert not confines(tokenizer)
     library = LibraryTokenizer.from_file(str(tmp_path / "known" / "tokenizer.json"))
     ids = library.get_vocab(with_added_tokens=True)
-    assert {tokenizer.piece(number): number for number in ids.values()} == ids
+    assert {tokenizer.id_to_piece(number): number for number in ids.values()} == ids
     assert all(tokenizer._vocabulary.token_id(piece) == number for piece, number in ids.items())
 
 

@@ -47,9 +47,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def folder_of(place: Path, source: Path, settings: dict[str, Any]) -> Path:
+def folder_of(target: Path, source: Path, settings: dict[str, Any]) -> Path:
     """A copy of a tokenizer with other settings; a list stands for tokens after its own."""
-    folder = copy(source, place)
+    folder = copy(source, target)
     file = folder / "tokenizer_config.json"
     config: dict[str, Any] = json.loads(file.read_text())
     added = settings.get("added_tokens_decoder") or []

@@ -1,4 +1,4 @@
-"""What chat templates read of messages and tools.
+"""Chat templates are given messages and tools as in transformers.
 
 The texts are what transformers 5.24.0 renders of the same messages by the same templates.
 """

@@ -87,35 +87,35 @@ def test_a_model_chats_with_thinking_on_and_off(
     answers: set[str] = set()
     for thinks in (True, False):
         messages: list[dict[str, str]] = []
-        said: list[str] = []
+        replies: list[str] = []
         for asked in ("Hi", "And you?"):
             messages.append({"role": "user", "content": asked})
             ids = tokenizer.apply_chat_template(messages, enable_thinking=thinks)
             assert isinstance(ids, list)
             end = PROMPT if thinks else f"{PROMPT}\n</think>\n\n"
             assert tokenizer.decode(ids).endswith(end)
-            said.append(generate(model, tokenizer, ids, max_tokens=6, is_answer=True))
-            messages.append({"role": "assistant", "content": said[-1]})
-        answers.update(said)
+            replies.append(generate(model, tokenizer, ids, max_tokens=6, is_answer=True))
+            messages.append({"role": "assistant", "content": replies[-1]})
+        answers.update(replies)
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hi\nAnd you?\n")))
         variables = json.dumps({"enable_thinking": thinks})
         flags = ["--dtype", "float32", "--temp", "0", "--max-tokens", "6"]
-        place = ["--model", str(folder), "--chat-template-args", variables]
-        assert main(["chat", *place, *flags]) == 0
+        arguments = ["--model", str(folder), "--chat-template-args", variables]
+        assert main(["chat", *arguments, *flags]) == 0
         shown = capsys.readouterr().out
-        assert [line.partition(" [stopped")[0] for line in shown.split("\n")[1:3]] == said
+        assert [line.partition(" [stopped")[0] for line in shown.split("\n")[1:3]] == replies
     assert len(answers) > 2, answers
 
 
 @pytest.mark.parametrize("answer", [REASONING, ASIDE])
 def test_earlier_thinking_is_dropped(tokenizer: Tokenizer, answer: dict[str, Any]) -> None:
     before, asked = turn("user", "Hi"), turn("user", "Hi")
-    kept = turn("assistant", "<think>\nso\n</think>\n\nYes")
+    last_turn = turn("assistant", "<think>\nso\n</think>\n\nYes")
     assert rendered(tokenizer, HI, answer, HI) == before + turn("assistant", "Yes") + asked + PROMPT
     whole = rendered(tokenizer, HI, answer, HI, preserve_thinking=True)
-    assert whole == before + kept + asked + PROMPT
+    assert whole == before + last_turn + asked + PROMPT
     # the turn that is not over keeps it
-    assert rendered(tokenizer, HI, answer, add_generation_prompt=False) == before + kept
+    assert rendered(tokenizer, HI, answer, add_generation_prompt=False) == before + last_turn
 
 
 def test_calls_and_results_are_xml(tokenizer: Tokenizer) -> None:
@@ -133,8 +133,8 @@ def test_calls_and_results_are_xml(tokenizer: Tokenizer) -> None:
         "\n\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
     )
     results = "<tool_response>\nfound\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
-    said = turn("assistant", f"<think>\n\n</think>\n\n{call}")
-    assert rest == turn("user", "Hi") + said + turn("user", results) + PROMPT
+    reply = turn("assistant", f"<think>\n\n</think>\n\n{call}")
+    assert rest == turn("user", "Hi") + reply + turn("user", results) + PROMPT
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_the_template_refuses_is_reported(
 def test_turns_end_where_the_generation_settings_say(
     tmp_path: Path, generation: list[int] | None, ends: set[int]
 ) -> None:
-    """The end token of `config.json` is that of texts, not of turns."""
+    """The end token of `config.json` ends texts, not turns."""
     folder = shutil.copytree(DATA / "goldens" / "tokenizer_bpe", tmp_path / "t")
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": 513}}))

@@ -166,7 +166,7 @@ def test_ends_that_configurations_list_are_kept_beside_those_of_the_template(
 def test_first_token_at_most_once(
     template: str, add_bos: bool, model_type: str | None, tmp_path: Path
 ) -> None:
-    """As in transformers 5.24.0 and mlx-lm, which leave it to the template, but for one family."""
+    """The template decides, as in transformers 5.24.0 and mlx-lm, but for one family."""
     folder = shutil.copytree(BPE, tmp_path / "copy")
     if model_type is not None:
         (folder / "config.json").write_text(json.dumps({"model_type": model_type}))

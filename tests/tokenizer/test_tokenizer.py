@@ -44,7 +44,7 @@ def test_plain_text_round_trips(folder: Path) -> None:
         if BLANK not in item["text"] or folder == BPE:
             ids = tokenizer.encode(item["text"], False, parse_special=False)
             assert tokenizer.decode(ids) == item["text"]
-            assert not tokenizer.special_tokens.keys() & set(map(tokenizer.piece, ids))
+            assert not tokenizer.special_tokens.keys() & set(map(tokenizer.id_to_piece, ids))
 
 
 def test_parse_special_is_forced_for_both_formats() -> None:
@@ -167,10 +167,10 @@ def test_spaces_before_texts_and_after_special_tokens(tmp_path: Path, name: str)
     tokenizer = Tokenizer.from_folder(copy(SPM, tmp_path / "copy", **config))
     for text, want in pieces.items():
         ids = tokenizer.encode(text, False, parse_special=True)
-        assert " ".join(map(tokenizer.piece, ids)) == want, text
+        assert " ".join(map(tokenizer.id_to_piece, ids)) == want, text
         assert tokenizer.decode(tokenizer.encode("a b", False)) == "a b"
-    assert tokenizer.piece(tokenizer.encode_continuation("a")[0]) == "a"
-    the = next(n for n in range(640) if tokenizer.piece(n) == f"{BLANK}the")
+    assert tokenizer.id_to_piece(tokenizer.encode_continuation("a")[0]) == "a"
+    the = next(n for n in range(640) if tokenizer.id_to_piece(n) == f"{BLANK}the")
     assert tokenizer.decode([the]) == (" the" if name == "never" else "the")
 
 
@@ -206,7 +206,7 @@ def test_user_defined_pieces(tmp_path: Path, legacy: bool) -> None:
     for text, want in USER_DEFINED[legacy].items():
         for parse in (True, False):
             ids = tokenizer.encode(text, False, parse_special=parse)
-            assert " ".join(map(tokenizer.piece, ids)) == want, text
+            assert " ".join(map(tokenizer.id_to_piece, ids)) == want, text
         assert legacy or tokenizer.decode(ids) == text
 
 
@@ -222,11 +222,11 @@ def test_a_text_in_parts_has_spaces_as_one(tmp_path: Path) -> None:
 def test_a_continuation_in_json_has_no_space_of_its_own(metaspace: bool, tmp_path: Path) -> None:
     llama_style(tmp_path / "copy", metaspace)
     tokenizer = Tokenizer.from_folder(tmp_path / "copy")
-    assert list(map(tokenizer.piece, tokenizer.encode_continuation("a"))) == ["a"]
-    assert list(map(tokenizer.piece, tokenizer.encode_continuation(" a"))) == [f"{BLANK}a"]
+    assert list(map(tokenizer.id_to_piece, tokenizer.encode_continuation("a"))) == ["a"]
+    assert list(map(tokenizer.id_to_piece, tokenizer.encode_continuation(" a"))) == [f"{BLANK}a"]
     # after a special token, the older style has one
     [_, _, last] = tokenizer.encode("</s>a")
-    assert tokenizer.piece(last) == ("a" if metaspace else f"{BLANK}a")
+    assert tokenizer.id_to_piece(last) == ("a" if metaspace else f"{BLANK}a")
 
 
 def test_added_tokens_of_a_sentencepiece_model(tmp_path: Path) -> None:
@@ -301,8 +301,8 @@ def test_byte_fallback_in_json(metaspace: bool, tmp_path: Path) -> None:
         assert tokenizer.encode(text) == [1, *ids]
         assert tokenizer.decode(ids) == library.decode(ids, skip_special_tokens=False)
         assert tokenizer.decode(ids, True) == library.decode(ids, skip_special_tokens=True)
-        pieces = list(map(tokenizer.detokenizer().add, ids))
-        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+        chunks = list(map(tokenizer.detokenizer().add, ids))
+        assert not any("\N{REPLACEMENT CHARACTER}" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize("metaspace", [False, True])

@@ -54,7 +54,7 @@ def test_a_text_beyond_the_longest_is_not_encoded(
 
 
 def test_an_unknown_token_keeps_the_words_around_it_apart(folder: Path) -> None:
-    """As in transformers 5.24.0 with `skip_special_tokens`."""
+    """The words are separated as in transformers 5.24.0 with `skip_special_tokens`."""
     tokenizer = TranslationTokenizer(folder)
     the, cat = (tokenizer.encode(word)[:-1] for word in ("the", "cat"))
     unknown = json.loads((folder / "vocab.json").read_text())["<unk>"]

@@ -255,7 +255,7 @@ def test_the_end_of_text_stands_after_the_completion_alone(tmp_path: Path) -> No
     end = tokenizer.eos_token_id
     assert tokenizer.encode("Who sat?")[-1] == end
     line = {"prompt": "Who sat?", "completion": " The cat."}
-    for completion in (" The cat.", " The cat." + tokenizer.piece(end)):
+    for completion in (" The cat.", " The cat." + tokenizer.id_to_piece(end)):
         sample = _one(tmp_path, tokenizer, line | {"completion": completion}, mask_prompt=True)
         ids = sample.tokens.tolist()
         assert ids.count(end) == 1 and ids[-1] == end

@@ -148,7 +148,7 @@ def _labels(tokenizer: "Tokenizer | PairTokenizer", tokens: Sequence[int]) -> li
     words = [tokenizer.decode([each]) for each in tokens]
     # a token that is left out of texts, or bytes that alone are no character, as the files spell it
     return [
-        token_label(word if word and "\ufffd" not in word else tokenizer.piece(each))
+        token_label(word if word and "\ufffd" not in word else tokenizer.id_to_piece(each))
         for each, word in zip(tokens, words, strict=True)
     ]
 

@@ -195,16 +195,16 @@ def _check_weights(
     model: Decoder, names: WeightNames, weights: tuple[tuple[str, mx.array], ...]
 ) -> None:
     """Refuses whole tensors that are not the model's."""
-    held, arrays = matrices(model), parameters(model) if weights else {}
+    modules, arrays = matrices(model), parameters(model) if weights else {}
     for hub_name, array in weights:
         path, _, key = (names.to_memory(hub_name) or "").rpartition(".")
         if path == _HEAD and _is_tied(model, names):
             path = _EMBEDDING
         own = arrays.get(f"{path}.{key}")
         is_same = own is not None and (
-            array.shape == (held[path].output_dims, held[path].input_dims)
-            and held[path].is_made_of(array)
-            if key == "weight" and path in held
+            array.shape == (modules[path].output_dims, modules[path].input_dims)
+            and modules[path].is_made_of(array)
+            if key == "weight" and path in modules
             else are_same(own, array)
         )
         if not is_same:

@@ -110,11 +110,13 @@ def write_adapter(
     """
     adapter = adapter_of(model)
     names = weight_names(model.config)
-    places = {name: names.in_layer(name) for name in adapter.tensors}
+    locations = {name: names.in_layer(name) for name in adapter.tensors}
     numbers = layer_numbers(model, names)
-    layers = [numbers[place[0]] for place in places.values() if place is not None]
+    layers = [numbers[location[0]] for location in locations.values() if location is not None]
     within = architecture_of(model.config).within_mlx_lm
-    keys = {within + name if place is None else place[1] for name, place in places.items()}
+    keys = {
+        within + name if location is None else location[1] for name, location in locations.items()
+    }
     first = next(iter(adapter.tensors.values()))
     config = {
         **record,
@@ -157,7 +159,7 @@ def write_peft_adapter(
     for name, layer in layers.items():
         if name in experts:
             raise CheckpointError(
-                f"[adapter] '{name}' must be one matrix for PEFT's format but holds those of experts, "
+                f"[adapter] '{name}' must be one matrix for PEFT's format but holds one of each expert, "
                 "whose adapter has a part that all of them share. Keep the adapter in this library's "
                 "format, or leave such layers out by 'keys'."
             )

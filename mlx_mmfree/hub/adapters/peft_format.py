@@ -24,7 +24,7 @@ _PARTS = {
     "lora_magnitude_vector.weight": ("m", False),
 }
 
-# the name of a layer or its end; PEFT reads it as a regular expression, in which ^ is the beginning
+# the name of a layer or its end; PEFT reads it as a regular expression, in which ^ is the start
 _PLAIN_NAME = re.compile(r"\^?[\w.]+", re.ASCII)
 
 # modules of PEFT around a layer of the model
@@ -128,8 +128,8 @@ def rename(
         layers.setdefault(layer, {})[part] = array.T if is_transposed else array
         if "m" in layers[layer] and f"{_PREFIX}{layer}.lora_embedding_A" in tensors:
             raise CheckpointError(
-                f"[adapter] {layer!r:.100} must not be an embedding with PEFT's DoRA, whose lengths are "
-                f"those of columns, but is one. {_MERGE}"
+                f"[adapter] {layer!r:.100} must not be an embedding with PEFT's DoRA, which takes the "
+                f"lengths of columns, but is one. {_MERGE}"
             )
     return layers, tuple(weights)
 

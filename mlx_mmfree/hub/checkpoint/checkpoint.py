@@ -103,19 +103,19 @@ class Checkpoint:
             CheckpointError: The record of the writer says neither yes nor no.
         """
         described = self.config.get(WRITER_KEY)
-        kept = described.get(ADAPTER_KEY, False) if isinstance(described, Mapping) else False
-        if not isinstance(kept, bool):
+        has_adapter = described.get(ADAPTER_KEY, False) if isinstance(described, Mapping) else False
+        if not isinstance(has_adapter, bool):
             raise CheckpointError(
                 f"[config.json] '{ADAPTER_KEY}' of '{WRITER_KEY}' must be true or false but got "
-                f"{kept!r:.80}. Fetch the file again."
+                f"{has_adapter!r:.80}. Fetch the file again."
             )
-        return kept
+        return has_adapter
 
-    def refuse_adapter(self, place: str, rule: str) -> None:
+    def refuse_adapter(self, caller: str, rule: str) -> None:
         """Refuses a model to which an adapter beside its weights belongs.
 
         Args:
-            place: The command or function that reports it.
+            caller: The command or function that reports it.
             rule: What only a model without one can be, for the message.
 
         Raises:
@@ -124,9 +124,9 @@ class Checkpoint:
         if self.keeps_adapter:
             folder = shlex.quote(str(self.folder))
             raise CheckpointError(
-                f"[{place}] '{self.folder}' must hold no adapter beside its base model {rule} but holds "
-                f"one. Merge it first: mmfree fuse --model {folder} --format ternary --data FILE, or "
-                "--format dense if it is not MatMul-free."
+                f"[{caller}] '{self.folder}' must hold no adapter beside its base model {rule} but "
+                f"holds one. Merge it first: mmfree fuse --model {folder} --format ternary --data FILE, "
+                "or --format dense if it is not MatMul-free."
             )
 
 
@@ -258,8 +258,8 @@ def with_latent(
             )
     if not latent:
         return {key: value for key, value in config.items() if key != "quantization_config"}
-    kept = described if has_method else {}
-    return {**config, "quantization_config": {**kept, **masters}}
+    own = described if has_method else {}
+    return {**config, "quantization_config": {**own, **masters}}
 
 
 def _format(file: Path) -> str | None:
@@ -293,11 +293,11 @@ def _without_config(source: Source, folder: Path) -> CheckpointError:
         )
     return CheckpointError(
         f"[load] '{source.name}' must hold a checkpoint but has no {checkpoint_files.CONFIG_FILE}. "
-        f"{_place(folder, within)}"
+        f"{_where_it_may_be(folder, within)}"
     )
 
 
-def _place(folder: Path, within: Sequence[str]) -> str:
+def _where_it_may_be(folder: Path, within: Sequence[str]) -> str:
     """Where the checkpoint may be that a folder does not hold, as text.
 
     Args:
@@ -339,12 +339,12 @@ def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
             f"[load] '{folder}' must hold {names} but has none of them. Give the folder that holds the "
             "weights, or fetch them again."
         )
-    places = {}
+    shards = {}
     if files[0].suffix == ".json":
-        places = _read_index(files[0], suffix)
-        files = [folder / shard for shard in sorted(set(places.values()))]
+        shards = _read_index(files[0], suffix)
+        files = [folder / shard for shard in sorted(set(shards.values()))]
     # without an index the names tell whether some are absent
-    counted = [] if places else [each for file in files if (each := _COUNTED.fullmatch(file.name))]
+    counted = [] if shards else [each for file in files if (each := _COUNTED.fullmatch(file.name))]
     for count in {found[2] for found in counted}:
         numbers = {int(found[1]) for found in counted if found[2] == count}
         if absent := sorted(set(range(1, int(count) + 1)) - numbers):
@@ -364,7 +364,7 @@ def read_tensor_entries(folder: Path) -> dict[str, TensorEntry]:
                 f"{tensors[repeated[0]].file.name} and {file.name} have it. Fetch the checkpoint again."
             )
         tensors |= header
-    for name, shard in places.items():
+    for name, shard in shards.items():
         if name not in tensors or tensors[name].file.name != shard:
             raise CheckpointError(
                 f"[load] '{folder / shard}' must hold tensor {name!r:.100}, as the index says, but "
@@ -387,19 +387,19 @@ def _read_scales(file: Path, others: Collection[str]) -> dict[str, TensorEntry]:
 
 def _read_index(file: Path, suffix: str) -> dict[str, str]:
     """The file of each tensor, as an index says."""
-    places = read_json_object(file).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    shards = read_json_object(file).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
         raise CheckpointError(
             f"[load] '{file}' must map tensors to files in 'weight_map' but does not. Fetch the "
             "checkpoint again."
         )
-    for name in places.values():
+    for name in shards.values():
         if not (isinstance(name, str) and _SHARD_NAME.fullmatch(name) and name.endswith(suffix)):
             raise CheckpointError(
                 f"[load] '{file}' must name {suffix} files of its own folder but got "
                 f"{name!r:.100}. Fetch the checkpoint again."
             )
-    return places
+    return shards
 
 
 def described_checkpoint(source: Source) -> Checkpoint | None:

@@ -48,8 +48,10 @@ def with_embedding(config: Mapping[str, Any], has_norms: bool, is_embedder: bool
     if name and is_embedder:
         found["architectures"] = [name]
     if name and has_norms:
-        said = config.get("quantization_config")
-        found["quantization_config"] = INNER_NORMS.to_hub() if said is None else {**_NORMS, **said}
+        quantization = config.get("quantization_config")
+        found["quantization_config"] = (
+            INNER_NORMS.to_hub() if quantization is None else {**_NORMS, **quantization}
+        )
     return found
 
 
@@ -60,11 +62,11 @@ def read_embedding_use(folder: Path) -> EmbeddingUse:
         CheckpointError: A file is damaged.
         UnsupportedModelError: A step is not implemented.
     """
-    said: dict[str, Any] = {}
+    use: dict[str, Any] = {}
     for name in (PROMPTS_FILE, SENTENCES_FILE):
-        said |= read_json_object(folder / name, is_optional=True)
-    prompts = said.get("prompts") or {}
-    default = said.get("default_prompt_name")
+        use |= read_json_object(folder / name, is_optional=True)
+    prompts = use.get("prompts") or {}
+    default = use.get("default_prompt_name")
     is_text = isinstance(prompts, dict) and all(isinstance(each, str) for each in prompts.values())
     if not is_text or not (default is None or (isinstance(default, str) and default in prompts)):
         raise CheckpointError(
@@ -72,12 +74,12 @@ def read_embedding_use(folder: Path) -> EmbeddingUse:
             f"them or null under 'default_prompt_name', but got {prompts!r:.80} and {default!r:.80}. "
             "Fetch the file again."
         )
-    longest = said.get("max_seq_length")
+    longest = use.get("max_seq_length")
     return EmbeddingUse(
         _pooling(folder, bool(prompts)),
         prompts,
         default,
-        None if longest is None else integer(said, "max_seq_length", high=2**31 - 1),
+        None if longest is None else integer(use, "max_seq_length", high=2**31 - 1),
     )
 
 
@@ -87,15 +89,17 @@ def _pooling(folder: Path, has_prompts: bool) -> Pooling:
     steps = _steps(folder / MODULES_FILE)
     if "Pooling" not in steps:
         return "last"
-    said = read_json_object(folder / POOLING_FILE)
-    chosen = [key for key, value in said.items() if key.startswith(_MODE) and value is True]
+    pooling_config = read_json_object(folder / POOLING_FILE)
+    chosen = [
+        key for key, value in pooling_config.items() if key.startswith(_MODE) and value is True
+    ]
     if len(chosen) != 1 or chosen[0] not in _MODES:
         raise UnsupportedModelError(
             f"[load] '{folder / POOLING_FILE}' must set one of {', '.join(_MODES)} but sets "
             f"{', '.join(chosen) or 'none'}. Other poolings are not implemented."
         )
     pooling = _MODES[chosen[0]]
-    if has_prompts and pooling != "last" and not boolean(said, "include_prompt", True):
+    if has_prompts and pooling != "last" and not boolean(pooling_config, "include_prompt", True):
         raise UnsupportedModelError(
             f"[load] 'include_prompt' of '{folder / POOLING_FILE}' must be true but is false. A pooling "
             "that leaves prompts out is not implemented."

@@ -153,7 +153,7 @@ def _hub_tensors(
     """
     tensors: dict[str, TensorEntry] = {}
     linears = ["lm_head"]
-    held: dict[str, dict[str, StoredTensor]] = {}
+    by_format: dict[str, dict[str, StoredTensor]] = {}
     for part, tensor in stored:
         format, entries = _entries(part, tensor, architecture, config, rotated)
         for entry in entries:
@@ -166,12 +166,12 @@ def _hub_tensors(
         name = gguf_config.hub_name(tensor.name, architecture)
         module = name.removesuffix(".weight")
         if format is not None:
-            held.setdefault(format.name, {})[module] = tensor
+            by_format.setdefault(format.name, {})[module] = tensor
         if _LINEAR.fullmatch(name) is not None:
             linears.append(module)
     described: dict[str, Any] = {}
     for format in weight_formats().values():
-        if format.gguf is not None and (own := held.get(format.name)):
+        if format.gguf is not None and (own := by_format.get(format.name)):
             others = [module for module in linears if module not in own]
             described |= format.gguf.describe(own, others)
     return tensors, described

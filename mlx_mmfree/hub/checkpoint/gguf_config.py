@@ -21,7 +21,7 @@ from ...models.parts.rotation import Rotation
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
-"""Those of `longrope`, for texts up to the original length and beyond it."""
+"""The factors of `longrope`, for texts up to the original length and beyond it."""
 ROPE_KEYS = {
     "rope.scaling.factor",
     "rope.scaling.attn_factor",
@@ -318,7 +318,7 @@ def model_blocks(metadata: Mapping[str, Any], format: GGUFFormat) -> Any:
 
 
 def is_left_out(name: str, blocks: int) -> bool:
-    """Returns whether a tensor belongs to a block after those of the model."""
+    """Returns whether a tensor belongs to a block after the model's own."""
     layer = _LAYER.match(name)
     return layer is not None and int(layer[1]) >= blocks
 

@@ -114,10 +114,10 @@ class OpenedModel:
         self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
         self.model: models.Decoder = self._skeleton.model
         self._arrays = parameters(self.model)
-        self._kept = kept_names(self.model)
+        self._fixed_dtype = kept_names(self.model)
         keeps_floats = dtype is None and checkpoint.dtype is not None
         self._exact = exact_floats(self._skeleton) if keeps_floats else set[str]()
-        if self._kept and not packed and not rebuild_masters:
+        if self._fixed_dtype and not packed and not rebuild_masters:
             raise _without_masters(checkpoint)
         # the linears that are to get masters, in their training variant
         self._training = {} if packed else self._skeleton.training
@@ -134,7 +134,7 @@ class OpenedModel:
         for name, array in self._arrays.items():
             if name in simplified:
                 total += simplified[name]
-            elif name not in self._kept:
+            elif name not in self._fixed_dtype:
                 total += array.size * self._dtype_of(name).size
             elif name.rpartition(".")[0] not in self._training:
                 total += array.nbytes
@@ -241,7 +241,7 @@ class OpenedModel:
         self.model.eval()
         modules = dict(self.model.named_modules())
         for name, array in parameters(self.model).items():
-            if name not in self._kept:
+            if name not in self._fixed_dtype:
                 path, _, key = name.rpartition(".")
                 setattr(modules[path], key, array.astype(self._dtype_of(name)))
         return self.model
@@ -310,10 +310,10 @@ def _cached_skeleton(cache: PackCache) -> Skeleton | None:
 
 def _without_masters(checkpoint: Checkpoint) -> CheckpointError:
     beside = checkpoint.folder.parent / MASTERS_FOLDER
-    place = f", '{beside}'" if beside.is_dir() else ""
+    where = f", '{beside}'" if beside.is_dir() else ""
     return CheckpointError(
         f"[load] '{checkpoint.folder}' must hold float master weights to be trained but holds "
-        f"packed weights alone. Load the checkpoint that it was packed from{place}, or pass "
+        f"packed weights alone. Load the checkpoint that it was packed from{where}, or pass "
         "rebuild_masters=True (--rebuild-masters), which makes masters up from the trits."
     )
 

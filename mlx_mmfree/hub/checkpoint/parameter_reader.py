@@ -207,7 +207,7 @@ class ParameterReader:
     def read_matrix(self, path: str) -> mx.array:
         """The float matrix of a linear or an embedding that is not a `BitLinear`.
 
-        That of one in few bits is float32, so that it is rounded only once where it is written.
+        A matrix in few bits is given in float32, so that it is rounded only once, when it is written.
         """
         prefix = f"{path}."
         parts = {name.removeprefix(prefix): self.read(name) for name in self.parts(path)}

@@ -18,7 +18,7 @@ from ...ops import hadamard, pack_ternary
 from ...ops.device import FLOATS
 
 SIGNS = "signs"
-"""What follows the name of a module in that of its signs."""
+"""The suffix of a module's name in the name of its signs."""
 
 _GROUP = 128
 """The inputs that share a scale in PrismML's formats."""
@@ -42,21 +42,21 @@ def without_rotated_floats(
     Raises:
         CheckpointError: A file cannot be read.
     """
-    kept, found = list[Mapping[str, Any]](), dict(tensors)
+    rotated, found = list[Mapping[str, Any]](), dict(tensors)
     for module in modules:
         path = module["path"]
         entry = found.get(f"{path}.weight")
         if entry is None or entry.dtype not in FLOATS:
-            kept.append(module)
+            rotated.append(module)
         elif _is_ternary(entry):
-            kept.append(module)
+            rotated.append(module)
             del found[entry.name]
             found |= {each.name: each for each in _codes(entry, path)}
         else:
             signs = read_tensor(found.pop(f"{path}.{SIGNS}"))
             turned = partial(_unfold, entry, module["block"], signs)
             found[entry.name] = replace(entry, dtype=mx.float32, decode=turned)
-    return kept, found
+    return rotated, found
 
 
 def _is_ternary(entry: TensorEntry) -> bool:

@@ -68,47 +68,47 @@ _FOLDERS = {
 
 
 def check_target(
-    target: Path, overwrite: bool, place: str, sources: Iterable[Path | None] = ()
+    target: Path, overwrite: bool, caller: str, sources: Iterable[Path | None] = ()
 ) -> None:
     """Refuses a folder that must not be replaced.
 
     Args:
         target: The folder to make.
         overwrite: Whether an existing checkpoint folder may be replaced.
-        place: The command or function that reports it.
+        caller: The command or function that reports it.
         sources: The folders and files that it is made of.
 
     Raises:
         CheckpointError: The target is a file, a folder with other files, or not apart from a source.
     """
-    check_apart(target, sources, place)
+    check_apart(target, sources, caller)
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not target.is_dir():
         raise CheckpointError(
-            f"[{place}] 'path' must be a folder but '{target}' is a file. Choose another name."
+            f"[{caller}] 'path' must be a folder but '{target}' is a file. Choose another name."
         )
     if not overwrite:
         raise CheckpointError(
-            f"[{place}] 'path' must be a new or empty folder but '{target}' has files. Pass "
+            f"[{caller}] 'path' must be a new or empty folder but '{target}' has files. Pass "
             "overwrite=True (--overwrite) to replace it."
         )
     if not (target / checkpoint_files.CONFIG_FILE).is_file() and not any(
         target.glob(f"*{checkpoint_files.GGUF_SUFFIX}")
     ):
         raise CheckpointError(
-            f"[{place}] 'path' must be a checkpoint folder to be replaced but '{target}' has no "
+            f"[{caller}] 'path' must be a checkpoint folder to be replaced but '{target}' has no "
             f"{checkpoint_files.CONFIG_FILE} and no {checkpoint_files.GGUF_SUFFIX} file. "
             "Choose another folder."
         )
     if foreign := sorted(entry.name for entry in target.iterdir() if not _is_replaceable(entry)):
         raise CheckpointError(
-            f"[{place}] 'path' must hold nothing but a checkpoint to be replaced but '{target}' also "
+            f"[{caller}] 'path' must hold nothing but a checkpoint to be replaced but '{target}' also "
             f"has {', '.join(map(repr, foreign[:5]))}. Move it elsewhere, or choose another folder."
         )
 
 
-def check_apart(target: Path, sources: Iterable[Path | None], place: str) -> None:
+def check_apart(target: Path, sources: Iterable[Path | None], caller: str) -> None:
     """Refuses a folder that is a source of what is written to it, lies in one, or holds one.
 
     Raises:
@@ -119,18 +119,18 @@ def check_apart(target: Path, sources: Iterable[Path | None], place: str) -> Non
             continue
         if _contains(target, source):
             raise CheckpointError(
-                f"[{place}] 'path' must not be or hold what is read, '{source}', but got '{target}'. "
+                f"[{caller}] 'path' must not be or hold what is read, '{source}', but got '{target}'. "
                 "Choose another folder."
             )
         if source.is_dir() and _contains(source, target):
             raise CheckpointError(
-                f"[{place}] 'path' must lie outside of what is read, '{source}', but got '{target}'. "
+                f"[{caller}] 'path' must lie outside of what is read, '{source}', but got '{target}'. "
                 "Choose another folder."
             )
 
 
 def _contains(folder: Path, path: Path) -> bool:
-    """Whether a folder is a path or lies above it, also through links and on disks that ignore case."""
+    """Returns whether a folder is a path or lies above it, also through links or with another case."""
     real = Path(os.path.realpath(path))
     return folder.exists() and any(
         parent.exists() and os.path.samefile(parent, folder) for parent in (real, *real.parents)
@@ -267,9 +267,9 @@ def describe_model(model: TokenModel) -> dict[str, Any]:
 
 def described_matrices(model: TokenModel, config: Mapping[str, Any]) -> dict[str, Any]:
     """The format of the stored matrices in `config.json`, given the rest of it."""
-    held = matrices(model)
-    names = WeightNames(architecture_of(model.config).weight_names).modules_to_disk(held)
-    on_disk = {name: held[path] for path, name in names.items()}
+    modules = matrices(model)
+    names = WeightNames(architecture_of(model.config).weight_names).modules_to_disk(modules)
+    on_disk = {name: modules[path] for path, name in names.items()}
     described: dict[str, Any] = {}
     for format in weight_formats().values():
         described |= format.describe(on_disk, {**config, **described})

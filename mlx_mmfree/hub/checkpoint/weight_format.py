@@ -46,20 +46,20 @@ class StoredTensor:
     read: Callable[[mx.array], mx.array]
 
 
-class Place(NamedTuple):
+class UnreadMatrix(NamedTuple):
     """A matrix of a model whose weights are not read yet.
 
     Attributes:
         matrix: The matrix in its training variant.
         name: The name of its module on disk.
         tensors: The tensors of the module, by what follows its name.
-        said: What `config.json` says of the format; empty if it says nothing.
+        description: The entry of `config.json` about the format; empty if there is none.
     """
 
     matrix: Matrix
     name: str
     tensors: Mapping[str, TensorEntry]
-    said: Mapping[str, Any]
+    description: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class StoredMatrix:
     """A matrix that a checkpoint stores in some format.
 
     Attributes:
-        layer: Takes the place of the layer in the model. It holds the parameters, and multiplies: with
-            scales for the matrix, for its rows or for groups, or after it has rotated its input.
+        layer: Replaces the layer in the model. It holds the parameters, and multiplies: with scales for
+            the matrix, for its rows or for groups, or after it has rotated its input.
         tensors: How its parameters are stored where that differs from how it holds them, by their names.
         copies: Names of further tensors, which repeat what the others say.
-        entries: By the names of parameters, what takes the place of all tensors of the module, where one
+        entries: By the names of parameters, what replaces all tensors of the module, where one
             parameter is made of several of them.
     """
 
@@ -139,8 +139,8 @@ class GGUFMatrix(NamedTuple):
         decode: Callable[..., np.ndarray] | None = None,
     ) -> TensorEntry:
         """A tensor of the Hub that is made of this one's bytes, the keyword `data` of `decode`."""
-        place = (self.tensor.start, self.tensor.stop)
-        return TensorEntry(name, self.file, dtype, shape, *place, decode=decode)
+        offsets = (self.tensor.start, self.tensor.stop)
+        return TensorEntry(name, self.file, dtype, shape, *offsets, decode=decode)
 
     def entry_of_rows(
         self, name: str, dtype: mx.Dtype, shape: tuple[int, ...], decode: Callable[..., np.ndarray]
@@ -188,7 +188,7 @@ class RotatedFormat(NamedTuple):
         mlx_lm_type: The `model_type` there, the only one with rotated matrices.
     """
 
-    marks: tuple[str, ...]
+    keywords: tuple[str, ...]
     gguf_type: str
     check: Callable[[Mapping[str, Any], GGUFFormat], None]
     names: Callable[[Mapping[str, Any]], tuple[str, ...]]
@@ -204,12 +204,12 @@ class RotatedFormat(NamedTuple):
     mlx_lm_type: str
 
 
-def always(said: Any) -> bool:
-    """Whatever a description says."""
+def always(description: Any) -> bool:
+    """Accepts every description."""
     return True
 
 
-def _no_words(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _no_entries(matrices: Mapping[str, Matrix], config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
@@ -229,7 +229,7 @@ class WeightFormat:
 
     Attributes:
         name: Its name, which architectures list in `packed_formats`, unless `own` has a `quant_method`.
-        open: From the places of matrices by their paths, those that are stored in this format.
+        open: From the unread matrices by their paths, the ones that are stored in this format.
         section: The key of `config.json` that describes it.
         own: The entries that each description has, which tell the format from others.
         check: Refuses a description that asks for something that is not read.
@@ -258,7 +258,7 @@ class WeightFormat:
     """
 
     name: str
-    open: Callable[[Mapping[str, Place]], Mapping[str, StoredMatrix]]
+    open: Callable[[Mapping[str, UnreadMatrix]], Mapping[str, StoredMatrix]]
     section: str = _SECTION
     own: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Any], None] | None = None
@@ -267,7 +267,7 @@ class WeightFormat:
     covers: Callable[[Mapping[str, Any]], bool] | None = None
     precedes: bool = False
     simplify: Callable[[Matrix], nn.Module | None] | None = None
-    describe: Callable[[Mapping[str, Matrix], Mapping[str, Any]], Mapping[str, Any]] = _no_words
+    describe: Callable[[Mapping[str, Matrix], Mapping[str, Any]], Mapping[str, Any]] = _no_entries
     write: Callable[[str, int, int, mx.Dtype], WrittenMatrix] | None = None
     describe_written: Callable[[Mapping[str, Any] | None], dict[str, Any]] = _as_it_is
     codes: InCodes | None = None
@@ -317,17 +317,21 @@ def formats_of(config: Mapping[str, Any]) -> dict[str, tuple[WeightFormat, Mappi
     """
     found: dict[str, tuple[WeightFormat, Mapping[str, Any]]] = {}
     for format in weight_formats().values():
-        said = config.get(format.section)
-        if format.section != _SECTION and said is not None:
-            found[format.name] = format, said
-    said = config.get(_SECTION)
-    if isinstance(said, Mapping) and "quant_method" in said:
+        description = config.get(format.section)
+        if format.section != _SECTION and description is not None:
+            found[format.name] = format, description
+    description = config.get(_SECTION)
+    if isinstance(description, Mapping) and "quant_method" in description:
         named = [
-            format for format in weight_formats().values() if format.method == said["quant_method"]
+            format
+            for format in weight_formats().values()
+            if format.method == description["quant_method"]
         ]
         # of formats with one method, the one of which most is reported
-        named.sort(key=lambda format: (-len(format.own.keys() & said), len(format.own)))
-        found |= {format.name: (format, said) for format in named[:1] if format.section == _SECTION}
+        named.sort(key=lambda format: (-len(format.own.keys() & description), len(format.own)))
+        found |= {
+            format.name: (format, description) for format in named[:1] if format.section == _SECTION
+        }
     return found
 
 
@@ -348,8 +352,10 @@ def described_formats(
     keys = [*config, *(quantization if isinstance(quantization, Mapping) else ())]
     formats = weight_formats().values()
     usual = next(format for format in formats if format.is_usual)
-    marks = {mark for format in formats if format.rotated for mark in format.rotated.marks}
-    rotated = [key for key in keys if any(mark in key.lower() for mark in marks)]
+    keywords = {
+        keyword for format in formats if format.rotated for keyword in format.rotated.keywords
+    }
+    rotated = [key for key in keys if any(keyword in key.lower() for keyword in keywords)]
     if rotated and not any(format.rotated for format, _ in found.values()):
         raise UnsupportedModelError(
             f"[config.json] {rotated[0]!r:.80} must be absent, or come with 'modules' that say which "
@@ -366,12 +372,14 @@ def described_formats(
                 )
             if format.check is not None:
                 format.check(own_section)
-    said: Any = config.get(_SECTION)
+    description: Any = config.get(_SECTION)
     packed = next((format for format, _ in found.values() if format.section == _SECTION), usual)
     # mlx-lm writes its own section twice
-    is_copy = bool(found) and not (isinstance(said, Mapping) and "quant_method" in said)
-    if said is not None and not is_copy:
-        named = dict(said) if isinstance(said, Mapping) else {}
+    is_copy = bool(found) and not (
+        isinstance(description, Mapping) and "quant_method" in description
+    )
+    if description is not None and not is_copy:
+        named = dict(description) if isinstance(description, Mapping) else {}
         is_read = packed.method in read and packed.method == named.get("quant_method")
         if not is_read or any(named.get(key) != value for key, value in packed.own.items()):
             known = packed if packed.method == usual.method else usual
@@ -380,10 +388,10 @@ def described_formats(
             )
             raise UnsupportedModelError(
                 f"[config.json] 'quantization_config' must be {dict(known.own)}{others}, or absent for "
-                f"this architecture but got {said!r:.200}. Load the checkpoint that it was made from. "
-                f"{plugins.where_else()}"
+                f"this architecture but got {description!r:.200}. Load the checkpoint that it was made "
+                f"from. {plugins.where_else()}"
             )
         if packed.check is not None:
-            packed.check(said)
+            packed.check(description)
     rest = [each for each in found.values() if each[0] is not packed]
-    return [(packed, said if isinstance(said, Mapping) else {}), *rest]
+    return [(packed, description if isinstance(description, Mapping) else {}), *rest]

@@ -32,7 +32,7 @@ from ...ops import ternarize_packed
 from ...ops.device import FLOATS
 from ...ops.host_blocks import all_finite, has_valid_codes
 from .checkpoint import Checkpoint
-from .weight_format import Place, StoredTensor, described_formats, weight_formats
+from .weight_format import StoredTensor, UnreadMatrix, described_formats, weight_formats
 
 EMBEDDING = "embed.weight"
 """The matrix that a tied head shares, by its name in memory."""
@@ -92,10 +92,13 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         checkpoint = _renamed(checkpoint, newer)
         # a description may speak of single modules
         described = [
-            (format, {architecture.newer_name(name, shapes): each for name, each in said.items()})
-            if isinstance(said, Mapping)
-            else (format, said)
-            for format, said in described
+            (
+                format,
+                {architecture.newer_name(name, shapes): each for name, each in description.items()},
+            )
+            if isinstance(description, Mapping)
+            else (format, description)
+            for format, description in described
         ]
     tensors = checkpoint.tensors
     rotated = [each for each in described if each[0].precedes]
@@ -107,8 +110,8 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
         checkpoint = replace(checkpoint, tensors=tensors)
     model = architecture.build(architecture.config.from_hub(checkpoint.config))
     formats: dict[str, StoredTensor] = {}
-    modules, held = dict(model.named_modules()), matrices(model)
-    on_disk = names.modules_to_disk(held)
+    modules, matrices_of = dict(model.named_modules()), matrices(model)
+    on_disk = names.modules_to_disk(matrices_of)
     parts: dict[str, dict[str, TensorEntry]] = {name: {} for name in on_disk.values()}
     for name, entry in tensors.items():
         module, _, key = name.rpartition(".")
@@ -116,13 +119,13 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     replaced: dict[str, nn.Module] = {}
     copies: set[str] = set()
     made: dict[str, Mapping[str, TensorEntry]] = {}
-    for format, said in (*rotated, *(each for each in described if each not in rotated)):
-        places = {
-            path: Place(held[path], name, parts[name], said)
+    for format, description in (*rotated, *(each for each in described if each not in rotated)):
+        unread = {
+            path: UnreadMatrix(matrices_of[path], name, parts[name], description)
             for path, name in on_disk.items()
             if path not in replaced
         }
-        for path, found in format.open(places).items():
+        for path, found in format.open(unread).items():
             replaced[path] = found.layer
             formats |= {f"{path}.{key}": tensor for key, tensor in found.tensors.items()}
             copies |= {f"{on_disk[path]}.{key}" for key in found.copies}
@@ -141,10 +144,10 @@ def build_skeleton(checkpoint: Checkpoint, *, packed: bool) -> Skeleton:
     for name, layout in layouts.items():
         if arrays[name].dtype in FLOATS:
             formats.setdefault(name, StoredTensor((layout.shape,), FLOATS, layout.read))
-    ternary = {path: modules[path] for path, matrix in held.items() if matrix.is_ternary}
-    format, said = described[0]
+    ternary = {path: modules[path] for path, matrix in matrices_of.items() if matrix.is_ternary}
+    format, description = described[0]
     floats = [on_disk[path] for path in ternary.keys() - replaced]
-    is_covered = format.covers is not None and format.covers(said)
+    is_covered = format.covers is not None and format.covers(description)
     octets = [] if is_covered else [n for n, e in tensors.items() if e.dtype == mx.uint8]
     if (is_covered and floats) or any(f"{name}_scale" in tensors for name in octets):
         raise _wrongly_described(checkpoint, floats if is_covered else [])
@@ -181,14 +184,14 @@ def _lost_rotation(checkpoint: Checkpoint, signs: str) -> CheckpointError:
 
 
 def _stacked(tensors: Mapping[str, TensorEntry], names: WeightNames) -> dict[str, TensorEntry]:
-    """The tensors, of which those that are one in memory are one."""
+    """The tensors, with the parts of one that is stacked in memory as one."""
     found: dict[str, TensorEntry] = {}
     stacks: dict[str, dict[int, TensorEntry]] = {}
     for name, entry in tensors.items():
-        if (place := names.stack_of(name)) is None:
+        if (position := names.stack_of(name)) is None:
             found[name] = entry
         else:
-            stacks.setdefault(place[0], {})[place[1]] = entry
+            stacks.setdefault(position[0], {})[position[1]] = entry
     for name, parts in stacks.items():
         formats = {(part.shape, part.dtype) for part in parts.values()}
         if name in found or sorted(parts) != list(range(len(parts))) or len(formats) > 1:
@@ -224,7 +227,7 @@ def _wrongly_described(checkpoint: Checkpoint, floats: Sequence[str]) -> Checkpo
     found = sorted(n for n, e in tensors.items() if e.dtype == mx.uint8 and f"{n}_scale" in tensors)
     return CheckpointError(
         f"[load] '{checkpoint.folder}' must say in 'quantization_config', with 'quant_method' bitnet "
-        f"and mode offline, what the scales of {len(found)} packed weights mean, such as that of "
+        f"and mode offline, what the scales of {len(found)} packed weights mean, such as the scale of "
         f"{found[0]!r:.100}, but does not. Take config.json from the original checkpoint."
     )
 
@@ -249,7 +252,7 @@ def match(
     Raises:
         CheckpointError: A tensor is missing, is not expected, or has another shape or dtype.
     """
-    expected, kept = parameters(model), kept_names(model)
+    expected, unchanged = parameters(model), kept_names(model)
     in_memory = {name: names.to_memory(name) for name in checkpoint.tensors}
     entries: dict[str, TensorEntry] = {}
     seconds: list[tuple[str, bool, TensorEntry]] = []
@@ -276,7 +279,7 @@ def match(
     if unexpected:
         raise _listing(checkpoint, "has unexpected", unexpected)
     for name, array in expected.items():
-        allowed = FLOATS if array.dtype in FLOATS and name not in kept else (array.dtype,)
+        allowed = FLOATS if array.dtype in FLOATS and name not in unchanged else (array.dtype,)
         wanted = stored.get(name, StoredTensor((array.shape,), allowed, mx.array))
         if entries[name].shape not in wanted.shapes or entries[name].dtype not in wanted.dtypes:
             raise _mismatch(entries[name], wanted)
@@ -327,12 +330,12 @@ def _check_copy(copy: TensorEntry, original: TensorEntry, config: Config) -> Non
 Simplify = Callable[[Matrix], nn.Module | None]
 
 
-def _simpler_formats(held: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]]:
+def _simpler_formats(modules: Mapping[str, Matrix]) -> tuple[list[Simplify], set[str]]:
     """The function that makes a layer of fewer bits, and the weights of float matrices that it needs."""
     simpler = [
         format.simplify for format in weight_formats().values() if format.simplify is not None
     ]
-    floats = [p for p, matrix in held.items() if matrix.is_plain and not matrix.is_embedding]
+    floats = [p for p, matrix in modules.items() if matrix.is_plain and not matrix.is_embedding]
     return simpler, {f"{path}.weight" for path in floats}
 
 
@@ -344,10 +347,10 @@ def exact_floats(skeleton: Skeleton) -> set[str]:
 
     Gains, biases, taps and rates can stay so beside activations of 16 bits.
     """
-    held = matrices(skeleton.model)
+    modules = matrices(skeleton.model)
     found = (name for name, each in skeleton.entries.items() if each.dtype == mx.float32)
     parts = ((name, *name.rpartition(".")) for name in found)
-    return {name for name, path, _, key in parts if path not in held or key == "bias"}
+    return {name for name, path, _, key in parts if path not in modules or key == "bias"}
 
 
 def simplified_bytes(skeleton: Skeleton, dtype: mx.Dtype | None) -> dict[str, int]:
@@ -360,10 +363,10 @@ def simplified_bytes(skeleton: Skeleton, dtype: mx.Dtype | None) -> dict[str, in
     Raises:
         CheckpointError: A tensor cannot be read.
     """
-    held, found = matrices(skeleton.model), {}
-    simpler, plain = _simpler_formats(held) if skeleton.is_simplified else ([], set())
+    modules, found = matrices(skeleton.model), {}
+    simpler, plain = _simpler_formats(modules) if skeleton.is_simplified else ([], set())
     for name in sorted(plain & skeleton.entries.keys()):
-        entry, matrix = skeleton.entries[name], held[name.removesuffix(".weight")]
+        entry, matrix = skeleton.entries[name], modules[name.removesuffix(".weight")]
         first, dims = entry.parts[0] if entry.parts else entry, matrix.input_dims
         rows = min(math.prod(first.shape[:-1]), _PROBED_ROWS)
         if first.decode is not None or first.shape[-1] != dims:
@@ -463,19 +466,21 @@ def check_finite(array: mx.array, entry: TensorEntry) -> None:
 
 
 def check_packed(
-    held: Mapping[str, Matrix], arrays: Mapping[str, mx.array], entries: Mapping[str, TensorEntry]
+    packed_in: Mapping[str, Matrix],
+    arrays: Mapping[str, mx.array],
+    entries: Mapping[str, TensorEntry],
 ) -> None:
     """Refuses codes or scales that no ternary matrix has.
 
     Args:
-        held: The matrices of a model by their paths.
+        packed_in: The matrices of a model by their paths.
         arrays: Parameters that were read, by their names in memory.
         entries: Their tensors, by the same names.
 
     Raises:
         CheckpointError: A parameter is damaged.
     """
-    packed = {path: matrix for path, matrix in held.items() if matrix.holds_trits}
+    packed = {path: matrix for path, matrix in packed_in.items() if matrix.holds_trits}
     inputs = {f"{path}.weight": matrix.input_dims for path, matrix in packed.items()}
     scales = {
         f"{path}.{key}" for path, matrix in packed.items() for key in matrix.kept

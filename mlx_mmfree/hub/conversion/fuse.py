@@ -52,7 +52,7 @@ def fuse(model: Decoder, format: FusedFormat) -> Decoder:
             inside, of which no published format has dense linears with one; or of a ternary image
             model.
 
-    Source: the sum is that of LoRA (Hu et al., arXiv 2106.09685).
+    Source: the sum is defined in LoRA (Hu et al., arXiv 2106.09685).
 
     Example:
         >>> from mlx_mmfree import demo, load_model
@@ -100,7 +100,7 @@ def check_format(model: Any, format: FusedFormat) -> None:
         if format == "dense" and layer.matrix.is_ternary and reads_images:
             raise UnsupportedModelError(
                 f"[fuse] 'format' must be 'ternary' for '{name}' but got 'dense': the configuration of "
-                "a model of images makes all linears of its blocks ternary or none. Fuse to ternary."
+                "an image model makes all linears of its blocks ternary or none. Fuse to ternary."
             )
         if format == "dense" and layer.matrix.is_ternary and "norm" in layer.base:
             raise UnsupportedModelError(
@@ -151,8 +151,8 @@ def save_with_adapter(
             config[WRITER_KEY][ADAPTER_KEY] = True
             write_json(folder / CONFIG_FILE, config)
         if card is not None:
-            held = matrices(model).values()
-            is_ternary = any(each.is_ternary or each.holds_trits for each in held)
+            modules = matrices(model).values()
+            is_ternary = any(each.is_ternary or each.holds_trits for each in modules)
             write_model_card(folder, replace(card, is_ternary=is_ternary))
 
 
@@ -184,8 +184,8 @@ def save_peft_adapter(
 
 def _first_dtype(model: Decoder) -> mx.Dtype:
     """The dtype of the first floats of a model, which are its embedding if it has one."""
-    kept = kept_names(model)
-    arrays = (array for name, array in parameters(model).items() if name not in kept)
+    fixed = kept_names(model)
+    arrays = (array for name, array in parameters(model).items() if name not in fixed)
     return next(array.dtype for array in arrays if array.dtype in FLOATS)
 
 

@@ -41,7 +41,7 @@ class FolderPlan:
         config: The content of `config.json`, without the ids of special tokens.
         tensors: The tensors.
         scales: The exact scales by their names on disk. It is filled while the tensors are made.
-        metadata: Those of the files, which name the layout of the arrays.
+        metadata: The metadata of the files, which name the layout of the arrays.
     """
 
     config: dict[str, Any]
@@ -105,16 +105,16 @@ def float_tensor(
     stored = reader.dtype(name)
     is_free = name not in reader.in_float32 and mx.issubdtype(stored, mx.floating)
     is_free &= not (stored == mx.float32 and name in reader.rates)
-    kept = dtype if dtype is not None and is_free else stored
+    written = dtype if dtype is not None and is_free else stored
     target = reader.layouts if layouts is None else layouts
     own, other = (each.get(name) for each in (reader.own_layouts, target))
     if dtype is None and (own and own.changes) != (other and other.changes):
-        kept = mx.float32
+        written = mx.float32
     if stored not in FLOATS:
-        spec = TensorSpec(disk_name or reader.names.to_disk(name), kept, reader.shapes[name])
+        spec = TensorSpec(disk_name or reader.names.to_disk(name), written, reader.shapes[name])
         return PlannedTensors((spec,), lambda: (reader.read(name),))
     shape = reader.shapes[name]
-    return laid_out(reader, name, kept, shape, lambda: reader.read(name), disk_name, layouts)
+    return laid_out(reader, name, written, shape, lambda: reader.read(name), disk_name, layouts)
 
 
 def laid_out(
@@ -136,9 +136,9 @@ def laid_out(
 
 def written_out(reader: ParameterReader, path: str, dtype: mx.Dtype | None) -> PlannedTensors:
     """The plan of the float matrix of a module that is stored in few bits."""
-    kept = dtype or reader.matrix_dtype(path)
+    written = dtype or reader.matrix_dtype(path)
     shape = reader.matrix_shape(path)
-    return laid_out(reader, f"{path}.weight", kept, shape, lambda: reader.read_matrix(path))
+    return laid_out(reader, f"{path}.weight", written, shape, lambda: reader.read_matrix(path))
 
 
 GROUP_SIZE = 128
@@ -156,7 +156,7 @@ def check_dense(checkpoint: Checkpoint) -> None:
         known = sorted(name for name, each in architectures().items() if each.is_ternarizable)
         raise UnsupportedModelError(
             f"[convert] 'ternarize' must be left out for 'model_type' {architecture.name!r:.80} but "
-            f"was given. It is for {', '.join(known)} and models of images."
+            f"was given. It is for {', '.join(known)} and image models."
         )
     is_described = any(config.get(key) for key in ("quantization", "quantization_config"))
     is_packed = any(
@@ -270,8 +270,8 @@ def plan_mlx(
     for path in set(reader.packed_dense) - set(quantized) - set(rotated):
         plan.tensors.append(written_out(reader, path, formats.dtype))
         done |= reader.parts(path)
-    for path, kept in reader.quantized.items():
-        codes[reader.names.to_disk(path)] = kept.group_size, kept.bits
+    for path, codec in reader.quantized.items():
+        codes[reader.names.to_disk(path)] = codec.group_size, codec.bits
     layouts = reader.own_layouts
     if rotated:
         on_disk = {reader.names.to_disk(path): layer for path, layer in rotated.items()}
@@ -329,23 +329,23 @@ def quantized_formats(
         UnsupportedModelError: There is no such module, or no group size divides its inputs.
     """
     found: dict[str, tuple[int, int, Quantize]] = {}
-    for place, bits in (("embed", formats.embed_bits), ("head", formats.head_bits)):
+    for module, bits in (("embed", formats.embed_bits), ("head", formats.head_bits)):
         if bits is None:
             continue
-        matrix = reader.matrices.get(place)
+        matrix = reader.matrices.get(module)
         if matrix is None or not matrix.is_plain:
             raise UnsupportedModelError(
-                f"[convert] '{place}_bits' must be left out for this model but got {bits}: "
-                + _why_not(place, matrix)
+                f"[convert] '{module}_bits' must be left out for this model but got {bits}: "
+                + _why_not(module, matrix)
             )
         dims = matrix.input_dims
         group_size = next((size for size in _EMBEDDING_GROUPS if dims % size == 0), None)
         if group_size is None:
             raise UnsupportedModelError(
-                f"[convert] '{place}_bits' must be left out for this model but got {bits}: no group "
+                f"[convert] '{module}_bits' must be left out for this model but got {bits}: no group "
                 f"of {_EMBEDDING_GROUPS[-1]} divides its {dims} dims. Leave it out."
             )
-        found[place] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
+        found[module] = (group_size, bits, partial(mx.quantize, group_size=group_size, bits=bits))
     if isinstance(formats.unrotate, int):
         for path, layer in rotated_layers(reader).items():
             quantize = partial(mx.quantize, group_size=UNROTATED_GROUP, bits=formats.unrotate)
@@ -389,10 +389,10 @@ def _values_in_codes(weight: mx.array, scales: mx.array) -> tuple[mx.array, mx.a
     return pack_ternary(mx.sign(weight)), scales, -scales
 
 
-def _why_not(place: str, matrix: Matrix | None) -> str:
+def _why_not(module: str, matrix: Matrix | None) -> str:
     if matrix is not None and matrix.is_ternary:
         return "its head is ternary. Leave it out."
-    if matrix is None and place == "embed":
+    if matrix is None and module == "embed":
         return "it has no embedding. Leave it out."
     if matrix is None:
         return "its head is the embedding. Use 'embed_bits'."
@@ -489,9 +489,11 @@ def plan_hf(reader: ParameterReader, formats: FloatFormats) -> FolderPlan:
         plan.tensors.append(written_out(reader, path, formats.dtype))
         done |= reader.parts(path)
     # a tied ternary head is made of the embedding
-    kept = {"embed.weight"} if any(map(reader.is_tied, reader.ternary)) else set()
+    unchanged = {"embed.weight"} if any(map(reader.is_tied, reader.ternary)) else set()
     plan.tensors += [
-        float_tensor(reader, name, None if name in kept else formats.dtype, names.to_disk(name))
+        float_tensor(
+            reader, name, None if name in unchanged else formats.dtype, names.to_disk(name)
+        )
         for name in reader.shapes
         if name not in done
     ]

@@ -67,7 +67,7 @@ class TensorPlanner:
         ]
         return [*self._rope_factors(), *tensors]
 
-    def not_held(self) -> list[str]:
+    def unsupported(self) -> list[str]:
         """The paths of the matrices with codes of 1 or 2 bits that the type cannot hold."""
         return [
             path
@@ -242,8 +242,8 @@ class TensorPlanner:
         found = self._sorted_heads(parameter)
         if found is None or (found[0] == 1 and path in self._rotated):
             return numbers
-        axis, places = found
-        return np.ascontiguousarray(np.take(numbers, np.argsort(places), axis))
+        axis, order = found
+        return np.ascontiguousarray(np.take(numbers, np.argsort(order), axis))
 
 
 _QUANTIZATION_VERSION = 2
@@ -289,7 +289,7 @@ def plan_gguf(
     is_chosen = kind is not None
     written = WRITTEN[kind or _usual_kind(architecture, is_rotated)]
     planner = TensorPlanner(reader, format, written, formats)
-    if not (is_chosen or is_rotated) and (lost := planner.not_held()):
+    if not (is_chosen or is_rotated) and (lost := planner.unsupported()):
         bits = reader.quantized[lost[0]].bits
         written = next(kind for kind in WRITTEN.values() if kind.code_bits == bits)
         planner = TensorPlanner(reader, format, written, formats)
@@ -373,13 +373,13 @@ def _check(
 
 def _check_codes(reader: ParameterReader, kind: TensorType, planner: TensorPlanner) -> None:
     """Refuses a type that cannot hold the codes of 1 or 2 bits of the source."""
-    if lost := planner.not_held():
+    if lost := planner.unsupported():
         module = reader.quantized.get(lost[0])
         if module is None:
             raise UnsupportedModelError(
                 "[convert] 'unrotate' (--unrotate) must be given for the rotated codes of "
                 f"{reader.names.to_disk(lost[0])!r}, which {kind.name} does not hold, but was left out. "
-                f"{rotated_format().gguf_type} holds those of 2 bits with a scale for each 128 inputs."
+                f"{rotated_format().gguf_type} holds codes of 2 bits with a scale for each 128 inputs."
             )
         raise UnsupportedModelError(
             f"[convert] 'gguf_type' must hold the {module.bits}-bit codes of "

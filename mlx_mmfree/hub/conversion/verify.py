@@ -187,18 +187,18 @@ class Comparison:
         """A parameter that is stored alike in both, or as floats in the target."""
         path, _, key = name.rpartition(".")
         # the bias of a layer is stored alike, whatever becomes of its matrix
-        held = (type(reader.matrices.get(path)) for reader in (self._source, self._target))
-        is_same = key == "bias" or len({*held}) == 1
+        kinds = (type(reader.matrices.get(path)) for reader in (self._source, self._target))
+        is_same = key == "bias" or len({*kinds}) == 1
         want = self._source.read(name) if is_same else self._source.read_matrix(path)
         got = self._target.read(name)
         if path in self._source.ternary_values:
             # the zero of a trit has no sign
             want, got = want + 0, got + 0
-        kept, layout = want.astype(got.dtype), self._target.own_layouts.get(name)
+        expected, layout = want.astype(got.dtype), self._target.own_layouts.get(name)
         if layout is not None and layout.changes:
             stored = layout.write(want).astype(self._target.dtype(name))
-            kept = layout.read(stored).astype(got.dtype)
-        self._check_equal(name, got, kept)
+            expected = layout.read(stored).astype(got.dtype)
+        self._check_equal(name, got, expected)
         return name, largest_difference(got, want)
 
     def _check_scale_copies(self, path: str, scale: mx.array) -> None:
@@ -223,7 +223,7 @@ class Comparison:
 
 
 def largest_difference(got: mx.array, want: mx.array) -> float:
-    """The largest difference of two numbers at the same place, in float32."""
+    """The largest difference of two numbers at the same index, in float32."""
     return float(mx.max(mx.abs(got.astype(mx.float32) - want.astype(mx.float32))))
 
 
@@ -245,15 +245,15 @@ def take_stock(source: ParameterReader, target: ParameterReader) -> Report:
         group.tensors += 1
         group.weights += weights
     for reader, attribute in ((source, "source_bytes"), (target, "target_bytes")):
-        places = set()
+        locations = set()
         stored = reader.checkpoint.tensors
         newer_name = architecture_of(reader.model.config).newer_name
         for disk_name, entry in stored.items():
-            # in GGUF files a matrix and its scale have the same place
-            place = (entry.file, entry.start)
-            if place in places:
+            # in GGUF files a matrix and its scale start at the same offset
+            location = (entry.file, entry.start)
+            if location in locations:
                 continue
-            places.add(place)
+            locations.add(location)
             newer = disk_name if newer_name is None else newer_name(disk_name, stored)
             whole, _ = reader.names.stack_of(newer) or (newer, 0)
             name = reader.names.to_memory(whole) or disk_name
@@ -325,7 +325,7 @@ def _compared_in(source: ParameterReader, target: ParameterReader) -> mx.Dtype |
 
 
 def _compute_alike(source: ParameterReader, target: ParameterReader) -> bool:
-    """Whether equal weights give equal logits: not if one rounds to 16 bits what the other does not."""
+    """Returns whether equal weights give equal logits: not if only one of them rounds to 16 bits."""
     if _compared_in(source, target) is not None:
         return True
     one, other = (

@@ -1,4 +1,4 @@
-"""What an upload sends of an adapter: its tensors, a configuration without local paths, and a card."""
+"""The files of an adapter's upload: its tensors, a configuration without local paths, and a card."""
 
 import shlex
 from collections.abc import Mapping
@@ -51,8 +51,8 @@ def adapter_files(folder: Path, repository: str, base_model: str | None) -> Adap
     config = read_json_object(folder / ADAPTER_CONFIG_FILE)
     is_peft = "peft_type" in config
     named = config.get(_PEFT_BASE if is_peft else "model")
-    place = expanded(named) if isinstance(named, str) and named else None
-    is_local = place is not None and place.is_dir()
+    path = expanded(named) if isinstance(named, str) and named else None
+    is_local = path is not None and path.is_dir()
     if base_model is None and isinstance(named, str) and not is_local:
         base_model = named
     if base_model is None or not REPOSITORY_NAME.fullmatch(base_model):
@@ -62,8 +62,8 @@ def adapter_files(folder: Path, repository: str, base_model: str | None) -> Adap
             "--base-model."
         )
     source = SourceCard()
-    if is_local and place is not None:
-        source = read_source_card(place)
+    if is_local and path is not None:
+        source = read_source_card(path)
     else:
         # without it the card asks the reader to find the licence
         with suppress(DownloadError):
@@ -81,8 +81,8 @@ def adapter_files(folder: Path, repository: str, base_model: str | None) -> Adap
         training=f"## Adapter\n\n{adapter.kind} of {len(adapter.tensors)} layers, of rank {rank} and "
         f"scale {adapter.scale:g}.",
     )
-    kept = {**config, _PEFT_BASE: base_model} if is_peft else _public(config, base_model)
-    text = json_text(kept, indent=4, sort_keys=True) + "\n"
+    described = {**config, _PEFT_BASE: base_model} if is_peft else _public(config, base_model)
+    text = json_text(described, indent=4, sort_keys=True) + "\n"
     return AdapterFiles(PEFT_ADAPTER_FILE if is_peft else ADAPTER_FILE, text, model_card(card))
 
 

@@ -118,7 +118,7 @@ def adapter_usage(name: str, pipeline: Pipeline) -> str:
 
 
 def with_name(card: str, name: str) -> str:
-    """A model card of this library whose heading and commands name another place; others stay.
+    """A model card of this library whose heading and commands name another path; others stay.
 
     Args:
         card: The text of the card.

@@ -328,13 +328,13 @@ def upload(plan: UploadPlan) -> str:
 
     check_repository(plan.repository)
     api = HfApi(library_name="mlx_mmfree")
-    place = f"[upload] '{plan.repository}'"
+    target = f"[upload] '{plan.repository}'"
     with _hub_errors(plan):
         page = patiently(
             lambda: api.create_repo(
                 plan.repository, private=plan.is_private or None, exist_ok=True
             ),
-            place,
+            target,
         )
         if plan.is_private and not api.repo_info(plan.repository).private:
             raise UploadError(
@@ -344,7 +344,7 @@ def upload(plan: UploadPlan) -> str:
         if plan.revision is not None and not plan.revision.startswith(_PULL_REQUESTS):
             branch = plan.revision
             patiently(
-                lambda: api.create_branch(plan.repository, branch=branch, exist_ok=True), place
+                lambda: api.create_branch(plan.repository, branch=branch, exist_ok=True), target
             )
         contents: dict[str, str | bytes] = {name: str(plan.folder / name) for name in plan.files}
         if plan.adapter_config is not None:
@@ -359,7 +359,7 @@ def upload(plan: UploadPlan) -> str:
                 commit_message=plan.message,
                 revision=plan.revision,
             ),
-            place,
+            target,
         )
     return f"{page}/tree/{plan.revision}" if plan.revision else str(page)
 
@@ -375,32 +375,32 @@ def _has_card(api: "HfApi", plan: UploadPlan) -> bool:
 def _hub_errors(plan: UploadPlan) -> Iterator[None]:
     from huggingface_hub import errors
 
-    place = f"'{plan.repository}'" + (f" at '{plan.revision}'" if plan.revision else "")
+    target = f"'{plan.repository}'" + (f" at '{plan.revision}'" if plan.revision else "")
     try:
         yield
     except errors.HfHubHTTPError as error:
-        raise UploadError(f"[upload] {place} {_refusal(error)}") from error
+        raise UploadError(f"[upload] {target} {_refusal(error)}") from error
     except errors.OfflineModeIsEnabled as error:
         raise UploadError(
-            f"[upload] {place} cannot be reached while HF_HUB_OFFLINE forbids it. Unset it."
+            f"[upload] {target} cannot be reached while HF_HUB_OFFLINE forbids it. Unset it."
         ) from error
     except ValueError as error:
         raise UploadError(
-            f"[upload] {place} was refused: {one_line(error)}. Correct that and try again."
+            f"[upload] {target} was refused: {one_line(error)}. Correct that and try again."
         ) from error
     except (OSError, errors.HTTPError, RuntimeError) as error:
         # the client wraps the error of one of several files
         reason = one_line(error.__cause__ or error)
         raise UploadError(
-            f"[upload] {place} was not written: {reason}. Check the network; a new start sends only "
+            f"[upload] {target} was not written: {reason}. Check the network; a new start sends only "
             "what the Hub does not have yet."
         ) from error
 
 
 def _reason(error: Exception) -> str:
     """The reason that the Hub gives, without what the client adds."""
-    said = getattr(error, "server_message", None) or "the login may not write there"
-    return one_line(ValueError(said))
+    message = getattr(error, "server_message", None) or "the login may not write there"
+    return one_line(ValueError(message))
 
 
 def _refusal(error: Exception) -> str:

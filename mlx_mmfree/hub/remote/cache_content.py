@@ -1,7 +1,7 @@
 """Downloads files into the Hub's cache, where `huggingface_hub` then finds them.
 
 Unlike that package, this goes on where an earlier process stopped, and compares every file with the hash
-that the Hub lists: the SHA-256 of large files, git's SHA-1 of small ones. The cache keeps the beginning
+that the Hub lists: the SHA-256 of large files, git's SHA-1 of small ones. The cache has the first part
 of a file as `<hash>.incomplete`, locked by the process that writes it.
 """
 
@@ -38,12 +38,12 @@ Result = TypeVar("Result")
 _RESET = re.compile(r"\bt=([0-9]{1,9})\b")
 
 
-def patiently(call: Callable[[], Result], place: str) -> Result:
+def patiently(call: Callable[[], Result], what: str) -> Result:
     """The result of a call, which is repeated while the Hub is busy or fails.
 
     Args:
         call: The call. It may be made several times.
-        place: What is written or read, for a notice on stderr.
+        what: What is written or read, for a notice on stderr.
 
     Raises:
         HfHubHTTPError: The Hub refuses for another reason, or for too long.
@@ -57,15 +57,15 @@ def patiently(call: Callable[[], Result], place: str) -> Result:
             status = error.response.status_code
             if status not in PASSING:
                 raise
-            wait(status, error.response.headers, tries, place)
+            wait(status, error.response.headers, tries, what)
     return call()
 
 
-def wait(status: int, headers: Mapping[str, str], tries: int, place: str) -> None:
+def wait(status: int, headers: Mapping[str, str], tries: int, what: str) -> None:
     """Waits before the next try for as long as the answer asks."""
     delay = delay_s(headers, tries)
     print(
-        f"{place}: the Hub answers with status {status}; trying again in {delay:.0f} s",
+        f"{what}: the Hub answers with status {status}; trying again in {delay:.0f} s",
         file=sys.stderr,
     )
     time.sleep(delay)
@@ -115,12 +115,12 @@ class RemoteFile:
 
     @property
     def part(self) -> Path:
-        """Where the cache keeps the beginning until the rest has come."""
+        """The file in which the cache has the first part until the rest has come."""
         return self.content.with_name(f"{self.etag}.incomplete")
 
     @property
     def part_bytes(self) -> int:
-        """The number of bytes of the beginning."""
+        """The number of bytes of the first part."""
         return self.part.stat().st_size if self.part.exists() else 0
 
     def new_digest(self) -> Any:
@@ -195,7 +195,7 @@ class Part:
 
 @contextmanager
 def locked_part(file: RemoteFile) -> Iterator[BinaryIO | None]:
-    """Yields the beginning of a file to write to; `None` if another process has finished the file."""
+    """Yields the first part of a file to write to; `None` if another process has finished the file."""
     while not file.content.exists():
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(file.part, flags, 0o644), "r+b", buffering=0) as stream:
@@ -315,7 +315,7 @@ def _fetch(file: RemoteFile, on_bytes: OnBytes) -> None:
         is_resumed = part.nbytes > 0
         is_whole = _receive(part)
         if is_resumed and (not is_whole or part.hash != file.etag):
-            # the server sends whole files only, or the beginning is damaged
+            # the server sends whole files only, or the first part is damaged
             part.restart()
             _receive(part)
         if part.hash != file.etag:

@@ -1,4 +1,4 @@
-"""The files of a dataset of the Hub, and those of its splits."""
+"""The files of a dataset of the Hub, and of its splits."""
 
 import re
 from collections.abc import Sequence
@@ -93,11 +93,11 @@ def split_files(
     # of several files, each has its number
     endings = "|".join(map(re.escape, suffixes))
     part = re.compile(rf"{re.escape(split)}(-\d+(-of-\d+[^.]*)?)?({endings})")
-    places = [PurePosixPath(file.name) for file in listed]
+    paths = [PurePosixPath(file.name) for file in listed]
     chosen = [
         file
-        for file, place in zip(listed, places, strict=True)
-        if part.fullmatch(place.name) and (not folder or f"{place.parent}/" == folder)
+        for file, path in zip(listed, paths, strict=True)
+        if part.fullmatch(path.name) and (not folder or f"{path.parent}/" == folder)
     ]
     folders = sorted({str(PurePosixPath(file.name).parent) for file in chosen})
     if len(folders) > 1:
@@ -109,9 +109,9 @@ def split_files(
         if rows := [file for file in chosen if file.name.endswith(tuple(kind))]:
             return rows
     formats = ", ".join(kind[0] for kind in kinds)
-    held = ", ".join(file.name for file in listed[:8]) or "none of these"
+    present = ", ".join(file.name for file in listed[:8]) or "none of these"
     raise DownloadError(
-        f"[data] '{name}' must name a split with files of {formats} but the dataset holds {held}."
+        f"[data] '{name}' must name a split with files of {formats} but the dataset holds {present}."
     )
 
 

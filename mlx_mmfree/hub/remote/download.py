@@ -46,17 +46,17 @@ def ask_hub(
     import huggingface_hub
     from huggingface_hub import errors
 
-    place = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
+    target = f"'{repository}'" + (f" at revision '{revision}'" if revision else "")
     kind = "datasets/" if repo_type == "dataset" else ""
     check_login("load", DownloadError)
-    neither = f"{place} is neither a local folder nor"
+    neither = f"{target} is neither a local folder nor"
     if given not in ("", repository):
         neither = (
-            f"'{given}' is no local folder or file, and the repository {place}, in which it may lie, is "
-            "not"
+            f"'{given}' is no local folder or file, and the repository {target}, in which it may lie, "
+            "is not"
         )
     page = f"https://huggingface.co/{kind}{repository}"
-    with _quiet_client(), _hub_errors(place, neither, page, repository):
+    with _quiet_client(), _hub_errors(target, neither, page, repository):
         ignored, start = _ignored(patterns, has_folders), "" if folder == "." else f"{folder}/"
         snapshot = partial(
             huggingface_hub.snapshot_download,
@@ -114,12 +114,12 @@ def _quiet_client() -> Iterator[None]:
 
 
 @contextmanager
-def _hub_errors(place: str, neither: str, page: str, repository: str) -> Iterator[None]:
+def _hub_errors(target: str, neither: str, page: str, repository: str) -> Iterator[None]:
     """Turns errors of downloads into one line.
 
     Args:
-        place: The repository and revision, as text.
-        neither: The beginning of the error if it is not there, up to "nor" or "not".
+        target: The repository and revision, as text.
+        neither: The first words of the error if it is not there, up to "nor" or "not".
         page: The address of the repository's page.
         repository: The repository.
 
@@ -132,7 +132,7 @@ def _hub_errors(place: str, neither: str, page: str, repository: str) -> Iterato
         yield
     except errors.GatedRepoError as error:
         raise DownloadError(
-            f"[load] {place} is gated. Ask for access on {page}, then log in with `hf auth login`."
+            f"[load] {target} is gated. Ask for access on {page}, then log in with `hf auth login`."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(
@@ -141,21 +141,21 @@ def _hub_errors(place: str, neither: str, page: str, repository: str) -> Iterato
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadError(
-            f"[load] {place} does not exist. Its branches, tags and commits are listed on {page}."
+            f"[load] {target} does not exist. Its branches, tags and commits are listed on {page}."
         ) from error
     except errors.LocalEntryNotFoundError as error:
         raise DownloadError(_offline_message(neither, repository)) from error
     except errors.HFValidationError as error:
         raise DownloadError(
-            f"[load] {place} is not a valid repository id: {one_line(error)}. Check the spelling."
+            f"[load] {target} is not a valid repository id: {one_line(error)}. Check the spelling."
         ) from error
     except errors.HfHubHTTPError as error:
         raise DownloadError(
-            f"[load] the Hub did not hand out {place}: {one_line(error)}. Try again later."
+            f"[load] the Hub did not hand out {target}: {one_line(error)}. Try again later."
         ) from error
     except (OSError, errors.HTTPError, RuntimeError) as error:
         raise DownloadError(
-            f"[load] {place} cannot be downloaded: {one_line(error)}. Check the network and the free "
+            f"[load] {target} cannot be downloaded: {one_line(error)}. Check the network and the free "
             "space of the cache; a new start goes on where this one stopped."
         ) from error
 
@@ -183,11 +183,11 @@ def meant(name: str) -> str:
     return "Check the spelling. "
 
 
-def check_login(place: str, kind: type[MMFreeError]) -> None:
+def check_login(caller: str, kind: type[MMFreeError]) -> None:
     """Refuses a token that no request can carry, since the errors of the packages below would show it.
 
     Args:
-        place: What needs the login, for the message.
+        caller: What needs the login, for the message.
         kind: The error to raise.
 
     Raises:
@@ -198,7 +198,7 @@ def check_login(place: str, kind: type[MMFreeError]) -> None:
     token = get_token()
     if token is not None and not (token.isascii() and token.isprintable()):
         raise kind(
-            f"[{place}] the login must be a token in plain letters and digits but is not. Run `hf auth "
+            f"[{caller}] the login must be a token in plain letters and digits but is not. Run `hf auth "
             "login` again, or correct HF_TOKEN."
         )
 

@@ -29,7 +29,7 @@ def hub_path(name: str) -> tuple[str, PurePosixPath] | None:
         name: `owner/name`, `owner/name/folder`, or `owner/name/folder/file.gguf`, with any folders.
 
     Returns:
-        `None` if the name cannot be that of a repository.
+        `None` if the name cannot be a repository's.
     """
     found = _HUB_PATH.fullmatch(name)
     return None if found is None else (found[1], PurePosixPath(found[2].removeprefix("/")))
@@ -37,7 +37,7 @@ def hub_path(name: str) -> tuple[str, PurePosixPath] | None:
 
 @dataclass(frozen=True)
 class Source:
-    """The place of a model. `find_source` makes it of what a user gives.
+    """The path or repository of a model. `find_source` makes it of what a user gives.
 
     Attributes:
         name: The path or repository as the user gave it.

@@ -66,7 +66,7 @@ def _of_shell(part: Any) -> Any:
     outcome = outcome if isinstance(outcome, dict) else {}
     ended = f"exit code {outcome['exit_code']}" if "exit_code" in outcome else outcome.get("type")
     texts = [part["stdout"], part.get("stderr"), f"[{ended}]" if ended else ""]
-    return {"text": schemas.joined(text for text in texts if isinstance(text, str))}
+    return {"text": schemas.in_lines(text for text in texts if isinstance(text, str))}
 
 
 class Item(Tagged):
@@ -112,8 +112,8 @@ class Item(Tagged):
 
     def add_to(self, turns: Turns) -> None:
         """Adds it to the turns of a chat."""
-        text = _joined(self.content)
-        asked = schemas.joined(part.text + part.refusal for part in self.content)
+        text = _concatenated(self.content)
+        asked = schemas.in_lines(part.text + part.refusal for part in self.content)
         match self.type, self.role:
             case "message", "assistant":
                 turns.say(text)
@@ -122,17 +122,19 @@ class Item(Tagged):
             case "message", _:
                 turns.instruct(asked)
             case "reasoning", _:
-                turns.think(text or _unsealed(self.encrypted_content) or _joined(self.summary))
+                turns.think(
+                    text or _unsealed(self.encrypted_content) or _concatenated(self.summary)
+                )
             case kind, _ if kind in tools.CALLS:
                 call = tools.CALLS[kind]
                 name = tools.full_name(self.name, self.namespace) if self.name else call.name
                 turns.call(self.call_id, name, call.read(getattr(self, call.key)))
             case _:
-                # for the oldest kind, the id is that of the call
+                # for the oldest kind, the id is the call's
                 turns.result(self.call_id or self.id, self.output or self.status)
 
 
-def _joined(parts: Sequence[Part]) -> str:
+def _concatenated(parts: Sequence[Part]) -> str:
     return "".join(part.text + part.refusal for part in parts)
 
 
@@ -262,11 +264,11 @@ class ResponsesRequest(schemas.Body):
     @property
     def references(self) -> dict[str, str]:
         """The ids of items that are sent by these alone, and where each stands first."""
-        places: dict[str, str] = {}
+        names: dict[str, str] = {}
         for number, item in enumerate(self.input):
             if item.type == "item_reference":
-                places.setdefault(item.id, f"input[{number}]")
-        return places
+                names.setdefault(item.id, f"input[{number}]")
+        return names
 
     def refer(self, found: Mapping[str, Item]) -> None:
         """Takes the items that are sent by their ids alone."""

@@ -55,9 +55,10 @@ class Kind:
         prefix: What the ids of such items begin with.
         key: The name in the item under which the arguments stand.
         shown: The arguments as the item has them, from the text that the model wrote.
-        read: The arguments as the model wrote them, from those of the item.
+        read: The arguments as the model wrote them, from the arguments of the item.
         name: The name of the function for the model, of a tool that has none of its own.
-        description, parameters: Those of the function, of a tool that has none of its own.
+        description: The function's description, of a tool that has none of its own.
+        parameters: The function's parameters, likewise.
     """
 
     item: str
@@ -214,7 +215,7 @@ class Offered:
 
     @property
     def named(self) -> dict[str, str]:
-        """Its name in the item of a call, with that of its namespace apart."""
+        """Its name in the item of a call, with the name of its namespace apart."""
         names = {"name": self.tool.name, "namespace": self.namespace}
         return {key: name for key, name in names.items() if name}
 
@@ -227,7 +228,7 @@ class Offered:
         is_function = tool.type == "function"
         function = {
             "name": self.name,
-            "description": schemas.joined(described),
+            "description": schemas.in_lines(described),
             "parameters": tool.parameters if is_function else dict(kind.parameters),
             # what the client runs must have the format that it knows
             "strict": tool.strict if is_function else (True if kind.name else None),
@@ -287,7 +288,7 @@ _HOSTED = frozenset(
 
 @cache
 def left_out(kind: str) -> None:
-    """Says in the log that models do not see tools of a kind, the first time that one comes."""
+    """Logs that models do not see tools of a kind, the first time that one comes."""
     _log.info("Requests offer tools of type '%s', which models here do not see.", kind)
 
 
@@ -296,17 +297,17 @@ def client_tools(value: Any) -> Any:
     schemas.checked_tools(value)
     if not isinstance(value, list):
         return value
-    kept = []
+    own = []
     for tool in value:
         kind = tool.get("type") if isinstance(tool, dict) else None
         is_hosted = isinstance(kind, str) and kind in _HOSTED
         if is_hosted or (kind == "shell" and _runs_at_openai(tool)):
             left_out(kind)
         else:
-            kept.append(tool)
-    if value and not kept:
+            own.append(tool)
+    if value and not own:
         raise ValueError("must have a tool that runs at the client, since this server runs none,")
-    return kept
+    return own
 
 
 def _runs_at_openai(tool: Mapping[str, Any]) -> bool:

@@ -28,9 +28,9 @@ class Channel:
         is_taken: Set once the model is loaded and has taken the request, or the request has ended.
     """
 
-    def __init__(self, size: int, leave: "Callable[[Channel], None]", timeout_s: float):
+    def __init__(self, size: int, forget: "Callable[[Channel], None]", timeout_s: float):
         self.size = size
-        self._leave = leave
+        self._forget = forget
         self._unread: list[tuple[int, Event]] = []
         self._error: Exception | None = None
         self._refusal: Exception | None = None
@@ -43,9 +43,9 @@ class Channel:
         self._deadline = timer(timeout_s, lambda: self.fail(timeout_error(timeout_s)))
 
     def close(self) -> None:
-        """Must follow in any case; frees the rows of texts that are not finished."""
+        """Must be called in any case; frees the rows of texts that are not finished."""
         self._deadline.cancel()
-        self._leave(self)
+        self._forget(self)
 
     async def begun(self, quiet_s: float | None = None) -> None:
         """Waits until the model has taken the request, though no longer than some seconds.
@@ -88,7 +88,7 @@ class Channel:
         self._error = self._error or error
         if not self.is_taken.is_set():
             self._refusal = self._error
-        self._leave(self)
+        self._forget(self)
         self._news.set()
         self.is_taken.set()
 

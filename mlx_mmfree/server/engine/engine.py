@@ -41,7 +41,7 @@ class Engine:
     Models are loaded on that thread too, so that texts of other models wait for as long.
 
     Args:
-        weights: Those of all models.
+        weights: The weights of all models.
         make_scheduler: Makes the scheduler of a model, also anew after a failure.
         budget_bytes: What the weights in memory may need together; `None`: any number.
 
@@ -72,7 +72,7 @@ class Engine:
         self._goes_on = True
         self._events: deque[Delivery] = deque()
         self._is_woken = False
-        self._handed_over = 0.0
+        self._delivered_at = 0.0
         self.active = 0
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class Engine:
 
     def submit(self, served: ServedModel, requests: Sequence[Request], timeout_s: float) -> Channel:
         """Begins to write texts, whose events come through the channel in the order of `requests`."""
-        channel = Channel(len(requests), self._leave, timeout_s)
+        channel = Channel(len(requests), self._forget, timeout_s)
         self._channels.add(channel)
         self.active += len(requests)
         worker = self._workers[served.name]
@@ -103,7 +103,7 @@ class Engine:
         """Returns whether a model is in memory."""
         return self._workers[served.name].weights.is_loaded
 
-    def _leave(self, channel: Channel) -> None:
+    def _forget(self, channel: Channel) -> None:
         """Forgets a channel that nobody reads any more; what is unfinished loses its row."""
         if channel in self._channels:
             self._channels.remove(channel)
@@ -181,11 +181,11 @@ class Engine:
                 events, results = worker.step()
                 self._events += events
                 if worker.is_urgent:
-                    self._loop.call_soon_threadsafe(self._hand_over)
+                    self._loop.call_soon_threadsafe(self._deliver)
                 elif events and not self._is_woken:
                     self._is_woken = True
-                    later = self._handed_over + pause_s(self.active)
-                    self._loop.call_soon_threadsafe(self._loop.call_at, later, self._hand_over)
+                    later = self._delivered_at + pause_s(self.active)
+                    self._loop.call_soon_threadsafe(self._loop.call_at, later, self._deliver)
                 if results:
                     self._loop.call_soon_threadsafe(_resolve, results)
         for worker in self._workers.values():
@@ -213,11 +213,11 @@ class Engine:
                 worker.close()
         weights.let_go()
 
-    def _hand_over(self) -> None:
+    def _deliver(self) -> None:
         """Gives all events to their channels, on asyncio's thread."""
         # before they are taken, so that one that comes meanwhile wakes it again
         self._is_woken = False
-        self._handed_over = self._loop.time()
+        self._delivered_at = self._loop.time()
         while self._events:
             channel, index, event = self._events.popleft()
             channel.put(index, event)
@@ -228,7 +228,7 @@ class _Waiting:
     """The work that begins once its model is loaded.
 
     Attributes:
-        worker: That of the model.
+        worker: The worker of the model.
         begin: Begins it; the model is loaded by that.
         is_wanted: Whether somebody still waits for it.
     """

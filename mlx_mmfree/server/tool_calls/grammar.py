@@ -23,9 +23,9 @@ from ..answers import token_bytes
 from ..errors import RequestError
 from .sources import Source
 
-# nearly every grammar needs less; those that do not wait apart, so that the others need not
+# nearly every grammar needs less; the others wait apart, so that no other waits for them
 _QUICK_SECONDS = 0.1
-_KEPT, _KEPT_MB = 8, 100
+_MOST_CACHED, _MOST_CACHED_MB = 8, 100
 _REFUSALS, _REFUSED_SECONDS = 256, 60.0
 _MOST_WAITING = 32
 _NONE = -1
@@ -35,9 +35,9 @@ class Lanes:
     """The threads that wait for compilations, few at a time.
 
     Attributes:
-        quick: For those that have only begun.
-        long: For those that were not done soon.
-        waiting: How many there are. They must not take all places of a server.
+        quick: For compilations that have only begun.
+        long: For compilations that were not done soon.
+        waiting: How many there are. They must not take all rows of a server.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Grammars:
         self._lanes = lanes
         self._check = check
         self._process = GRAMMARS.process(first=self._vocabulary)
-        self._kept: OrderedDict[str, tuple[Branch, int]] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[Branch, int]] = OrderedDict()
         self._refusals: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -99,10 +99,10 @@ class Grammars:
         until, message = self._refusals.get(key, (0.0, ""))
         if time.monotonic() < until:
             raise _refusal(message, source.param)
-        compiled, _ = self._kept.get(key, (None, 0))
+        compiled, _ = self._cached.get(key, (None, 0))
         if compiled is None or compiled.process_id is None:
             return None
-        self._kept.move_to_end(key)
+        self._cached.move_to_end(key)
         return compiled
 
     async def _newly_compiled(self, key: str, source: Source) -> Branch:
@@ -124,7 +124,7 @@ class Grammars:
             except TimeLimitError:
                 answer = await run(self._lanes.long, compilation.run, COMPILATION.seconds)
         except asyncio.CancelledError:
-            compilation.leave()
+            compilation.cancel()
             raise
         except LimitError as error:
             answer = {"beyond": str(error)}
@@ -136,9 +136,9 @@ class Grammars:
             raise _refusal(message, source.param)
         compiled = compilation.branch
         # what is dropped ends with the last of its texts
-        _keep(self._kept, key, (compiled, answer["held"]), _KEPT)
-        while sum(held for _, held in self._kept.values()) > _KEPT_MB * MB:
-            self._kept.popitem(last=False)
+        _keep(self._cached, key, (compiled, answer["held"]), _MOST_CACHED)
+        while sum(nbytes for _, nbytes in self._cached.values()) > _MOST_CACHED_MB * MB:
+            self._cached.popitem(last=False)
         return compiled
 
     def _ends(self) -> list[int]:
@@ -156,11 +156,11 @@ class Grammars:
         return "vocabulary", (tokens, special, first, self._ends())
 
 
-def _keep(kept: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
+def _keep(cache: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > most:
+        cache.popitem(last=False)
 
 
 class _Compilation:
@@ -213,7 +213,7 @@ class _Compilation:
         request = ("grammar", (self._source.kind, self._source.text))
         return self.branch.ask(request, seconds, self._tell)
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Ends it, since nobody waits for it any more."""
         self._is_left = True
         if hasattr(self, "branch"):
@@ -246,8 +246,8 @@ class Grammar:
 
     Args:
         compiled: The process that holds the grammar before the first token.
-        tokenizer: That of the model. Tokens beyond it, for which there are logits but no text, are never
-            chosen.
+        tokenizer: The model's tokenizer. Tokens beyond it, for which there are logits but no text, are
+            never chosen.
         param: The parameter that asked for it.
     """
 

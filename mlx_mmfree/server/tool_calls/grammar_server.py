@@ -25,9 +25,9 @@ class _Vocabulary(llguidance.TokenizerWrapper):
 
     Args:
         tokens: The bytes of every token.
-        special: Those that no text spells.
-        bos: The beginning of texts.
-        eos: The ends of texts.
+        special: The tokens that no text spells.
+        bos: The BOS token.
+        eos: The tokens that end a text.
     """
 
     def __init__(self, tokens: list[bytes], special: list[int], bos: int | None, eos: list[int]):
@@ -84,7 +84,7 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
     - `("vocabulary", arguments)` reads a vocabulary.
     - `("grammar", (kind, source))` compiles a schema (`json`) or rules (`lark`): `held`, the bytes
       that it takes, or `refused`, why not.
-    - `("allowed", token)` lets the text go on with a token, `None` at its beginning: `allowed`, a bit
+    - `("allowed", token)` lets the text go on with a token, `None` at its start: `allowed`, a bit
       for each token that may follow in hexadecimal digits, `None` if only the end may; or `refused`.
     """
     name, value = request

@@ -27,7 +27,7 @@ _KEYS = ("arguments", "parameters", "input")
 _HEAD_KEYS = ("name", "type", "id")
 
 Found = Literal["call", "cut", "text"]
-"""What a stretch turned out to be: a call, one that broke off or is malformed, or ordinary text."""
+"""The kind of a stretch: a call, one that broke off or is malformed, or ordinary text."""
 Walk = Generator[None, None, Found]
 
 
@@ -104,7 +104,7 @@ class CallReader(Scanner):
         self._has_called = False
         self._blank: list[str] | None = None
         # the parts of a call that is checked once it is whole
-        self._held: list[Part] | None = None
+        self._unchecked: list[Part] | None = None
         self._raw: list[str] | None = None
         self._raw_from = 0
         super().__init__()
@@ -133,7 +133,7 @@ class CallReader(Scanner):
             yield from self._tried(tag)
 
     def _begin_tag(self) -> Generator[None, None, str | None]:
-        """The beginning of a call that comes next; `None` if something else or nothing comes."""
+        """The first tag of a call that comes next; `None` if something else or nothing comes."""
         for tag in self.begins:
             if (yield from self._tag(tag)):
                 return tag
@@ -141,7 +141,7 @@ class CallReader(Scanner):
         return None
 
     def _tried(self, tag: str) -> Walk:
-        """A call, or several, after a beginning that is passed already."""
+        """A call, or several, after a first tag that is passed already."""
         self._keep_raw(tag)
         return (yield from self._settled(tag))
 
@@ -159,7 +159,7 @@ class CallReader(Scanner):
 
     @abstractmethod
     def _call(self, tag: str) -> Walk:
-        """Reads what follows the beginning of a call."""
+        """Reads a call after its first tag."""
 
     def _keep_raw(self, begin: str = "") -> None:
         """Keeps what is read from here on as it was written."""
@@ -180,8 +180,8 @@ class CallReader(Scanner):
             self._put(TextDelta(text))
 
     def _put(self, part: Part) -> None:
-        if self._held is not None:
-            self._held.append(part)
+        if self._unchecked is not None:
+            self._unchecked.append(part)
         elif not (self._one and self._has_called):
             self._parts.append(part)
             self._has_called |= isinstance(part, ToolCallEnd)
@@ -192,7 +192,7 @@ class CallReader(Scanner):
 
     def _begin_call(self, name: str) -> None:
         if self.holds_strict and name in self._strict:
-            self._held = []
+            self._unchecked = []
         elif not self._is_trial:
             # what has begun to stream is no text any more
             self._raw = None
@@ -200,14 +200,14 @@ class CallReader(Scanner):
 
     def _end_call(self) -> Found:
         """Ends a call, which is text after all if it does not follow its schema."""
-        held, self._held = self._held, None
-        if held is not None:
-            start, *deltas = held
+        parts, self._unchecked = self._unchecked, None
+        if parts is not None:
+            start, *deltas = parts
             assert isinstance(start, ToolCallStart)
             arguments = "".join(part.text for part in deltas if isinstance(part, ToolCallDelta))
             if not self._follows(start.name, arguments):
                 return "text"
-            for part in held:
+            for part in parts:
                 self._put(part)
         self._put(ToolCallEnd())
         self._blank = []
@@ -215,8 +215,8 @@ class CallReader(Scanner):
 
     def _break_off(self, is_cut: bool, skip: Sequence[str]) -> Walk:
         """Gives up a call that breaks off or is malformed. Its markup is passed up to some tags."""
-        has_streamed = self._held is None and not self._is_trial
-        self._held = None
+        has_streamed = self._unchecked is None and not self._is_trial
+        self._unchecked = None
         if has_streamed:
             yield from self._until(skip, _drop)
         return "cut" if is_cut or has_streamed else "text"
@@ -296,7 +296,7 @@ class CallReader(Scanner):
         return "text" if call is None else self._whole(*call)
 
     def _may_become(self, text: str) -> bool:
-        """Returns whether the beginning of a JSON object that breaks off is one of a call."""
+        """Returns whether a JSON object that breaks off is the prefix of a call."""
         return True
 
     def _last_tag(self, tag: str) -> Steps:
@@ -305,7 +305,7 @@ class CallReader(Scanner):
             self._at = len(self._text)
 
     def _ends_like(self, *tags: str) -> bool:
-        """Returns whether the answer ends, and with nothing or the beginning of some tag."""
+        """Returns whether the answer ends, and with nothing or the prefix of some tag."""
         rest = self._text[self._at :].strip()
         return self._has_ended and any(tag.startswith(rest) for tag in tags)
 
@@ -334,7 +334,7 @@ _HEAD = re.compile(
     rf'\{{\s*{_KIND}"name"\s*:\s*"([^"\\\s]{{1,128}})"\s*,\s*{_KIND}'
     rf'"(?:{"|".join(_KEYS)})"\s*:\s*(?=\{{)'
 )
-"""The beginning of a call, up to its arguments."""
+"""The part of a call before its arguments."""
 
 
 class HermesCalls(CallReader):
@@ -421,7 +421,7 @@ class MistralCalls(CallReader):
                 return "call"
 
     def _ends_within_a_name(self) -> bool:
-        """Whether the answer ends with the beginning of a function's name or between that and `{`."""
+        """Returns whether the answer ends within a function's name, or between the name and `{`."""
         name, mark, _ = self._text[self._at :].strip().partition("[")
         if not mark:
             return self._has_ended and any(each.startswith(name) for each in self._functions)
@@ -456,14 +456,14 @@ class KeyedCalls(CallReader):
 
     Attributes:
         name: The name of a call, by what the call begins with.
-        begun_name: What can be the beginning of that, likewise.
+        begun_name: Prefixes of the name, likewise.
         key: The tag of the next argument up to its value, or the end of the call.
         value_end: Ends a value where one of `after_value` follows, or nothing.
         line_break: Whether a line break stands before and after a value.
         call_end: Ends a value and its call where one of `after_call` follows, or nothing.
-        end: All that may end a value: both, and the tag of an argument. That does so at the beginning of
-            a line if the function has the argument and it was not given yet.
-        begun_end: What can be the beginning of such a tag, where a text ends with it.
+        end: All that may end a value: both, and the tag of an argument. That does so at the start of a
+            line if the function has the argument and it was not given yet.
+        begun_end: Prefixes of such a tag, where a text ends with one.
     """
 
     holds_strict = True
@@ -611,7 +611,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _begun(*tags: str) -> str:
-    """A pattern of what can be the beginning of some tags, from their first character on."""
+    """A pattern of the prefixes of some tags, of one character at least."""
     prefixes = {tag[:count] for tag in tags for count in range(1, len(tag))}
     return "|".join(map(re.escape, sorted(prefixes, key=len, reverse=True)))
 

@@ -88,7 +88,7 @@ def call_or_json_source(
 
     Args:
         format, functions, special, reasoning_text: As for `call_source`.
-        strict: Those of the functions whose calls follow their schema.
+        strict: The functions whose calls follow their schema.
         schema: The schema of an answer that is no call.
         many: Whether there may be several calls.
     """
@@ -240,7 +240,7 @@ class _Calls:
         rules: Gets them.
         format: How the model writes calls.
         functions: The schemas of their arguments by name.
-        strict: Those of the functions whose calls follow their schema.
+        strict: The functions whose calls follow their schema.
     """
 
     def __init__(self, rules: _Rules, format: CallFormat, functions: Functions, strict: Functions):
@@ -294,7 +294,7 @@ class _Calls:
         return rules.add("answer", f"{tag}{several} | OTHER")
 
     def _either(self, name: str, begin: str) -> str:
-        """A call of one of the functions, from its beginning on."""
+        """A call of one of the functions, from its first tag on."""
         found = []
         for number, (function, given) in enumerate(self._functions.items()):
             schema = given if function in self._strict else None
@@ -322,7 +322,7 @@ class _TaggedArguments:
     Args:
         rules: Gets the rules.
         format: How the model writes calls.
-        number: That of the function.
+        number: The number of the function.
         schema: The schema; `None` lets any arguments through.
     """
 
@@ -353,18 +353,18 @@ class _TaggedArguments:
         values = list(properties.items()) if isinstance(properties, Mapping) else []
         required = self._schema.get("required", ())
         is_last = [
-            all(key not in required for key, _ in values[place:])
-            for place in range(len(values) + 1)
+            all(key not in required for key, _ in values[index:])
+            for index in range(len(values) + 1)
         ]
-        for place in reversed(range(len(values))):
-            key, value = values[place]
+        for index in reversed(range(len(values))):
+            key, value = values[index]
             more, end = self._ends(value)
-            ways = [f"{more} more_{self._number}_{place + 1}"] if place + 1 < len(values) else []
-            ways += [end] if is_last[place + 1] else []
+            ways = [f"{more} more_{self._number}_{index + 1}"] if index + 1 < len(values) else []
+            ways += [end] if is_last[index + 1] else []
             options = [f"{self._rules.spelled(key + self._begun)} ({' | '.join(ways)})"]
-            if key not in required and place + 1 < len(values):
-                options.append(f"more_{self._number}_{place + 1}")
-            self._rules.add(f"more_{self._number}_{place}", " | ".join(options))
+            if key not in required and index + 1 < len(values):
+                options.append(f"more_{self._number}_{index + 1}")
+            self._rules.add(f"more_{self._number}_{index}", " | ".join(options))
         return self._opened(f"more_{self._number}_0" if values else "", is_last[0])
 
     def _opened(self, more: str, may_end: bool) -> str:

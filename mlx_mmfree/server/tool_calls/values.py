@@ -142,7 +142,7 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _referred(root: Any, reference: str) -> Any:
-    """What a reference within a schema names; anything where there is no such thing."""
+    """The target of a reference within a schema; any value where there is no such thing."""
     found = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         key = part.replace("~1", "/").replace("~0", "~")

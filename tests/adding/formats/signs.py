@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_mmfree.errors import UnsupportedModelError
-from mlx_mmfree.hub.checkpoint.weight_format import Place, StoredMatrix, WeightFormat
+from mlx_mmfree.hub.checkpoint.weight_format import StoredMatrix, UnreadMatrix, WeightFormat
 from mlx_mmfree.layers.matrix import Matrix
 
 SECTION = "sign_quantization"
@@ -86,7 +86,7 @@ def _check(said: Any) -> None:
         )
 
 
-def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
+def _open(places: Mapping[str, UnreadMatrix]) -> dict[str, StoredMatrix]:
     return {
         path: StoredMatrix(
             SignLinear(matrix.input_dims, matrix.output_dims, int(said["group_size"]))

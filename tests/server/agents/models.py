@@ -42,7 +42,7 @@ class CallingModel:
     opens: str | None
     writes: Callable[[Sequence[Call]], str]
 
-    def says(self, text: str = "", calls: Sequence[Call] = (), reasoning: str = "") -> str:
+    def answer_text(self, text: str = "", calls: Sequence[Call] = (), reasoning: str = "") -> str:
         """An answer as the model writes it."""
         written = [text] if text else []
         if calls:
@@ -90,7 +90,11 @@ MODELS = {
 SYSTEM = "Be brief."
 FIRST, LATER, ANIMALS = "Look a fox up.", "Compare it with an owl.", "Which of them flies?"
 WORDS = {"fox": "red and quick", "owl": "quiet, with wide eyes"}
-REASONING, SAID, OWL = "I look both up.", "The fox is quick, the owl is quiet.", "The owl."
+REASONING, FOX_ANSWER, OWL_ANSWER = (
+    "I look both up.",
+    "The fox is quick, the owl is quiet.",
+    "The owl.",
+)
 BROKEN, REFUSED, AGAIN = '{"word": "fo', "The arguments are no JSON.", "I try it once more."
 CALLS: list[Call] = [("look_up", {"word": "fox"}), ("look_up", {"word": "owl"})]
 DESCRIPTION = "Looks a word up."
@@ -116,24 +120,24 @@ def without_ids(prompt: str) -> str:
 
 
 CLAUDE, CODEX = "Look at both files.", "Look at the two files."
-"""What Claude Code and Codex are asked: they have other tools, and the same files."""
+"""The questions for Claude Code and Codex: they have other tools, and the same files."""
 
 
 def script(model: CallingModel, files: Path) -> list[tuple[str, str]]:
-    """What is written after each cue: the one that stands last in the conversation counts."""
+    """The answers by their cues: the cue that stands last in the conversation counts."""
     fox, owl = (str(files / name) for name in ("fox.txt", "owl.png"))
     reads: list[Call] = [("Read", {"file_path": fox}), ("Read", {"file_path": owl})]
     views: list[Call] = [("exec_command", {"cmd": f"cat {fox}"}), ("view_image", {"path": owl})]
     return [
-        (LATER, model.says(calls=CALLS, reasoning=REASONING)),
-        (WORDS["owl"], model.says(SAID)),
-        (ANIMALS, model.says(OWL)),
+        (LATER, model.answer_text(calls=CALLS, reasoning=REASONING)),
+        (WORDS["owl"], model.answer_text(FOX_ANSWER)),
+        (ANIMALS, model.answer_text(OWL_ANSWER)),
         # first a call without its argument, which the agent refuses in these words
-        (CLAUDE, model.says(calls=[("Read", {})])),
-        ("parameter `file_path` is missing", model.says(calls=reads, reasoning=REASONING)),
-        (CODEX, model.says(calls=[("exec_command", {})])),
-        ("missing field `cmd`", model.says(calls=views, reasoning=REASONING)),
-        (WORDS["fox"], model.says(SAID)),
+        (CLAUDE, model.answer_text(calls=[("Read", {})])),
+        ("parameter `file_path` is missing", model.answer_text(calls=reads, reasoning=REASONING)),
+        (CODEX, model.answer_text(calls=[("exec_command", {})])),
+        ("missing field `cmd`", model.answer_text(calls=views, reasoning=REASONING)),
+        (WORDS["fox"], model.answer_text(FOX_ANSWER)),
     ]
 
 

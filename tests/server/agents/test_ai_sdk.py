@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.server.agents import models
-from tests.server.agents.models import CALLS, MODELS, OWL, REASONING, SAID, Server
+from tests.server.agents.models import CALLS, FOX_ANSWER, MODELS, OWL_ANSWER, REASONING, Server
 
 pytestmark = pytest.mark.agents
 
@@ -19,7 +19,7 @@ SHOWS_REASONING = {"compatible", "anthropic"}
 
 @pytest.fixture(scope="module")
 def seen(server: Server, programs: Path) -> dict[tuple[str, str, bool], Any]:
-    """What each provider saw of a conversation with each model, whole and as a stream."""
+    """Each provider's view of a conversation with each model, whole and as a stream."""
     names = "AGAIN ANIMALS BROKEN DESCRIPTION FIRST LATER PARAMETERS PICTURE REFUSED SYSTEM WORDS"
     texts = {name.lower(): getattr(models, name) for name in names.split()}
     reported = json.dumps({"url": server.url, "models": [*MODELS], "texts": texts})
@@ -38,9 +38,9 @@ def seen(server: Server, programs: Path) -> dict[tuple[str, str, bool], Any]:
 def test_a_conversation(
     provider: str, model: str, streams: bool, seen: dict[tuple[str, str, bool], Any]
 ) -> None:
-    held = seen[provider, model, streams]
-    assert "error" not in held, held["error"]
-    assert [tuple(call) for call in held["calls"]] == CALLS
-    assert held["texts"] == [SAID, OWL]
+    found = seen[provider, model, streams]
+    assert "error" not in found, found["error"]
+    assert [tuple(call) for call in found["calls"]] == CALLS
+    assert found["texts"] == [FOX_ANSWER, OWL_ANSWER]
     reasons = MODELS[model].opens is not None and provider in SHOWS_REASONING
-    assert held["reasoning"] == (REASONING if reasons else "")
+    assert found["reasoning"] == (REASONING if reasons else "")

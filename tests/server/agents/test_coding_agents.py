@@ -12,9 +12,9 @@ from tests.server.agents.models import (
     ANIMALS,
     CLAUDE,
     CODEX,
+    FOX_ANSWER,
     MODELS,
-    OWL,
-    SAID,
+    OWL_ANSWER,
     WORDS,
     Server,
 )
@@ -26,12 +26,12 @@ def _lines(
     programs: Path, server: Server, home: Path, *command: str, **variables: str
 ) -> list[dict[str, Any]]:
     """The lines of JSON that a program prints, which has a home of its own."""
-    kept = {key: os.environ[key] for key in ("TMPDIR", "LANG") if key in os.environ}
+    inherited = {key: os.environ[key] for key in ("TMPDIR", "LANG") if key in os.environ}
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     finished = subprocess.run(
         command,
         cwd=server.files,
-        env=kept | {"PATH": path, "HOME": str(home), "NO_PROXY": "*"} | variables,
+        env=inherited | {"PATH": path, "HOME": str(home), "NO_PROXY": "*"} | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -45,7 +45,7 @@ def _check_prompt(server: Server, model: str) -> None:
     """The last prompt holds the calls, their results, and what was left out."""
     name, prompt = server.prompts()[-1]
     assert name == model
-    found = [prompt.rfind(text) for text in (WORDS["fox"], SAID, ANIMALS)]
+    found = [prompt.rfind(text) for text in (WORDS["fox"], FOX_ANSWER, ANIMALS)]
     assert -1 < found[0] < found[1] < found[2]
     # before or after the other result, as they were ready
     assert prompt.count("A picture was left out") == 1
@@ -64,10 +64,10 @@ def test_codex(model: str, server: Server, programs: Path, tmp_path: Path) -> No
     items = [line["item"] for line in first if line["type"] == "item.completed"]
     ran = [item for item in items if item["type"] == "command_execution"]
     assert [item["aggregated_output"] for item in ran] == [WORDS["fox"]]
-    assert [item["text"] for item in items if item["type"] == "agent_message"] == [SAID]
+    assert [item["text"] for item in items if item["type"] == "agent_message"] == [FOX_ANSWER]
     second = _lines(programs, server, tmp_path, *begin, "resume", "--last", ANIMALS)
     items = [line["item"] for line in second if line["type"] == "item.completed"]
-    assert [item["text"] for item in items if item["type"] == "agent_message"] == [OWL]
+    assert [item["text"] for item in items if item["type"] == "agent_message"] == [OWL_ANSWER]
     _check_prompt(server, model)
 
 
@@ -92,14 +92,14 @@ def test_claude_code(model: str, server: Server, programs: Path, tmp_path: Path)
     calls = [block for block in blocks if block["type"] == "tool_use"]
     reads = [{"file_path": str(server.files / name)} for name in ("fox.txt", "owl.png")]
     assert [call["input"] for call in calls] == [{}, *reads]
-    # those of calls at once come as they are ready
+    # results of calls that run at once come as they are ready
     found = {block["tool_use_id"]: block for block in blocks if block["type"] == "tool_result"}
     refused, fox, owl = (found[call["id"]] for call in calls)
     assert refused["is_error"] and WORDS["fox"] in fox["content"]
     assert owl["content"][0]["type"] == "image"
     [last] = [line for line in first if line["type"] == "result"]
-    assert last["result"] == SAID
+    assert last["result"] == FOX_ANSWER
     second = _lines(programs, server, tmp_path, *begin, "-c", ANIMALS, **variables)
     [last] = [line for line in second if line["type"] == "result"]
-    assert last["result"] == OWL
+    assert last["result"] == OWL_ANSWER
     _check_prompt(server, model)

@@ -15,14 +15,14 @@ from tests.server.agents.models import (
     CALLS,
     DESCRIPTION,
     FIRST,
+    FOX_ANSWER,
     LATER,
     MODELS,
-    OWL,
+    OWL_ANSWER,
     PARAMETERS,
     PICTURE,
     REASONING,
     REFUSED,
-    SAID,
     SYSTEM,
     WORDS,
     Server,
@@ -35,8 +35,8 @@ DATA_URL = f"data:image/png;base64,{PICTURE}"
 
 
 @dataclass
-class Held:
-    """What a client saw of the conversation.
+class Seen:
+    """A conversation as a client saw it.
 
     Attributes:
         texts: The answers.
@@ -76,26 +76,26 @@ def _chat_result(call: str, word: str) -> dict[str, Any]:
 
 
 def _chat(
-    held: Held, send: Callable[[list[Any]], Any], messages: list[Any], dump: Callable[[Any], Any]
+    seen: Seen, send: Callable[[list[Any]], Any], messages: list[Any], dump: Callable[[Any], Any]
 ) -> None:
     """Goes on with a conversation in the format of chats until the last answer."""
     for question in (None, ANIMALS):
         if question is not None:
             messages.append({"role": "user", "content": question})
-        said = send(messages)
-        while said.tool_calls:
-            held.reasoning += getattr(said, "reasoning_content", None) or ""
-            messages.append(dump(said))
-            for call in said.tool_calls:
+        reply = send(messages)
+        while reply.tool_calls:
+            seen.reasoning += getattr(reply, "reasoning_content", None) or ""
+            messages.append(dump(reply))
+            for call in reply.tool_calls:
                 given = json.loads(call.function.arguments)
-                held.calls.append((call.function.name, given))
+                seen.calls.append((call.function.name, given))
                 messages.append(_chat_result(call.id, given["word"]))
-            said = send(messages)
-        held.texts.append(said.content)
-        messages.append(dump(said))
+            reply = send(messages)
+        seen.texts.append(reply.content)
+        messages.append(dump(reply))
 
 
-def openai_chat(url: str, model: str, streams: bool) -> Held:
+def openai_chat(url: str, model: str, streams: bool) -> Seen:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
@@ -108,9 +108,9 @@ def openai_chat(url: str, model: str, streams: bool) -> Held:
                 pass
             return stream.get_final_completion().choices[0].message
 
-    held = Held()
-    _chat(held, send, _chat_history(), lambda said: said.to_dict())
-    return held
+    seen = Seen()
+    _chat(seen, send, _chat_history(), lambda reply: reply.to_dict())
+    return seen
 
 
 def _items() -> list[Any]:
@@ -132,12 +132,12 @@ def _item_result(call: str, word: str) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call, "output": output}
 
 
-def _responses(url: str, model: str, streams: bool, keeps: bool) -> Held:
+def _responses(url: str, model: str, streams: bool, keeps: bool) -> Seen:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0).responses
     tool = {"type": "function", "name": "look_up", "parameters": PARAMETERS, "strict": False}
     tool |= {"description": DESCRIPTION}
-    held, last = Held(), None
+    seen, last = Seen(), None
 
     def send(items: list[Any]) -> Any:
         options = {"model": model, "input": items, "tools": [tool], "instructions": SYSTEM}
@@ -163,22 +163,22 @@ def _responses(url: str, model: str, streams: bool, keeps: bool) -> Held:
             calls = [item for item in last.output if item.type == "function_call"]
             for item in last.output:
                 if item.type == "reasoning" and calls:
-                    held.reasoning += "".join(part.text for part in item.content)
+                    seen.reasoning += "".join(part.text for part in item.content)
             for call in calls:
                 given = json.loads(call.arguments)
-                held.calls.append((call.name, given))
+                seen.calls.append((call.name, given))
                 items.append(_item_result(call.call_id, given["word"]))
             if not calls:
                 break
-        held.texts.append(last.output_text)
-    return held
+        seen.texts.append(last.output_text)
+    return seen
 
 
-def openai_responses(url: str, model: str, streams: bool) -> Held:
+def openai_responses(url: str, model: str, streams: bool) -> Seen:
     return _responses(url, model, streams, keeps=False)
 
 
-def openai_kept_responses(url: str, model: str, streams: bool) -> Held:
+def openai_stored_responses(url: str, model: str, streams: bool) -> Seen:
     return _responses(url, model, streams, keeps=True)
 
 
@@ -194,7 +194,7 @@ def _block_history() -> list[Any]:
     ]
 
 
-def anthropic_messages(url: str, model: str, streams: bool) -> Held:
+def anthropic_messages(url: str, model: str, streams: bool) -> Seen:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0).messages
     tool = {"name": "look_up", "description": DESCRIPTION, "input_schema": PARAMETERS}
@@ -208,26 +208,26 @@ def anthropic_messages(url: str, model: str, streams: bool) -> Held:
                 pass
             return stream.get_final_message()
 
-    held, messages = Held(), _block_history()
+    seen, messages = Seen(), _block_history()
     for question in (None, ANIMALS):
         if question is not None:
             messages.append({"role": "user", "content": question})
-        said = send(messages)
-        while said.stop_reason == "tool_use":
-            messages.append({"role": "assistant", "content": said.content})
+        reply = send(messages)
+        while reply.stop_reason == "tool_use":
+            messages.append({"role": "assistant", "content": reply.content})
             results = []
-            for block in said.content:
+            for block in reply.content:
                 if block.type == "thinking":
-                    held.reasoning += block.thinking
+                    seen.reasoning += block.thinking
                 if block.type == "tool_use":
-                    held.calls.append((block.name, block.input))
+                    seen.calls.append((block.name, block.input))
                     results.append(_block_result(block.id, block.input["word"]))
             messages.append({"role": "user", "content": results})
-            said = send(messages)
-        assert said.stop_reason == "end_turn"
-        held.texts.append("".join(block.text for block in said.content if block.type == "text"))
-        messages.append({"role": "assistant", "content": said.content})
-    return held
+            reply = send(messages)
+        assert reply.stop_reason == "end_turn"
+        seen.texts.append("".join(block.text for block in reply.content if block.type == "text"))
+        messages.append({"role": "assistant", "content": reply.content})
+    return seen
 
 
 def _block_result(call: str, word: str) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def _block_result(call: str, word: str) -> dict[str, Any]:
     return {"type": "tool_result", "tool_use_id": call, "content": content}
 
 
-def _litellm(url: str, model: str, streams: bool, broken: str) -> Held:
+def _litellm(url: str, model: str, streams: bool, broken: str) -> Seen:
     litellm = pytest.importorskip("litellm")
 
     def send(messages: list[Any]) -> Any:
@@ -249,21 +249,21 @@ def _litellm(url: str, model: str, streams: bool, broken: str) -> Held:
         chunks = list(litellm.completion(**options, stream=True))
         return litellm.stream_chunk_builder(chunks, messages=messages).choices[0].message
 
-    held = Held()
-    _chat(held, send, _chat_history(broken), lambda said: said.model_dump())
-    return held
+    seen = Seen()
+    _chat(seen, send, _chat_history(broken), lambda reply: reply.model_dump())
+    return seen
 
 
-def litellm_as_openai(url: str, model: str, streams: bool) -> Held:
+def litellm_as_openai(url: str, model: str, streams: bool) -> Seen:
     return _litellm(f"{url}/v1", f"openai/{model}", streams, BROKEN)
 
 
-def litellm_as_anthropic(url: str, model: str, streams: bool) -> Held:
+def litellm_as_anthropic(url: str, model: str, streams: bool) -> Seen:
     # it refuses arguments that are no JSON by itself
     return _litellm(url, f"anthropic/{model}", streams, "")
 
 
-def _langchain(url: str, model: str, streams: bool, **more: Any) -> Held:
+def _langchain(url: str, model: str, streams: bool, **more: Any) -> Seen:
     langchain = pytest.importorskip("langchain_openai")
     from langchain_core import messages as say
 
@@ -290,43 +290,43 @@ def _langchain(url: str, model: str, streams: bool, **more: Any) -> Held:
             whole = chunk if whole is None else whole + chunk
         return whole
 
-    held = Held()
+    seen = Seen()
     for question in (None, ANIMALS):
         if question is not None:
             messages.append(say.HumanMessage(question))
-        said = send()
-        while said.tool_calls:
-            messages.append(said)
-            for block in said.content if isinstance(said.content, list) else ():
+        reply = send()
+        while reply.tool_calls:
+            messages.append(reply)
+            for block in reply.content if isinstance(reply.content, list) else ():
                 if block["type"] == "reasoning":
-                    held.reasoning += "".join(part["text"] for part in block["content"])
-            for call in said.tool_calls:
-                held.calls.append((call["name"], call["args"]))
+                    seen.reasoning += "".join(part["text"] for part in block["content"])
+            for call in reply.tool_calls:
+                seen.calls.append((call["name"], call["args"]))
                 result = _chat_result(call["id"], call["args"]["word"])["content"]
                 messages.append(say.ToolMessage(result, tool_call_id=call["id"]))
-            said = send()
-        held.texts.append(said.text)
-        messages.append(said)
-    return held
+            reply = send()
+        seen.texts.append(reply.text)
+        messages.append(reply)
+    return seen
 
 
-def langchain_chat(url: str, model: str, streams: bool) -> Held:
+def langchain_chat(url: str, model: str, streams: bool) -> Seen:
     return _langchain(url, model, streams)
 
 
-def langchain_responses(url: str, model: str, streams: bool) -> Held:
+def langchain_responses(url: str, model: str, streams: bool) -> Seen:
     return _langchain(url, model, streams, use_responses_api=True, output_version="responses/v1")
 
 
-def _agents(url: str, model: str, streams: bool, kind: str) -> Held:
+def _agents(url: str, model: str, streams: bool, kind: str) -> Seen:
     agents = pytest.importorskip("agents")
     openai = pytest.importorskip("openai")
     agents.set_tracing_disabled(True)
-    held = Held()
+    seen = Seen()
 
     async def look_up(context: Any, arguments: str) -> Any:
         given = json.loads(arguments)
-        held.calls.append(("look_up", given))
+        seen.calls.append(("look_up", given))
         text = agents.ToolOutputText(text=WORDS[given["word"]])
         if given["word"] == "owl":
             return [text, agents.ToolOutputImage(image_url=DATA_URL)]
@@ -359,27 +359,27 @@ def _agents(url: str, model: str, streams: bool, kind: str) -> Held:
             for item in result.new_items:
                 if item.type == "reasoning_item" and question is None:
                     parts = item.raw_item.content or item.raw_item.summary
-                    held.reasoning += "".join(part.text for part in parts)
-            held.texts.append(result.final_output)
+                    seen.reasoning += "".join(part.text for part in parts)
+            seen.texts.append(result.final_output)
             items = result.to_input_list()
         await client.close()
 
     asyncio.run(hold())
-    return held
+    return seen
 
 
-def agents_chat(url: str, model: str, streams: bool) -> Held:
+def agents_chat(url: str, model: str, streams: bool) -> Seen:
     return _agents(url, model, streams, "OpenAIChatCompletionsModel")
 
 
-def agents_responses(url: str, model: str, streams: bool) -> Held:
+def agents_responses(url: str, model: str, streams: bool) -> Seen:
     return _agents(url, model, streams, "OpenAIResponsesModel")
 
 
-CLIENTS: list[Callable[[str, str, bool], Held]] = [
+CLIENTS: list[Callable[[str, str, bool], Seen]] = [
     openai_chat,
     openai_responses,
-    openai_kept_responses,
+    openai_stored_responses,
     anthropic_messages,
     litellm_as_openai,
     litellm_as_anthropic,
@@ -433,25 +433,25 @@ def _local(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)
 def test_a_conversation(
-    client: Callable[[str, str, bool], Held],
+    client: Callable[[str, str, bool], Seen],
     model: str,
     streams: bool,
     server: Server,
     expected: Callable[[str], str],
 ) -> None:
     want = expected(model)
-    held = client(server.url, model, streams)
-    assert held.calls == CALLS
-    assert held.texts == [SAID, OWL]
+    seen = client(server.url, model, streams)
+    assert seen.calls == CALLS
+    assert seen.texts == [FOX_ANSWER, OWL_ANSWER]
     reasons = MODELS[model].opens is not None and (client, streams) not in SILENT
-    assert held.reasoning == (REASONING if reasons else "")
+    assert seen.reasoning == (REASONING if reasons else "")
     name, prompt = server.prompts()[-1]
     assert name == model
     broken = _broken(model, "{}" if client is litellm_as_anthropic else BROKEN)
     broken = broken.removesuffix("{}") if model == "qwen35" else broken
     reported = CHANGE.get(client, "A picture was left out")
     rest = prompt
-    for text in (broken, REFUSED, AGAIN, LATER, WORDS["fox"], reported, SAID, ANIMALS):
+    for text in (broken, REFUSED, AGAIN, LATER, WORDS["fox"], reported, FOX_ANSWER, ANIMALS):
         _, found, rest = rest.partition(text)
         assert found, text
     if client not in CHANGE:

@@ -26,7 +26,7 @@ def write(page: Any, text: str) -> None:
     page.get_by_role("button", name="Send", exact=True).click()
 
 
-def said(page: Any, role: str) -> list[str]:
+def shown_texts(page: Any, role: str) -> list[str]:
     """The texts of the turns that are shown."""
     return page.locator(f".turn.{role} > .text").all_inner_texts()
 

@@ -135,4 +135,6 @@ def open_page(browser: Any) -> Iterator[OpenPage]:
         own = (f"{seen.address}/", "data:")
         assert [url for url in seen.requests if not url.startswith(own)] == []
         pairs = zip_longest(seen.complaints, seen.expected, fillvalue="")
-        assert [said for said, wanted in pairs if not wanted or wanted not in said] == []
+        assert [
+            complaint for complaint, wanted in pairs if not wanted or wanted not in complaint
+        ] == []

@@ -79,11 +79,11 @@ def dangerous_text(rng: random.Random) -> str:
             while name in text:
                 text = text.replace(name, rng.choice(values), 1)
         for _ in range(rng.choice((0, 0, 1, 3))):
-            place = rng.randrange(len(text) + 1)
+            index = rng.randrange(len(text) + 1)
             odd = rng.choice(
                 ("\0", "\n", "\t", "\u2028", "<", ">", '"', "'", "`", "\\", "&#0;", "/")
             )
-            text = text[:place] + odd + text[place + rng.choice((0, 0, 1)) :]
+            text = text[:index] + odd + text[index + rng.choice((0, 0, 1)) :]
         parts.append(text)
     return rng.choice(("\n\n", "\n", " ")).join(parts)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.browser.actions import answer_with, said, wait_for_end, write
+from tests.server.browser.actions import answer_with, shown_texts, wait_for_end, write
 from tests.server.browser.conftest import OpenPage
 
 pytestmark = pytest.mark.browser
@@ -215,7 +215,7 @@ def test_a_message_is_deleted(open_page: OpenPage, story: str) -> None:
     page.locator(".turn.user").first.get_by_role("button", name="Delete this message").click()
     page.locator("#agree").click()
     page.wait_for_function("() => document.querySelectorAll('.turn.user').length === 1")
-    assert said(page, "user") == ["Two"] and len(said(page, "assistant")) == 2
+    assert shown_texts(page, "user") == ["Two"] and len(shown_texts(page, "assistant")) == 2
     page.reload()
     page.locator(".turn.user", has_text="Two").wait_for()
-    assert said(page, "user") == ["Two"]
+    assert shown_texts(page, "user") == ["Two"]

@@ -11,9 +11,9 @@ from tests.server.browser.actions import (
     ENDLESS,
     TEXT,
     answer_with,
-    said,
     sent_by,
     set_tokens,
+    shown_texts,
     stream,
     wait_for_end,
     write,
@@ -49,11 +49,11 @@ def test_conversations_are_kept_until_they_are_deleted(open_page: OpenPage, stor
     _talk(page, "What is a fox?", "What is a bear?")
     page.reload()
     page.get_by_text("A short answer.").wait_for()
-    assert said(page, "user") == ["What is a bear?"]
+    assert shown_texts(page, "user") == ["What is a bear?"]
     page.get_by_text("Prompt 8 tokens (3 cached), answer 232 tokens").wait_for()
     assert _titles(page) == ["What is a bear?", "What is a fox?"]
     page.locator("#list .open", has_text="fox").click()
-    assert said(page, "user") == ["What is a fox?"]
+    assert shown_texts(page, "user") == ["What is a fox?"]
     assert page.locator("#list [aria-current]").inner_text().startswith("What is a fox?")
 
     page.keyboard.press("Control+k")
@@ -79,7 +79,7 @@ def test_conversations_are_kept_until_they_are_deleted(open_page: OpenPage, stor
     page.get_by_role("button", name="Delete", exact=True).click()
     page.locator("#agree").click()
     page.locator("#list .title", has_text="Foxes").wait_for(state="detached")
-    assert said(page, "user") == []
+    assert shown_texts(page, "user") == []
     page.get_by_role("button", name="Delete all").click()
     page.locator("#agree").click()
     page.get_by_text("No conversations yet.").wait_for()
@@ -115,7 +115,7 @@ def test_conversations_are_exported_and_imported(
         page.locator("#import-file").set_input_files(saved)
         page.get_by_role("status").get_by_text("1 conversation imported").wait_for()
     page.locator("#list li").nth(1).click()
-    assert said(page, "assistant") == ["A fox is an animal."]
+    assert shown_texts(page, "assistant") == ["A fox is an animal."]
     assert len(_titles(page)) == 2
 
     (tmp_path / "bad.json").write_text("{")
@@ -187,7 +187,7 @@ def test_a_reload_before_the_answer_begins_loses_nothing(open_page: OpenPage, st
     )
     page.reload()
     page.locator(".turn.user").wait_for()
-    assert said(page, "user") == [ENDLESS]
+    assert shown_texts(page, "user") == [ENDLESS]
     assert page.evaluate("Object.keys(localStorage).filter(k => k.includes('unsaved'))") == []
 
 
@@ -206,7 +206,7 @@ def test_an_answer_goes_on_after_a_reload(
     )
     page.reload()
     page.get_by_text("Interrupted: the page was closed or reloaded before").wait_for()
-    [before] = said(page, "assistant")
+    [before] = shown_texts(page, "assistant")
     seen = page.evaluate("sessionStorage.getItem('seen')")
     assert page.locator(".assistant > .text").text_content().startswith(seen.rstrip())
     set_tokens(page, tokens=8)
@@ -218,7 +218,7 @@ def test_an_answer_goes_on_after_a_reload(
         assert [each["role"] for each in body["messages"]] == ["user", "assistant"]
     else:
         assert body["prompt"].startswith(ENDLESS)
-    [after] = said(page, "assistant")
+    [after] = shown_texts(page, "assistant")
     assert after.startswith(before) and len(after) > len(before)
     page.get_by_text("Stopped at the token limit.").wait_for()
 
@@ -240,7 +240,7 @@ def test_a_text_that_ends_is_reported_and_another_begins(open_page: OpenPage, st
     page.get_by_text("The text ends here. Your next message starts a new text.").wait_for()
     page.get_by_role("textbox", name="Message").press("Enter")
     page.get_by_role("status").get_by_text("The text has ended.").wait_for()
-    assert len(said(page, "assistant")) == 1
+    assert len(shown_texts(page, "assistant")) == 1
     stream(page, {"choices": [{"text": "", "finish_reason": "stop"}]})
     body = sent_by(page, TEXT, lambda: write(page, "A bear"))
     assert body["prompt"] == "A bear"

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from tests.server.browser.actions import CHAT, answer_with, said, sent_by, wait_for_end, write
+from tests.server.browser.actions import (
+    CHAT,
+    answer_with,
+    sent_by,
+    shown_texts,
+    wait_for_end,
+    write,
+)
 from tests.server.browser.conftest import OpenPage
 
 pytestmark = pytest.mark.browser
@@ -34,7 +41,7 @@ def test_markdown_is_shown(open_page: OpenPage, story: str) -> None:
     answer_with(page, ANSWER, reasoning="A table,\nthen code.")
     write(page, "**mine** stays as it is")
     wait_for_end(page)
-    assert said(page, "user") == ["**mine** stays as it is"]
+    assert shown_texts(page, "user") == ["**mine** stays as it is"]
     text = page.locator(".assistant > .text")
     assert text.locator("h1").inner_text() == "Sizes"
     assert text.locator("td").all_inner_texts() == ["ternary", "1.58"]
@@ -140,7 +147,7 @@ def test_markup_after_a_tag_in_a_line_is_read_as_it_was_written(
 def test_blocks_that_stay_are_not_made_anew(open_page: OpenPage, story: str) -> None:
     """So a person can select in an answer, or press a button in it, while it goes on."""
     page = open_page(story)
-    kept = page.evaluate(
+    unchanged = page.evaluate(
         """async () => {
           const {MarkdownView} = await import("./page/markdown.js");
           const node = document.createElement("div");
@@ -154,7 +161,7 @@ def test_blocks_that_stay_are_not_made_anew(open_page: OpenPage, story: str) -> 
                   node.querySelectorAll("a").length, node.children.length];
         }"""
     )
-    assert kept == [3, 4, [True, True, False], 1, 2]
+    assert unchanged == [3, 4, [True, True, False], 1, 2]
 
 
 @pytest.mark.parametrize("mark", ["> ", "- "])
@@ -165,7 +172,7 @@ def test_what_is_nested_too_deeply_is_shown_as_written(
     answer_with(page, mark * 3000 + "deep")
     write(page, "Quote")
     wait_for_end(page)
-    assert [text.strip() for text in said(page, "assistant")] == [mark * 3000 + "deep"]
+    assert [text.strip() for text in shown_texts(page, "assistant")] == [mark * 3000 + "deep"]
     page.reload()
     page.locator(".assistant > .text", has_text="deep").wait_for()
 

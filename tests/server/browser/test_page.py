@@ -12,9 +12,9 @@ from tests.server.browser.actions import (
     REFUSED,
     TEXT,
     cost,
-    said,
     sent_by,
     set_tokens,
+    shown_texts,
     stream,
     wait_for_end,
     wait_for_fault,
@@ -46,7 +46,7 @@ def test_an_answer_is_streamed(open_page: OpenPage, story: str) -> None:
     )
     write(page, ENDLESS)
     wait_for_end(page)
-    [answer] = said(page, "assistant")
+    [answer] = shown_texts(page, "assistant")
     assert "little girl" in answer
     assert page.evaluate("lengths.size") > 2
     prompt, _, written = cost(page)
@@ -68,14 +68,14 @@ def test_an_answer_is_stopped(open_page: OpenPage, story: str) -> None:
     wait_for_end(page)
     page.get_by_text("Stopped.").wait_for()
     wait_until(lambda: _active(page, story) == 0, page)
-    [before] = said(page, "assistant")
+    [before] = shown_texts(page, "assistant")
     written = cost(page)[2]
     # one key goes on with the same answer
     set_tokens(page, tokens=8)
     page.get_by_role("textbox", name="Message").focus()
     body = sent_by(page, TEXT, lambda: page.keyboard.press("Enter"))
     wait_for_end(page)
-    [after] = said(page, "assistant")
+    [after] = shown_texts(page, "assistant")
     assert body["prompt"] == f"{ENDLESS}{before}"
     assert after.startswith(before) and len(after) > len(before)
     assert cost(page)[2] == written + 8
@@ -94,25 +94,25 @@ def test_a_turn_is_edited_and_forked(open_page: OpenPage, chat: str) -> None:
     write(page, "Then she")
     wait_for_end(page)
     _, known, _ = cost(page)
-    assert known > 0, "the conversation so far is not read again"
-    old = said(page, "user"), said(page, "assistant")
+    assert known > 0, "the conversation so far is cached"
+    old = shown_texts(page, "user"), shown_texts(page, "assistant")
 
     page.get_by_role("button", name="Edit this turn").first.click()
     page.get_by_role("textbox", name="Text of this turn").fill("One day a dog")
     page.locator(".turn form").get_by_role("button", name="Send").click()
     wait_for_end(page)
-    assert said(page, "user") == ["One day a dog"]
+    assert shown_texts(page, "user") == ["One day a dog"]
     assert "2/2" in page.locator(".versions").first.inner_text()
 
     page.get_by_role("button", name="Previous version").click()
-    assert (said(page, "user"), said(page, "assistant")) == old
+    assert (shown_texts(page, "user"), shown_texts(page, "assistant")) == old
     assert "1/2" in page.locator(".versions").first.inner_text()
     # a new end of the first version is no part of the second
     page.get_by_role("button", name="Regenerate this answer").last.click()
     wait_for_end(page)
     assert page.locator(".versions:visible").count() == 2
     page.get_by_role("button", name="Next version").first.click()
-    assert said(page, "user") == ["One day a dog"]
+    assert shown_texts(page, "user") == ["One day a dog"]
 
 
 def test_an_answer_is_edited(open_page: OpenPage, chat: str) -> None:
@@ -141,10 +141,10 @@ def test_an_adapter_is_chosen(open_page: OpenPage, chat: str) -> None:
         write(page, "One day a girl")
         wait_for_end(page)
         assert page.locator(".turn.assistant h2").inner_text() == name
-        answers += said(page, "assistant")
+        answers += shown_texts(page, "assistant")
         page.get_by_role("button", name="New conversation").click()
     assert answers[0] != answers[1]
-    assert said(page, "user") == []
+    assert shown_texts(page, "user") == []
 
 
 def test_the_system_prompt_comes_first(open_page: OpenPage, chat: str) -> None:
@@ -170,7 +170,7 @@ def test_the_keyboard_is_enough(open_page: OpenPage, story: str) -> None:
     page.locator(".assistant > .text", has_text="girl").wait_for()
     page.keyboard.press("Escape")
     wait_for_end(page)
-    assert said(page, "user") == [ENDLESS]
+    assert shown_texts(page, "user") == [ENDLESS]
 
     # back over the answer to its question, which then gets another answer
     names = ("Continue this answer", "Regenerate this answer", "Copy this answer", "Edit this turn")
@@ -226,20 +226,20 @@ def test_tab_follows_what_is_seen(open_page: OpenPage, story: str) -> None:
 def test_a_message_waits_for_the_models(open_page: OpenPage, story: str) -> None:
     page = open_page(story)
     page.locator("#send:enabled").wait_for()
-    held: list[Any] = []
-    page.route("**/v1/models", lambda route: held.append(route))
+    pending: list[Any] = []
+    page.route("**/v1/models", lambda route: pending.append(route))
     page.reload()
     set_tokens(page, tokens=4)
     page.get_by_role("textbox", name="Message").fill(ENDLESS)
     page.keyboard.press("Enter")
-    wait_until(lambda: bool(held), page)
+    wait_until(lambda: bool(pending), page)
     assert page.get_by_role("button", name="Send", exact=True).is_disabled()
     assert page.get_by_role("textbox", name="Message").input_value() == ENDLESS
-    assert said(page, "user") == []
-    held[0].continue_()
+    assert shown_texts(page, "user") == []
+    pending[0].continue_()
     page.get_by_role("button", name="Send", exact=True).click()
     wait_for_end(page)
-    assert said(page, "user") == [ENDLESS]
+    assert shown_texts(page, "user") == [ENDLESS]
 
 
 def test_readers_of_screens_wait_for_the_whole_answer(open_page: OpenPage, story: str) -> None:
@@ -329,7 +329,7 @@ def test_colours_can_be_read(open_page: OpenPage, story: str, scheme: str) -> No
 
 
 def _luminance(colour: str) -> float:
-    """That of WCAG 2, from 0 to 1."""
+    """The relative luminance of WCAG 2, from 0 to 1."""
     shares = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
     return sum(w * s for w, s in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -346,7 +346,7 @@ def test_text_is_never_html(open_page: OpenPage, story: str) -> None:
     stream(page, {"choices": [{"text": evil}]})
     write(page, evil)
     page.locator(".assistant > .text", has_text="bold").wait_for()
-    assert said(page, "user") == said(page, "assistant") == [evil]
+    assert shown_texts(page, "user") == shown_texts(page, "assistant") == [evil]
     assert page.locator("#turns img, #turns script, #turns b").count() == 0
     assert page.title() == "mmfree"
 
@@ -391,7 +391,7 @@ def test_a_stream_that_breaks_off_is_reported(open_page: OpenPage, story: str) -
     stream(page, {"choices": [{"text": " there was"}]}, end="")
     write(page, ENDLESS)
     wait_for_fault(page, "The connection ended before the answer did.")
-    assert said(page, "assistant") == ["there was"]
+    assert shown_texts(page, "assistant") == ["there was"]
 
 
 def test_a_connection_that_is_lost_is_reported(open_page: OpenPage, story: str) -> None:
@@ -411,7 +411,7 @@ def test_a_connection_that_is_lost_is_reported(open_page: OpenPage, story: str) 
     )
     write(page, ENDLESS)
     wait_for_fault(page, "The connection ended before the answer did.")
-    assert said(page, "assistant") == ["a"]
+    assert shown_texts(page, "assistant") == ["a"]
 
 
 def test_an_error_on_the_way_is_reported(open_page: OpenPage, story: str) -> None:
@@ -444,7 +444,7 @@ def test_a_refusal_is_reported_in_plain_words(
     set_tokens(page, tokens=4)
     page.get_by_role("button", name="Regenerate this answer").click()
     wait_for_end(page)
-    assert said(page, "user") == [ENDLESS]
+    assert shown_texts(page, "user") == [ENDLESS]
 
 
 def test_a_server_that_is_gone_is_reported(open_page: OpenPage, story: str) -> None:
@@ -479,7 +479,7 @@ def test_a_key_is_asked_for(open_page: OpenPage, chat: str) -> None:
     page.get_by_role("combobox", name="Model").locator("option").first.wait_for(state="attached")
     key.wait_for(state="hidden")
     assert page.locator("#fault").inner_text() == ""
-    kept = page.evaluate(
+    stored = page.evaluate(
         "() => JSON.stringify([Object.entries(localStorage), document.cookie, location.href])"
     )
-    assert KEY not in kept and "another one" not in kept
+    assert KEY not in stored and "another one" not in stored

@@ -9,9 +9,9 @@ from tests.server.browser.actions import (
     CHAT,
     TEXT,
     answer_with,
-    said,
     sent_by,
     set_tokens,
+    shown_texts,
     stream,
     wait_for_end,
     wait_for_fault,
@@ -120,7 +120,7 @@ def test_text_files_go_with_a_message(open_page: OpenPage, story: str, tmp_path:
     wait_for_end(page)
     content = "notes.txt:\n\n````\nfoxes ``` and\nbears\n````\n\nSum this up."
     assert body["messages"] == [{"role": "user", "content": content}]
-    assert said(page, "user") == ["Sum this up."]
+    assert shown_texts(page, "user") == ["Sum this up."]
     assert page.locator("#files li").count() == 0
     page.reload()
     page.locator(".user .file summary", has_text="notes.txt · 4 words").click()
@@ -151,7 +151,7 @@ def test_models_are_switched(open_page: OpenPage, chat: str) -> None:
     page.get_by_role("button", name="New conversation").click()
     page.get_by_role("combobox", name="Model").select_option("chatty")
     page.reload()
-    # the model chosen last, and that of a conversation
+    # the model chosen last, and the model of a conversation
     page.locator("#send:enabled").wait_for()
     assert page.get_by_role("combobox", name="Model").input_value() == "chatty"
     page.locator("#list .open").click()

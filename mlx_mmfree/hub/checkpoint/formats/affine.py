@@ -93,12 +93,14 @@ def _listed(numbers: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
 
-def _open(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
+def _open(
+    unread: Mapping[str, weight_format.UnreadMatrix],
+) -> dict[str, weight_format.StoredMatrix]:
     found = {}
-    for path, (matrix, name, tensors, said) in places.items():
+    for path, (matrix, name, tensors, description) in unread.items():
         if not matrix.holds_floats or matrix.is_ternary or "scales" not in tensors:
             continue
-        group_size, bits = _sizes_of(name, said)
+        group_size, bits = _sizes_of(name, description)
         if matrix.input_dims % group_size:
             raise CheckpointError(
                 f"[config.json] 'group_size' must divide the {matrix.input_dims} inputs of {name!r} but "
@@ -179,10 +181,10 @@ def _in_rows(array: mx.array) -> mx.array:
     return array.reshape(-1, array.shape[-1])
 
 
-def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(matrices: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
     formats = {
         name: format(matrix.layer.group_size, matrix.layer.bits)
-        for name, matrix in held.items()
+        for name, matrix in matrices.items()
         if matrix.holds_codes
     }
     if not formats:
@@ -244,10 +246,10 @@ def _open_gguf(matrix: weight_format.GGUFMatrix) -> list[TensorEntry]:
 
 
 def _describe_gguf(
-    held: Mapping[str, weight_format.GGUFTensor], others: Sequence[str]
+    tensors: Mapping[str, weight_format.GGUFTensor], others: Sequence[str]
 ) -> dict[str, Any]:
     return _describe_codes(
-        {name: (each.kind.block, each.kind.code_bits) for name, each in held.items()}
+        {name: (each.kind.block, each.kind.code_bits) for name, each in tensors.items()}
     )
 
 

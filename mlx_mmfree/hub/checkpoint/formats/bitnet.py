@@ -75,19 +75,21 @@ def is_packed(described: Mapping[str, Any]) -> bool:
     return described.get("quant_method") == QUANT_METHOD and _format(described)[1] == "offline"
 
 
-def _open(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
-    packed = {path: place for path, place in places.items() if is_packed(place.said)}
+def _open(
+    unread: Mapping[str, weight_format.UnreadMatrix],
+) -> dict[str, weight_format.StoredMatrix]:
+    packed = {path: each for path, each in unread.items() if is_packed(each.description)}
     found = open_packed(packed)
     for path, stored in found.items():
-        matrix, _, entries, said = places[path]
+        matrix, _, entries, description = unread[path]
         shape = packed_shape(matrix.output_dims, matrix.input_dims)
-        read_scale = partial(scale_of, said)
+        read_scale = partial(scale_of, description)
         read = partial(repack, output_dims=matrix.output_dims)
         tensors = {
             "weight": weight_format.StoredTensor((shape,), (mx.uint8,), read),
             "scale": weight_format.StoredTensor(((1,), ()), FLOATS, read_scale),
         }
-        if "bias" in matrix.layer and _scales_bias(said):
+        if "bias" in matrix.layer and _scales_bias(description):
             scaled = partial(_scaled, entries["weight_scale"], read_scale)
             tensors["bias"] = weight_format.StoredTensor(((matrix.output_dims,),), FLOATS, scaled)
         found[path] = replace(stored, tensors=tensors)

@@ -4,7 +4,7 @@ A ternary linear `X` of N outputs and D inputs has
 
 - `X.weight`, `uint8` of shape `(N, ceil(D / 5))`: byte `j` of a row holds the inputs `5 j` to `5 j + 4`
   as the number `c0 + 3 c1 + 9 c2 + 27 c3 + 81 c4`, where `c = trit + 1` and `c0` belongs to input
-  `5 j`. The places of the last byte that belong to no input hold the code 1;
+  `5 j`. The digits of the last byte that belong to no input hold the code 1;
 - `X.weight_scale`, float32 of shape `(1,)`: the weight is `trit * weight_scale`.
 
 `quantization_config` has `trits_per_byte`. No byte is above 242. As they are read, matrices are unpacked
@@ -22,7 +22,14 @@ from ....files.tensors import TensorSpec, host_array
 from ....layers.ternary.values import TERNARY_BITS
 from ....ops.host_blocks import blocks
 from ....ops.ternary import CODES_PER_WORD, packed_width
-from ..weight_format import Place, StoredMatrix, StoredTensor, WeightFormat, WrittenMatrix, always
+from ..weight_format import (
+    StoredMatrix,
+    StoredTensor,
+    UnreadMatrix,
+    WeightFormat,
+    WrittenMatrix,
+    always,
+)
 from .affine import group_size_of
 from .packed import OWN, describe_packing, open_packed
 
@@ -39,10 +46,10 @@ _BITS_OF_BYTE = 2 * TRITS_PER_BYTE
 _GROUP_BYTES, _GROUP_WORDS = 16, 5
 
 
-def _open(places: Mapping[str, Place]) -> dict[str, StoredMatrix]:
-    found = open_packed(places)
+def _open(unread: Mapping[str, UnreadMatrix]) -> dict[str, StoredMatrix]:
+    found = open_packed(unread)
     for path, stored in found.items():
-        matrix = places[path].matrix
+        matrix = unread[path].matrix
         shape = _shape(matrix.output_dims, matrix.input_dims)
         read = partial(unpack, input_dims=matrix.input_dims)
         weight = StoredTensor((shape,), (mx.uint8,), read)
@@ -82,8 +89,8 @@ def pack(weight: mx.array, input_dims: int) -> mx.array:
         codes[:, :input_dims] = fours[octets[part]].view(np.uint8)[:, :input_dims]
         fives = codes.reshape(-1, width, TRITS_PER_BYTE)
         capacity[part] = fives[..., 0]
-        for place in range(1, TRITS_PER_BYTE):
-            capacity[part] += fives[..., place] * _POWERS[place]
+        for digit in range(1, TRITS_PER_BYTE):
+            capacity[part] += fives[..., digit] * _POWERS[digit]
     return packed
 
 
@@ -116,7 +123,7 @@ def unpack(weight: mx.array, input_dims: int) -> mx.array:
 
 
 def _mark_padding(last: np.ndarray, input_dims: int) -> None:
-    """Sets the last bytes of rows, in place, to 255 where places without an input have other codes."""
+    """Sets the last bytes of rows, in place, to 255 where digits without an input have other codes."""
     used = input_dims % TRITS_PER_BYTE
     padding_from = 3**used if used else NUMBERS
     last[last // padding_from != _ZEROS // padding_from] = 255
@@ -124,7 +131,7 @@ def _mark_padding(last: np.ndarray, input_dims: int) -> None:
 
 @cache
 def _codes_of_pairs() -> np.ndarray:
-    """The ten 2-bit codes of each two bytes, `uint32`. Those of bytes that do not exist are 3."""
+    """The ten 2-bit codes of each two bytes, `uint32`; bytes that do not exist have codes 3."""
     values = np.arange(256, dtype=np.uint32)
     digits = (values[:, None] // _POWERS % 3) << np.arange(0, _BITS_OF_BYTE, 2, dtype=np.uint32)
     codes = np.where(

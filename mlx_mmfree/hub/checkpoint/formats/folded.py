@@ -189,7 +189,9 @@ def _check_head(
         )
 
 
-def _none(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
+def _none(
+    unread: Mapping[str, weight_format.UnreadMatrix],
+) -> dict[str, weight_format.StoredMatrix]:
     # the matrices have other formats once the file was read
     return {}
 

@@ -72,12 +72,14 @@ def check_modules(described: Any) -> None:
             )
 
 
-def _open(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
-    by_name = {place.name: path for path, place in places.items()}
+def _open(
+    unread: Mapping[str, weight_format.UnreadMatrix],
+) -> dict[str, weight_format.StoredMatrix]:
+    by_name = {matrix.name: path for path, matrix in unread.items()}
     found: dict[str, weight_format.StoredMatrix] = {}
-    if not places:
+    if not unread:
         return found
-    described: Any = next(iter(places.values())).said
+    described: Any = next(iter(unread.values())).description
     rotated: set[str] = set()
     for each in described:
         name, block = each["path"], each["block"]
@@ -87,27 +89,27 @@ def _open(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.
                 f"model but is none. {_NONSENSE}"
             )
         path = by_name[name]
-        if each["embedding"] != places[path].matrix.is_embedding:
+        if each["embedding"] != unread[path].matrix.is_embedding:
             raise CheckpointError(
                 f"[config.json] 'embedding' of {name!r:.100} in '{SECTION}' must be "
-                f"{places[path].matrix.is_embedding} but is {each['embedding']}. {_NONSENSE}"
+                f"{unread[path].matrix.is_embedding} but is {each['embedding']}. {_NONSENSE}"
             )
         if block:
             rotated.add(name)
-            found[path] = _stored(places[path], block)
-    for place in places.values():
-        if SIGNS in place.tensors and place.name not in rotated:
+            found[path] = _stored(unread[path], block)
+    for matrix in unread.values():
+        if SIGNS in matrix.tensors and matrix.name not in rotated:
             raise CheckpointError(
-                f"[load] {place.tensors[SIGNS].name!r:.100} must be absent, since '{SECTION}' of "
+                f"[load] {matrix.tensors[SIGNS].name!r:.100} must be absent, since '{SECTION}' of "
                 "config.json has no rotation for it, but there are signs of a rotation. "
                 f"{_NONSENSE}"
             )
     return found
 
 
-def _stored(place: weight_format.Place, block: int) -> weight_format.StoredMatrix:
+def _stored(unread: weight_format.UnreadMatrix, block: int) -> weight_format.StoredMatrix:
     """A rotated matrix, with capacity for its codes and signs."""
-    matrix, name, tensors, _ = place
+    matrix, name, tensors, _ = unread
     dims = matrix.input_dims
     if SIGNS not in tensors:
         raise CheckpointError(
@@ -159,16 +161,16 @@ class _Signs:
     def __call__(self, signs: mx.array) -> mx.array:
         wrong = mx.abs(signs) != 1
         if mx.any(wrong).item():
-            place = mx.argmax(wrong).item()
+            index = mx.argmax(wrong).item()
             raise CheckpointError(
                 f"[load] the signs {self._entry.name!r:.100} of a rotation must be 1 or -1 but number "
-                f"{place} is {signs[place].item()}. {_NONSENSE}"
+                f"{index} is {signs[index].item()}. {_NONSENSE}"
             )
         return signs
 
 
-def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
-    rotated = {name: each.layer for name, each in held.items() if each.is_rotated}
+def _describe(matrices: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
+    rotated = {name: each.layer for name, each in matrices.items() if each.is_rotated}
     if not rotated:
         return {}
     modules = [

@@ -58,16 +58,18 @@ def describe_packing(
         is_dense: Whether the linears belong to a dense model, whose activations stay floats.
     """
     stored = {"linear_class", "quantization_mode", "trits_per_byte"}
-    kept = {key: value for key, value in (described or {}).items() if key not in stored}
+    entries = {key: value for key, value in (described or {}).items() if key not in stored}
     if is_dense:
-        kept["linear_class"] = "linear"
-    return {**kept, **own}
+        entries["linear_class"] = "linear"
+    return {**entries, **own}
 
 
-def open_packed(places: Mapping[str, weight_format.Place]) -> dict[str, weight_format.StoredMatrix]:
+def open_packed(
+    unread: Mapping[str, weight_format.UnreadMatrix],
+) -> dict[str, weight_format.StoredMatrix]:
     """The matrices that are stored with a scale, by their paths."""
     found = {}
-    for path, (matrix, _, tensors, _) in places.items():
+    for path, (matrix, _, tensors, _) in unread.items():
         if "weight_scale" not in tensors:
             continue
         weight, scale = tensors.get("weight"), tensors["weight_scale"]
@@ -105,8 +107,8 @@ def _of_rows(layer: PackedLinear, rows: tuple[int, ...]) -> dict[str, weight_for
     }
 
 
-def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
-    packed = [matrix for matrix in held.values() if matrix.holds_trits]
+def _describe(matrices: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
+    packed = [matrix for matrix in matrices.values() if matrix.holds_trits]
     if not packed:
         return {}
     is_dense = not any(matrix.is_ternary for matrix in packed)
@@ -138,7 +140,7 @@ def _one_scale(tensor: weight_format.GGUFTensor, data: np.ndarray) -> np.ndarray
 
 
 def _describe_gguf(
-    held: Mapping[str, weight_format.GGUFTensor], others: Sequence[str]
+    tensors: Mapping[str, weight_format.GGUFTensor], others: Sequence[str]
 ) -> dict[str, Any]:
     return {"quantization_config": describe_packing({"modules_to_not_convert": [*others]})}
 

@@ -233,7 +233,7 @@ class AdaptedLinear(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A dense linear, or the place of a ternary one until mlx-lm asks for its quantised variant."""
+    """A dense linear, or what stands for a ternary one until mlx-lm asks for its quantised variant."""
 
     def __init__(
         self,
@@ -322,8 +322,8 @@ def gated_attention(
         passed = mx.cumsum(g_n, axis=2)
         between = passed[:, :, :, None] - passed[:, :, None]
         is_past = mx.tri(passed.shape[2], dtype=mx.bool_)[..., None]
-        kept = mx.exp(mx.where(is_past, between, -mx.inf))
-        scores = (q_n[:, :, :, None] * k_n[:, :, None] * kept).sum(axis=-1)
+        decay = mx.exp(mx.where(is_past, between, -mx.inf))
+        scores = (q_n[:, :, :, None] * k_n[:, :, None] * decay).sum(axis=-1)
         parts.append((q_n * mx.exp(passed)) @ memory + scores @ v_n)
         last = passed[:, :, -1:]
         written = (k_n * mx.exp(last - passed)).swapaxes(-1, -2) @ v_n
@@ -413,7 +413,7 @@ class MLGRU(Mixer):
 
 
 class MatMulFreeMLGRU(MLGRU):
-    """That of a MatMul-free model, with its names."""
+    """The MLGRU of a MatMul-free model, with its names."""
 
     _names = ("i_proj", "f_proj", "g_proj", "o_proj", "g_norm")
     _convolution_names = ("h_conv1d", "i_conv1d", "f_conv1d")

@@ -1,4 +1,4 @@
-"""Responses that are kept, so that a conversation can go on from them by their name alone."""
+"""Responses that are stored, so that a conversation can go on from them by their name alone."""
 
 import hashlib
 import hmac
@@ -36,11 +36,11 @@ def new_name() -> str:
 
 @dataclass(frozen=True, order=True)
 class _Entry:
-    """A record that is kept, or what a killed writer left of one.
+    """A record that is stored, or what a killed writer left of one.
 
     Attributes:
         order: Greater than for all that were used before, whatever the clock says.
-        key: Its key in the place.
+        key: Its key in the storage.
         name: Its name; empty for what was left.
         used: The time of its last use.
         size: Its bytes.
@@ -53,17 +53,17 @@ class _Entry:
     size: int
 
 
-class _Place(Protocol):
-    """Where records lie."""
+class _Storage(Protocol):
+    """A storage of records."""
 
     def entries(self, name: str | None = None) -> list[_Entry]:
-        """All of them, or those of a name."""
+        """All records, or the records of a name."""
 
     def read(self, entry: _Entry, order: int) -> bytes | None:
         """A record, which is the last one used by that; `None` if it is gone."""
 
     def write(self, name: str, order: int, data: bytes) -> None:
-        """Keeps a record, whole or not at all."""
+        """Stores a record, whole or not at all."""
 
     def remove(self, entry: _Entry) -> None:
         """Forgets a record."""
@@ -94,8 +94,8 @@ class _Memory:
 class _Folder:
     """Files for the server's user alone. A kill leaves each whole or absent.
 
-    A file's name has the record's order, and its time is that of the last use. Files are not forced onto
-    the disk, for which all streams would wait: after a power cut the last ones may be missing, and
+    A file's name has the record's order, and its time is the time of the last use. Files are not forced
+    onto the disk, for which all streams would wait: after a power cut the last ones may be missing, and
     damaged ones are not used.
     """
 
@@ -148,7 +148,7 @@ class _Folder:
         return f"{name}.{order}{_SUFFIX}"
 
 
-class KeptResponses:
+class StoredResponses:
     """Responses by name, for those who bring the key under which they were made.
 
     Args:
@@ -159,18 +159,18 @@ class KeptResponses:
         self._settings = settings
         self._key = (settings.api_key or "").encode("utf-8", "surrogateescape")
         self._lock = Lock()
-        self._place: _Place = _Memory()
+        self._storage: _Storage = _Memory()
         if settings.response_folder is not None:
-            self._place = _Folder(settings.response_folder)
+            self._storage = _Folder(settings.response_folder)
         self._order = 0
         self._forget()
 
     def keep(self, name: str, record: Record) -> bool:
-        """Keeps a record under a new name; whether the disk and the limits let it."""
+        """Stores a record under a new name; whether the disk and the limits let it."""
         data = json.dumps({"owner": self._owner(name), "record": record}).encode()
         with self._lock:
             try:
-                self._place.write(name, self._next(), data)
+                self._storage.write(name, self._next(), data)
             except OSError as error:
                 _log.warning("A response cannot be kept: %s.", error)
                 return False
@@ -186,9 +186,9 @@ class KeptResponses:
             if entry is None:
                 return None
             if entry.used < self._oldest():
-                self._place.remove(entry)
+                self._storage.remove(entry)
                 return None
-            data = self._place.read(entry, self._next())
+            data = self._storage.read(entry, self._next())
         if data is None:
             return None
         try:
@@ -208,20 +208,20 @@ class KeptResponses:
         with self._lock:
             entry = self._entry(name)
             if entry is not None:
-                self._place.remove(entry)
+                self._storage.remove(entry)
             return entry is not None
 
     def chain(self, name: str) -> Iterator[Record]:
-        """A record and those that it goes on from, the last first.
+        """A record and the records that it goes on from, the last first.
 
         Raises:
-            RequestError: One of them is not kept, or they are too large together.
+            RequestError: One of them is not stored, or they are too large together.
         """
         size = 0
         for _ in range(self._settings.kept_responses):
             record = self.find(name)
             if record is None:
-                raise not_kept("previous_response_id", name)
+                raise not_stored("previous_response_id", name)
             size += record["size"]
             if size > self._settings.max_body_bytes:
                 raise self._too_large("previous_response_id")
@@ -229,25 +229,25 @@ class KeptResponses:
             if record["previous"] is None:
                 return
             name = record["previous"]
-        raise not_kept("previous_response_id", name)
+        raise not_stored("previous_response_id", name)
 
-    def items(self, places: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def items(self, parameters: Mapping[str, str]) -> dict[str, dict[str, Any]]:
         """Items of stored responses by their ids, which tell of the response.
 
         Args:
-            places: The ids, each with the parameter of the request that has it.
+            parameters: The ids, each with the parameter of the request that has it.
 
         Raises:
-            RequestError: One of them is not kept, or they are too large together.
+            RequestError: One of them is not stored, or they are too large together.
         """
         found: dict[str, dict[str, Any]] = {}
         size = 0
-        for name, param in places.items():
+        for name, param in parameters.items():
             if name not in found:
                 response = _ITEM_ID.fullmatch(name)
                 record = self.find(f"resp_{response[1]}") if response else None
                 own = [] if record is None else [*record["input"], *record["response"]["output"]]
-                found |= {item["id"]: item for item in own if item["id"] in places}
+                found |= {item["id"]: item for item in own if item["id"] in parameters}
             if name not in found:
                 raise RequestError(
                     f"[request] {param!r} must refer to an item of a response that this server keeps "
@@ -270,7 +270,7 @@ class KeptResponses:
         )
 
     def _entry(self, name: str) -> _Entry | None:
-        return max(self._place.entries(name), default=None)
+        return max(self._storage.entries(name), default=None)
 
     def _next(self) -> int:
         """An order after all that were given."""
@@ -286,7 +286,7 @@ class KeptResponses:
 
     def _forget(self) -> None:
         """Removes what is too old, and what is too much."""
-        entries = sorted(self._place.entries(), reverse=True)
+        entries = sorted(self._storage.entries(), reverse=True)
         # another server may keep its own in the same folder
         self._order = max([self._order, *(entry.order for entry in entries[:1])])
         oldest, size = self._oldest(), 0
@@ -294,10 +294,10 @@ class KeptResponses:
             size += entry.size
             is_much = size > self._settings.kept_response_bytes
             if entry.used < oldest or is_much or number > self._settings.kept_responses:
-                self._place.remove(entry)
+                self._storage.remove(entry)
 
 
-def not_kept(param: str, name: str) -> RequestError:
+def not_stored(param: str, name: str) -> RequestError:
     """The error for a request that names a response which is not there, or not for its key."""
     return RequestError(
         f"[request] {param!r} must name a response that this server keeps but {name!r:.80} is none. It "

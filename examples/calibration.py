@@ -49,7 +49,7 @@ class Row:
 
     Attributes:
         way: What is done.
-        options: Settings that differ from those of the row `FULL`, or of `mmfree ternarize`.
+        options: Settings that differ from the row `FULL`, or from `mmfree ternarize`.
         passes: How often the tokens are read, as a multiple of the plan's.
         tokens: How many there are, as a multiple of the plan's.
         then: Passes of training of the calibrated model.

@@ -5,7 +5,7 @@ python examples/image_table.py [--quick] [--output DIR] [--backbones NAME ...] [
 
 Each model learns with `mmfree train` from 10,000 images of MNIST, which lie in examples/mnist, scaled to
 32 by 32 pixels. The learning rate of each row is the best of `--rates` with the first seed, by other
-images than those of the test. The dense models are then made ternary as `mmfree convert --ternarize`
+images than the test's. The dense models are then made ternary as `mmfree convert --ternarize`
 makes them, tested at once, and trained further with quantisation that sets in slowly.
 
 The folder gets a file for each run, `table.md`, `table.json` and `table.png` (extra `plot`). Repeat the

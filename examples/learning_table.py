@@ -3,7 +3,7 @@
 python examples/learning_table.py [--quick] [--output DIR] [--mixers NAME ...] [--tasks NAME ...]
     [--linears KIND ...] [--rates R ...] [--seeds N] [--jobs N] [--table-only]
 
-Each model has 2 blocks of 64 dims and about as many parameters as that of multi-head attention: the
+Each model has 2 blocks of 64 dims and about as many parameters as the one with multi-head attention: the
 channel mixer makes up for what the token mixer has more or less. Queries and keys are rotated where a
 mixer takes a rotation; a mixer that cannot tell the order of tokens gets learned positions, and one that
 can gets none. All learn from the same batches, with dense and with ternary linears. The learning

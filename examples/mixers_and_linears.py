@@ -57,7 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "BitNet": {"model_type": "bitnet", "rope_theta": 500000.0, **HEADS},
 }
 EMBEDDINGS = {"small": 0.02, "one": 1.0}
-"""Standard deviations of the embeddings. That of all other weights is 0.02."""
+"""Standard deviations of the embeddings; all other weights have 0.02."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def compare(plan: Plan, folder: Path, jobs: int) -> str:
     for seed in range(plan.seeds):
         runs = [replace(run, seed=seed) for run in best]
         results |= results_of(runs, plan, folder, jobs)
-        write_figures(folder, plan, results)
+        write_metrics(folder, plan, results)
         draw(folder / "table.png", tried, best, results)
         text = table(tried, best, results)
         with new_file(folder / "table.md") as new:
@@ -263,7 +263,7 @@ def table(tried: Results, best: Iterable[Run], results: Results) -> str:
     return "\n".join(markdown([*rows, *of_model.values()])) + "\n"
 
 
-def write_figures(folder: Path, plan: Plan, results: Results) -> None:
+def write_metrics(folder: Path, plan: Plan, results: Results) -> None:
     """Writes the bits per byte of all runs as JSON."""
     runs = [
         {

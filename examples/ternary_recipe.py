@@ -80,7 +80,7 @@ class Plan:
     """The size of the comparison.
 
     Attributes:
-        teacher: The teacher and its texts, which are those of students that keep what they recall.
+        teacher: The teacher and its texts, as in the comparison of students that keep what they recall.
         rates: Learning rates of each row.
         seeds: Seeds of the best rows.
         shares: Tokens of a run as shares of the teacher's; only the best rows have all but the last.
@@ -143,7 +143,7 @@ def best_rates(found: dict[Run, Metrics]) -> dict[tuple[str, float], float]:
         other = best.setdefault((run.row, run.share), run)
         if value < known[other]:
             best[run.row, run.share] = run
-    return {place: run.rate for place, run in best.items()}
+    return {key: run.rate for key, run in best.items()}
 
 
 def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
@@ -168,7 +168,7 @@ def compare(plan: Plan, folder: Path, jobs: int, *, trains: bool = True) -> str:
 
     found = results(first_runs(plan))
     rates = best_rates(found)
-    others = [Run(*place, rate, n) for place, rate in rates.items() for n in range(1, plan.seeds)]
+    others = [Run(*key, rate, n) for key, rate in rates.items() for n in range(1, plan.seeds)]
     found |= results([run for run in others if run.row in BEST])
     text = _table(plan, teacher, found, rates)
     with new_file(folder / "table.md") as new:

@@ -150,7 +150,7 @@ def read(path: Path) -> Pictures:
 
 
 def drawn(count: int) -> Pictures:
-    """Pictures with a square, whose place is their class."""
+    """Pictures with a square, whose position is their class."""
     draw = np.random.default_rng(count)
     labels = draw.integers(0, 10, count).astype(np.int32)
     images = draw.normal(-1, 0.1, (count, SIDE, SIDE, 1)).astype(np.float32)

@@ -50,7 +50,7 @@ def usual(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
     Tests marked `exhaustive` are left out. Of a test marked `sample(count, of=parameter)` there are
     `count` sets of parameters, for each value of the parameter if one is named. They are spread evenly,
-    from a beginning that differs from test to test.
+    from a start that differs from test to test.
     """
     groups: dict[tuple[str, str], list[pytest.Function]] = {}
     chosen = {*items}

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def numbers(shape: Sequence[int], name: str, scale: float = 1.0) -> np.ndarray:
-    """Floats within `scale` of 0, by SplitMix64 of their places and of the name's CRC-32."""
+    """Floats within `scale` of 0, by SplitMix64 of their indices and of the name's CRC-32."""
     size = int(np.prod(shape))
     with np.errstate(over="ignore"):
         z = np.arange(size, dtype=np.uint64) + np.uint64(zlib.crc32(name.encode()) * 1_000_003 + 1)

@@ -47,7 +47,7 @@ def _nodes(result: Any) -> list[tuple[str, int]]:
     mx.export_to_dot(text, *(array for _, array in tree_flatten(result)))
     inputs = Counter(re.findall(r'"[A-Z]+" -> (\d+)', text.getvalue()))
     names = re.findall(r'(\d+) \[label ?= ?"([A-Za-z]+)"', text.getvalue())
-    return [(name, inputs[place]) for place, name in names]
+    return [(name, inputs[index]) for index, name in names]
 
 
 def stand_in(shapes: list[Any], dtypes: list[mx.Dtype], *inputs: Any) -> list[mx.array]:
@@ -106,7 +106,7 @@ class Operation(NamedTuple):
 
 
 def recorded_operations(function: Callable[..., Any], *arrays: mx.array) -> list[Operation]:
-    """What the results of a function of arrays are made of, without views."""
+    """The operations that make the results of a function of arrays, without views."""
     found: list[Operation] = []
 
     def note(event: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def recorded_operations(function: Callable[..., Any], *arrays: mx.array) -> list
 
 
 def multiply_adds(function: Callable[..., Any], *arrays: mx.array) -> int:
-    """Those of the products of matrices in the results of a function of arrays."""
+    """The multiply-adds of the products of matrices in the results of a function of arrays."""
     total = 0
 
     def note(event: dict[str, Any]) -> None:

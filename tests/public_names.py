@@ -70,8 +70,8 @@ def public_names(package: ModuleType) -> list[PublicName]:
             home = importlib.util.resolve_name(
                 "." * node.level + (node.module or ""), package.__name__
             )
-            kept = [alias for alias in node.names if alias.asname == alias.name]
-            found += [PublicName(package.__name__, a.name, home, a.name) for a in kept]
+            exported = [alias for alias in node.names if alias.asname == alias.name]
+            found += [PublicName(package.__name__, a.name, home, a.name) for a in exported]
         elif isinstance(node, _DEFINITIONS) and not node.name.startswith("_"):
             found.append(PublicName(package.__name__, node.name, package.__name__, node.name))
     return found

@@ -66,7 +66,7 @@ def test_the_nearest_argument_of_settings_and_mixers_is_named() -> None:
     ):
         with pytest.raises(TypeError, match=rf"\[FineTuneSettings\].* Did you mean '{meant}'\?"):
             made(data="data", **given)
-    # its arguments go on to those of attention
+    # its arguments are passed on to attention
     with pytest.raises(TypeError, match=r"Did you mean 'num_heads'\?"):
         SlidingWindowAttention(64, window=8, heads=8)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"\[make_sampler\].* Did you mean 'temp'\?"):
@@ -258,7 +258,7 @@ def test_a_layer_is_no_class_of_layers(made: Any) -> None:
 
 def test_masks(loaded: Loaded) -> None:
     x = mx.ones((2, 5, 64))
-    for call, place in (
+    for call, caller in (
         (lambda **masks: MLGRU(64)(x, **masks), "MLGRU"),
         (lambda **masks: GQA(64)(x, **masks), "GQA"),
         (lambda **masks: loaded[0](mx.ones((2, 5), mx.int32), **masks), "Decoder"),
@@ -270,7 +270,7 @@ def test_masks(loaded: Loaded) -> None:
                 ([[True] * 5] * 2, TypeError, "must be an mx.array but got list"),
                 (5, TypeError, "must be an mx.array but got int"),
             ):
-                with pytest.raises(kind, match=rf"\[{place}\] '{name}' .*{words}"):
+                with pytest.raises(kind, match=rf"\[{caller}\] '{name}' .*{words}"):
                     call(**{name: mask})
 
 

@@ -79,6 +79,6 @@ def test_mistakes_are_reported_in_a_line(program: Path, tmp_path: Path) -> None:
         (["2", "-1"], 1, "a whole number was expected but got '-1'"),
         (["2", "4294967296"], 1, "a whole number was expected"),
     ):
-        said = run(program, tmp_path / "step", *arguments, status=status)
-        assert message in said and said.count("\n") == 1
+        message_shown = run(program, tmp_path / "step", *arguments, status=status)
+        assert message in message_shown and message_shown.count("\n") == 1
     assert "Failed to open" in run(program, tmp_path / "none", "1", "1", status=1)

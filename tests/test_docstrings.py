@@ -39,7 +39,7 @@ def runs(text: str) -> bool:
 
 
 def names_for(module: ModuleType) -> dict[str, Any]:
-    """What the examples of a module can name: what users import, and what the module itself defines."""
+    """The names that a module's examples can use: what users import, and what the module defines."""
     package = importlib.import_module(".".join(module.__name__.split(".")[:2]))
     own = {n: v for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__}
     public = {name.name: name.value for name in public_names(package)}
@@ -119,7 +119,7 @@ def _listed(documentation: str) -> set[str]:
 
 
 def _raises(value: Any) -> bool:
-    """Whether a function, or what makes an instance of a class, raises or checks its arguments."""
+    """Returns whether a function, or the constructor of a class, raises or checks its arguments."""
     if getattr(value, "_is_protocol", False):
         return False
     makers = ("__init__", "__post_init__")
@@ -147,7 +147,7 @@ _ELSEWHERE = re.compile(
     r"|: As (?:for |of |in )?`|: As the argument|: [Ll]ikewise|, likewise",
     re.M,
 )
-"""What a docstring says in place of arguments, shapes or errors that another one lists."""
+"""References to arguments, shapes or errors that another docstring lists."""
 
 
 @pytest.mark.parametrize("name", PUBLIC, ids=str)
@@ -243,7 +243,7 @@ DOCSTRINGS = {
 
 
 def test_sentences_end() -> None:
-    cut = {place: found for place, text in DOCSTRINGS.items() if (found := cut_sentences(text))}
+    cut = {where: found for where, text in DOCSTRINGS.items() if (found := cut_sentences(text))}
     assert not cut
 
 

@@ -33,9 +33,9 @@ def test_the_picture_of_a_chat_shows_what_a_chat_says(tmp_path: Path) -> None:
     picture = unescape((pictures / "chat.svg").read_text())
     # what follows are texts, which are shorter here, and speeds
     typed = [line for line in lines if line.startswith(">> ")]
-    said = [*lines[: lines.index(typed[0])], *typed]
-    assert len(said) == 8
-    assert [line for line in said if f">{line}</text>" not in picture] == []
+    printed = [*lines[: lines.index(typed[0])], *typed]
+    assert len(printed) == 8
+    assert [line for line in printed if f">{line}</text>" not in picture] == []
 
 
 def quick_run(script: Path, folder: Path) -> str:

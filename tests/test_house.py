@@ -88,12 +88,12 @@ def _code(file: Path) -> set[int]:
     """The numbers of the lines that are neither blank nor a comment nor a text that documents."""
     source = file.read_text()
     texts = _lines(node for node in ast.walk(ast.parse(source)) if _is_text(node))
-    kept = (line.strip() for line in source.splitlines())
-    return {n for n, line in enumerate(kept, 1) if line and line[0] != "#"} - texts
+    stripped = (line.strip() for line in source.splitlines())
+    return {n for n, line in enumerate(stripped, 1) if line and line[0] != "#"} - texts
 
 
 def _functions() -> dict[str, int]:
-    """The lines of code of each function, by its place."""
+    """The lines of code of each function, by its path and line."""
     return {
         f"{_name(file)}:{node.lineno}": len(_code(file) & _lines([node]))
         for file in FILES
@@ -133,9 +133,9 @@ def test_functions_are_short() -> None:
 
 
 def test_only_its_record_names_a_weight_format() -> None:
-    """What reads, converts and publishes checkpoints asks the records of `hub.checkpoint.formats`."""
+    """Code that reads or writes checkpoints asks the records of `hub.checkpoint.formats`."""
     own = ROOT / "hub" / "checkpoint" / "formats"
-    # some names are those of architectures, of operations or of this library too
+    # some are names of architectures, of operations or of this library too
     names = "|".join({*weight_formats()} - {*architectures(), *vars(ops), "mmfree"})
     named = re.compile(rf"(?<![a-z_])_?({names})(?!\.py)")
     imported = re.compile(r"\bforms(\.\w+)? import")
@@ -157,10 +157,10 @@ def test_circles() -> None:
     # an arrow at an end is in no circle
     while True:
         ends = {file for file, _ in arrows} ^ {other for _, other in arrows}
-        kept = {arrow for arrow in arrows if not ends & {*arrow}}
-        if kept == arrows:
+        remaining = {arrow for arrow in arrows if not ends & {*arrow}}
+        if remaining == arrows:
             break
-        arrows = kept
+        arrows = remaining
     assert sorted(_name(file) for file, _ in arrows) == []
 
 

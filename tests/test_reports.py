@@ -47,7 +47,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.exhaustive
 def test_a_report_becomes_tables(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What `mmfree doctor --report` writes is taken as it is."""
+    """A report of `mmfree doctor --report` is taken as it is."""
     content = json.loads(report.read_text())
     assert re.fullmatch(r"[a-z0-9.-]+_\d+-gb\.json", report.name)
     content["machine"]["chip"] = "Apple M9"

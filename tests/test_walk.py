@@ -51,7 +51,7 @@ class Walk:
         self.calls: list[CodeType] = []
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """What Python calls at each call: modules, classes, lambdas and comprehensions do not count."""
+        """Called by Python at each call: modules, classes, lambdas and comprehensions do not count."""
         code = frame.f_code
         if not self.looks or event != "call" or code.co_name.startswith("<"):
             return

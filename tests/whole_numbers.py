@@ -39,7 +39,7 @@ def changed(value: Any, path: Sequence[str | int], number: object) -> Any:
 def fault(
     use: Callable[..., object], *words: object, refusals: type[Exception] = MMFreeError
 ) -> str:
-    """What is wrong with how a number is taken; nothing where it is taken or refused well.
+    """The fault in how a number is taken; empty where it is taken or refused well.
 
     Args:
         use: Reads the number as a user would.

@@ -1,7 +1,7 @@
-"""Tells where the time of a prompt and of a decoded token goes on a CPU: by operation, and between them.
+"""Shows where the time of a prompt and of a decoded token goes on a CPU: by operation, and between them.
 
-The operations are those of this library's compiled kernels, timed where they run, on the thread that
-runs them for MLX. The rest of the time are MLX's own operations and what lies between any two.
+The operations are this library's compiled kernels, timed where they run, on the thread that runs them
+for MLX. The rest of the time are MLX's own operations and what lies between any two.
 """
 
 import argparse
@@ -41,7 +41,7 @@ HEAD_BITS = 6
 
 @dataclass(frozen=True)
 class Part:
-    """What one operation took of a prompt or a token.
+    """The share of one operation in the time of a prompt or a token.
 
     Attributes:
         runs: How often it ran.
@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measured(name: str, args: argparse.Namespace) -> list[Breakdown]:
-    """Those of one model, the threads in turn in each round of processes."""
+    """The breakdowns of one model, the threads in turn in each round of processes."""
     config = read_config("bench", name)
     amounts: dict[str, Any] = {
         "prompt_tokens": args.prompt_tokens,

@@ -35,7 +35,7 @@ from mlx_mmfree.platform.memory_reader import memory_reader
 GROUP = 128
 MANY_ROWS = 128
 COLD_BYTES = 64 << 20
-"""As many as no cache of most processors holds."""
+"""More bytes than the caches of most processors hold."""
 QUICK_COLD_BYTES = 64 << 10
 READ_SHARE = 0.7
 """The share of a plain read that a product is measured by."""
@@ -44,7 +44,7 @@ Calls = Mapping[str, Callable[[], object]]
 
 
 def gradient(multiply: Callable[[mx.array], mx.array], x: mx.array, dy: mx.array) -> mx.array:
-    """That of the input alone."""
+    """The gradient of the input alone."""
     return mx.vjp(multiply, [x], [dy])[1][0]
 
 

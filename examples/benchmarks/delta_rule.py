@@ -94,7 +94,7 @@ def of_mlx_lm(length: int) -> dict[str, float]:
 
 
 def of_a_token(rounds: int, state_mib: int) -> float:
-    """The rate of one position of many texts over that of copying their states, the median of pairs."""
+    """The rate of one position of many texts over the rate of copying its states, in the median."""
     import mlx.core as mx
 
     from mlx_mmfree.ops import gated_delta_rule

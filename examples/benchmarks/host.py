@@ -52,7 +52,7 @@ class KernelTexts:
     Attributes:
         decode: Texts that decode a token.
         prompt: Texts that read a prompt of more tokens than a kernel for few rows takes.
-        chat: Texts of a chat with such prompts: those of both.
+        chat: Texts of a chat with such prompts: both together.
         every_length: Texts of chats with prompts of every length.
     """
 
@@ -181,7 +181,7 @@ def _child_seconds(arguments: tuple[str, ...], environment: Mapping[str, str]) -
 
 
 def graph_lines(cost: GraphCost) -> list[str]:
-    """What it costs to build the graph of a decoded token, and how many texts Metal compiles."""
+    """The cost of building the graph of a decoded token, and how many texts Metal compiles."""
     layers = cost.layers
     kinds = {"uncompiled": cost.seconds, "compiled": cost.compiled_seconds}
     parts = [

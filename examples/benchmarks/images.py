@@ -304,8 +304,8 @@ def _groups(metrics: Sequence[ImageFigure]) -> dict[tuple[str, int, int], dict[s
     """The metrics of each model, number of threads and of images, by their programs."""
     groups: dict[tuple[str, int, int], dict[str, ImageFigure]] = {}
     for figure in metrics:
-        place = (figure.model, figure.threads, figure.batch_size)
-        groups.setdefault(place, {})[figure.program] = figure
+        key = (figure.model, figure.threads, figure.batch_size)
+        groups.setdefault(key, {})[figure.program] = figure
     return groups
 
 

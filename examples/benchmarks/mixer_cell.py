@@ -1,7 +1,7 @@
 """One mixer at one length or size, measured in a process of its own: its time, its memory, its limits.
 
 A recurrence whose state is a matrix is compared with a product of float32 matrices, and one between
-vectors with a copy of memory. On a CPU, times are those of the processors, all threads together: other
+vectors with a copy of memory. On a CPU, times are processor times, of all threads together: other
 programs change them less than the clock's.
 """
 
@@ -33,7 +33,7 @@ BLAS, COPY = "float32 products", "copy"
 """Limits: products of float32 matrices, and copying as many bytes."""
 
 FORWARD, BACKWARD, DECODING = "forward", "forward and backward", "decoding"
-"""What is measured of a mixer."""
+"""The measurements of a mixer."""
 
 TOO_LARGE = "memory"
 """Why a measurement stopped: it needed more memory than it may take."""
@@ -79,7 +79,7 @@ def measure_cell(
         mixer: Its name.
         work: `FORWARD`, `BACKWARD` or `DECODING`.
         length: Number of positions of a sequence; for decoding, those before the tokens that are timed;
-            for a spatial mixer, number of places of a square map.
+            for a spatial mixer, number of positions of a square map.
         dims: Model dims.
         batch_size: Number of sequences.
         rounds: Number of measurements, after one that does not count.
@@ -143,11 +143,11 @@ def _measured(
 
 
 def _of_map(
-    name: str, work: str, places: int, dims: int, batch_size: int, rounds: int
+    name: str, work: str, size: int, dims: int, batch_size: int, rounds: int
 ) -> dict[str, Any]:
     kind: Any = find_spatial_mixer(name)
     mixer = kind(dims)
-    side, least = isqrt(places), isqrt(_WARM_UP)
+    side, least = isqrt(size), isqrt(_WARM_UP)
     x, small = (mx.random.normal((batch_size, n, n, dims)) for n in (side, least))
     mx.eval(mixer.parameters(), x, small)
     return _timed(mixer, work, x, small, rounds)
@@ -160,7 +160,7 @@ def _timed(
     compute = _forward if work == FORWARD else _backward
     # what is loaded or started at a first use is not part of a length's memory
     compute(mixer, small)
-    before = _held_bytes()
+    before = _bytes_before()
     times = [elapsed_both(lambda: compute(mixer, x)) for _ in range(rounds + 1)]
     return _fastest(times[1:], 1) | {"peak_bytes": max(0, _peak_bytes() - before)}
 
@@ -171,7 +171,7 @@ def _fastest(times: Sequence[Elapsed], count: int) -> dict[str, float]:
 
 
 def _mixed(mixer: nn.Module, x: mx.array) -> mx.array:
-    """What a mixer gives, without the state of a token mixer."""
+    """The output of a mixer, without the state of a token mixer."""
     y = mixer(x)
     mixed: mx.array = y[0] if isinstance(y, tuple) else y
     return mixed
@@ -198,7 +198,7 @@ def _decoded(mixer: TokenMixer, x: mx.array, length: int, rounds: int) -> dict[s
     state_bytes = total_bytes(held_arrays(state))
     token = mx.contiguous(x[:, :1])
     mx.eval(token)
-    before = _held_bytes()
+    before = _bytes_before()
 
     def decode() -> None:
         nonlocal state
@@ -213,7 +213,7 @@ def _decoded(mixer: TokenMixer, x: mx.array, length: int, rounds: int) -> dict[s
     }
 
 
-def _held_bytes() -> int:
+def _bytes_before() -> int:
     """The memory in use before what is measured; forgets the peak until then where it can."""
     # what was freed would serve what is measured and so hide its memory
     mx.clear_cache()
@@ -228,8 +228,8 @@ def _used_bytes() -> int:
     """The memory in use; on a CPU where the system does not tell it, the most until now."""
     if not on_cpu():
         return mx.get_active_memory()
-    held = resident_memory()
-    return peak_resident_bytes() if held is None else held.anonymous_bytes + held.mapped_bytes
+    memory = resident_memory()
+    return peak_resident_bytes() if memory is None else memory.anonymous_bytes + memory.mapped_bytes
 
 
 def _peak_bytes() -> int:
@@ -265,7 +265,7 @@ _WORK: dict[str, Callable[..., Work]] = {
     "linear_scan": _scan_work,
     "mlgru_step": _gates_work,
 }
-"""What each operation must compute and move: its multiplications, or its bytes."""
+"""The work that each operation cannot avoid: its multiplications, or its bytes."""
 
 
 def measure_rates(

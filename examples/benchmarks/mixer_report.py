@@ -1,4 +1,4 @@
-"""What the benchmark of mixers has found: its results, their tables and their picture."""
+"""Results of the benchmark of mixers, with their tables and their picture."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ from mlx_mmfree.platform.device import device_info
 from mlx_mmfree.version import __version__
 
 WORKS = {"forward": FORWARD, "backward": BACKWARD, "decoding": DECODING}
-"""What can be measured, by the names that flags use."""
+"""The possible measurements, by the names that flags use."""
 
 SKIPPING = ("time", "memory")
-"""Why a measurement stopped that spares those of greater lengths: they would need more."""
+"""Why a measurement stopped after which greater lengths are skipped: they would need more."""
 
 _SAME = (
     "dims",
@@ -46,7 +46,7 @@ class MixerSettings:
     Attributes:
         dims: Model dims.
         batch_size: Number of sequences.
-        lengths: Lengths of the sequences, ascending; of maps, their numbers of places.
+        lengths: Lengths of the sequences, ascending; of maps, their numbers of positions.
         positions: Numbers of tokens after which decoding is measured, ascending.
         works: Keys of `WORKS`.
         rounds: Number of measurements in each process, after one that does not count.
@@ -75,7 +75,7 @@ class MixerSettings:
 
 @dataclass(frozen=True)
 class Cell:
-    """What one process measures: a mixer, a value of `WORKS`, and a length or position."""
+    """A measurement of one process: a mixer, a value of `WORKS`, and a length or position."""
 
     mixer: str
     work: str
@@ -195,8 +195,8 @@ def slope(values: Mapping[int, float | None]) -> float | None:
     """The power of the length with which something grows: the slope of a line fitted to logarithms.
 
     Args:
-        values: By length; `None` where there is none. Those of the greatest lengths count, as far down
-            as a sixteenth of it.
+        values: By length; `None` where there is none. The greatest lengths count, down to a sixteenth of
+            the greatest.
 
     Returns:
         The power, or `None` where fewer than three values count.
@@ -267,7 +267,7 @@ def _lengths(report: MixerReport, work: str, name: str, text: Text) -> Rows:
 
 
 def _size_of(report: MixerReport, length: int) -> str:
-    """A length, or the sides of a square map; slopes are by its places."""
+    """A length, or the sides of a square map; slopes are by its positions."""
     side = isqrt(length)
     return f"{side} x {side}" if report.settings["is_spatial"] else f"{length:,}"
 
@@ -378,7 +378,7 @@ def plot_mixers(report: MixerReport, file: Path) -> None:
 
     clock = report.clock
     is_spatial = report.settings["is_spatial"]
-    size = "places of the map" if is_spatial else "length (tokens)"
+    size = "positions of the map" if is_spatial else "length (tokens)"
     kinds = {"time": clock, "memory": "peak_bytes"}
     kind = "processor time" if clock == "processor_seconds" else "time"
     mixers = list({cell.mixer: None for cell in report.cells})

@@ -225,8 +225,8 @@ def _settings(args: argparse.Namespace) -> MixerSettings:
             given[name] = tuple(sorted(set(values)))
     if args.spatial is not None:
         sides = args.spatial or (_QUICK_SIDES if args.quick else _SIDES)
-        places = tuple(side * side for side in sorted(set(sides)))
-        given |= {"lengths": places, "rate_length": 0, "is_spatial": True}
+        sizes = tuple(side * side for side in sorted(set(sides)))
+        given |= {"lengths": sizes, "rate_length": 0, "is_spatial": True}
     return replace(
         MixerSettings(threads=(args.threads or thread_count()) if on_cpu() else 0),
         works=tuple(name for name in _WORKS if name in args.work),

@@ -1,4 +1,4 @@
-"""What processes measure: products of this library and others beside plain reads, and a training step.
+"""Measurements: products of this library and others beside plain reads, and a training step.
 
 The step has straight-through gradients, and is measured beside its matrix products alone in float32.
 """
@@ -41,7 +41,7 @@ BLAS = "float32 products"
 """The limit of training: the same products in float32."""
 
 TERNARY = "ternary"
-"""What the names of this library's own products begin with."""
+"""The prefix of the names of this library's own products."""
 
 # as in a model, a few products are queued together and share the overhead of an evaluation
 _GROUP = 8
@@ -65,8 +65,8 @@ def measure_products(
 
     Args:
         shapes: Output and input dims of ternary matrices.
-        rows: Numbers of tokens multiplied at a time. The limit of one token is a plain read, that of
-            several is arithmetic.
+        rows: Numbers of tokens multiplied at a time. One token is limited by a plain read,
+            several by arithmetic.
         heads: Output and input dims of heads.
         head_bits: Bits of the heads' weights; 16 means bfloat16.
         walk_bytes: Smallest number of bytes of all copies of a matrix, so that each copy has left the

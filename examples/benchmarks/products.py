@@ -65,7 +65,7 @@ class BenchmarkSettings:
 
 
 ON_GPU = BenchmarkSettings(processes=3, rows=(1, 8, 32, 128))
-"""What is measured on a GPU, by fewer processes, as each measures for longer."""
+"""Settings for a GPU, with fewer processes, as each measures for longer."""
 
 QUICK = BenchmarkSettings(
     processes=1,
@@ -87,7 +87,7 @@ QUICK = BenchmarkSettings(
 class Ratio:
     """How many times as fast something is as something else.
 
-    All processes count, since memory may be slow for those of one only.
+    All processes count, since memory may be slow for one alone.
 
     Attributes:
         name: What was measured.
@@ -184,8 +184,8 @@ def measured_in_turn(
         for task, arguments, threads in tasks:
             found = measure(task, arguments, threads)
             records += [Record(**record) for record in found["records"]]
-            if said := found.get("notes") or found.get("memory"):
-                notes.append(said | {"threads": threads})
+            if note := found.get("notes") or found.get("memory"):
+                notes.append(note | {"threads": threads})
     return records, notes
 
 
@@ -251,7 +251,7 @@ def model_amounts(settings: BenchmarkSettings) -> dict[str, Any]:
 
 
 def join(reports: Iterator[Report], show: Callable[[Report], None]) -> Report:
-    """Shows each report as it comes, and returns all of them joined into one."""
+    """Shows each report as it comes, and returns all of them merged into one."""
     whole = Report()
     for report in reports:
         show(report)
@@ -405,7 +405,7 @@ def _add_model_flags(group: Any) -> None:
     group.add_argument(
         "--dtype",
         choices=DTYPES,
-        help="float type to compute in; default: that of the published files, else float32",
+        help="float type to compute in; default: the published files' own, else float32",
     )
 
 

@@ -153,12 +153,12 @@ def _random_words(rows: int, columns: int) -> mx.array:
 def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
     for module in model.modules():
         matrix = matrix_of(module)
-        kept = () if matrix is None else matrix.kept
+        fixed = () if matrix is None else matrix.kept
         for name, value in list(module.items()):
             # packed weights and a head of 16 bits stay as they are
             is_wide = isinstance(value, mx.array) and value.dtype == mx.float32
             is_parameter = not name.startswith("_")
-            if is_wide and is_parameter and name not in kept:
+            if is_wide and is_parameter and name not in fixed:
                 module[name] = value.astype(dtype)
         # one module at a time, since a cast holds both formats in memory
         mx.eval([value for value in module.values() if isinstance(value, mx.array)])

@@ -51,7 +51,7 @@ def plot_roofline(machine: Mapping[str, Any], measured: Sequence[Figure], file: 
     axes.margins(0.08)
     axes.grid(True, which="major", alpha=0.3)
     axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    # the places of the points are known only after the layout
+    # the pixels of the points are known only after the layout
     canvas.draw_without_rendering()
     label_points(axes, points, [str(number) for number in range(1, len(points) + 1)])
     save_picture(canvas, file)
@@ -106,16 +106,16 @@ def _threads(count: int) -> str:
 def label_points(axes: Any, points: Sequence[tuple[float, float]], labels: Sequence[str]) -> None:
     """Writes a label beside each point, so that it covers no point and no other label.
 
-    A line joins a label to its point if there is no free place nearby.
+    A line connects a label with its point if there is no free space nearby.
 
     Args:
         axes: The matplotlib axes, whose limits and scales must be set before.
         points: The points, in the units of the axes.
         labels: A short text for each point.
     """
-    places = [tuple(axes.transData.transform(point)) for point in points]
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places]
-    for point, (x, y), label in zip(points, places, labels, strict=True):
+    pixels = [tuple(axes.transData.transform(point)) for point in points]
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in pixels]
+    for point, (x, y), label in zip(points, pixels, labels, strict=True):
         text = axes.annotate(
             label,
             point,
@@ -138,10 +138,10 @@ def label_points(axes: Any, points: Sequence[tuple[float, float]], labels: Seque
                 break
         box = free[0] if free else boxes[0]
         taken.append(box)
-        place = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-        text.set_position((place[0] - x, place[1] - y))
+        centre = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+        text.set_position((centre[0] - x, centre[1] - y))
         if distance > 20:
-            ends = axes.transData.inverted().transform([place, (x, y)])
+            ends = axes.transData.inverted().transform([centre, (x, y)])
             axes.plot(*ends.T, color="0.6", linewidth=0.5, zorder=0)
 
 

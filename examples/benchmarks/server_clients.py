@@ -267,7 +267,7 @@ def ask_all(server: Server, clients: Sequence[Sequence[Question]]) -> list[Answe
 
 
 def get(server: Server, path: str) -> Any:
-    """What a server gives under a path, as JSON."""
+    """The JSON that a server gives under a path."""
     connection = http.client.HTTPConnection(HOST, server.port, timeout=_TIMEOUT_SECONDS)
     try:
         connection.request("GET", path)

@@ -1,4 +1,4 @@
-"""What needs no HTTP: the rate of the scheduler, which no server exceeds, and parked sessions."""
+"""Measurements without HTTP: the rate of the scheduler, which no server exceeds, and parked sessions."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from mlx_mmfree.platform.resident_memory import resident_memory
 from mlx_mmfree.tokenizer.tokenizer import Tokenizer
 
 _SESSION_BYTES = 10**9
-"""As much as a server takes for them by default."""
+"""The default of a server."""
 
 
 def write_answers(

@@ -239,7 +239,7 @@ class ServeReport:
 
 
 Run = list[Answer] | dict[str, Any]
-"""What the clients of a server saw, or what the scheduler without HTTP has done."""
+"""The answers that the clients of a server got, or the report of the scheduler without HTTP."""
 
 
 def step_count(programs: Sequence[str], configs: Collection[str], settings: ServeSettings) -> int:
@@ -318,14 +318,14 @@ def measure_rates(
         found: dict[tuple[str, int], list[Run]],
         asks: Callable[[], list[Answer]],
     ) -> None:
-        place = server.program, clients
-        if place not in left_out:
+        key = server.program, clients
+        if key not in left_out:
             try:
-                found.setdefault(place, []).append(asks())
+                found.setdefault(key, []).append(asks())
             except MeasurementError as error:
                 if server.program == OWN:
                     raise
-                left_out[place] = str(error)
+                left_out[key] = str(error)
         advance()
 
     with ExitStack() as stack:
@@ -350,8 +350,8 @@ def measure_rates(
                 advance()
     order = [*programs, SCHEDULER, BARE]
     measured = runs.keys() - left_out.keys()
-    places = sorted(measured, key=lambda place: (order.index(place[0]), place[1]))
-    metrics = [rate_figure(*place, runs[place]) for place in places]
+    in_order = sorted(measured, key=lambda key: (order.index(key[0]), key[1]))
+    metrics = [rate_figure(*key, runs[key]) for key in in_order]
     conversations = [
         turns_figure(name, cast(list[list[Answer]], answers))
         for (name, clients), answers in turns.items()
@@ -392,7 +392,7 @@ def turns_figure(program: str, rounds: Sequence[Sequence[Answer]]) -> TurnsFigur
 
 
 def _texts(tokenizer: Tokenizer, settings: ServeSettings, seed: str, client: int) -> list[str]:
-    """What one client asks: long and short prompts in turn, one client the other way than the next."""
+    """The prompts of one client: long and short ones in turn, every second client the other way."""
     lengths = settings.prompt_tokens
     return [
         prompt(tokenizer, lengths[(client + n) % len(lengths)], f"{seed} {client} {n}")
@@ -478,7 +478,7 @@ def measure_resumed(model: str, settings: ServeSettings) -> ResumedFigure:
         ask_all(server, [_questions(tokenizer, settings, "warm up", 0)])
         end = tuple(tokenizer.eos_token_ids)
         began = _ask(server, texts, end)
-        kept = get(server, "/health")["sessions"]
+        sessions = get(server, "/health")["sessions"]
         step = max(1, settings.parked // settings.resumed)
         longer = [
             f"{text}{answer.text} and then they all went home"
@@ -487,7 +487,7 @@ def measure_resumed(model: str, settings: ServeSettings) -> ResumedFigure:
         resumed = _ask(server, longer, end)
     cached = sum(a.cached_tokens for a in resumed) / sum(a.prompt_tokens for a in resumed)
     return ResumedFigure(
-        kept["states"], kept["bytes"], _first_chunks(began), _first_chunks(resumed), cached
+        sessions["states"], sessions["bytes"], _first_chunks(began), _first_chunks(resumed), cached
     )
 
 

@@ -49,7 +49,7 @@ def run_comparison(
     """Reads the command line and prints the tables.
 
     Args:
-        parser: That of `parser_of`, with further flags.
+        parser: The result of `parser_of`, with further flags.
         compare: Runs a plan in a folder with so many jobs, or with `trains=False` only gathers the
             finished runs. Returns the tables.
         plan_of: The plan that the flags ask for.

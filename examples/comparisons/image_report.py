@@ -126,11 +126,11 @@ def _draw(file: Path, plan: Plan, chosen: Mapping[Row, list[Metrics]]) -> None:
     shifts = (-0.2, 0.0, 0.2)
     for linear, colour, marker, shift in zip(_KINDS, COLOURS, "o^s", shifts, strict=False):
         points = []
-        for place, backbone in enumerate(plan.backbones):
+        for index, backbone in enumerate(plan.backbones):
             values = [100 * each["value"] for each in chosen.get(Row(backbone, linear), [])]
             if values:
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                points.append((statistics.mean(values), place + shift, spread))
+                points.append((statistics.mean(values), index + shift, spread))
         if points:
             x, y, spreads = zip(*points, strict=True)
             style: dict[str, Any] = {

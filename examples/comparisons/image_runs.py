@@ -42,7 +42,7 @@ class Plan:
         rates: The learning rates, the likeliest first.
         seeds: Seeds of each row at its best rate.
         steps: Steps of a run.
-        recovery_steps: Those of a model that was made ternary; its strength grows in the first third.
+        recovery_steps: Steps of a model that was made ternary; its strength grows in the first third.
         batch_size: Images in a step.
         data: Folder of the files `train.npz`, `valid.npz` and `test.npz`.
     """
@@ -97,10 +97,10 @@ def rows_of(plan: Plan) -> list[Row]:
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Any]:
     """The settings that a result depends on, as JSON gives them back."""
-    kept = ("steps", "recovery_steps", "batch_size")
+    names = ("steps", "recovery_steps", "batch_size")
     settings = {
         **asdict(run),
-        **{name: getattr(plan, name) for name in kept},
+        **{name: getattr(plan, name) for name in names},
         "data": plan.data.name,
         "model": described(run.row.backbone, "dense"),
     }

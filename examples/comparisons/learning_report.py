@@ -197,15 +197,15 @@ def _points(
     chosen: Mapping[Row, Run],
     results: Results,
 ) -> list[tuple[float, float, float]]:
-    """Mean, place and deviation of each mixer that has run."""
+    """Mean, position on the axis and deviation of each mixer that has run."""
     points = []
-    for place, mixer in enumerate(plan.mixers):
+    for index, mixer in enumerate(plan.mixers):
         run = chosen.get(Row("table", task, mixer, linear))
         if run is not None:
             scale = 100 if task.is_generated else 1
             values = [scale * metrics["value"] for metrics in _runs(run, results)]
             spread = statistics.stdev(values) if len(values) > 1 else math.nan
-            points.append((statistics.mean(values), place + shift, spread))
+            points.append((statistics.mean(values), index + shift, spread))
     return points
 
 

@@ -44,8 +44,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sinkhorn": {"block_size": 8},
     "sliding_window_attention": {"window": 16},
 }
-"""What differs from the defaults: windows shorter than the sequences, keys and values shared by heads,
-capacity for the gMLP's matrix, and keys of Mamba-2 as long as those of other heads."""
+"""Options beside the defaults: windows shorter than the sequences, keys and values shared by heads,
+capacity for the gMLP's matrix, and keys of Mamba-2 as long as other heads'."""
 
 _KNOWS_ORDER = (
     *("delta_net", "gated_delta_net", "gla", "gmlp", "gru", "hgrn", "hgrn2", "kda", "mamba2"),
@@ -82,7 +82,7 @@ SINK_FORMATS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
     "sinks and window": (_SINKS, {"sinks and window": _SINKS}),
     "learned sinks and window": (_LEARNED, {"learned sinks and window": _LEARNED}),
 }
-"""What a model attends to while it learns, and the mixers that read a long text with its weights."""
+"""The attention of a model while it learns, and the mixers that read a long text with its weights."""
 
 HYBRID_FORMATS: dict[str, tuple[str, ...]] = {
     "mlgru + gated_delta_net": ("mlgru", "gated_delta_net"),
@@ -113,8 +113,8 @@ def metaformer(
     """A model with fresh weights that has as many parameters as the reference, as near as can be.
 
     Args:
-        mixers: The token mixers of the blocks, by turns: `name`, and options other than those of this
-            comparison.
+        mixers: The token mixers of the blocks, by turns: `name`, and options other than this
+            comparison's.
         task: What it is for.
         seed: Seed of the weights.
         layers: Number of blocks.

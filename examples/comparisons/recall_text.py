@@ -16,7 +16,7 @@ _AT_A_TIME = 50
 
 
 def recall_line(random: Random, questions: int = 0) -> tuple[str, list[tuple[str, str]]]:
-    """What four animals have, and questions after it (arXiv 2312.04927).
+    """Facts about four animals, and questions after them (arXiv 2312.04927).
 
     Args:
         random: The source of the line.
@@ -69,19 +69,19 @@ def recall_accuracy(
         # what comes after a text changes nothing in it
         rows = np.array([ids + [0] * (length - len(ids)) for ids, _ in part], np.int32)
         found = np.array(mx.argmax(model(mx.array(rows))[0], axis=-1))
-        for row, (ids, places) in zip(found, part, strict=True):
-            right += [row[n - 1 : end - 1].tolist() == ids[n:end] for n, end in places]
+        for row, (ids, spans) in zip(found, part, strict=True):
+            right += [row[n - 1 : end - 1].tolist() == ids[n:end] for n, end in spans]
     return sum(right) / len(right)
 
 
 def _with_answers(
     tokenizer: Tokenizer, reported: str, asked: Sequence[tuple[str, str]]
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """The ids of a line, and where those of each answer begin and end."""
-    ids, places = list(tokenizer.encode(reported)), []
+    """The ids of a line, and where each answer's begin and end."""
+    ids, spans = list(tokenizer.encode(reported)), []
     for question, answer in asked:
         ids += tokenizer.encode_continuation(question)
         start = len(ids)
         ids += tokenizer.encode_continuation(answer)
-        places.append((start, len(ids)))
-    return ids, places
+        spans.append((start, len(ids)))
+    return ids, spans

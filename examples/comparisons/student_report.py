@@ -103,15 +103,15 @@ def _memories(plan: Plan, teacher: Metrics, chosen: Chosen) -> str:
     for kind in plan.kinds:
         for way in (DISTILLED, *left_out(plan, kind)):
             runs = chosen.get((kind, way), [])
-            kept = [(each["recall"] - CHANCE) / (teacher["recall"] - CHANCE) for each in runs]
-            share = mean_and_spread([100 * each for each in kept], 0) if kept else "-"
+            shares = [(each["recall"] - CHANCE) / (teacher["recall"] - CHANCE) for each in runs]
+            share = mean_and_spread([100 * each for each in shares], 0) if shares else "-"
             cells = [_cell(runs), _cell(runs, "recall", 100, 1), share]
             rows.append([kind, way, *cells, _cell(runs, "seconds", 1, 0)])
     return markdown(header, rows)
 
 
 def _findings(plan: Plan, teacher: Metrics, chosen: Chosen) -> list[str]:
-    """What was to be shown, and whether it was: by the teacher, by each student, by the hybrid."""
+    """The claims, and whether the results bear them out: of the teacher, each student, the hybrid."""
     leads: dict[str, list[str]] = {}
     gains: dict[str, list[str]] = {}
     for kind in plan.kinds:
@@ -181,7 +181,7 @@ def _left_out(plan: Plan, chosen: Chosen) -> str:
 
 
 def _samples(chosen: Chosen) -> list[str]:
-    """What a distilled student and its twin write, with fixed seeds, as it came."""
+    """Unedited texts of a distilled student and its twin, with fixed seeds."""
     shown = []
     for way in (DISTILLED, TWIN):
         for metrics in chosen.get((MAIN, way), [])[:1]:
@@ -201,11 +201,11 @@ def _draw(file: Path, plan: Plan, teacher: Metrics, chosen: Chosen) -> None:
     axes = figure.subplots()
     for way, colour, marker, shift in zip(WAYS, COLOURS, "o^s", (-0.2, 0.0, 0.2), strict=False):
         points = []
-        for place, kind in enumerate(plan.kinds):
+        for index, kind in enumerate(plan.kinds):
             values = [each["value"] for each in chosen.get((kind, way), [])]
             if values:
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                points.append((statistics.mean(values), place + shift, spread))
+                points.append((statistics.mean(values), index + shift, spread))
         if points:
             x, y, spreads = zip(*points, strict=True)
             style: dict[str, Any] = {"color": colour, "markersize": 5, "capsize": 2, "label": way}

@@ -202,10 +202,10 @@ def number_of_runs(plan: Plan) -> int:
     """How many runs there are once all have ended well."""
     # a student, a twin, and one that takes longer
     kinds = len(plan.kinds)
-    tried, once = (2 * kinds, 3 * kinds) if plan.has_twins else (kinds, kinds)
+    tried, rows = (2 * kinds, 3 * kinds) if plan.has_twins else (kinds, kinds)
     others = sum(len(left_out(plan, kind)) for kind in plan.kinds)
     # the runs of the first seed at the best rates are among the searches
-    final = plan.seeds * (once + others) - tried
+    final = plan.seeds * (rows + others) - tried
     return len(searches(plan)) + final
 
 

@@ -30,7 +30,7 @@ class Task:
         name: Its name.
         vocab_size: Number of tokens.
         length: Tokens read.
-        count: Pairs to recall, or marks of an induction.
+        count: Pairs to recall, or special tokens of an induction.
         is_shifted: Whether the first block of a model sees the token before, whatever the mixer.
         batch_size: Sequences in a batch.
         steps: Batches that are learned from.
@@ -91,18 +91,18 @@ def copying(task: Task, random: np.random.Generator) -> Rows:
 def induction(task: Task, random: np.random.Generator) -> Rows:
     """Induction (Olsson et al., arXiv 2209.11895), in the format of Fu et al., arXiv 2212.14052.
 
-    Random tokens with `count` marks at random places. What follows the first mark follows the others
-    too.
+    Random tokens with `count` special tokens at random positions. The token after the first special one
+    follows the others too.
     """
-    rows, places = task.batch_size, (task.length + 1) // 2
-    tokens = random.integers(1, task.vocab_size, (rows, 2 * places))
-    chosen = random.permuted(np.tile(np.arange(places), (rows, 1)), axis=1)[:, : task.count]
-    marks = 2 * np.sort(chosen, axis=1)
-    np.put_along_axis(tokens, marks, 0, axis=1)
+    rows, pairs = task.batch_size, (task.length + 1) // 2
+    tokens = random.integers(1, task.vocab_size, (rows, 2 * pairs))
+    chosen = random.permuted(np.tile(np.arange(pairs), (rows, 1)), axis=1)[:, : task.count]
+    positions = 2 * np.sort(chosen, axis=1)
+    np.put_along_axis(tokens, positions, 0, axis=1)
     answers = np.repeat(random.integers(1, task.vocab_size, (rows, 1)), task.count, axis=1)
-    np.put_along_axis(tokens, marks + 1, answers, axis=1)
+    np.put_along_axis(tokens, positions + 1, answers, axis=1)
     is_learned = np.zeros(tokens.shape, bool)
-    np.put_along_axis(is_learned, marks[:, 1:] + 1, True, axis=1)
+    np.put_along_axis(is_learned, positions[:, 1:] + 1, True, axis=1)
     return tokens, is_learned
 
 
@@ -115,7 +115,7 @@ _GENERATED: dict[str, Callable[[Task, np.random.Generator], Rows]] = {
 
 
 def _excerpts(task: Task, random: np.random.Generator) -> Rows:
-    """The bytes of stories from random places on."""
+    """The bytes of stories from random offsets on."""
     text = training_text()
     first = random.integers(0, len(text) - task.length, (task.batch_size, 1))
     tokens = text[first + np.arange(task.length + 1)]

@@ -37,7 +37,7 @@ def executed(notebook: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outputs(code: str, count: int, names: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a cell prints, the value of its last expression, and the pictures that it draws."""
+    """The printed text of a cell, the value of its last expression, and the pictures that it draws."""
     tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     value, printed = None, io.StringIO()

@@ -1,7 +1,7 @@
 """Draws a session of `mmfree chat` as a terminal shows it: `chat.svg`, in the folder of this file.
 
 It is a real session, in a pseudo-terminal, with the model in the package. The seed makes its texts the
-same in each run, and the speeds are those of the machine. `--quick` prints a shorter session.
+same in each run, and the speeds are the machine's. `--quick` prints a shorter session.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def session(*flags: str) -> list[str]:
 
 
 def _until_prompt(terminal: int) -> str:
-    """What comes until a prompt stands at the end, or the other side closes the terminal."""
+    """The output until a prompt stands at the end, or the other side closes the terminal."""
     shown = b""
     while not shown.endswith(PROMPT.encode()):
         try:

@@ -2,7 +2,7 @@
 
 python examples/pictures/draw.py [FOLDER]
 
-Sizes, numbers and packages are those of the library: a published shape, its own functions, and the
+Sizes, numbers and packages come from the library: a published shape, its own functions, and the
 import contract in `pyproject.toml`.
 """
 
@@ -194,8 +194,8 @@ def packed() -> str:
     _step(picture, 118, f"m = mean of |w| = {m:.3f};  t = round(w / m), within -1 and 1")
     picture.row(149, [f"{int(t)}" for t in _numbers(trits)], "ternary")
     _step(picture, 179, "t + 1 in 2 bits, the first one lowest; 16 fill a word")
-    kept = [f"0b{word:016b}", f"kept in memory and on disk, with m = {m:.3f} once"]
-    picture.box(20, 210, 435, kept, "kept")
+    stored = [f"0b{word:016b}", f"kept in memory and on disk, with m = {m:.3f} once"]
+    picture.box(20, 210, 435, stored, "kept")
     picture.words(20, 296, "A token comes, as floats:", anchor="start", weight="bold")
     picture.row(308, [f"{x:.2f}" for x in _numbers(inputs)], "float")
     _step(picture, 338, f"s = 127 / largest |x| = {s:.1f};  c = round(s x), an 8-bit code")
@@ -227,8 +227,8 @@ def house() -> str:
     picture = Picture(480, 20 + 58 * len(floors), "The packages, which import downwards only")
     for number, names in enumerate(floors):
         y, width = 10 + 58 * number, (350 - 8 * (len(names) - 1)) / len(names)
-        for place, name in enumerate(names):
-            x = 10 + (width + 8) * place
+        for index, name in enumerate(names):
+            x = 10 + (width + 8) * index
             picture.box(x, y, width, [name, PACKAGES[name]], "ternary")
         for name in names:
             if name in NEIGHBOURS:

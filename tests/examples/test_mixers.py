@@ -106,8 +106,8 @@ def test_tables(planned: dict, capsys: pytest.CaptureFixture[str]) -> None:
         bench(*names, *QUICK, *flags, "--work", "forward", "decoding", "--memory-limit", "2") == 0
     )
     lines = capsys.readouterr().out.splitlines()
-    place = next(n for n, line in enumerate(lines) if line.startswith("forward: time"))
-    rows = [" ".join(line.split()) for line in lines[place + 1 : place + 5]]
+    index = next(n for n, line in enumerate(lines) if line.startswith("forward: time"))
+    rows = [" ".join(line.split()) for line in lines[index + 1 : index + 5]]
     # after a limit, nothing longer is tried
     assert rows == [
         "mixer 16 32 48 slope",
@@ -115,8 +115,8 @@ def test_tables(planned: dict, capsys: pytest.CaptureFixture[str]) -> None:
         "gru 16.00 s 32.00 s > 2.00 GB",
         "hydra 16.00 s failed 48.00 s",
     ]
-    place = next(n for n, line in enumerate(lines) if line.startswith("decoding: processor time"))
-    assert " ".join(lines[place + 3].split()) == "gru 4.00 s 16.00 s 4.00 0.0 kB 0.0 kB"
+    index = next(n for n, line in enumerate(lines) if line.startswith("decoding: processor time"))
+    assert " ".join(lines[index + 3].split()) == "gru 4.00 s 16.00 s 4.00 0.0 kB 0.0 kB"
     assert lines[-1] == "hydra, forward, 32: [bench] it broke."
 
 

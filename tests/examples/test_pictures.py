@@ -27,8 +27,8 @@ def test_pictures_are_what_the_script_draws(script: ModuleType, tmp_path: Path) 
     script.main([str(tmp_path)])
     drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert len(drawn) == 3
-    kept = {name: (FOLDER / name).read_text() for name in drawn}
-    assert drawn == kept, "run python examples/pictures/draw.py"
+    committed = {name: (FOLDER / name).read_text() for name in drawn}
+    assert drawn == committed, "run python examples/pictures/draw.py"
 
 
 def test_every_picture_stands_on_a_page() -> None:

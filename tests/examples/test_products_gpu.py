@@ -37,7 +37,7 @@ SETTINGS = BenchmarkSettings(
 
 @pytest.fixture
 def on_gpu(emulated: Emulator, here: Any, monkeypatch: pytest.MonkeyPatch) -> Emulator:
-    """A GPU whose own kernels and those of mlx-lm are emulated, and each queue a single pass."""
+    """A GPU whose own kernels and mlx-lm's are emulated, and each queue a single pass."""
     for module in (measuring, product_tasks):
         monkeypatch.setattr(module, "on_cpu", lambda: False)
     monkeypatch.setattr(self_check, "_checks", {})
@@ -126,7 +126,7 @@ def test_a_switched_off_kernel_is_reported(on_gpu: Emulator) -> None:
 def test_mlx_lm_multiplies_the_codes(on_gpu: Emulator) -> None:
     layer = product_tasks.peers()[-1].make(8, 32, mx.float32)
     codes = np.array(layer.weight)
-    trits = np.concatenate([(codes >> 2 * place) & 3 for place in range(4)]).astype(np.float32) - 1
+    trits = np.concatenate([(codes >> 2 * index) & 3 for index in range(4)]).astype(np.float32) - 1
     assert set(np.unique(trits)) == {-1, 0, 1}
     x = mx.random.normal((2, 32))
     want = np.array(x) @ trits.T * 32**-0.5

@@ -19,5 +19,5 @@ def test_labels_overlap_neither_each_other_nor_points() -> None:
     boxes = [text.get_window_extent() for text in axes.texts]
     assert len(boxes) == 14
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
-    places = axes.transData.transform(points)
-    assert not any(box.contains(x, y) for box in boxes for x, y in places)
+    pixels = axes.transData.transform(points)
+    assert not any(box.contains(x, y) for box in boxes for x, y in pixels)

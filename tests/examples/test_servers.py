@@ -52,7 +52,7 @@ def test_a_rate_is_that_of_all_clients() -> None:
     assert figure.between == Spread.of([2, 4])
 
 
-def test_rounds_are_joined() -> None:
+def test_rounds_are_merged() -> None:
     figure = rate_figure(SCHEDULER, 16, [{"tokens": n, "seconds": 2} for n in (10, 20, 60)])
     assert figure == RateFigure(SCHEDULER, 16, 10.0, 30.0, None, None)
 
@@ -212,14 +212,14 @@ def test_another_server_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     metrics, turns, left_out = servers.measure_rates(
         str(demo.path()), programs_asked, settings, lambda: steps.append(None)
     )
-    places = [(figure.program, figure.clients) for figure in metrics]
-    assert places == [(OWN, 1), (OWN, 2), (MLX_LM, 1), (SCHEDULER, 2), (BARE, 2)]
+    measured = [(figure.program, figure.clients) for figure in metrics]
+    assert measured == [(OWN, 1), (OWN, 2), (MLX_LM, 1), (SCHEDULER, 2), (BARE, 2)]
     assert left_out == [LeftOut(MLX_LM, 2, "reset by peer")]
     assert [(each.program, each.turns, each.prompt_tokens) for each in turns] == [
         (OWN, 10, 8),
         (MLX_LM, 10, 8),
     ]
-    # the rates are all steps but that of resumed sessions and those of parked ones
+    # the rates are all steps but the rates of resumed sessions and of parked ones
     assert len(steps) == servers.step_count(programs_asked, [], settings) - 2
 
 

@@ -29,8 +29,10 @@ class Ship(Boat):
 
 def test_words_are_documentation() -> None:
     listed = "Attributes:\n    length: In metres.\n    names: What it is called."
-    assert Boat.__doc__ == f"What floats.\n\n{listed}\n\nRaises:\n    ValueError: It is none."
-    assert Ship.__doc__ == f"What floats far.\n\n{listed}\n    masts: How many."
+    assert (
+        Boat.__doc__ == f"A vessel that floats.\n\n{listed}\n\nRaises:\n    ValueError: It is none."
+    )
+    assert Ship.__doc__ == f"A vessel that floats far.\n\n{listed}\n    masts: How many."
 
 
 def test_a_subclass_gives_another_default_alone() -> None:

@@ -16,7 +16,7 @@ from mlx_mmfree.errors import MMFreeError
 CASE, TEMPORARY, HOME, OUTSIDE = "case", "tmp", "home", "outside"
 SECRET = "outside-8d1f-not-to-be-read"
 _SECRET_FILE = "secret.txt"
-# this is said of sound files too, since a changed configuration may tell of another writer
+# this is reported of sound files too, since a changed configuration may name another writer
 _NOTE = re.compile(rb"^\[load\] '[^'\n]*' may hold wrong ternary weights: [^\n]*\n", re.MULTILINE)
 _LONGEST_MESSAGE = 2000
 
@@ -48,7 +48,7 @@ class FuzzClass:
     wall_seconds: float = 150.0
     memory_bytes: int = 500_000_000
     batch: int = 40
-    kept_until_exit: str = ""
+    stays_until_exit: str = ""
     is_command: bool = False
     count: int = 6
     packages: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def command_class(
     make_sources: Callable[[Path], object],
     mutate: Callable[[Path, Path, random.Random], str],
     exercise: Callable[[Path, random.Random], object],
-    kept_until_exit: str = "",
+    stays_until_exit: str = "",
     refusals: tuple[type[Exception], ...] = (MMFreeError,),
 ) -> FuzzClass:
     """A class each of whose cases runs whole commands, with the limits that these need."""
@@ -71,7 +71,7 @@ def command_class(
         wall_seconds=300,
         memory_bytes=700_000_000,
         batch=1,
-        kept_until_exit=kept_until_exit,
+        stays_until_exit=stays_until_exit,
         is_command=True,
         count=3,
     )
@@ -139,9 +139,9 @@ def run_case(
         return Verdict(SUSPECT, f"{what}: {error}", time.monotonic() - begun)
     # a panic of a compiled library is no Exception
     except BaseException as error:
-        problem = f"{type(error).__name__}: {error!s:.500} {_place(error)}"
+        problem = f"{type(error).__name__}: {error!s:.500} {_location(error)}"
     seconds = time.monotonic() - begun
-    problem = problem or _printed(output) or _strayed(work, output.name, fuzz.kept_until_exit)
+    problem = problem or _printed(output) or _strayed(work, output.name, fuzz.stays_until_exit)
     if problem:
         return Verdict("fault", f"{what}: {problem}", seconds)
     return Verdict(kind, what, seconds)
@@ -152,7 +152,7 @@ def _unclear(message: str) -> str:
     return "" if is_clear else f"unclear message {message!r:.300}"
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """The last lines of the library, or of the test, that the error went through."""
     frames = traceback.extract_tb(error.__traceback__)
     shown = [frame for frame in frames if "mlx_mmfree" in frame.filename] or frames
@@ -167,14 +167,16 @@ def _printed(output: Path) -> str:
     return f"printed {text[:300]!r}" if text else ""
 
 
-def clear_temporary(work: Path, kept: str = "") -> list[str]:
+def clear_temporary(work: Path, expected: str = "") -> list[str]:
     """Removes temporary files but compiled code, which MLX keeps; says what there was.
 
     Args:
         work: The worker's folder.
-        kept: A regular expression of names to leave alone.
+        expected: A regular expression of names to leave alone.
     """
-    names = [name for name in os.listdir(work / TEMPORARY) if not re.fullmatch(f"mlx|{kept}", name)]
+    names = [
+        name for name in os.listdir(work / TEMPORARY) if not re.fullmatch(f"mlx|{expected}", name)
+    ]
     if names:
         # what nothing refers to any longer is removed
         gc.collect()
@@ -185,12 +187,12 @@ def clear_temporary(work: Path, kept: str = "") -> list[str]:
     return left
 
 
-def _strayed(work: Path, output: str, kept: str) -> str:
+def _strayed(work: Path, output: str, expected: str) -> str:
     """The files that were written outside the folder of the case."""
     secret = work / OUTSIDE / _SECRET_FILE
     if os.listdir(work / OUTSIDE) != [_SECRET_FILE] or secret.read_text() != SECRET:
         return f"changed files outside: {os.listdir(work / OUTSIDE)}"
-    if left := clear_temporary(work, kept):
+    if left := clear_temporary(work, expected):
         return f"left temporary files {left[:3]}"
     if added := set(os.listdir(work)) - {CASE, TEMPORARY, HOME, OUTSIDE, output}:
         return f"wrote {sorted(added)[:3]} beside its folder"

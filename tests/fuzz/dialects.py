@@ -30,7 +30,7 @@ def _maybe(rng: random.Random, chance: float = 0.3, **values: Any) -> dict[str, 
 
 
 def _turns(rng: random.Random) -> list[tuple[str, Any]]:
-    """What was reported, reasoning, called and answered, the user's words first and last."""
+    """Messages, reasoning, calls and results, the user's words first and last."""
     turns: list[tuple[str, Any]] = [("user", _text(rng))]
     for number in range(rng.choice((0, 0, 1, 3))):
         turns += [("reasoning_text", _text(rng))] if rng.random() < 0.3 else []
@@ -166,7 +166,7 @@ def _messages(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
+def _responses(rng: random.Random, stored: list[str]) -> dict[str, Any]:
     items: list[dict[str, Any]] = []
     is_custom: dict[str, bool] = {}
     for kind, value in _turns(rng):
@@ -193,11 +193,11 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
                 kind = "custom_tool_call" if is_custom.get(name) else "function_call"
                 output = _result(rng, text, "input_text", picture)
                 items.append({"type": f"{kind}_output", "call_id": name, "output": output})
-    if kept and rng.random() < 0.1:
+    if stored and rng.random() < 0.1:
         # an item of an earlier response, if it has one of this number
-        name = kept[-1].removeprefix("resp_") + rng.choice("0123")
+        name = stored[-1].removeprefix("resp_") + rng.choice("0123")
         items.insert(0, {"type": "item_reference", "id": f"msg_{name}"})
-    before = rng.choice([*kept[-20:], "resp_" + 24 * "ab"])
+    before = rng.choice([*stored[-20:], "resp_" + 24 * "ab"])
     formats = (
         {"type": "text"},
         {"type": "json_object"},
@@ -205,7 +205,7 @@ def _responses(rng: random.Random, kept: list[str]) -> dict[str, Any]:
     )
     return {
         "input": rng.choice((items, _text(rng))),
-        **_maybe(rng, 0.6 if kept else 0.05, previous_response_id=before),
+        **_maybe(rng, 0.6 if stored else 0.05, previous_response_id=before),
         **_maybe(
             rng,
             instructions=_text(rng),
@@ -242,12 +242,12 @@ def _fit(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name not in alone or rng.random() < 0.1}
 
 
-def draw(path: str, rng: random.Random, kept: list[str]) -> dict[str, Any]:
-    """A sound conversation for an address; `kept` are names of responses that it may go on from."""
+def draw(path: str, rng: random.Random, stored: list[str]) -> dict[str, Any]:
+    """A sound conversation for an address; `stored` are names of responses that it may go on from."""
     if path == CHAT:
         body = _chat(rng)
     elif path == RESPONSES:
-        body = _responses(rng, kept)
+        body = _responses(rng, stored)
     else:
         body = _messages(rng)
     body = _fit(body, rng)
@@ -294,7 +294,7 @@ def written(format: str, *calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def answer_text(format: str, rng: random.Random) -> str:
-    """What a model of a format may write: words, reasoning, and calls, some of them broken or cut."""
+    """An answer of a model of a format: words, reasoning, and calls, some of them broken or cut."""
     parts = []
     for _ in range(rng.choice((1, 2, 4))):
         arguments = {"word": _text(rng), "count": rng.randint(0, 9)}

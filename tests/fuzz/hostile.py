@@ -38,7 +38,7 @@ TEXTS = (
     *("\ufffd\ufeff", "e\u0301" * 40, "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u202eabc"),
     *(CONTROLS, "a" * 3000, " " * 3000, "\u0130\u00df\ufb03", "\u1112\u1161\u11ab", "1" * 500),
 )
-# numbers and structures as they stand in a file, some of which Python cannot write
+# numbers and structures as text in a file, some of which Python cannot write
 RAW_JSON = (
     *("1e400", "-1e400", "NaN", "Infinity", "-Infinity", "1e-400", "-0.0", "9" * 5000, "1" * 400),
     *("[" * 900 + "]" * 900, "[" * 200_000, '{"a":' * 50_000, '"\\ud800"', '"\\u0000"', "0.1e1"),
@@ -129,8 +129,8 @@ def odd_text(rng: random.Random) -> str:
     return "".join(chunks)
 
 
-def put_in_place(file: Path, kind: str) -> None:
-    """Removes a file, or puts something else in its place."""
+def replace_file(file: Path, kind: str) -> None:
+    """Removes a file, or replaces it by something else."""
     file.unlink(missing_ok=True)
     if kind == "empty":
         file.touch()
@@ -143,9 +143,9 @@ def put_in_place(file: Path, kind: str) -> None:
 
 
 def odd_entry(file: Path, outside: Path, rng: random.Random) -> str:
-    """Puts something that is no file of the folder in a file's place: a link, a pipe, a folder."""
+    """Replaces a file by something that is no file of the folder: a link, a pipe, a folder."""
     kind = rng.choice(("absent", "empty", "folder", "loop", "pipe", "link", "chain", "dangling"))
-    put_in_place(file, kind)
+    replace_file(file, kind)
     if kind == "link":
         file.symlink_to(
             rng.choice((outside, os.path.relpath(outside, file.parent), Path("/dev/zero")))

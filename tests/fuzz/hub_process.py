@@ -66,7 +66,7 @@ class HubProcess:
 
 
 def log_in(url: str, token: str) -> Callable[[], None]:
-    """What makes a child use a Hub with a login. It tries again at once what the Hub refuses."""
+    """Makes a child use a Hub with a login. It repeats at once what the Hub refuses."""
 
     def prepare() -> None:
         constants.ENDPOINT = hf_api.ENDPOINT = url

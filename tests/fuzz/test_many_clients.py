@@ -17,7 +17,7 @@ _MB = 10**6
     ("memory", "flat"),
     [
         ([300 * _MB + 5 * _MB * (n % 2) for n in range(300)], True),
-        # caches and threads arise at the beginning
+        # caches and threads arise at the start
         ([100 * _MB, *[400 * _MB] * 200], True),
         # 1 MB a second
         ([(300 + n) * _MB for n in range(300)], False),

@@ -31,7 +31,7 @@ BASES = {
     "lora": (LORA, LORA_OPTIONS),
     "distil": (DISTIL, DISTIL_OPTIONS),
 }
-_PLACES = {"train": "output", "lora": "adapter_path", "distil": "output"}
+_OUTPUT_KEYS = {"train": "output", "lora": "adapter_path", "distil": "output"}
 TURNS = [(command, option) for command, (_, options) in BASES.items() for option in options]
 _TIMEOUT_S = 600
 _MOST_KILLS = 3
@@ -118,9 +118,9 @@ def kill_and_compare(case: Case, folder: Path, draw: random.Random) -> None:
 
 def _run(case: Case, folder: Path, run: str, seconds: float | None) -> tuple[int, str]:
     """One start; the status, negative if killed after so many seconds, and what it wrote."""
-    place = _PLACES[case.command]
+    key = _OUTPUT_KEYS[case.command]
     config = folder / f"{run}.yaml"
-    config.write_text(yaml.safe_dump(case.values | {place: str(folder / run)}))
+    config.write_text(yaml.safe_dump(case.values | {key: str(folder / run)}))
     words = [sys.executable, "-m", "mlx_mmfree", case.command, "-c", str(config)]
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     log = folder / f"{run}.out"

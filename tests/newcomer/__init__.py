@@ -1,1 +1,1 @@
-"""What newcomers are promised, with the tests that show it."""
+"""Promises to newcomers, with the tests that show them."""

@@ -42,7 +42,7 @@ class Section:
         return [code for kind, code in _BLOCK.findall(self.text) if kind == language]
 
     def commands(self) -> list[str]:
-        """The commands of its shell blocks; those of the main page stand in sentences and tables too."""
+        """The commands of its shell blocks; the main page has some in sentences and tables too."""
         blocks = [re.sub(r"\\\n *", "", block) for block in self.blocks("sh")]
         lines = [line for block in blocks for line in block.splitlines()]
         if self.file == MAIN:
@@ -55,7 +55,7 @@ def sections(file: Path) -> list[Section]:
     """The sections of a README; the first one stands below its title."""
     parts = re.split(r"(\A#|^##+) (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     triples = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
-    return [Section(file, len(marks), title, text) for marks, title, text in triples]
+    return [Section(file, len(hashes), title, text) for hashes, title, text in triples]
 
 
 def anchors(file: Path) -> list[str]:

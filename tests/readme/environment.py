@@ -11,7 +11,7 @@ def names_read(folder: Path) -> set[str]:
     """The names that Python files read from the environment.
 
     Raises:
-        AssertionError: A name cannot be told from its file.
+        AssertionError: A name cannot be distinguished from its file.
     """
     return {name for file in sorted(folder.rglob("*.py")) for name in _names(file)}
 

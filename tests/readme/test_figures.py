@@ -24,7 +24,7 @@ _BULLET = re.compile(r"^- \*\*(.*?)\.?\*\*(.*?)(?=^- |^\n)", re.DOTALL | re.MULT
 
 
 def reasons() -> dict[str, str]:
-    """The text under each bullet of the first screen, by its bold beginning."""
+    """The text under each bullet of the first screen, by its bold first words."""
     screen = MAIN.read_text(encoding="utf-8").partition("\n## ")[0]
     return {title: " ".join(text.split()) for title, text in _BULLET.findall(screen)}
 
@@ -80,7 +80,7 @@ def ratios(_: str, __: object) -> list[str]:
     return [f"{prompts} times", f"{decoding} times"]
 
 
-def kept(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def state_sizes(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     read = audit(command, capsys)["bytes"]["state_read"]
     return [f"{read / 1e3:.0f} kB"]
 
@@ -91,7 +91,7 @@ METRICS: dict[str, Callable[..., list[str]]] = {
     "Fine-tuning of ternary and 1-bit weights": losses,
     "Recurrences that recall": recalled,
     "A CPU is enough": ratios,
-    "Conversations cost kilobytes": kept,
+    "Conversations cost kilobytes": state_sizes,
 }
 
 
@@ -108,10 +108,10 @@ def test_metrics_of_the_first_screen(title: str, capsys: pytest.CaptureFixture[s
     assert re.findall(r"\*\*(.*?)\*\*", text) == METRICS[title](command, capsys)
 
 
-def enclosing(found: list[Section], place: int) -> list[Section]:
+def enclosing(found: list[Section], index: int) -> list[Section]:
     """A section and those that it lies in."""
-    lies_in = [found[place]]
-    for section in reversed(found[:place]):
+    lies_in = [found[index]]
+    for section in reversed(found[:index]):
         if section.level < lies_in[-1].level:
             lies_in.append(section)
     return lies_in
@@ -120,9 +120,9 @@ def enclosing(found: list[Section], place: int) -> list[Section]:
 @pytest.mark.parametrize("file", [MAIN, *FOLDERS], ids=lambda file: file.parent.name)
 def test_a_table_of_metrics_has_a_command(file: Path) -> None:
     found = sections(file)
-    for place, section in enumerate(found):
+    for index, section in enumerate(found):
         rows = [line for line in section.text.splitlines() if line.startswith("|")]
         if sum(bool(_FIGURE.search(row)) for row in rows) > 1:
-            texts = [part.text for part in enclosing(found, place)]
+            texts = [part.text for part in enclosing(found, index)]
             lines = [line for text in texts for line in text.splitlines()]
             assert any(line.startswith(MEASURES) for line in lines) or any(map(commands_in, texts))

@@ -21,11 +21,11 @@ PAGES = [
 FIRST_LINES = 30
 """Within so many lines of a page stands the first thing that can be run."""
 SLIP = "mmfree list"
-"""What the page on commands shows to be answered with a suggestion."""
+"""The commands of the page on commands that are answered with a suggestion."""
 SCREEN = 370
 """Pixels of a page on a telephone: 390 without margins, and by what the estimate of a width is off."""
 CHARACTER, MARGINS, CODE = 8.2, 27, 11
-"""Pixels of a character, of the margins of a cell, and of those of code, as GitHub shows them."""
+"""Pixels of a character, of the margins of a cell, and of code's margins, as GitHub shows them."""
 
 
 def linked(page: Path) -> Iterator[Path]:
@@ -103,7 +103,7 @@ def least_width(rows: list[list[str]]) -> float:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_tables_fit_a_telephone(page: Path) -> None:
-    """Those of the main page as they are; others are moved there, over three screens at most."""
+    """Tables of the main page fit as they are; others can be scrolled, over three screens at most."""
     for block in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
         head, _, *rows = [cells(line) for line in block.splitlines()]
         assert least_width([head, *rows]) <= SCREEN * (1 if page == MAIN else 3), head

@@ -1,4 +1,4 @@
-"""The tables of results that the README files show are those of the runs that are kept beside them."""
+"""The tables of results in the README files equal the results of the runs stored beside them."""
 
 import json
 import re
@@ -52,8 +52,8 @@ def test_table_of_images_is_its_result(monkeypatch: pytest.MonkeyPatch, tmp_path
     from comparisons.image_runs import TERNARIZED, Plan, Row, Run, best_runs
 
     plan = Plan()
-    kept = json.loads((EXAMPLES / "image_table" / "table.json").read_text())["runs"]
-    results = {Run(Row(r["backbone"], r["linear"]), r["rate"], r["seed"]): r for r in kept}
+    runs = json.loads((EXAMPLES / "image_table" / "table.json").read_text())["runs"]
+    results = {Run(Row(r["backbone"], r["linear"]), r["rate"], r["seed"]): r for r in runs}
     assert len(results) == 117
     tried = {run: r for run, r in results.items() if not run.seed and run.row.linear != TERNARIZED}
     text = write_report(tmp_path, plan, best_runs(plan, tried), results)
@@ -71,15 +71,15 @@ def test_table_of_token_mixers_is_its_result(
     from comparisons.learning_report import write_report
     from comparisons.learning_runs import Plan, Row, Run, best_runs
 
-    kept = json.loads((EXAMPLES / "learning_table" / "table.json").read_text())["runs"]
-    rows = {r["model"] for r in kept if r["part"] == "table"}
+    runs = json.loads((EXAMPLES / "learning_table" / "table.json").read_text())["runs"]
+    rows = {r["model"] for r in runs if r["part"] == "table"}
     plan = Plan(mixers=tuple(name for name in Plan().mixers if name in rows))
     tasks = {task.name: task for task in plan.tasks}
     results = {
         Run(
             Row(r["part"], tasks[r["task"]], r["model"], r["linear"]), r["learning_rate"], r["seed"]
         ): r
-        for r in kept
+        for r in runs
     }
     tried = {run: r for run, r in results.items() if not run.seed}
     text = write_report(tmp_path, plan, best_runs(plan, tried), results)
@@ -97,11 +97,11 @@ def test_table_of_students_is_their_result(
     from comparisons.student_report import write_report
     from comparisons.student_runs import DISTILLED, MEMORY, TWIN, Plan, Run, best_rates
 
-    kept = json.loads((EXAMPLES / "without_attention" / f"{name}.json").read_text())
-    results = {Run(r["kind"], r["way"], r["rate"], r["seed"]): r for r in kept["runs"]}
+    stored = json.loads((EXAMPLES / "without_attention" / f"{name}.json").read_text())
+    results = {Run(r["kind"], r["way"], r["rate"], r["seed"]): r for r in stored["runs"]}
     tried = {run: r for run, r in results.items() if run.way in (DISTILLED, TWIN) and not run.seed}
     plan = Plan() if name == "table" else MEMORY
-    text = write_report(tmp_path, plan, kept["teacher"], best_rates(tried), results)
+    text = write_report(tmp_path, plan, stored["teacher"], best_rates(tried), results)
     page = (EXAMPLES / "README.md").read_text()
     for part in text.strip().split("\n\n"):
         assert part in page, part

@@ -16,7 +16,7 @@ from mlx_mmfree.files import tensors as safetensors_writer
 from mlx_mmfree.hub import convert, load_model, open_checkpoint, save_model
 from mlx_mmfree.models.parts.rotation import Rotation
 from tests.fuzz.case import FuzzClass
-from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json, put_in_place
+from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json, replace_file
 from tests.fuzz.loading import Mutation, damaged_copy, load_and_run
 from tests.hub.checkpoints import (
     GOLDENS,
@@ -302,10 +302,10 @@ def odd_index(folder: Path, rng: random.Random) -> str:
 
 
 def odd_file(folder: Path, rng: random.Random) -> str:
-    """Removes a file, or puts something else in its place."""
+    """Removes a file, or replaces it by something else."""
     file = rng.choice(sorted(folder.iterdir()))
     kind = rng.choice(("absent", "empty", "folder", "loop", "pipe", "zeros"))
-    put_in_place(file, kind)
+    replace_file(file, kind)
     if kind == "zeros":
         file.write_bytes(bytes(rng.choice((1, 8, 5000))))
     return f"{file.name}: {kind}"

@@ -118,4 +118,4 @@ def exercise(folder: Path, rng: random.Random) -> None:
         load_model(target)
 
 
-CLASS = command_class(make_sources, mutate, exercise, kept_until_exit="mlx_mmfree-.*")
+CLASS = command_class(make_sources, mutate, exercise, stays_until_exit="mlx_mmfree-.*")

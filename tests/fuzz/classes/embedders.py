@@ -19,7 +19,7 @@ from tests.fuzz.classes.checkpoints import (
     odd_tensors,
     odd_values,
 )
-from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json, put_in_place
+from tests.fuzz.hostile import ODD_VALUES, damage_bytes, damage_json, replace_file
 from tests.fuzz.loading import Mutation, damaged_copy
 from tests.hub.embedder_folder import embedder_folder
 
@@ -36,11 +36,11 @@ _FILES = ("modules.json", "1_Pooling/config.json", "config_sentence_transformers
 def make_sources(folder: Path) -> None:
     embedder_folder(folder / "qwen3", pooling="lasttoken", default_prompt="query", max_length=40)
     for name, values in (("older", {}), ("newer", {"rope_parameters": _ROTATIONS})):
-        place = folder / name
+        target = folder / name
         embedder_folder(
-            place, pooling="mean_tokens", model_type="gemma3_text", max_length=40, **values
+            target, pooling="mean_tokens", model_type="gemma3_text", max_length=40, **values
         )
-        file = place / "config.json"
+        file = target / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
@@ -73,19 +73,19 @@ def odd_pooling(folder: Path, rng: random.Random) -> str:
     if kind < 2:
         file.write_bytes((damage_bytes, damage_json)[kind](file.read_bytes(), rng))
         return f"damage of {file.name}"
-    said = json.loads(file.read_text())
-    place = rng.choice(said) if isinstance(said, list) else said
-    key = rng.choice(sorted(place))
-    place[key] = rng.choice((*NUMBERS, *ODD_VALUES, True, "a.Pooling", {"a": 5}, ["query"]))
-    file.write_text(json.dumps(said))
-    return f"{key!r} of {file.name} = {place[key]!r:.80}"
+    content = json.loads(file.read_text())
+    section = rng.choice(content) if isinstance(content, list) else content
+    key = rng.choice(sorted(section))
+    section[key] = rng.choice((*NUMBERS, *ODD_VALUES, True, "a.Pooling", {"a": 5}, ["query"]))
+    file.write_text(json.dumps(content))
+    return f"{key!r} of {file.name} = {section[key]!r:.80}"
 
 
 def odd_member(folder: Path, rng: random.Random) -> str:
-    """Removes a file, or puts something else in its place."""
+    """Removes a file, or replaces it by something else."""
     file = rng.choice(sorted(each for each in folder.rglob("*") if each.is_file()))
     kind = rng.choice(("absent", "empty", "folder", "loop", "pipe"))
-    put_in_place(file, kind)
+    replace_file(file, kind)
     return f"{file.name}: {kind}"
 
 

@@ -28,7 +28,7 @@ _SOURCES = {
     "bitcpm_minicpm_tied": "tokenizer_spm",
 }
 _EXPERT = re.compile(r"(experts\.)[0-9]+")
-_PLACES = ("0", "1", "5", "00", "-1", "4096", "99999999999999999999", "", "x")
+_NUMBERS = ("0", "1", "5", "00", "-1", "4096", "99999999999999999999", "", "x")
 
 
 def make_sources(folder: Path) -> None:
@@ -52,7 +52,7 @@ def odd_expert(folder: Path, rng: random.Random) -> str:
     array, new = tensors.pop(name), name
     kind = rng.choice(("number", "number", "copy", "shape", "dtype", "lost"))
     if kind in ("number", "copy"):
-        new = _EXPERT.sub(lambda found: found[1] + rng.choice(_PLACES), name)
+        new = _EXPERT.sub(lambda found: found[1] + rng.choice(_NUMBERS), name)
         tensors |= {new: array} | ({name: array} if kind == "copy" else {})
     elif kind == "shape":
         shapes = (array[:-1], array[..., :-1], array[None], array[:0], mx.concatenate([array] * 3))
@@ -64,18 +64,18 @@ def odd_expert(folder: Path, rng: random.Random) -> str:
 
 
 def odd_part(folder: Path, rng: random.Random) -> str:
-    """Sets one place of a list or section of the description to an odd value."""
+    """Sets one entry of a list or section of the description to an odd value."""
     file = folder / "config.json"
     config = json.loads(file.read_text())
     key = rng.choice([key for key, value in config.items() if isinstance(value, list | dict)])
     inner = config[key]
-    place = rng.choice(sorted(inner) if isinstance(inner, dict) else range(len(inner)))
-    if isinstance(inner[place], list | dict) and rng.random() < 0.7:
-        inner = inner[place]
-        place = rng.choice(sorted(inner) if isinstance(inner, dict) else range(len(inner)))
-    inner[place] = rng.choice((*NUMBERS, *ODD_VALUES, "full_attention", "longrope"))
+    index = rng.choice(sorted(inner) if isinstance(inner, dict) else range(len(inner)))
+    if isinstance(inner[index], list | dict) and rng.random() < 0.7:
+        inner = inner[index]
+        index = rng.choice(sorted(inner) if isinstance(inner, dict) else range(len(inner)))
+    inner[index] = rng.choice((*NUMBERS, *ODD_VALUES, "full_attention", "longrope"))
     file.write_text(json.dumps(config))
-    return f"{place!r} in {key!r} = {inner[place]!r:.80}"
+    return f"{index!r} in {key!r} = {inner[index]!r:.80}"
 
 
 MUTATIONS: tuple[Mutation, ...] = (

@@ -124,12 +124,12 @@ def odd_number(folder: Path, rng: random.Random) -> str:
     """Writes an odd number over some bytes, often over one of the counts."""
     file = folder / FILE
     content = bytearray(file.read_bytes())
-    place = rng.choice((4, 8, 16, rng.randrange(24, 400), rng.randrange(24, len(content) - 8)))
+    offset = rng.choice((4, 8, 16, rng.randrange(24, 400), rng.randrange(24, len(content) - 8)))
     value = rng.choice((*_NUMBERS, rng.getrandbits(64)))
     code = rng.choice(("<I", "<Q"))
-    struct.pack_into(code, content, place, value & (2**32 - 1 if code == "<I" else 2**64 - 1))
+    struct.pack_into(code, content, offset, value & (2**32 - 1 if code == "<I" else 2**64 - 1))
     file.write_bytes(content)
-    return f"{value} at {place}"
+    return f"{value} at {offset}"
 
 
 def odd_metadata(folder: Path, rng: random.Random) -> str:
@@ -156,18 +156,18 @@ def odd_vocabulary(folder: Path, rng: random.Random) -> str:
     names = [key for key, value in metadata.items() if isinstance(value, list) and value]
     name = rng.choice(names)
     values = list(metadata[name])
-    place = rng.randrange(len(values))
+    index = rng.randrange(len(values))
     odd = [value for value in _VALUES if type(value) is type(values[0])]
     kind = rng.choice(("set", "set", "drop", "repeat"))
     if kind == "set":
-        values[place] = rng.choice(odd)
+        values[index] = rng.choice(odd)
     elif kind == "drop":
-        del values[place]
+        del values[index]
     else:
-        values[place] = values[place - 1]
+        values[index] = values[index - 1]
     metadata[name] = values
     write_gguf(file, metadata, tensors)
-    return f"{kind} {name}[{place}]"
+    return f"{kind} {name}[{index}]"
 
 
 def odd_tensor(folder: Path, rng: random.Random) -> str:
@@ -203,8 +203,8 @@ def odd_array(folder: Path, rng: random.Random) -> str:
     version, tensors, entries = struct.unpack_from("<IQQ", content, 4)
     kind = rng.choice((*range(14), 99, 2**32 - 1))
     claimed = rng.choice((0, 1, 1000, 3_000_000, 2**31, 2**40, 2**64 - 1))
-    held = min(claimed, rng.choice((1, 1000, 3_000_000)))
-    data = bytes(_ARRAY_BYTES.get(kind, 1) * held)
+    stored = min(claimed, rng.choice((1, 1000, 3_000_000)))
+    data = bytes(_ARRAY_BYTES.get(kind, 1) * stored)
     head = struct.pack("<IQ", kind, claimed)
     depth = rng.choice((0, 0, 0, 1, 3, 30_000))
     # an array of one array of one array
@@ -213,7 +213,7 @@ def odd_array(folder: Path, rng: random.Random) -> str:
     entry = struct.pack("<Q", len(key)) + key + struct.pack("<I", 9) + head + data
     counts = struct.pack("<IQQ", version, tensors, entries + 1)
     file.write_bytes(content[:4] + counts + entry + content[24:])
-    return f"{claimed} of type {kind}, {held} there, {depth} deep"
+    return f"{claimed} of type {kind}, {stored} there, {depth} deep"
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -231,5 +231,5 @@ CLASS = FuzzClass(
     make_sources,
     partial(damaged_copy, MUTATIONS),
     load_and_run,
-    kept_until_exit="mlx_mmfree-.*",
+    stays_until_exit="mlx_mmfree-.*",
 )

@@ -37,7 +37,7 @@ _CHAT, _MESSAGES = "/v1/chat/completions", "/v1/messages"
 _RESPONSES, _COMPLETIONS = "/v1/responses", "/v1/completions"
 _EMBEDDINGS = "/v1/embeddings"
 _USER = {"role": "user", "content": "a"}
-_PLACES: dict[str, tuple[Callable[[Any], dict[str, Any]], ...]] = {
+_BODIES: dict[str, tuple[Callable[[Any], dict[str, Any]], ...]] = {
     _CHAT: (
         lambda many: {"messages": many},
         lambda many: {"messages": [{"role": "user", "content": many}]},
@@ -90,7 +90,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     """Writes a body of many items, or of one long text, or one that asks for a large answer."""
     target.mkdir()
     (target / _LINK).symlink_to(sources / "m")
-    path = rng.choice(tuple(_PLACES))
+    path = rng.choice(tuple(_BODIES))
     kind = rng.choice(("many", "many", "many", "long", "answer"))
     size = rng.choice(_SIZES)
     if kind == "answer":
@@ -98,13 +98,13 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
         body = _answer(path, rng)
     elif kind == "long":
         text = rng.choice(("a", "a b ", "<|eot_id|>", "\u00e4", "\\", "0", "\n"))
-        body = rng.choice(_PLACES[path])(text * (size // len(json.dumps(text)[1:-1])))
+        body = rng.choice(_BODIES[path])(text * (size // len(json.dumps(text)[1:-1])))
     else:
         item = rng.choice(_ITEMS)
         # some are sound before the first mistake
         count = max(1, size // (len(json.dumps(item, separators=(",", ":"))) + 1))
         many = [item] * count + ([rng.choice(_ITEMS)] if rng.random() < 0.3 else [])
-        body = rng.choice(_PLACES[path])(many)
+        body = rng.choice(_BODIES[path])(many)
     data = json.dumps(body, separators=(",", ":")).encode()[:_MOST_BYTES]
     (target / _BODY).write_bytes(data)
     (target / _PATH).write_text(path)

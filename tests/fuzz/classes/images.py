@@ -124,14 +124,14 @@ def _with_number(data: bytes, rng: random.Random) -> bytes:
     """Another number of two or four bytes, mostly among the first, where the headers are."""
     changed = bytearray(data)
     format = rng.choice((">H", "<H", ">I", "<I"))
-    place = rng.randrange(min(len(data), rng.choice((40, 40, 200, len(data)))))
+    offset = rng.randrange(min(len(data), rng.choice((40, 40, 200, len(data)))))
     number = rng.choice(_NUMBERS) % (1 << 8 * struct.calcsize(format))
-    changed[place : place + struct.calcsize(format)] = struct.pack(format, number)
+    changed[offset : offset + struct.calcsize(format)] = struct.pack(format, number)
     return _with_checksums(bytes(changed))
 
 
 def _with_odd_part(data: bytes, rng: random.Random) -> bytes:
-    """A chunk, segment or block with odd content, in a place where one may stand."""
+    """A chunk, segment or block with odd content, where one may stand."""
     content = rng.choice(
         (
             b"",
@@ -151,29 +151,29 @@ def _with_odd_part(data: bytes, rng: random.Random) -> bytes:
     )
     count = rng.choice((1, 1, 1, 2, 150, 3000))
     if data.startswith(b"\x89PNG"):
-        places = [8, 33, len(data) - 12]
+        offsets = [8, 33, len(data) - 12]
         name = rng.choice((b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"zTXt", b"iTXt", b"eXIf", b"acTL"))
         name = rng.choice((name, b"fcTL", b"fdAT", b"IDAT", b"IEND", b"gAMA", b"pHYs", b"cHRM"))
         part = struct.pack(">I", len(content)) + name + content
         part += struct.pack(">I", zlib.crc32(name + content))
     elif data.startswith(b"\xff\xd8"):
-        places = [2, 20, data.index(b"\xff\xda"), len(data) - 2]
+        offsets = [2, 20, data.index(b"\xff\xda"), len(data) - 2]
         marker = rng.choice(
             (0xE0, 0xE1, 0xE2, 0xED, 0xEE, 0xFE, 0xC0, 0xC2, 0xC4, 0xDA, 0xDB, 0xDD)
         )
         part = struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
     elif data.startswith(b"RIFF"):
-        places = [12, 30, len(data)]
+        offsets = [12, 30, len(data)]
         name = rng.choice((b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF", b"EXIF", b"ICCP"))
         part = name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
     elif data.startswith(b"GIF"):
-        places = [13, len(data) - 1, data.index(b"\x21") if b"\x21" in data else 13]
+        offsets = [13, len(data) - 1, data.index(b"\x21") if b"\x21" in data else 13]
         block = b"".join(bytes([len(chunk)]) + chunk for chunk in (content[:255],) if chunk)
         part = b"\x21" + rng.choice((b"\xfe", b"\xf9", b"\xff", b"\x01")) + block + b"\0"
     else:
-        places, part = [14, 18, len(data)], content
-    place = rng.choice(places)
-    whole = data[:place] + part * count + data[place:]
+        offsets, part = [14, 18, len(data)], content
+    offset = rng.choice(offsets)
+    whole = data[:offset] + part * count + data[offset:]
     if data.startswith(b"RIFF"):
         whole = whole[:4] + struct.pack("<I", len(whole) - 8) + whole[8:]
     return whole
@@ -183,15 +183,15 @@ def _with_checksums(data: bytes) -> bytes:
     """The chunks of a PNG file with the right checksums; other files as they are."""
     if not data.startswith(b"\x89PNG\r\n\x1a\n"):
         return data
-    place, parts = 8, [data[:8]]
-    while place + 12 <= len(data):
-        length = int.from_bytes(data[place : place + 4], "big")
-        body = data[place + 4 : place + 8 + length]
-        if place + 12 + length > len(data):
+    offset, parts = 8, [data[:8]]
+    while offset + 12 <= len(data):
+        length = int.from_bytes(data[offset : offset + 4], "big")
+        body = data[offset + 4 : offset + 8 + length]
+        if offset + 12 + length > len(data):
             break
-        parts += [data[place : place + 4], body, struct.pack(">I", zlib.crc32(body))]
-        place += 12 + length
-    return b"".join(parts) + data[place:]
+        parts += [data[offset : offset + 4], body, struct.pack(">I", zlib.crc32(body))]
+        offset += 12 + length
+    return b"".join(parts) + data[offset:]
 
 
 def exercise(folder: Path, rng: random.Random) -> None:

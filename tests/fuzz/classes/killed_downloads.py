@@ -22,7 +22,7 @@ _ARGUMENTS = (
 
 
 def _prepare(url: str, home: Path) -> Callable[[], None]:
-    """What makes a child download into a cache of its own."""
+    """Makes a child download into a cache of its own."""
     use = log_in(url, TOKEN)
 
     def prepare() -> None:
@@ -43,7 +43,7 @@ def make_sources(folder: Path) -> None:
 
 
 def _written(text: str) -> str:
-    """What was printed after the bars of progress."""
+    """The text that was printed after the bars of progress."""
     return text.rstrip("\n").rpartition("\n")[2]
 
 
@@ -76,15 +76,15 @@ def exercise(folder: Path, rng: random.Random) -> None:
 
 def _check(cache: Path, model: dict[str, bytes | str], *, is_whole: bool) -> None:
     """A file under its name is the file of the Hub, and nothing is left of parts in the end."""
-    place = cache / f"models--{_REPOSITORY.replace('/', '--')}"
+    repository = cache / f"models--{_REPOSITORY.replace('/', '--')}"
     found = {}
-    for snapshot in place.glob("snapshots/*"):
+    for snapshot in repository.glob("snapshots/*"):
         for path in snapshot.rglob("*"):
             found[str(path.relative_to(snapshot))] = path.read_bytes()
     if wrong := [name for name, data in found.items() if data != model.get(name)]:
         raise AssertionError(f"the cache holds other files than the Hub: {wrong}")
     if is_whole:
-        parts = [str(path) for path in place.rglob("*.incomplete")]
+        parts = [str(path) for path in repository.rglob("*.incomplete")]
         if parts or found.keys() != model.keys():
             raise AssertionError(f"the cache holds {sorted(found)} and parts {parts}")
 

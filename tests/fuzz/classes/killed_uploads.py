@@ -129,7 +129,7 @@ def _check_branches(
 
 
 def _is_one_of(files: Files, allowed: Sequence[Files], left_out: Collection[str]) -> bool:
-    """Returns whether files are those of a repository, whatever some of them hold."""
+    """Returns whether files are a repository's, whatever some of them hold."""
 
     def rest(of: Files) -> Files:
         return {name: "" if name in left_out else data for name, data in of.items()}

@@ -78,7 +78,7 @@ _LORA = (
 
 
 def make_sources(folder: Path) -> None:
-    """What the commands need, and what they give when nobody kills them, in how many seconds."""
+    """The files that the commands need, and their results and seconds when nobody kills them."""
     needs = folder / "needs"
     needs.mkdir()
     apart(lambda: make_base(needs / "model", "hgrn"), folder)
@@ -129,9 +129,9 @@ def _arguments(command: str, folder: Path, result: str = "run") -> list[str]:
     return [*flags, "--data", str(folder / "data"), "--adapter-path", target, *_LORA]
 
 
-def _is_writing(command: str, place: Path) -> Callable[[], bool]:
+def _is_writing(command: str, output: Path) -> Callable[[], bool]:
     """Returns whether a command writes the model that it leaves."""
-    target = place / _MODELS[command]
+    target = output / _MODELS[command]
     return lambda: any(target.parent.glob(f".{target.name}.*.mmfree"))
 
 
@@ -149,10 +149,10 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 def exercise(folder: Path, rng: random.Random) -> None:
     """Stops it, looks at what is left, and runs to the end: the result is what it always is."""
     command, what, delays = json.loads((folder / "plan.json").read_text())
-    place = folder / "place"
-    arguments = _arguments(command, place)
-    is_writing = _is_writing(command, place)
-    model = place / _MODELS[command]
+    output = folder / "place"
+    arguments = _arguments(command, output)
+    is_writing = _is_writing(command, output)
+    model = output / _MODELS[command]
     for delay in delays:
         again = ["--overwrite"] if command in _WHOLE and model.exists() else []
         running = start([*arguments, *again], folder)
@@ -165,13 +165,13 @@ def exercise(folder: Path, rng: random.Random) -> None:
         if model.exists():
             apart(partial(load_model, model), folder)
     run([*arguments, *["--overwrite"] * (command in _WHOLE and model.exists())], folder)
-    names = [name for name in contents(place) if Path(name).parts[0].startswith(".")]
-    names += [name for name in contents(place / "run") if "new" in name or ".tmp" in name]
-    names += [name for name in contents(place / "run") if ".mmfree/" in name]
+    names = [name for name in contents(output) if Path(name).parts[0].startswith(".")]
+    names += [name for name in contents(output / "run") if "new" in name or ".tmp" in name]
+    names += [name for name in contents(output / "run") if ".mmfree/" in name]
     if names:
         raise AssertionError(f"{command} left {names[:4]} after a second run")
     kinds = {".safetensors", ".json"} if command in _WHOLE else {".safetensors"}
-    results = (place / "run", (folder / "whole").resolve() / "run")
+    results = (output / "run", (folder / "whole").resolve() / "run")
     found, whole = (_files(each, kinds) for each in results)
     if command in _WHOLE and found.keys() != whole.keys():
         raise AssertionError(f"the second run of {command} wrote {sorted(found)}")

@@ -71,14 +71,14 @@ def ask(client: httpx2.Client, body: dict[str, Any], draw: random.Random) -> str
         response = client.post(_TEXT, json=body)
         assert response.status_code in _EXPECTED, f"{response.status_code}: {response.text}"
         return "whole" if response.status_code == httpx2.codes.OK else "refused as busy"
-    leaves_after = draw.choice([None, None, 0, 1, 5, 20])
+    lines_until_gone = draw.choice([None, None, 0, 1, 5, 20])
     with client.stream("POST", _TEXT, json=body) as response:
         if response.status_code != httpx2.codes.OK:
             text = response.read().decode()
             assert response.status_code in _EXPECTED, f"{response.status_code}: {text}"
             return "refused as busy"
-        data = [line for line in _lines(response, leaves_after)]
-    if leaves_after is not None:
+        data = [line for line in _lines(response, lines_until_gone)]
+    if lines_until_gone is not None:
         return "left"
     assert data[-1] == "[DONE]", f"the last words of a stream were {data[-1]!r}"
     for each in data[:-1]:
@@ -95,19 +95,19 @@ _LEAST_MEASURED = 30
 _SHARE, _BYTES = 0.02, 8_000_000
 
 
-def converse(client: httpx2.Client, draw: random.Random, kept: list[str]) -> str:
-    """How a random conversation in one of the dialects ended; `kept` gets the names of responses.
+def converse(client: httpx2.Client, draw: random.Random, stored: list[str]) -> str:
+    """How a random conversation in one of the dialects ended; `stored` gets the names of responses.
 
     Raises:
         AssertionError: In a way that must not be.
         httpx2.HTTPError: The server has not answered.
     """
     path = draw.choice(dialects.PATHS)
-    body = dialects.draw(path, draw, kept)
-    leaves_after = draw.choice([None, None, 0, 1, 5]) if body.get("stream") else None
+    body = dialects.draw(path, draw, stored)
+    lines_until_gone = draw.choice([None, None, 0, 1, 5]) if body.get("stream") else None
     with client.stream("POST", path, json=body) as response:
-        if leaves_after is not None:
-            _lines(response, leaves_after)
+        if lines_until_gone is not None:
+            _lines(response, lines_until_gone)
             return "left"
         text = response.read().decode()
     if response.status_code in _REFUSED:
@@ -121,8 +121,8 @@ def converse(client: httpx2.Client, draw: random.Random, kept: list[str]) -> str
         assert error is None or "[request]" in error["message"], error
         return "streamed"
     if path == dialects.RESPONSES and body.get("store", True):
-        kept.append(json.loads(text)["id"])
-        del kept[:-50]
+        stored.append(json.loads(text)["id"])
+        del stored[:-50]
     return "whole"
 
 
@@ -147,7 +147,7 @@ def growth(memory: Sequence[float]) -> float:
 
 
 def is_flat(memory: Sequence[float]) -> bool:
-    """Whether memory, in bytes, has stopped growing, but for the little by which it goes up and down."""
+    """Returns whether memory, in bytes, has stopped growing, but for small fluctuations."""
     third = len(memory) // 3
     return growth(memory) <= _SHARE * median(memory[third:-third]) + _BYTES
 
@@ -169,10 +169,10 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
 
 def exercise(folder: Path, rng: random.Random) -> None:
     """Lets all clients ask, waits until nothing goes on, and looks at the server's memory."""
-    server, known, kept, memory = _server((folder / _LINK).resolve())
+    server, known, stored, memory = _server((folder / _LINK).resolve())
     seed = (folder / _SEED).read_text()
     with ThreadPoolExecutor(_CLIENTS) as pool:
-        list(pool.map(partial(_run, server.url, known, kept, seed), range(_CLIENTS)))
+        list(pool.map(partial(_run, server.url, known, stored, seed), range(_CLIENTS)))
     deadline = time.monotonic() + _QUIET_S
     while active := httpx2.get(f"{server.url}/health").json()["active"]:
         assert time.monotonic() < deadline, f"{active} texts go on without a client"
@@ -183,13 +183,13 @@ def exercise(folder: Path, rng: random.Random) -> None:
         raise AssertionError(f"the server grew by {growth(memory) / 1e6:.1f} MB")
 
 
-def _run(url: str, known: list[str], kept: list[str], seed: str, number: int) -> None:
+def _run(url: str, known: list[str], stored: list[str], seed: str, number: int) -> None:
     """The requests of one client."""
     draw = random.Random(f"{seed} {number}")
     with httpx2.Client(base_url=url, timeout=_TIMEOUT_S) as client:
         for _ in range(_REQUESTS):
             if draw.random() < _CHATS:
-                converse(client, draw, kept)
+                converse(client, draw, stored)
             else:
                 ask(client, draw_body(draw, known), draw)
 

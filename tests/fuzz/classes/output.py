@@ -1,4 +1,4 @@
-"""What commands print on a terminal about hostile tokens, names, keys, templates and addresses."""
+"""Output of commands on a terminal about hostile tokens, names, keys, templates and addresses."""
 
 import json
 import os
@@ -133,8 +133,8 @@ def hostile_yaml(folder: Path, rng: random.Random) -> list[str]:
 
 
 def password(folder: Path, rng: random.Random) -> list[str]:
-    place = rng.choice(("https://me:X@huggingface.co/a/b", "https://huggingface.co/a/b?token=X"))
-    model = rng.choice((place, "me:X@a/b", "X", "a/X")).replace("X", _PASSWORD)
+    address = rng.choice(("https://me:X@huggingface.co/a/b", "https://huggingface.co/a/b?token=X"))
+    model = rng.choice((address, "me:X@a/b", "X", "a/X")).replace("X", _PASSWORD)
     name = rng.choice(
         ("generate", "convert", "perplexity", "upload", "lora", "fuse", "cache_prompt")
     )

@@ -1,4 +1,4 @@
-"""What strangers send to the server: odd headers, framing and bytes, too much, or too slowly.
+"""Hostile connections to the server: odd headers, framing and bytes, too much, or too slowly.
 
 Many connections are open at a time. Each must be answered or closed soon, and one server takes all of
 them within its memory.
@@ -85,7 +85,7 @@ _CHUNKS = (
     *(b"2;a=b\r\n{}\r\n", b"2 \r\n{}\r\n", b"2\n{}\n", b"0\r\nX: y\r\n\r\n", b"0\r\nHost: a\r\n\r\n"),
     *(b"f" * 40 + b"\r\n", b"1;" + b"a" * 70_000 + b"\r\n{\r\n", b"3\r\n{}\r\n", b"0" * 3000),
 )  # fmt: skip
-# the beginning, and what follows without end
+# the start, and what follows without end
 _ENDLESS = (
     (b"GET /", b"a" * 65_536),
     (b"GET / HTTP/1.1\r\nX: ", b"a" * 65_536),
@@ -154,7 +154,7 @@ def _headers(rng: random.Random) -> list[bytes]:
 
 
 def mutate(sources: Path, target: Path, rng: random.Random) -> str:
-    """Writes what one connection sends: a beginning, what is repeated, and what happens then."""
+    """Writes what one connection sends: a start, what is repeated, and what happens then."""
     target.mkdir()
     kind = rng.choice(_KINDS)
     again, pause = b"", 0.0

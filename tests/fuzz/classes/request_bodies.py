@@ -88,8 +88,8 @@ def make_sources(folder: Path) -> None:
 
 def _some_of(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """A body without some of what may be left out."""
-    kept = ("prompt", "input")
-    return {name: value for name, value in body.items() if name in kept or rng.random() < 0.4}
+    always = ("prompt", "input")
+    return {name: value for name, value in body.items() if name in always or rng.random() < 0.4}
 
 
 def _odd_texts(body: dict[str, Any], rng: random.Random) -> bytes:
@@ -127,7 +127,7 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
     path = rng.choice((*_BODIES, *dialects.PATHS, *dialects.PATHS))
     kind = rng.choice(_KINDS)
     if path in dialects.PATHS:
-        body = dialects.draw(path, rng, _kept)
+        body = dialects.draw(path, rng, _stored)
         kind = "sound" if rng.random() < _SOUND else kind
     else:
         common = {} if path == "/v1/embeddings" else _COMMON
@@ -177,14 +177,14 @@ def _look_again(asked: Any, answer: Any, rng: random.Random) -> None:
     assert (found.status_code == 200) == made["store"], found.text
     if made["store"]:
         assert found.json() == made
-        _kept.append(made["id"])
-        del _kept[:-20]
+        _stored.append(made["id"])
+        del _stored[:-20]
         if rng.random() < 0.3:
             assert asked.delete(address).status_code == 200
             assert asked.get(address).status_code == 404
 
 
-_kept: list[str] = []
+_stored: list[str] = []
 """Names of responses of this process, some of which are deleted or belong to another model's server."""
 
 
@@ -212,7 +212,7 @@ def judge(answer: Any, path: str = "") -> None:
 
 
 def _message(body: dict[str, Any], path: str) -> str:
-    """The words of an error, whose format is that of its address."""
+    """The message of an error, in the format of its address."""
     is_anthropic = path.startswith(dialects.MESSAGES)
     names = {"type", "message"} | (set() if is_anthropic else {"param", "code"})
     if body["error"].keys() != names or (body.get("type") == "error") != is_anthropic:

@@ -77,8 +77,8 @@ def odd_signs(folder: Path, rng: random.Random) -> str:
     if not file.exists():
         return odd_metadata(folder, rng)
     tensors: dict[str, mx.array] = mx.load(str(file))
-    held = [name for name in tensors if name.endswith(".signs")]
-    name = rng.choice(held) if held else "language_model.lm_head.signs"
+    names = [name for name in tensors if name.endswith(".signs")]
+    name = rng.choice(names) if names else "language_model.lm_head.signs"
     kind = rng.randrange(5)
     if kind == 0 or name not in tensors:
         tensors[name] = mx.ones((rng.choice((1, 64, 128, 512)),))
@@ -136,5 +136,5 @@ CLASS = FuzzClass(
     make_sources,
     partial(damaged_copy, MUTATIONS),
     load_and_run,
-    kept_until_exit="mlx_mmfree-.*",
+    stays_until_exit="mlx_mmfree-.*",
 )

@@ -142,7 +142,7 @@ def _definitions(rng: random.Random) -> Any:
     }
 
 
-def _joined_patterns(rng: random.Random) -> Any:
+def _combined_patterns(rng: random.Random) -> Any:
     """Patterns that must hold together, whose automaton multiplies."""
     letters = [chr(97 + n) for n in range(26)]
     format = rng.choice(
@@ -233,7 +233,7 @@ def _nested(rng: random.Random) -> Any:
     return schema
 
 
-_EXPLODING = (_definitions, _joined_patterns, _pattern, _large, _nested)
+_EXPLODING = (_definitions, _combined_patterns, _pattern, _large, _nested)
 
 
 def _schema(rng: random.Random) -> tuple[str, Any]:
@@ -273,8 +273,8 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
         "n": rng.choice((1, 1, 1, 3)),
         "stream": rng.random() < 0.3,
     }
-    place = rng.choice(("response_format", "tools"))
-    if place == "tools":
+    param = rng.choice(("response_format", "tools"))
+    if param == "tools":
         if not isinstance(schema, dict) or ("$ref" not in schema and rng.random() < 0.5):
             schema = {"properties": {"a": schema}, "required": ["a"]}
         function = {"name": "f", "parameters": schema}
@@ -288,18 +288,18 @@ def mutate(sources: Path, target: Path, rng: random.Random) -> str:
         body["response_format"] = {"type": "json_schema", "json_schema": format}
     data = json.dumps(body)
     (target / _BODY).write_text(data)
-    return f"{kind} in {place}: {data[-400:]!r}"
+    return f"{kind} in {param}: {data[-400:]!r}"
 
 
 class _Server:
-    """What is known of the server of this process: what it held once it had compiled a grammar."""
+    """The server of this process: its memory once it had compiled a grammar."""
 
     first_bytes = 0
 
 
-def _held_bytes() -> int:
-    held = resident_memory()
-    return 0 if held is None else held.anonymous_bytes
+def _used_bytes() -> int:
+    memory = resident_memory()
+    return 0 if memory is None else memory.anonymous_bytes
 
 
 def _slowness() -> float:
@@ -320,14 +320,14 @@ def exercise(folder: Path, rng: random.Random) -> None:
         format = {"response_format": {"type": "json_object"}}
         if asked.post(_PATH, json=sound | format).status_code != 200:
             raise AssertionError("a sound request is refused")
-        _Server.first_bytes = _held_bytes()
+        _Server.first_bytes = _used_bytes()
     body = (folder / _BODY).read_bytes()
     begun = time.perf_counter()
     answer = asked.post(_PATH, content=body, headers={"Content-Type": "application/json"})
     took = time.perf_counter() - begun
     if took > COMPILATION.seconds + 1 and took > (COMPILATION.seconds + 1) * _slowness():
         raise Late(f"it took {took:.1f} s: {answer.text:.300}")
-    if (growth := _held_bytes() - _Server.first_bytes) > _GROWTH_BYTES:
+    if (growth := _used_bytes() - _Server.first_bytes) > _GROWTH_BYTES:
         raise AssertionError(f"the server has grown by {growth / 1e6:.0f} MB")
     judge(answer)
 

@@ -51,15 +51,15 @@ def odd_numbers(folder: Path, rng: random.Random) -> str:
     start = len(file.read_bytes()) - len(data)
     tokens = header["tokens"]["data_offsets"][1]
     content = bytearray(data[: header["checksum"]["data_offsets"][0]])
-    place = 4 * rng.randrange(len(content) // 4)
-    content[place : place + 4] = struct.pack("<I", rng.choice(_ODD_WORDS))
+    offset = 4 * rng.randrange(len(content) // 4)
+    content[offset : offset + 4] = struct.pack("<I", rng.choice(_ODD_WORDS))
     checksum = hashlib.sha256(content[tokens:]).digest()
     file.write_bytes(file.read_bytes()[:start] + content + checksum)
-    return f"a word at {place} of {len(content)}"
+    return f"a word at {offset} of {len(content)}"
 
 
 def other_name(folder: Path, rng: random.Random) -> str:
-    """Another text, number of tokens or place."""
+    """Another text, number of tokens or path."""
     file = _session(folder)
     digest, _, rest = file.name.partition("-")
     length, _, suffix = rest.partition(".")

@@ -197,12 +197,12 @@ def _added_token(number: int, rng: random.Random) -> Part:
 
 def _model(rng: random.Random) -> Part:
     size = rng.choice((0, 1, 3, 300, 5000))
-    pieces = [f"p{n}" for n in range(size)] + ["a", "b", "ab", "\u2581", "<unk>", "##a"]
-    vocab = {piece: rng.choice((n, n, n, 2**32 - 1)) for n, piece in enumerate(pieces)}
+    tokens = [f"p{n}" for n in range(size)] + ["a", "b", "ab", "\u2581", "<unk>", "##a"]
+    vocab = {token: rng.choice((n, n, n, 2**32 - 1)) for n, token in enumerate(tokens)}
     unknown = rng.choice(("<unk>", "absent", None, ""))
     kind = rng.choice(("BPE", "Unigram", "WordPiece", "WordLevel"))
     if kind == "Unigram":
-        scores = [[piece, rng.choice((-1.0, 0.0, 1e300, -1e300, 5))] for piece in pieces]
+        scores = [[token, rng.choice((-1.0, 0.0, 1e300, -1e300, 5))] for token in tokens]
         number = rng.choice((None, 0, len(scores), 2**40))
         return {
             "type": kind,

@@ -3,9 +3,9 @@
 python examples/preferences.py [--quick]
 
 The model continues the first words of each story twice. The continuation with the shorter sentences is
-the chosen answer, and the other one is rejected. An adapter is trained beside the packed ternary weights.
-Then the models continue the prefixes of other stories. DPO shortens the sentences from 9.2 to 5.6
-words, and ORPO to 8.3.
+the chosen answer, and the other one is rejected. An adapter is trained beside the packed ternary
+weights. Then the models continue the prefixes of other stories. DPO shortens the sentences from 9.2 to
+5.6 words, and ORPO to 8.3.
 
 On the command line, `mmfree lora --train --train-mode dpo --data DIR` does the same with pairs in DIR.
 """

@@ -27,7 +27,7 @@ from mlx_mmfree.training.settings import Settings
 from tests.cli.flags_of_commands import first_name, flags, parsers
 from tests.fuzz.classes.training_kills import write_files
 from tests.fuzz.training_options import DISTIL, GRPO, LORA, TRAIN, Values
-from tests.whole_numbers import NUMBERS, changed, fault, places
+from tests.whole_numbers import NUMBERS, changed, fault, paths_of_integers
 
 _SHORT = {"steps_per_report": 1, "steps_per_eval": 1, "save_every": 1}
 _RUNS: dict[str, tuple[str, type[RunSettings], Values]] = {
@@ -91,11 +91,11 @@ def ends_well(
         try:
             status = main(words)
         finally:
-            said = capsys.readouterr()
+            captured = capsys.readouterr()
         if status == 2:
-            raise Refused(said.err.rstrip("\n").rpartition("\nerror: ")[2])
+            raise Refused(captured.err.rstrip("\n").rpartition("\nerror: ")[2])
         if status:
-            raise AssertionError(f"status {status}: {said.err[-500:]!r}")
+            raise AssertionError(f"status {status}: {captured.err[-500:]!r}")
 
     return run
 
@@ -121,18 +121,18 @@ def test_settings(
 ) -> None:
     monkeypatch.chdir(files)
     command, settings, values = _RUNS[run]
-    place = "adapter_path" if command == "lora" else "output"
-    walked = dict.fromkeys([*places(values), *((name,) for name in _whole(settings))])
+    key = "adapter_path" if command == "lora" else "output"
+    walked = dict.fromkeys([*paths_of_integers(values), *((name,) for name in _whole(settings))])
     assert len(walked) > 15
-    Path("run.yaml").write_text(yaml.safe_dump({**values, place: run}))
+    Path("run.yaml").write_text(yaml.safe_dump({**values, key: run}))
     ends_well(command, "-c", "run.yaml")
     found = []
     for number, path in enumerate(walked):
         for odd in NUMBERS:
-            written = changed({**values, place: f"{run}-{number}-{odd}"}, path, odd)
+            written = changed({**values, key: f"{run}-{number}-{odd}"}, path, odd)
             Path("run.yaml").write_text(yaml.safe_dump(written))
-            if said := fault(ends_well, command, "-c", "run.yaml", refusals=Refused):
-                found.append(f"{'.'.join(map(str, path))}: {odd} {said}")
+            if problem := fault(ends_well, command, "-c", "run.yaml", refusals=Refused):
+                found.append(f"{'.'.join(map(str, path))}: {odd} {problem}")
     assert found == []
 
 

@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_mmfree.evaluation.benchmark import Record, computing_threads, held_arrays, in_turn
+from mlx_mmfree.evaluation.benchmark import Record, computing_threads, in_turn, nested_arrays
 from mlx_mmfree.layers.mixer import State, TokenMixer
 from mlx_mmfree.models.parts.mixers import find_spatial_mixer, token_mixers
 from mlx_mmfree.ops.backend.dispatch import Operation, on_cpu, operations, recorded_calls
@@ -195,7 +195,7 @@ def _decoded(mixer: TokenMixer, x: mx.array, length: int, rounds: int) -> dict[s
     for start in range(0, length, _PART):
         state = mixer(x[:, start : min(start + _PART, length)], state)[1]
         mx.eval(state)
-    state_bytes = total_bytes(held_arrays(state))
+    state_bytes = total_bytes(nested_arrays(state))
     token = mx.contiguous(x[:, :1])
     mx.eval(token)
     before = _bytes_before()
@@ -292,7 +292,7 @@ def measure_rates(
         with recorded_calls(operation) as calls:
             mx.eval(made(x)[0])
         for args, kwargs in calls:
-            mx.eval(held_arrays([args, kwargs]))
+            mx.eval(nested_arrays([args, kwargs]))
             compute = _passes(operation, args, kwargs)
             record = _record(f"{mixer}: {name}", work(*args), compute, rounds)
             records.append(asdict(record))
@@ -301,7 +301,7 @@ def measure_rates(
 
 def _passes(operation: Operation, args: Any, kwargs: Any) -> Callable[[], list[mx.array]]:
     def compute() -> list[mx.array]:
-        return held_arrays(operation(*args, **kwargs))
+        return nested_arrays(operation(*args, **kwargs))
 
     return compute
 

@@ -23,8 +23,8 @@ from mlx_mmfree.evaluation.benchmark import (
     Limits,
     Record,
     computing_threads,
-    held_arrays,
     in_turn,
+    nested_arrays,
 )
 from mlx_mmfree.layers import PackedBitLinear, apply_head
 from mlx_mmfree.layers.matrix import matrices
@@ -164,7 +164,7 @@ def _measure(
     def limit_seconds() -> float:
         if rate is not None:
             return product.weights * rows / (found.multiply_rate() or rate)
-        arrays = [array for layer in layers for array in held_arrays(layer)]
+        arrays = [array for layer in layers for array in nested_arrays(layer)]
         return found.read_seconds(arrays) / len(layers)
 
     seconds = in_turn(
@@ -174,7 +174,7 @@ def _measure(
         f"{product.name}, {_rows(rows)}",
         threads=found.threads,
         limit=READ if rate is None else found.arithmetic,
-        bytes=sum(array.nbytes for array in held_arrays(layers[0])),
+        bytes=sum(array.nbytes for array in nested_arrays(layers[0])),
         macs=product.weights * rows,
         **seconds,
         unit="rows",

@@ -153,7 +153,7 @@ def _random_words(rows: int, columns: int) -> mx.array:
 def _convert(model: nn.Module, dtype: mx.Dtype) -> None:
     for module in model.modules():
         matrix = matrix_of(module)
-        fixed = () if matrix is None else matrix.kept
+        fixed = () if matrix is None else matrix.fixed_dtypes
         for name, value in list(module.items()):
             # packed weights and a head of 16 bits stay as they are
             is_wide = isinstance(value, mx.array) and value.dtype == mx.float32

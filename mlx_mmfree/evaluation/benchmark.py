@@ -191,8 +191,8 @@ def result_or_failure(
     except MMFreeError as error:
         return {"failure": str(error)}
     except Exception as error:
-        *_, place = traceback.extract_tb(error.__traceback__)
-        what = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        what = f"{type(error).__name__} in {Path(frame.filename).name}, line {frame.lineno}"
         reason = " ".join(str(error).split())[:_MAX_MESSAGE]
         return {"failure": f"[bench] the measurement of {function} failed: {what}: {reason}"}
 
@@ -276,7 +276,7 @@ def measure_loaded(
             state = prefill(model, _tokens(model, position - reached), state)
             reached, title = position, f"{name}: decode after {position}"
             records.append(_measure_decode(found, model, title, state, decoded_tokens, rounds))
-    memory = {"model": name, "tensor_bytes": total_bytes(held_arrays(model))}
+    memory = {"model": name, "tensor_bytes": total_bytes(nested_arrays(model))}
     memory |= {"loading_bytes": loaded - before, "peak_bytes": peak_resident_bytes() - before}
     return {"records": [asdict(record) for record in records], "memory": memory}
 
@@ -330,13 +330,13 @@ def _measure_decode(
 
 def bytes_in_use(state: Any) -> int:
     """The bytes of a mixer's state that the next token reads, without unused slots of buffers."""
-    size = total_bytes(held_arrays(state))
+    size = total_bytes(nested_arrays(state))
     if isinstance(state, KeyValueState) and isinstance(state.keys, mx.array):
         size = size * state.positions.shape[1] // state.keys.shape[2]
     return size
 
 
-def held_arrays(values: Any) -> list[mx.array]:
+def nested_arrays(values: Any) -> list[mx.array]:
     """All arrays among nested values, as those that a module's kernels may read beside parameters."""
     flat: Any = tree_flatten(values)
     return [value for _, value in flat if isinstance(value, mx.array)]
@@ -344,8 +344,8 @@ def held_arrays(values: Any) -> list[mx.array]:
 
 def read_weights(model: Decoder) -> list[mx.array]:
     """The weight arrays that a decoded token reads as a whole."""
-    unread = held_arrays(model.embed) if "head" in model else []
-    return [array for array in held_arrays(model) if all(array is not other for other in unread)]
+    unread = nested_arrays(model.embed) if "head" in model else []
+    return [array for array in nested_arrays(model) if all(array is not other for other in unread)]
 
 
 def ternary_macs(model: Decoder) -> int:

@@ -173,7 +173,7 @@ def decoding_bound(token: Certificate, of: Chip) -> Bound:
 
 
 def _slots(product: MatrixProduct) -> float:
-    """Those of a product in a kernel that was counted."""
+    """Slots of a product in a kernel that was counted."""
     is_coded = product.storage.startswith("codes")
     name = product.storage if is_coded else product.operation
     return product.times * fewest_slots(name, product.inputs, product.outputs)

@@ -138,7 +138,7 @@ class HarnessAdapter:
     def _tell_of_cut(self, count: int) -> None:
         if count:
             print(
-                f"[evaluate] the beginning of {count} texts is left out, which are longer than the "
+                f"[evaluate] the start of {count} texts is left out, which are longer than the "
                 f"{self._model.context_length} tokens that the model was made for.",
                 file=sys.stderr,
             )

@@ -21,7 +21,7 @@ class KernelSlots(NamedTuple):
         product: What it computes: the operation, for codes with their bits.
         outputs: Those of a SIMD group.
         simd_groups: Those of a threadgroup.
-        once: Slots outside of loops.
+        outside: Slots outside of loops.
         each: Slots for each input of a row, in loops that all SIMD groups of a threadgroup share.
         rounds: Slots of a round of each other loop, by the inputs of a row that a round takes.
     """
@@ -29,17 +29,17 @@ class KernelSlots(NamedTuple):
     product: str
     outputs: int
     simd_groups: int
-    once: int
+    outside: int
     each: float
     rounds: dict[int, int]
 
     def of_a_simd_group(self, dims: int) -> float:
-        """Those of a SIMD group for a row of so many inputs."""
+        """Slots of a SIMD group for a row of so many inputs."""
         rounds = sum(ceil(dims / inputs) * slots for inputs, slots in self.rounds.items())
-        return self.once + self.each * dims + rounds
+        return self.outside + self.each * dims + rounds
 
     def of_all_lanes(self, dims: int, outputs: int) -> float:
-        """Those of all lanes for a matrix of so many inputs and outputs."""
+        """Slots of all lanes for a matrix of so many inputs and outputs."""
         threadgroups = ceil(outputs / (self.outputs * self.simd_groups))
         return threadgroups * self.simd_groups * _LANES * self.of_a_simd_group(dims)
 

@@ -36,7 +36,7 @@ class LayerMaps(NamedTuple):
     """The maps of one token mixer.
 
     Attributes:
-        name: Its place in the model.
+        name: Its path in the model.
         mixer: Its class.
         rows: The tokens whose results are made, of a text or "source" and "target".
         columns: The tokens whose values are weighted; `None`: they are no tokens.
@@ -237,10 +237,10 @@ def draw_maps(
         figure.text(*middle, name, rotation=90, fontsize=9, ha="center", va="center")
         top -= has_labels * _LABELS
     tall = min(height - _HEADING - _TITLE - _LABELS, 5.0)
-    place = ((width - 0.9 * _BAR) / width, (height - _HEADING - _TITLE - tall) / height)
+    corner = ((width - 0.9 * _BAR) / width, (height - _HEADING - _TITLE - tall) / height)
     figure.colorbar(
         ScalarMappable(scale, colours),
-        cax=figure.add_axes((*place, 0.15 / width, tall / height)),
+        cax=figure.add_axes((*corner, 0.15 / width, tall / height)),
         label="weight, over the largest of its panel (white: none)",
     )
     # letters are about half as wide as high, and an inch has 72 points
@@ -266,10 +266,10 @@ def _label_axis(axis: Any, labels: Sequence[str] | None, side: float, rotation: 
         axis.set_ticks([])
         return
     step = max(1, -(-len(labels) // max(1, int(side / 0.1))))
-    places = list(range(0, len(labels), step))
-    axis.set_ticks(places)
+    ticks = list(range(0, len(labels), step))
+    axis.set_ticks(ticks)
     axis.set_ticklabels(
-        [labels[place] for place in places], fontsize=6, rotation=rotation, parse_math=False
+        [labels[tick] for tick in ticks], fontsize=6, rotation=rotation, parse_math=False
     )
 
 
@@ -289,9 +289,9 @@ def class_maps(
         M_p = \mathrm{ReLU}\Big(\sum_k \alpha_k A_{pk}\Big), \quad
         \alpha_k = \frac{1}{N} \sum_p \frac{\partial y_c}{\partial A_{pk}}
 
-    with the logit :math:`y_c` of the class and, as :math:`A`, the vectors of all places that enter the
-    model's last block. There, unlike after it, the places of a model with a class token still act on
-    the logits; so the maps of all models mean the same.
+    with the logit :math:`y_c` of the class and, as :math:`A`, the vectors of all positions that enter
+    the model's last block. There, unlike after it, the positions of a model with a class token still act
+    on the logits; so the maps of all models mean the same.
 
     Args:
         model: In evaluation.
@@ -299,12 +299,12 @@ def class_maps(
         classes: A class for each image; `None`: the likeliest one.
 
     Returns:
-        float32 `(B, H', W')` from 0 to 1, each map over its largest value; 0 throughout where no place
-        speaks for the class.
+        float32 `(B, H', W')` from 0 to 1, each map over its largest value; 0 throughout where no
+        position speaks for the class.
 
     Raises:
         UnsupportedModelError: The model has no classes.
-        ValueError: The model does not tell the rows and columns of its places, its blocks belong to a
+        ValueError: The model does not tell the rows and columns of its positions, its blocks belong to a
             text model, or there is not one class for each image.
     """
     model.check_classes("class_maps")
@@ -321,20 +321,20 @@ def class_maps(
         return mx.take_along_axis(logits, wanted[:, None], axis=-1).sum()
 
     size = (images.shape[1], images.shape[2])
-    gradient = _places(model, mx.grad(score)(x), size).astype(mx.float32)
+    gradient = _positions(model, mx.grad(score)(x), size).astype(mx.float32)
     weights = gradient.mean(axis=(1, 2), keepdims=True)
-    maps = np.array(mx.maximum((weights * _places(model, x, size)).sum(axis=-1), 0.0))
+    maps = np.array(mx.maximum((weights * _positions(model, x, size)).sum(axis=-1), 0.0))
     return maps / np.maximum(maps.max(axis=(1, 2), keepdims=True), np.finfo(np.float32).tiny)
 
 
-def _places(model: ImageClassifier, x: mx.array, image_size: tuple[int, int]) -> mx.array:
-    """Vectors of places as a map `(B, H', W', D)`, without tokens that stand before them."""
+def _positions(model: ImageClassifier, x: mx.array, image_size: tuple[int, int]) -> mx.array:
+    """Vectors of positions as a map `(B, H', W', D)`, without tokens that stand before them."""
     if x.ndim == 4:
         return x
     grid_of = getattr(model.embed, "grid_of", None)
     if grid_of is None:
         raise ValueError(
-            "[class_maps] 'model' must keep its places in rows and columns, or tell their number by "
+            "[class_maps] 'model' must keep its positions in rows and columns, or tell their number by "
             f"'grid_of' of its embedding, but {type(model.embed).__name__} does not."
         )
     rows, columns = grid_of(image_size)
@@ -378,8 +378,8 @@ def draw_class_maps(
         bottom = height - (row + 1) * (high + _HEADING)
         for half in range(2):
             left = column * pair + _GAP + half * (_SIDE + _GAP)
-            place = (left / width, bottom / height, _SIDE / width, high / height)
-            axes = figure.add_axes(place)
+            box = (left / width, bottom / height, _SIDE / width, high / height)
+            axes = figure.add_axes(box)
             axes.set_axis_off()
             extent = (0, shape[1], shape[0], 0)
             pixels = _grey(np.asarray(view)) if half else np.asarray(view)
@@ -414,13 +414,13 @@ def _heading(title: str) -> str:
 
 
 def _smooth(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A map that is interpolated linearly between the middles of its places."""
+    """A map that is interpolated linearly between the middles of its positions."""
     from PIL import Image
 
     finer = -(-_FINE // min(shape[:2]))
     size = (finer * shape[1], finer * shape[0])
-    places = Image.fromarray(values.astype(np.float32))
-    return np.asarray(places.resize(size, Image.Resampling.BILINEAR))
+    picture = Image.fromarray(values.astype(np.float32))
+    return np.asarray(picture.resize(size, Image.Resampling.BILINEAR))
 
 
 def _grey(view: np.ndarray) -> np.ndarray:

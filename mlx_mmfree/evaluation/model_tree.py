@@ -66,8 +66,8 @@ def _part(module: nn.Module, path: str, name: str) -> Part:
     elif len(arrays) == 1 and not parts:
         shape = next(iter(arrays.values())).shape
     else:
-        leaves = [_leaf(array, f"{path}.{key}".lstrip("."), key) for key, array in arrays.items()]
-        parts, arrays, own = (*parts, *leaves), {}, 0
+        single = [_leaf(array, f"{path}.{key}".lstrip("."), key) for key, array in arrays.items()]
+        parts, arrays, own = (*parts, *single), {}, 0
     return Part(
         path,
         name,
@@ -139,6 +139,7 @@ def _format(part: Part) -> tuple[object, ...]:
 
 _ROWS_AT_A_TIME = 2**25
 """Trits that are unpacked at once."""
+_IN_A_BLOCK = re.compile(r"(.*\b)blocks\.(\d+)\.(.+)")
 
 
 class TritCounts(NamedTuple):
@@ -163,10 +164,16 @@ class TritCounts(NamedTuple):
         return minus, zero, plus
 
     @property
-    def place(self) -> tuple[int | None, str]:
-        """The number of the block, if it is in one, and the path within."""
-        found = re.fullmatch(r"(.*\b)blocks\.(\d+)\.(.+)", self.path)
-        return (int(found[2]), found[1] + found[3]) if found else (None, self.path)
+    def layer(self) -> int | None:
+        """The number of its block, or `None` outside of blocks."""
+        found = _IN_A_BLOCK.fullmatch(self.path)
+        return int(found[2]) if found else None
+
+    @property
+    def kind(self) -> str:
+        """Its path within a block, which its counterparts in other blocks have too."""
+        found = _IN_A_BLOCK.fullmatch(self.path)
+        return found[1] + found[3] if found else self.path
 
 
 def count_trits(model: nn.Module) -> list[TritCounts]:
@@ -227,7 +234,7 @@ def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> bool:
         return False
     kinds: dict[str, list[TritCounts]] = {}
     for each in found:
-        kinds.setdefault(each.place[1], []).append(each)
+        kinds.setdefault(each.kind, []).append(each)
     height = max(4.0, 1.6 + 0.32 * len(kinds))
     figure = Figure(figsize=(13, height), dpi=110, layout="constrained")
     histogram, zeros, scales = figure.subplots(1, 3)
@@ -236,10 +243,10 @@ def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> bool:
         axes.set(xlabel="layer", ylabel=label)
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    depth = max((each.place[0] or 0 for each in found), default=0)
+    depth = max((each.layer or 0 for each in found), default=0)
     for number, (kind, own) in enumerate(kinds.items()):
         # what stands in no block comes after the last
-        layers = [depth + 1 if each.place[0] is None else each.place[0] for each in own]
+        layers = [depth + 1 if each.layer is None else each.layer for each in own]
         style: dict[str, Any] = {
             "color": COLOURS[number % len(COLOURS)],
             "marker": _MARKERS[number // len(COLOURS) % len(_MARKERS)],
@@ -251,7 +258,7 @@ def draw_trits(found: Sequence[TritCounts], title: str, image: Path) -> bool:
         least, mean, largest = zip(*(each.scales for each in own), strict=True)
         scales.plot(layers, mean, **style)
         scales.vlines(layers, least, largest, color=style["color"], linewidth=0.8)
-    if any(each.place[0] is None for each in found):
+    if any(each.layer is None for each in found):
         zeros.set_xlabel(f"layer ({depth + 1}: outside the blocks)")
     scales.set_ylim(bottom=0)
     scales.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)

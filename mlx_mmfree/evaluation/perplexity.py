@@ -229,7 +229,7 @@ def score_continuations(
         \ell = \sum_t \log p(y_t \mid x, y_{<t})
 
     for a context `x` and its continuation `y`. Of a text that is longer than those that the model was
-    made for, the beginning is left out.
+    made for, the start is left out.
 
     Args:
         model: The model.

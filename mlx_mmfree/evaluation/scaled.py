@@ -12,14 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ..layers.joined import join_projections
 from ..layers.matrix import matrices
+from ..layers.merged import merge_projections
 from ..models import Decoder, check_causal
 from ..ops.kernel_times import total_bytes
 from ..platform.allocator import keep_freed_memory
 from ..platform.resident_memory import peak_resident_bytes
 from .audit.skeleton import skeleton
-from .benchmark import Record, held_arrays, measure_loaded
+from .benchmark import Record, measure_loaded, nested_arrays
 
 SCALED = "mlx_mmfree.evaluation.scaled:measure_scaled"
 
@@ -56,10 +56,10 @@ def combined(name: str, terms: Sequence[Term]) -> Record:
 
 def kinds_of_layers(model: Decoder) -> dict[str, list[Any]]:
     """The blocks of each kind: of one description in the configuration and the same parts."""
-    said = getattr(model.config, "layer_types", ())
+    types = getattr(model.config, "layer_types", ())
     found: dict[tuple[str, str], list[Any]] = {}
     for n, block in enumerate(model.blocks):
-        name = said[n].replace("_", " ") if said else type(block.token_mixer).__name__
+        name = types[n].replace("_", " ") if types else type(block.token_mixer).__name__
         found.setdefault((name, repr(block)), []).append(block)
     names = Counter(name for name, _ in found)
     return {
@@ -96,7 +96,7 @@ def measure_scaled(
     def measured(model: Decoder, blocks: list[Any]) -> list[Record]:
         model.blocks = blocks
         draw_weights(model)
-        join_projections(model)
+        merge_projections(model)
         result = measure_loaded(model, name, before, **amounts)
         memory.append(result["memory"])
         return [Record(**record) for record in result["records"]]
@@ -105,7 +105,7 @@ def measure_scaled(
     del whole
     parts: dict[str, tuple[float, list[list[Term]]]] = {}
     for kind, blocks in kinds.items():
-        some = blocks[: ceil(COLD_BYTES / total_bytes(held_arrays(blocks[0])))]
+        some = blocks[: ceil(COLD_BYTES / total_bytes(nested_arrays(blocks[0])))]
         pairs = zip(measured(model, some), nothing, strict=True)
         terms: list[list[Term]] = [[(1, own), (-1, empty)] for own, empty in pairs]
         parts[f"{len(some)} of {len(blocks)} {kind} layers"] = len(blocks) / len(some), terms
@@ -123,14 +123,14 @@ def measure_scaled(
 
 def _with_vocabulary(config: Mapping[str, Any], size: int) -> dict[str, Any]:
     """A configuration with another vocabulary, without the tokens that have a role in the old one."""
-    kept = {key: value for key, value in config.items() if not key.endswith("_token_id")}
+    others = {key: value for key, value in config.items() if not key.endswith("_token_id")}
     if isinstance(inner := config.get("text_config"), Mapping):
-        kept["text_config"] = _with_vocabulary(inner, size)
-    return kept | {"vocab_size": size}
+        others["text_config"] = _with_vocabulary(inner, size)
+    return others | {"vocab_size": size}
 
 
 def draw_weights(model: Decoder) -> None:
-    """Draws some rows of each matrix in the format that it is held in, and repeats them.
+    """Draws some rows of each matrix in its own format, and repeats them.
 
     Codes of 2 bits are ternary, and codes of 1 bit are signs, as in the models that have them.
     """

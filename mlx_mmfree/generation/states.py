@@ -161,7 +161,7 @@ def concatenated_states(model: Decoder, states: Sequence[tuple[Any, ...]]) -> tu
         return states[0]
     mixers = model.token_mixers
     return tuple(
-        mixer.state_kind.joined(parts) for mixer, *parts in zip(mixers, *states, strict=True)
+        mixer.state_kind.merged(parts) for mixer, *parts in zip(mixers, *states, strict=True)
     )
 
 

@@ -47,11 +47,11 @@ def scan_count(data: bytes) -> int:
     """
     if not data.startswith(_START_OF_IMAGE):
         return 0
-    count, place = 0, len(_START_OF_IMAGE)
-    while (marker := _MARKER.search(data, place)) and marker[1][0] != _END_OF_IMAGE:
+    count, start = 0, len(_START_OF_IMAGE)
+    while (marker := _MARKER.search(data, start)) and marker[1][0] != _END_OF_IMAGE:
         count += marker[1][0] == _START_OF_SCAN
         length = int.from_bytes(data[marker.end() : marker.end() + 2], "big")
-        place = marker.end() + max(length, 2)
+        start = marker.end() + max(length, 2)
     return count
 
 
@@ -124,8 +124,8 @@ def read_picture(
         ) from error
     except UnidentifiedImageError as error:
         raise ImageError(
-            f"[image] '{path}' must be a {_NAMES} file but is none, or its beginning is damaged. Save "
-            "it as one."
+            f"[image] '{path}' must be a {_NAMES} file but is none, or its first bytes are damaged. "
+            "Save it as one."
         ) from error
     # a decoder meets damage with errors of many kinds, from struct.error to SyntaxError
     except Exception as error:

@@ -70,7 +70,7 @@ _PROCESSORS: Mapping[str, Mapping[str, Any]] = {
         "size": {"shortest_edge": 224},
     },
 }
-"""By the beginning of its class name, what a processor takes for keys that are left out."""
+"""By the prefix of its class name, what a processor takes for keys that are left out."""
 
 # the numbers of PIL.Image.Resampling
 _RESAMPLING = dict(enumerate(("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")))

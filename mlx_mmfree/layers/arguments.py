@@ -6,11 +6,11 @@ from typing import Any
 import mlx.core as mx
 
 
-def check_sizes(place: str, **sizes: int) -> None:
+def check_sizes(caller: str, **sizes: int) -> None:
     """Refuses sizes that are no positive integers.
 
     Args:
-        place: What reports it.
+        caller: The caller that the error names.
         sizes: By the names of the arguments.
 
     Raises:
@@ -19,21 +19,21 @@ def check_sizes(place: str, **sizes: int) -> None:
     """
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"[{place}] '{name}' must be a positive integer but got {size!r:.80}.")
+            raise TypeError(f"[{caller}] '{name}' must be a positive integer but got {size!r:.80}.")
         if size < 1:
-            raise ValueError(f"[{place}] '{name}' must be positive but got {size}.")
+            raise ValueError(f"[{caller}] '{name}' must be positive but got {size}.")
 
 
-def check_optional_sizes(place: str, **sizes: int | None) -> None:
+def check_optional_sizes(caller: str, **sizes: int | None) -> None:
     """`check_sizes` of those that are given, not `None`."""
-    check_sizes(place, **{name: size for name, size in sizes.items() if size is not None})
+    check_sizes(caller, **{name: size for name, size in sizes.items() if size is not None})
 
 
-def check_counts(place: str, **counts: int) -> None:
+def check_counts(caller: str, **counts: int) -> None:
     """Refuses counts that are no integers from 0.
 
     Args:
-        place: What reports it.
+        caller: The caller that the error names.
         counts: By the names of the arguments.
 
     Raises:
@@ -42,12 +42,12 @@ def check_counts(place: str, **counts: int) -> None:
     """
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool):
-            raise TypeError(f"[{place}] '{name}' must be an integer from 0 but got {count!r:.80}.")
+            raise TypeError(f"[{caller}] '{name}' must be an integer from 0 but got {count!r:.80}.")
         if count < 0:
-            raise ValueError(f"[{place}] '{name}' must not be negative but got {count}.")
+            raise ValueError(f"[{caller}] '{name}' must not be negative but got {count}.")
 
 
-def check_array(place: str, x: Any, name: str = "x") -> None:
+def check_array(caller: str, x: Any, name: str = "x") -> None:
     """Refuses what is no array of MLX.
 
     Raises:
@@ -62,16 +62,16 @@ def check_array(place: str, x: Any, name: str = "x") -> None:
     elif hasattr(x, "shape") or isinstance(x, (list, tuple, int, float)):
         format = f"{name}.numpy()" if hasattr(x, "numpy") else name
         hint = f" Convert it: mx.array({format})."
-    raise TypeError(f"[{place}] '{name}' must be an mx.array but got {kind}.{hint}")
+    raise TypeError(f"[{caller}] '{name}' must be an mx.array but got {kind}.{hint}")
 
 
 def boolean_masks(
-    place: str, shape: Sequence[int], **masks: mx.array | None
+    caller: str, shape: Sequence[int], **masks: mx.array | None
 ) -> list[mx.array | None]:
     """Masks that tell of each position of a batch whether it counts, as booleans.
 
     Args:
-        place: What reports a fault.
+        caller: The caller that errors name.
         shape: The batch and the length.
         masks: By the names of the arguments. Integers count where they are not 0; `None` is no mask.
 
@@ -84,62 +84,62 @@ def boolean_masks(
         if mask is None:
             found.append(None)
             continue
-        check_array(place, mask, name)
+        check_array(caller, mask, name)
         if mask.dtype != mx.bool_ and not mx.issubdtype(mask.dtype, mx.integer):
             raise TypeError(
-                f"[{place}] '{name}' must hold booleans but got {mask.dtype}. Convert it: "
+                f"[{caller}] '{name}' must hold booleans but got {mask.dtype}. Convert it: "
                 f"{name}.astype(mx.bool_)."
             )
         if mask.shape != tuple(shape):
             raise ValueError(
-                f"[{place}] '{name}' must have the shape (batch, length), {tuple(shape)}, but got "
+                f"[{caller}] '{name}' must have the shape (batch, length), {tuple(shape)}, but got "
                 f"{mask.shape}."
             )
         found.append(mask.astype(mx.bool_))
     return found
 
 
-def check_sequences(place: str, x: mx.array, dims: int) -> None:
+def check_sequences(caller: str, x: mx.array, dims: int) -> None:
     """Refuses an input of a token mixer that is not `(B, L, D)` with `D = dims` floats.
 
     Raises:
         TypeError: It is no array, or holds no floats.
         ValueError: It has another number of axes or another size.
     """
-    check_array(place, x)
+    check_array(caller, x)
     if x.ndim != 3:
         hint = " Add a batch axis: x[None]." if x.ndim == 2 else ""
         raise ValueError(
-            f"[{place}] 'x' must have the three axes (batch, length, dims) but got shape "
+            f"[{caller}] 'x' must have the three axes (batch, length, dims) but got shape "
             f"{x.shape}.{hint}"
         )
-    check_features(place, x, dims)
+    check_features(caller, x, dims)
 
 
-def check_features(place: str, x: mx.array, dims: int) -> None:
+def check_features(caller: str, x: mx.array, dims: int) -> None:
     """Refuses an input whose last axis does not hold `dims` floats.
 
     Raises:
         TypeError: It is no array, or holds no floats.
         ValueError: It has another size.
     """
-    check_array(place, x)
+    check_array(caller, x)
     if not mx.issubdtype(x.dtype, mx.floating):
         raise TypeError(
-            f"[{place}] 'x' must hold floats but got {x.dtype}. Convert it: x.astype(mx.float32)."
+            f"[{caller}] 'x' must hold floats but got {x.dtype}. Convert it: x.astype(mx.float32)."
         )
     shape = x.shape
     if not shape or shape[-1] != dims:
         raise ValueError(
-            f"[{place}] 'x' must have {dims} values in its last axis but got shape {shape}."
+            f"[{caller}] 'x' must have {dims} values in its last axis but got shape {shape}."
         )
 
 
-def dims_of_a_head(place: str, dims: int, num_heads: int, head_dim: int | None = None) -> int:
+def dims_of_a_head(caller: str, dims: int, num_heads: int, head_dim: int | None = None) -> int:
     """`head_dim`, or by default what each of `num_heads` gets of `dims`.
 
     Args:
-        place: What reports wrong numbers.
+        caller: The caller that errors name.
         dims: Numbers of all heads.
         num_heads: Heads.
         head_dim: Numbers of one head.
@@ -148,12 +148,12 @@ def dims_of_a_head(place: str, dims: int, num_heads: int, head_dim: int | None =
         TypeError: One is not an integer.
         ValueError: One is not positive, or the heads do not divide the dims.
     """
-    check_sizes(place, dims=dims, num_heads=num_heads)
-    check_optional_sizes(place, head_dim=head_dim)
+    check_sizes(caller, dims=dims, num_heads=num_heads)
+    check_optional_sizes(caller, head_dim=head_dim)
     if head_dim is not None:
         return head_dim
     if dims % num_heads:
         raise ValueError(
-            f"[{place}] 'num_heads' must divide 'dims' but got {num_heads} heads for {dims} dims."
+            f"[{caller}] 'num_heads' must divide 'dims' but got {num_heads} heads for {dims} dims."
         )
     return dims // num_heads

@@ -162,8 +162,8 @@ def sample_begins(starts: mx.array, before: int | mx.array = 0) -> mx.array:
     """
     if isinstance(before, mx.array):
         before = before[:, None]
-    place = mx.arange(starts.shape[1]) + before
-    return mx.cummax(mx.where(starts, place, 0), axis=1)
+    position = mx.arange(starts.shape[1]) + before
+    return mx.cummax(mx.where(starts, position, 0), axis=1)
 
 
 def _padding_last(valid: mx.array, starts: mx.array | None) -> tuple[mx.array | None, ...]:

@@ -87,9 +87,9 @@ class DeltaRuleMixer(TokenMixer):
         is_stacked: bool = False,
     ):
         super().__init__()
-        place = type(self).__name__
+        caller = type(self).__name__
         check_sizes(
-            place,
+            caller,
             dims=dims,
             num_heads=num_heads,
             num_value_heads=num_value_heads,
@@ -99,7 +99,7 @@ class DeltaRuleMixer(TokenMixer):
         )
         if num_value_heads % num_heads:
             raise ValueError(
-                f"[{place}] 'num_value_heads' must be a multiple of 'num_heads', {num_heads}, but got "
+                f"[{caller}] 'num_value_heads' must be a multiple of 'num_heads', {num_heads}, but got "
                 f"{num_value_heads}."
             )
         self._dims = dims

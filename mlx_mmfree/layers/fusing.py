@@ -7,9 +7,9 @@ each format of linears, which their class names as `variant`; `models.parts.fuse
   them.
 - Parts of ternary linears (tensor parallel) take the gate and the norms of whole tokens before
   them, and add the residual.
-- Rotated codes take the rotation together with the norm, the gate, or the sum before a norm. Joined
+- Rotated codes take the rotation together with the norm, the gate, or the sum before a norm. Merged
   ones are one product.
-- Floats and codes are one product where they are joined, or have many rows. On a GPU the residual
+- Floats and codes are one product where they are merged, or have many rows. On a GPU the residual
   is added in it.
 - Any other module is called by itself.
 """
@@ -30,7 +30,7 @@ from ..ops.device import FLOATS, runs_metal_kernels
 from ..ops.hadamard import hadamard_of_gate, hadamard_of_norm, hadamard_of_sum
 from ..ops.linear_product import add_bias
 from .arguments import check_features
-from .joined import joined_parts
+from .merged import merged_parts
 from .norms import is_rms_norm
 
 Parts = tuple[mx.array, ...]
@@ -94,7 +94,7 @@ class Variant:
     @staticmethod
     def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
         x = x if norm is None else norm(x)
-        return tuple(linear(x) for linear, _ in joined_parts(linears))
+        return tuple(linear(x) for linear, _ in merged_parts(linears))
 
     @classmethod
     def output(cls, parts: Parts, linear: nn.Module, around: Around) -> mx.array:
@@ -119,7 +119,7 @@ class Floats(Variant):
     @staticmethod
     def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
         x = x if norm is None else norm(x)
-        found = [linear for linear, _ in joined_parts(linears)]
+        found = [linear for linear, _ in merged_parts(linears)]
         if len(found) > 1 and _are_one_product(linears, x):
             weights = [linear["weight"] for linear in linears]
             return (ops.linear_product(x, mx.concatenate(weights)),)
@@ -147,7 +147,7 @@ class Rotated(Variant):
 
     @staticmethod
     def inputs(x: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None) -> Parts:
-        found = [linear for linear, _ in joined_parts(linears)]
+        found = [linear for linear, _ in merged_parts(linears)]
         rotating = [linear for linear in found if variant_of(linear) is Rotated]
         if norm is None or len(rotating) > 1 or not is_rms_norm(norm):
             return Variant.inputs(x, linears, norm)
@@ -305,7 +305,7 @@ def inputs_of_sum(
     x: mx.array, branch: mx.array, linears: Sequence[nn.Module], norm: nn.Module | None
 ) -> tuple[Parts, mx.array]:
     """Like `inputs` of a sum, and the sum. Where its norm is rotated, both are one launch."""
-    one, *more = (linear for linear, _ in joined_parts(linears))
+    one, *more = (linear for linear, _ in merged_parts(linears))
     if more or variant_of(one) is not Rotated or norm is None or not is_rms_norm(norm):
         x = x + branch
         return inputs(x, linears, norm, x.dtype), x
@@ -376,7 +376,7 @@ def widths_of(parts: Parts, widths: Sequence[int]) -> list[mx.array]:
 
 
 def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array, int]:
-    """The place of some columns among arrays that lie side by side.
+    """The position of some columns in arrays that lie side by side.
 
     Returns:
         The array that holds them, several of them copied together if there must be, and the first of
@@ -384,8 +384,8 @@ def columns(parts: Sequence[mx.array], first: int, width: int) -> tuple[mx.array
     """
     ends = list(accumulate(part.shape[-1] for part in parts))
     begins = [end - part.shape[-1] for end, part in zip(ends, parts, strict=True)]
-    held = [n for n, end in enumerate(ends) if end > first and begins[n] < first + width]
-    return beside(tuple(parts[n] for n in held)), first - begins[held[0]]
+    touched = [n for n, end in enumerate(ends) if end > first and begins[n] < first + width]
+    return beside(tuple(parts[n] for n in touched)), first - begins[touched[0]]
 
 
 def _variant(linears: Sequence[nn.Module], norm: nn.Module | None) -> type[Variant]:
@@ -405,7 +405,7 @@ def _gated(parts: Parts, gate: Activation) -> mx.array:
 
 
 def _are_one_product(linears: Sequence[nn.Module], x: mx.array) -> bool:
-    """Returns whether plain matrices are joined: with more rows than columns, they are less to copy
+    """Returns whether plain matrices are merged: with more rows than columns, they are less to copy
     than the results, and the input is arranged for one product only.
     """
     if x.size <= x.shape[-1] ** 2:

@@ -70,8 +70,8 @@ class Float32Scales(nn.Module):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key in self.in_float32 and isinstance(value, mx.array) and value.dtype != mx.float32:
-            held = self.get(key)
-            if held is not None and mx.array_equal(held.astype(value.dtype), value):
+            old = self.get(key)
+            if old is not None and mx.array_equal(old.astype(value.dtype), value):
                 return
             value = value.astype(mx.float32)
         super().__setitem__(key, value)
@@ -83,7 +83,7 @@ class PackedLayer(Matrix, Float32Scales):
     def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Unfreezes what can be trained; packed codes and their scales never are."""
         super().unfreeze(*args, **kwargs)
-        self.freeze(recurse=False, keys=list(self.kept))
+        self.freeze(recurse=False, keys=list(self.fixed_dtypes))
         return self
 
 
@@ -132,7 +132,7 @@ class _TernaryLinear(Matrix, nn.Module):
             shape = (output_dims, ops.packed_width(input_dims))
             self.weight = mx.full(shape, 0x55555555, dtype=mx.uint32)
             self.scale = mx.ones((1,))
-            self.freeze(recurse=False, keys=list(self.kept))
+            self.freeze(recurse=False, keys=list(self.fixed_dtypes))
 
     def packed_space(self) -> "PackedBitLinear":
         packed = PackedBitLinear(
@@ -327,7 +327,7 @@ class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
     holds_trits = True
     is_divisible = True
     variant: ClassVar[type[Variant]] = Ternary
-    kept = ("weight", "scale")
+    fixed_dtypes = ("weight", "scale")
 
     def multiply(self, x: mx.array) -> mx.array:
         y: mx.array = ops.ternary_matmul(x.astype(mx.float32), self.weight) * self.scale
@@ -335,7 +335,7 @@ class PackedBitLinear(Fusable, _TernaryLinear, PackedLayer):
 
     def is_made_of(self, array: mx.array) -> bool:
         packed = self.packed_from(array)
-        return all(mx.array_equal(packed[name], self[name]) for name in self.kept)
+        return all(mx.array_equal(packed[name], self[name]) for name in self.fixed_dtypes)
 
     @cached_property
     def activations(self) -> tuple[float | None, Rounding, bool]:
@@ -485,10 +485,10 @@ class PackedLinear(PackedLayer):
             self.input_scale = mx.ones((input_dims,))
         if bias:
             self.bias = mx.zeros((output_dims,))
-        self.freeze(recurse=False, keys=list(self.kept))
+        self.freeze(recurse=False, keys=list(self.fixed_dtypes))
 
     @property
-    def kept(self) -> tuple[str, ...]:  # type: ignore[override]
+    def fixed_dtypes(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("weight", *(name for name in self.in_float32 if name in self))
 
     def multiply(self, x: mx.array) -> mx.array:

@@ -41,8 +41,8 @@ class DropPath(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         if not self.training or not self._rate:
             return x
-        kept = mx.random.bernoulli(1 - self._rate, (x.shape[0], *[1] * (x.ndim - 1)))
-        return mx.where(kept, x / (1 - self._rate), mx.zeros((), x.dtype))
+        mask = mx.random.bernoulli(1 - self._rate, (x.shape[0], *[1] * (x.ndim - 1)))
+        return mx.where(mask, x / (1 - self._rate), mx.zeros((), x.dtype))
 
 
 class LayerScale(nn.Module):
@@ -140,7 +140,7 @@ class Convolution(nn.Module):
         side, pad = self._side, self._padding
         if min(x.shape[1:3]) + 2 * pad < side:
             raise ValueError(
-                f"[Convolution] 'x' must be at least {side - 2 * pad} places high and wide but got "
+                f"[Convolution] 'x' must be at least {side - 2 * pad} positions high and wide but got "
                 f"shape {x.shape}."
             )
         if pad:
@@ -173,7 +173,7 @@ def gather_windows(x: mx.array, side: int, stride: int) -> mx.array:
         return tiles.reshape(batch, rows, columns, -1)
     gather = with_reference_gradient(
         partial(_read_windows, side=side, stride=stride),
-        partial(_joined_slices, side=side, stride=stride),
+        partial(_concatenated_slices, side=side, stride=stride),
     )
     windows: mx.array = gather(x)
     return windows
@@ -192,7 +192,7 @@ def _read_windows(x: mx.array, *, side: int, stride: int) -> mx.array:
     return windows.reshape(batch, rows, columns, -1)
 
 
-def _joined_slices(x: mx.array, *, side: int, stride: int) -> mx.array:
+def _concatenated_slices(x: mx.array, *, side: int, stride: int) -> mx.array:
     """The windows as slices of the map, whose gradient is a sum of slices."""
     height, width = ((size - side) // stride * stride + 1 for size in x.shape[1:3])
     return mx.concatenate(
@@ -206,12 +206,12 @@ def _joined_slices(x: mx.array, *, side: int, stride: int) -> mx.array:
 
 
 def pointwise(linear: LinearFactory) -> LinearFactory:
-    """Makes projections of places that published files lay out as convolutions of one place each."""
+    """Makes projections of positions that published files store as 1 x 1 convolutions."""
     return partial(Convolution, kernel_size=1, linear=linear)
 
 
 class DepthwiseConvolution(nn.Module):
-    r"""Convolution of each channel with a window of its own, around every place or every `s`-th.
+    r"""Convolution of each channel with a window of its own, around every position or every `s`-th.
 
     .. math::
         y_{i,j,c} = b_c + \sum_{u,v} w_{c,u,v}\,
@@ -230,7 +230,7 @@ class DepthwiseConvolution(nn.Module):
         `x`: `(B, H, W, D)`; `y`: `(B, H / s, W / s, D)`, rounded up; `weight`: `(D, k, k, 1)`.
 
     Raises:
-        ValueError: The window has no place in its middle.
+        ValueError: The window has no position in its middle.
 
     Example:
         >>> DepthwiseConvolution(8, 3)(mx.zeros((1, 5, 4, 8))).shape
@@ -267,25 +267,25 @@ class DepthwiseConvolution(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         weight, bias = self.weight, self.get("bias")
-        is_joined = "norm" in self and not self.norm.counts
-        if is_joined:
+        is_fused = "norm" in self and not self.norm.counts
+        if is_fused:
             scale, shift = self.norm.scale_and_shift()
             weight = weight * scale[:, None, None, None]
             bias = shift if bias is None else bias * scale + shift
         y = depthwise_convolution(x, weight, bias, stride=self._stride)
-        return self.norm(y) if "norm" in self and not is_joined else y
+        return self.norm(y) if "norm" in self and not is_fused else y
 
 
 class DepthwiseBlock(nn.Module):
-    r"""A depthwise convolution mixes places, and a channel mixer what each of them holds, in one branch.
+    r"""A depthwise convolution mixes positions, and a channel mixer the channels of each, in one branch.
 
     .. math::
         y = x + \mathrm{drop}\big(\gamma \odot
         \mathrm{ChannelMixer}(\mathrm{norm}(\mathrm{dwconv}(x)))\big)
 
     Args:
-        convolution: Mixes the places of each channel; a batch norm belongs to it.
-        channel_mixer: Mixes within a place.
+        convolution: Mixes the positions of each channel; a batch norm belongs to it.
+        channel_mixer: Mixes within a position.
         norm: Any other norm; `None`: there is none.
         scale: The factors :math:`\gamma`; `None`: there are none.
         drop_path: Probability that training leaves the branch out for a sample.

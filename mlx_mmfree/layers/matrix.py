@@ -32,7 +32,7 @@ class Matrix:
             matrix that it is given, whatever its values.
         is_embedding: The layer gives the rows of tokens, and only backwards the product with `W`.
         is_rotated: The layer holds a rotated matrix in codes, and rotates its input.
-        kept: Names of the layer's parameters whose dtype never changes.
+        fixed_dtypes: Names of the layer's parameters whose dtype never changes.
     """
 
     holds_floats: ClassVar[bool] = False
@@ -42,7 +42,7 @@ class Matrix:
     is_ternary: ClassVar[bool] = False
     is_embedding: ClassVar[bool] = False
     is_rotated: ClassVar[bool] = False
-    kept: ClassVar[tuple[str, ...]] = ()
+    fixed_dtypes: ClassVar[tuple[str, ...]] = ()
 
     @property
     def layer(self) -> nn.Module:
@@ -206,7 +206,7 @@ class _Floats(_OfMLX):
 
 class _Codes(_OfMLX):
     holds_codes = True
-    kept = ("weight",)
+    fixed_dtypes = ("weight",)
 
     @property
     def input_dims(self) -> int:
@@ -324,9 +324,11 @@ def parameters(model: nn.Module) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters()))
 
 
-def kept_names(model: nn.Module) -> set[str]:
+def fixed_dtype_names(model: nn.Module) -> set[str]:
     """Names of the parameters whose dtype never changes: the parameters of packed matrices."""
-    return {f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.kept}
+    return {
+        f"{path}.{name}" for path, matrix in matrices(model).items() for name in matrix.fixed_dtypes
+    }
 
 
 def cast_weight(array: mx.array, dtype: mx.Dtype, name: str) -> mx.array:
@@ -369,27 +371,27 @@ def check_range(cast: mx.array, array: mx.array, name: str, hint: str = _HINT) -
 def converted(
     model: Model,
     dtype: mx.Dtype,
-    kept: Collection[str] = (),
+    fixed_dtypes: Collection[str] = (),
     shown: Callable[[str], str] = str,
 ) -> Model:
-    """The model with its floats in another dtype, in place, but for those that are `kept`.
+    """The model with its floats in another dtype, in place, but for the `fixed_dtypes`.
 
     Args:
         model: The model.
         dtype: The dtype.
-        kept: Names of further parameters that keep their dtype.
+        fixed_dtypes: Names of further parameters that keep their dtype.
         shown: From the name of a parameter, its name in messages.
 
     Raises:
         CheckpointError: A weight is beyond the range of the dtype.
     """
-    packed = kept_names(model)
+    packed = fixed_dtype_names(model)
     modules = dict(model.named_modules())
     for name, array in parameters(model).items():
         if array.dtype in FLOATS and name in packed:
             # weights are products of trits and these
             cast_weight(array, dtype, shown(name))
-        elif array.dtype in FLOATS and name not in kept:
+        elif array.dtype in FLOATS and name not in fixed_dtypes:
             path, _, key = name.rpartition(".")
             array = cast_weight(array, dtype, shown(name))
             setattr(modules[path], key, array)

@@ -334,8 +334,8 @@ class TokenMixer(Mixer):
         if context is None:
             self._check_takes(starts, memory, arguments)
             checked = self.checked_state(x, state)
-            place = type(self).__name__
-            valid, starts = boolean_masks(place, x.shape[:2], valid=valid, starts=starts)
+            caller = type(self).__name__
+            valid, starts = boolean_masks(caller, x.shape[:2], valid=valid, starts=starts)
             context = Context(valid, starts=starts, memory=memory, memory_valid=memory_valid)
             if state is not None and not isinstance(state, self.memory_states):
                 own = self.init_state(x.shape[0], x.dtype)
@@ -515,7 +515,7 @@ class ChannelMixer(Mixer):
 
 
 class SpatialMixer(Mixer):
-    """A module that mixes the places of a map: maps `(B, H, W, D)` to the same shape.
+    """A module that mixes the positions of a map: maps `(B, H, W, D)` to the same shape.
 
     It is made as `Mixer(dims, *, ..., linear=Linear)` and takes maps of any height and width. A
     subclass sets `_dims` and writes `mix`.
@@ -523,7 +523,7 @@ class SpatialMixer(Mixer):
     Attributes:
         name: What a description of a model calls it; `""`: the name of its file.
         equation: What it computes, in a line.
-        complexity: Multiplications for a map of `T` places of `D` dims.
+        complexity: Multiplications for a map of `T` positions of `D` dims.
         paper: Where it was published.
     """
 
@@ -540,19 +540,19 @@ class SpatialMixer(Mixer):
         return self.finish(self.mix(*self.apart(self.project(x)), **arguments), x.dtype)
 
 
-def check_map(place: str, x: mx.array, dims: int) -> None:
-    """Refuses an input of a spatial mixer that is no map of `dims` floats with at least one place.
+def check_map(caller: str, x: mx.array, dims: int) -> None:
+    """Refuses an input of a spatial mixer that is no map of `dims` floats with at least one position.
 
     Raises:
         TypeError: It holds no floats.
-        ValueError: It has another number of axes, another size, or no places.
+        ValueError: It has another number of axes, another size, or no positions.
     """
     if x.ndim != 4:
         hint = " Add a batch axis: x[None]." if x.ndim == 3 else ""
         raise ValueError(
-            f"[{place}] 'x' must have the four axes (batch, height, width, dims) but got shape "
+            f"[{caller}] 'x' must have the four axes (batch, height, width, dims) but got shape "
             f"{x.shape}.{hint}"
         )
-    check_features(place, x, dims)
+    check_features(caller, x, dims)
     if 0 in x.shape[1:3]:
-        raise ValueError(f"[{place}] 'x' must have at least one place but got shape {x.shape}.")
+        raise ValueError(f"[{caller}] 'x' must have at least one position but got shape {x.shape}.")

@@ -81,7 +81,7 @@ def is_rms_norm(norm: nn.Module | None) -> bool:
 
 
 class PlacedRMSNorm(nn.Module):
-    r"""RMSNorm whose gain depends on the place in the sequence.
+    r"""RMSNorm whose gain depends on the position in the sequence.
 
     .. math::
         y_{t,d} = \frac{x_{t,d}}{\sqrt{\mathrm{mean}_e\,x_{t,e}^2 + \epsilon}}\,g_{t,d}
@@ -91,7 +91,7 @@ class PlacedRMSNorm(nn.Module):
 
     Args:
         dims: Size `D` of the last axis.
-        max_length: Places.
+        max_length: Number of positions.
         eps: :math:`\epsilon`. By default as good as none, as in Keras-MML.
 
     Shape:
@@ -117,7 +117,7 @@ class PlacedRMSNorm(nn.Module):
         length = x.shape[-2] if x.ndim > 1 else 0
         if not 0 < length <= max_length:
             raise ValueError(
-                f"[PlacedRMSNorm] 'x' must be a sequence of 1 to {max_length} places but got shape "
+                f"[PlacedRMSNorm] 'x' must be a sequence of 1 to {max_length} positions but got shape "
                 f"{x.shape}."
             )
         return mx.fast.rms_norm(x, None, self.eps) * self.weight[:length].astype(x.dtype)

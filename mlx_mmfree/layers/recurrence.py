@@ -91,12 +91,12 @@ def attend_to_all(q: mx.array, k: mx.array, v: mx.array, valid: mx.array | None)
         valid: Booleans `(B, N)`, `False` at keys and values that do not count.
     """
     if valid is not None:
-        place = valid[:, None, :, None]
-        k, v = (mx.where(place, x, mx.zeros((), x.dtype)) for x in (k, v))
+        mask = valid[:, None, :, None]
+        k, v = (mx.where(mask, x, mx.zeros((), x.dtype)) for x in (k, v))
     return q @ (k.swapaxes(-1, -2) @ v)
 
 
-def check_no_starts(place: str, starts: mx.array | None) -> None:
+def check_no_starts(caller: str, starts: mx.array | None) -> None:
     """Refuses packed samples in a mixer that sees the whole sequence.
 
     Raises:
@@ -104,7 +104,7 @@ def check_no_starts(place: str, starts: mx.array | None) -> None:
     """
     if starts is not None:
         raise ValueError(
-            f"[{place}] 'starts' must be None where 'is_causal' is False, since all of a row is seen, "
+            f"[{caller}] 'starts' must be None where 'is_causal' is False, since all of a row is seen, "
             "but got an array. Give each sample a row."
         )
 

@@ -40,7 +40,7 @@ class RotatedLinear(Fusable, Matrix, nn.Module):
 
     is_rotated = True
     variant = Rotated
-    kept: ClassVar[tuple[str, ...]] = ("weight", "signs")
+    fixed_dtypes: ClassVar[tuple[str, ...]] = ("weight", "signs")
     input_dims: int = 0
     output_dims: int = 0
 

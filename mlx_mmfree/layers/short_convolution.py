@@ -93,14 +93,14 @@ def convolve(
     window = mx.concatenate([state, x], axis=1)
     taps = causal_taps(window, weight, length)
 
-    def places() -> mx.array:
+    def last_taps() -> mx.array:
         key = ("last inputs", length, kernel_size)
-        return context.memoised(key, lambda: _last_places(counts, length, kernel_size))
+        return context.memoised(key, lambda: _last_positions(counts, length, kernel_size))
 
-    last = window[:, length:] if counts is None else mx.take_along_axis(window, places(), axis=1)
+    last = window[:, length:] if counts is None else mx.take_along_axis(window, last_taps(), axis=1)
     if starts is not None:
         *masks, is_last = context.memoised(
-            ("taps", length, kernel_size), lambda: _same_sample(starts, places(), kernel_size)
+            ("taps", length, kernel_size), lambda: _same_sample(starts, last_taps(), kernel_size)
         )
         zero = mx.zeros((), x.dtype)
         taps = [mx.where(mask, seen, zero) for mask, seen in zip(masks, taps, strict=True)]
@@ -129,16 +129,16 @@ def shifted(x: mx.array, before: mx.array, context: Context) -> tuple[mx.array, 
     return convolve(x, taps, before, context)
 
 
-def _last_places(counts: mx.array | None, length: int, kernel_size: int) -> mx.array:
+def _last_positions(counts: mx.array | None, length: int, kernel_size: int) -> mx.array:
     """Where the last inputs stand among the carried ones and the call's, `(B, K - 1, 1)`."""
     count = length if counts is None else counts[:, None, None]
     return mx.arange(kernel_size - 1)[:, None] + count
 
 
-def _same_sample(starts: mx.array, last_places: mx.array, kernel_size: int) -> list[mx.array]:
+def _same_sample(starts: mx.array, last_positions: mx.array, kernel_size: int) -> list[mx.array]:
     """Where each tap, and what is carried on, sees the sample of its position, `(B, ..., 1)`."""
     length, before = starts.shape[1], kernel_size - 1
     begins = sample_begins(starts, before)[..., None]
-    place = mx.arange(before + length)[:, None]
-    masks = [place[tap : tap + length] >= begins for tap in range(kernel_size)]
-    return [*masks, last_places >= begins[:, -1:]]
+    position = mx.arange(before + length)[:, None]
+    masks = [position[tap : tap + length] >= begins for tap in range(kernel_size)]
+    return [*masks, last_positions >= begins[:, -1:]]

@@ -10,11 +10,11 @@ State = Any
 """A tree of arrays, each with the batch on axis 0; `()` where a mixer carries nothing."""
 
 
-def check_state(place: str, own: State, given: State, *, is_fixed: bool = False) -> None:
+def check_state(caller: str, own: State, given: State, *, is_fixed: bool = False) -> None:
     """Refuses a state of another kind of mixer, or one of other sizes.
 
     Args:
-        place: What reports it.
+        caller: The caller that the error names.
         own: A state of the mixer.
         given: The other one.
         is_fixed: Whether states of the mixer keep their sizes.
@@ -29,7 +29,7 @@ def check_state(place: str, own: State, given: State, *, is_fixed: bool = False)
         kinds[0].__module__ != kinds[1].__module__ or kinds[0].__module__ in _PLAIN
     ):
         raise TypeError(
-            f"[{place}] 'state' must be one that it returned before, of {kinds[0].__name__}, but got "
+            f"[{caller}] 'state' must be one that it returned before, of {kinds[0].__name__}, but got "
             f"{kinds[1].__name__}. Begin with state=None."
         )
     flat: list[Any] = [tree_flatten(own), tree_flatten(given)]
@@ -37,12 +37,12 @@ def check_state(place: str, own: State, given: State, *, is_fixed: bool = False)
     texts, others = ({shape[0] for shape in each if shape} for each in sizes)
     if texts and others and texts.isdisjoint(others):
         raise ValueError(
-            f"[{place}] 'state' must be of as many texts as this batch has, {max(texts)}, but is of "
+            f"[{caller}] 'state' must be of as many texts as this batch has, {max(texts)}, but is of "
             f"{max(others)}. Begin with state=None."
         )
     if is_fixed and sizes[0] != sizes[1]:
         raise ValueError(
-            f"[{place}] 'state' must have the shapes {sizes[0]} of this batch but has {sizes[1]}. "
+            f"[{caller}] 'state' must have the shapes {sizes[0]} of this batch but has {sizes[1]}. "
             "Begin with state=None."
         )
 
@@ -93,7 +93,7 @@ class StoredStates:
         """The arrays of a state that depend on the number of tokens alone."""
         return ()
 
-    def joined(self, states: Sequence[State]) -> State:
+    def merged(self, states: Sequence[State]) -> State:
         """The rows of several states, one after the other; each goes on as it would alone.
 
         Args:

@@ -152,13 +152,13 @@ def build(config: Config) -> ImageClassifier:
     return draw_weights(model, 0.02)
 
 
-def _block(config: Config, stage: int, place: int, drop_path: float) -> ImageBlock:
+def _block(config: Config, stage: int, index: int, drop_path: float) -> ImageBlock:
     return conv2former_block(
         config.dims[stage],
         kernel_size=config.kernel_size,
         mlp_ratio=config.mlp_ratios[stage],
         drop_path=drop_path,
-        linear=config.linear(f"stages.{stage}.{place}"),
+        linear=config.linear(f"stages.{stage}.{index}"),
     )
 
 

@@ -1,4 +1,4 @@
-"""EdgeNeXt (Maaz et al., arXiv 2206.10589): convolutions, and attention between channels in places."""
+"""EdgeNeXt (Maaz et al., arXiv 2206.10589): convolutions, and here and there channel attention."""
 
 import math
 from collections.abc import Mapping
@@ -73,10 +73,10 @@ class FourierPositions(nn.Module):
         return x + self.token_proj(codes.astype(x.dtype))
 
     def _codes(self, count: int) -> np.ndarray:
-        """Those of an axis, `(count, F)`; in float64, since angles are large."""
-        place = np.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
+        """Codes of an axis, `(count, F)`; in float64, since angles are large."""
+        position = np.arange(1, count + 1) / (count + 1e-6) * 2 * math.pi
         wave = 10000.0 ** (-2 * (np.arange(self._features) // 2) / self._features)
-        angles = place[:, None] * wave
+        angles = position[:, None] * wave
         even = np.arange(self._features) % 2 == 0
         return np.where(even, np.sin(angles), np.cos(angles))
 
@@ -88,7 +88,7 @@ class SplitConvolution(nn.Module):
         s_0 = \mathrm{conv}_0(x_0), \quad s_i = \mathrm{conv}_i(s_{i-1} + x_i), \quad
         y = [s_0, \dots, s_{n-1}, x_n]
 
-    with depthwise convolutions of 3 x 3 places and groups of :math:`\lceil D / (n + 1) \rceil`
+    with depthwise convolutions of 3 x 3 positions and groups of :math:`\lceil D / (n + 1) \rceil`
     channels, of which the last may be smaller and stays as it is.
 
     Args:
@@ -262,10 +262,10 @@ def build(config: Config) -> ImageClassifier:
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
 
 
-def _block(config: Config, stage: int, place: int, drop_path: float) -> nn.Module:
-    dims, name = config.dims[stage], f"stages.{stage}.blocks.{place}"
+def _block(config: Config, stage: int, index: int, drop_path: float) -> nn.Module:
+    dims, name = config.dims[stage], f"stages.{stage}.blocks.{index}"
     channel_mixer = FeedForward(dims, linear=config.linear(f"{name}.mlp"), activation="gelu")
-    if stage == 0 or place < config.depths[stage] - 1:
+    if stage == 0 or index < config.depths[stage] - 1:
         return DepthwiseBlock(
             DepthwiseConvolution(dims, _KERNELS[stage]),
             channel_mixer,

@@ -232,7 +232,7 @@ def build(config: Config) -> ImageClassifier:
         *[InvertedBottleneck(stem, stem, is_residual=True) for _ in range(config.depths[0])],
     )
     inner, outer = config.head_widths
-    # what follows the last stage still sees places
+    # what follows the last stage still sees positions
     neck = nn.Sequential(
         Convolution(widths[-1], inner, 1, bias=False, norm=BatchNorm(inner)), hardswish
     )
@@ -253,8 +253,8 @@ def _blocks(config: Config, stage: int, rates: Sequence[float]) -> list[nn.Modul
     before, dims = config.widths[stage : stage + 2]
     ratio, has_attention = config.expand_ratio, stage >= _FIRST_WITH_ATTENTION
 
-    def linear(place: int) -> LinearFactory:
-        return config.linear(f"stages.{stage}.blocks.{place}")
+    def linear(index: int) -> LinearFactory:
+        return config.linear(f"stages.{stage}.blocks.{index}")
 
     blocks: list[nn.Module] = [
         InvertedBottleneck(
@@ -266,11 +266,11 @@ def _blocks(config: Config, stage: int, rates: Sequence[float]) -> list[nn.Modul
             linear=linear(0),
         )
     ]
-    for place, rate in enumerate(rates[1:], 1):
+    for index, rate in enumerate(rates[1:], 1):
         options: dict[str, Any] = {
             "hidden_dims": ratio * dims,
             "drop_path": rate,
-            "linear": linear(place),
+            "linear": linear(index),
         }
         if has_attention:
             blocks.append(EfficientViTBlock(dims, head_dim=config.head_dim, **options))

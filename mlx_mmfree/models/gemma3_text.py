@@ -153,11 +153,11 @@ def _with_one_rotation(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"[config.json] 'rope_type' of '{SLIDING}' must be default but got "
             f"{sliding['rope_type']!r:.80}. Other positions of such layers are not implemented."
         )
-    places = {
+    bases = {
         f"'rope_theta' of '{SLIDING}'": sliding.get("rope_theta"),
         "'rope_local_base_freq'": config.get("rope_local_base_freq"),
     }
-    local = agreed(places)
+    local = agreed(bases)
     return {
         **config,
         "rope_parameters": dict(section(both, FULL)),

@@ -20,13 +20,13 @@ _IN_MLX_LM = (ATTENTION, "gla", "hgrn2", "mlgru", "sliding_window_attention")
 class _MixerLinears(dict[str, LinearFactory]):
     """Makes each projection of a mixer, by its name."""
 
-    def __init__(self, linears: TernaryLinears | None, place: str):
+    def __init__(self, linears: TernaryLinears | None, path: str):
         super().__init__()
         self._linears = linears
-        self._place = place
+        self._path = path
 
     def __missing__(self, name: str) -> LinearFactory:
-        return linear_of(self._linears, f"{self._place}.{name}")
+        return linear_of(self._linears, f"{self._path}.{name}")
 
 
 def build(config: HybridConfig) -> Decoder:

@@ -1,4 +1,4 @@
-"""PoolFormer (Yu et al., arXiv 2111.11418): places are mixed by the mean of their neighbours alone."""
+"""PoolFormer (Yu et al., arXiv 2111.11418): positions are mixed by means of neighbours alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def build(config: Config) -> ImageClassifier:
     dims = config.dims
     embed = Convolution(config.input_channels, dims[0], 7, stride=4, padding=2)
     stages = staged(config.drop_path_rate, config.depths, partial(_block, config))
-    # a stage of the same dims goes on with the same places
+    # a stage of the same dims goes on with the same positions
     merges = [
         None if before == after else Convolution(before, after, 3, stride=2)
         for before, after in pairwise(dims)
@@ -109,9 +109,9 @@ def build(config: Config) -> ImageClassifier:
     return draw_weights(ImageClassifier(embed, stages, head, merges=merges, config=config), 0.02)
 
 
-def _block(config: Config, stage: int, place: int, drop_path: float) -> ImageBlock:
+def _block(config: Config, stage: int, index: int, drop_path: float) -> ImageBlock:
     dims = config.dims[stage]
-    linear = pointwise(config.linear(f"stages.{stage}.blocks.{place}.mlp"))
+    linear = pointwise(config.linear(f"stages.{stage}.blocks.{index}.mlp"))
     return ImageBlock(
         dims,
         SpatialPooling(dims),

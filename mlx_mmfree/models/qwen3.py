@@ -75,7 +75,7 @@ def _bonsai(
 
 
 def _few_bit_sampling(is_rotated: bool, thinks: bool) -> Mapping[str, float]:
-    """Like `Architecture.few_bit_sampling`: those of Bonsai's demonstration."""
+    """Like `Architecture.few_bit_sampling`: the settings of Bonsai's demonstration."""
     return {"temp": 0.5, "top_p": 0.85, "top_k": 20}
 
 

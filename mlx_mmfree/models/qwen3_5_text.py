@@ -49,7 +49,7 @@ _MIXER_NAMES = {
         "k_norm": "key_norm",
     },
 }
-_PLACES = {LINEAR: "linear_attn", FULL: "self_attn"}
+_PARENTS = {LINEAR: "linear_attn", FULL: "self_attn"}
 
 _VISION, _PREDICTION = (
     LeftOut("the vision model"),
@@ -58,7 +58,7 @@ _VISION, _PREDICTION = (
 WEIGHT_NAMES = {
     **weight_names(),
     **{
-        f"model.layers.{{}}.{_PLACES[kind]}.{theirs}": f"blocks.{{}}.token_mixer.{ours}"
+        f"model.layers.{{}}.{_PARENTS[kind]}.{theirs}": f"blocks.{{}}.token_mixer.{ours}"
         for kind, names in _MIXER_NAMES.items()
         for theirs, ours in names.items()
     },
@@ -77,7 +77,7 @@ _PREFIXES = {
 
 
 def newer_name(name: str, names: Collection[str]) -> str:
-    """Like `Architecture.newer_name`: without the places of the text model among others."""
+    """Like `Architecture.newer_name`: without the prefixes of the text model within others."""
     for theirs, ours in _PREFIXES.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -142,8 +142,8 @@ class Config(TransformerConfig):
         for name in ("mrope_section", "mrope_interleaved"):
             scaling.pop(name, None)
         factor = "partial_rotary_factor"
-        places = {f"'{factor}' of '{scaling_key}'": scaling.pop(factor, None)}
-        share = agreed({**places, f"'{factor}'": given.get(factor)})
+        nested = {f"'{factor}' of '{scaling_key}'": scaling.pop(factor, None)}
+        share = agreed({**nested, f"'{factor}'": given.get(factor)})
         own = {} if share is None else {factor: share}
         found = super().from_hub({**given, scaling_key: scaling, "layer_types": None, **own})
         return replace(found, layer_types=_read_layers(given, found.num_hidden_layers))
@@ -203,9 +203,9 @@ def build(config: Config) -> Decoder:
     rope = config.rotation.build(config.rotary_dims)
     norms = [model.norm]
     for layer, (block, kind) in enumerate(zip(model.blocks, config.layer_types, strict=True)):
-        place = f"model.layers.{layer}.{_PLACES[kind]}"
+        path = f"model.layers.{layer}.{_PARENTS[kind]}"
         linear = {
-            ours: linear_of(config.linears, f"{place}.{theirs}")
+            ours: linear_of(config.linears, f"{path}.{theirs}")
             for theirs, ours in _MIXER_NAMES[kind].items()
         }
         eps = config.rms_norm_eps
@@ -358,10 +358,10 @@ def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] 
         return None
     dims = config["linear_value_head_dim"]
     # the head of the Hub with number j * shared + r has the number r * keys + j in the file
-    place = np.arange(values).reshape(-1, keys).T.reshape(-1)
-    wide = (place[:, None] * dims + np.arange(dims)).reshape(-1)
+    order = np.arange(values).reshape(-1, keys).T.reshape(-1)
+    wide = (order[:, None] * dims + np.arange(dims)).reshape(-1)
     if end in _WITH_VALUES:
-        return 0, wide if end == _WITH_VALUES[0] else place
+        return 0, wide if end == _WITH_VALUES[0] else order
     if end == "out_proj.weight":
         return 1, wide
     if end in ("in_proj_qkv.weight", "conv1d.weight"):
@@ -422,7 +422,7 @@ def _why_not_in_transformers(config: Config) -> str | None:
 
 
 def _few_bit_sampling(is_rotated: bool, thinks: bool) -> Mapping[str, float]:
-    """Like `Architecture.few_bit_sampling`: those of Bonsai's demonstration, and of Bonsai 2's card."""
+    """Like `Architecture.few_bit_sampling`: settings of Bonsai's demonstration and Bonsai 2's card."""
     if not is_rotated:
         return {"temp": 0.7, "top_p": 0.95, "top_k": 20}
     if thinks:

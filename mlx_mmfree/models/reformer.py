@@ -222,7 +222,7 @@ WEIGHT_NAMES: dict[str, str | None] = {
 class Reformer(Decoder):
     """A `Decoder` of reversible blocks, whose two streams begin alike and are normed side by side."""
 
-    def joined(self, x: mx.array) -> mx.array:
+    def merged(self, x: mx.array) -> mx.array:
         return x
 
 

@@ -145,9 +145,9 @@ _MIXER = {
         for theirs, ours in (("r", "query"), ("k", "key"), ("v", "value"), ("o", "output"))
     },
     **{
-        f"{theirs}_lora.lora.{place}": f"{ours}_{end}"
+        f"{theirs}_lora.lora.{index}": f"{ours}_{end}"
         for theirs, ours in (("w", "decay"), ("a", "removal"), ("v", "value_mix"), ("g", "gate"))
-        for place, end in ((0, "down_proj"), (2, "proj"))
+        for index, end in ((0, "down_proj"), (2, "proj"))
     },
     "x_r": "query_shift",
     "x_w": "decay_shift",

@@ -57,7 +57,7 @@ class Config(ImageConfig):
 
 
 class _Scale(maps.LayerScale):
-    """One that is stored as a map of one place."""
+    """One that is stored as a map of one position."""
 
     @property
     def stored_layouts(self) -> dict[str, StoredLayout]:
@@ -160,14 +160,14 @@ def convolutional_block(
     )
 
 
-def _block(config: Config, stage: int, place: int, drop_path: float) -> nn.Module:
+def _block(config: Config, stage: int, index: int, drop_path: float) -> nn.Module:
     dims = config.embed_dims[stage]
-    make = SwiftFormerBlock if place == config.layers[stage] - 1 else convolutional_block
+    make = SwiftFormerBlock if index == config.layers[stage] - 1 else convolutional_block
     return make(
         dims,
         hidden_dims=config.mlp_ratios * dims,
         drop_path=drop_path,
-        linear=config.linear(f"stages.{stage}.blocks.{place}"),
+        linear=config.linear(f"stages.{stage}.blocks.{index}"),
     )
 
 

@@ -26,7 +26,7 @@ from .parts.image_classifier import ImageBlock, ImageClassifier, ImageConfig, St
 
 
 class PatchMerging(nn.Module):
-    r"""Four neighbouring places become one with other dims.
+    r"""Four neighbouring positions become one with other dims.
 
     .. math::
         y_{ij} = W\,\mathrm{LN}\big([x_{2i,2j} \,|\, x_{2i+1,2j} \,|\, x_{2i,2j+1} \,|\,

@@ -69,16 +69,16 @@ class TokenSelector(nn.Module):
 
 
 def chosen_first(importance: mx.array, count: int, prefix: int = 0) -> tuple[mx.array, mx.array]:
-    """The places of the `count` most important tokens, and of the others, each in their order.
+    """The indices of the `count` most important tokens, and of the others, each in their order.
 
     Args:
         importance: `(B, L)`.
         count: How many are chosen. Of equal ones, the earlier come first.
-        prefix: How many tokens at the beginning are chosen in any case, as a class token is.
+        prefix: How many first tokens are chosen in any case, as a class token is.
     """
-    place = mx.arange(importance.shape[1])
-    # places have no gradient
-    ranks = mx.where(place < prefix, -mx.inf, -mx.stop_gradient(importance))
+    index = mx.arange(importance.shape[1])
+    # indices have no gradient
+    ranks = mx.where(index < prefix, -mx.inf, -mx.stop_gradient(importance))
     ranked = mx.argsort(ranks, axis=1)
     return mx.sort(ranked[:, :count], axis=1), mx.sort(ranked[:, count:], axis=1)
 
@@ -103,7 +103,7 @@ class SelectingStage(Stage):
         blocks: Blocks with bidirectional softmax attention, and neither positions nor norms inside it.
         keep: The share of tokens that a second block sees.
         hidden_dims: Width of the selectors.
-        prefix: Tokens at the beginning that every block sees.
+        prefix: The first tokens, which every block sees.
 
     Attributes:
         is_selecting: Whether tokens are left out; otherwise this is a plain `Stage`.
@@ -155,7 +155,7 @@ class SelectingStage(Stage):
             losses.append(long_mean(long_sum(mx.exp(true) * (true - predicted), axis=-1)))
         return mx.mean(mx.stack(losses))
 
-    def kept_count(self, length: int) -> int:
+    def chosen_count(self, length: int) -> int:
         """How many of so many tokens a second block sees."""
         return max(self._prefix + 1, min(length, round(self._keep * length)))
 
@@ -173,14 +173,14 @@ class SelectingStage(Stage):
 
     def _selected(self, block: ImageBlock, x: mx.array, importance: mx.array) -> mx.array:
         length = x.shape[1]
-        count = self.kept_count(length)
+        count = self.chosen_count(length)
         if count == length:
             return block(x)
         chosen, others = chosen_first(importance, count, self._prefix)
-        parts = [mx.take_along_axis(x, places[..., None], axis=1) for places in (chosen, others)]
-        joined = mx.concatenate([block(parts[0]), parts[1]], axis=1)
+        parts = [mx.take_along_axis(x, indices[..., None], axis=1) for indices in (chosen, others)]
+        tokens = mx.concatenate([block(parts[0]), parts[1]], axis=1)
         back = mx.argsort(mx.concatenate([chosen, others], axis=1), axis=1)
-        return mx.take_along_axis(joined, back[..., None], axis=1)
+        return mx.take_along_axis(tokens, back[..., None], axis=1)
 
 
 def with_scores(block: ImageBlock, x: mx.array) -> tuple[mx.array, mx.array]:

@@ -15,7 +15,7 @@ from .backend.dispatch import FLOATS, Arrays, Backend, Example, Operation, nativ
 from .rotated_heads import Rotation
 
 
-class Place(NamedTuple):
+class NextSlot(NamedTuple):
     """Where one more token goes in buffers that hold these positions.
 
     Attributes:
@@ -31,23 +31,25 @@ class Place(NamedTuple):
     mask: mx.array
 
 
-def next_place(positions: mx.array, room: int, window: int | None = None, sinks: int = 0) -> Place:
-    """Finds the place of the next token.
+def next_slot(
+    positions: mx.array, capacity: int, window: int | None = None, sinks: int = 0
+) -> NextSlot:
+    """Finds the slot of the next token.
 
     Args:
         positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none.
-        room: The number of slots. A token for which there is none takes the last.
+        capacity: The number of slots. A token for which there is none takes the last.
         window: The number of slots after the sinks, of which the oldest is overwritten, or `None` if
             all tokens stay.
         sinks: The number of first tokens that stay.
     """
     batch, used = positions.shape
     lengths = mx.max(positions, axis=1) + 1 if used else mx.zeros((batch,), mx.int32)
-    count = min(slots_after(used, 1, window, sinks), room)
-    held = held_positions(lengths + 1, count, window, sinks)
+    count = min(slots_after(used, 1, window, sinks), capacity)
+    stored = slot_positions(lengths + 1, count, window, sinks)
     # MLX writes past the end of a buffer without a word
-    slots = mx.minimum(new_slots(lengths, 1, window, sinks), room - 1)
-    return Place(lengths, slots, held, (held >= 0)[:, None, None])
+    slots = mx.minimum(new_slots(lengths, 1, window, sinks), capacity - 1)
+    return NextSlot(lengths, slots, stored, (stored >= 0)[:, None, None])
 
 
 def slots_after(used: int, length: int, window: int | None, sinks: int) -> int:
@@ -75,7 +77,7 @@ def new_slots(
     return first if first.size == 1 else first[:, None] + mx.arange(length)
 
 
-def held_positions(lengths: mx.array, slots: int, window: int | None, sinks: int) -> mx.array:
+def slot_positions(lengths: mx.array, slots: int, window: int | None, sinks: int) -> mx.array:
     """The position that each slot holds in rows of these lengths, `(B, slots)`, or -1 for none."""
     slot, last = mx.arange(slots), lengths[:, None] - 1
     position = slot
@@ -83,8 +85,8 @@ def held_positions(lengths: mx.array, slots: int, window: int | None, sinks: int
         # the latest position that falls on the slot
         position = mx.where(slot < sinks, slot, last - (last - slot) % window)
     # not `&`, which MLX maps wrongly
-    is_held = mx.logical_and(position >= slot, position <= last)
-    return mx.where(is_held, position, -1)
+    is_filled = mx.logical_and(position >= slot, position <= last)
+    return mx.where(is_filled, position, -1)
 
 
 def write_slots(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
@@ -106,7 +108,7 @@ class Options(NamedTuple):
     norm_eps: float = 1e-6
     window: int | None = None
     sinks: int = 0
-    place: Callable[[], Any] | None = None
+    slot: Callable[[], Any] | None = None
     angles: Callable[[], Rotation] | None = None
     is_gated: bool = False
 
@@ -125,7 +127,7 @@ def attention_step(
     norm_eps: float = 1e-6,
     window: int | None = None,
     sinks: int = 0,
-    place: Callable[[], Place] | None = None,
+    slot: Callable[[], NextSlot] | None = None,
     angles: Callable[[], Rotation] | None = None,
     is_gated: bool = False,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
@@ -142,7 +144,7 @@ def attention_step(
     Args:
         projected: Heads of queries :math:`\hat q`, keys :math:`\hat k` and values, one after the
             other, `(B, 1, (H + 2G) K)`, any float dtype.
-        keys: Rotated keys `(B, G, C, K)`, with room for the token. Memory that nothing else holds is
+        keys: Rotated keys `(B, G, C, K)`, with a slot for the token. Memory that nothing else holds is
             written in place.
         values: `(B, G, C, K)`.
         positions: The position that each slot in use holds, int32 `(B, N)`, -1 for none. Only the
@@ -159,8 +161,8 @@ def attention_step(
         window: The number of slots after the sinks, of which the oldest is overwritten, or `None` if
             all tokens stay.
         sinks: The number of first tokens that stay.
-        place: Gives what `next_place` returns for the positions, where layers share it. A kernel that
-            finds the place itself does not ask.
+        slot: Gives what `next_slot` returns for the positions, where layers share it. A kernel that
+            finds the slot itself does not ask.
         angles: Gives the rotation of the token, where layers share it. A kernel that
             computes it itself does not ask.
         is_gated: Each head of queries has a gate :math:`g_h` as wide after it, and :math:`y_h` is
@@ -193,7 +195,7 @@ def attention_step(
         norm_eps,
         window,
         sinks,
-        place,
+        slot,
         angles,
         is_gated,
     )
@@ -216,7 +218,7 @@ def check(
             "[attention_step] 'keys' must have shape (B, G, C, K) with heads of one dim at least but "
             f"got {keys.shape} for {num_heads} heads."
         )
-    batch, groups, room, dims = keys.shape
+    batch, groups, capacity, dims = keys.shape
     if (window is not None and window < 1) or sinks < 0 or (window or 0) + sinks >= 2**31:
         raise ValueError(
             "[attention_step] 'window' must be positive, 'sinks' not negative, and both together "
@@ -229,7 +231,7 @@ def check(
             f"[attention_step] 'projected' and 'keys' must have shapes (B, 1, ({width}) K) and "
             f"(B, G, C, K) but got {projected.shape} and {keys.shape} for {num_heads} heads."
         )
-    if values.shape != keys.shape or not positions.shape[1] <= room > 0:
+    if values.shape != keys.shape or not positions.shape[1] <= capacity > 0:
         raise ValueError(
             "[attention_step] 'keys' and 'values' must have a slot for each of 'positions', and one "
             f"at least, but got shapes {keys.shape}, {values.shape} and {positions.shape}."
@@ -256,19 +258,19 @@ def reference(
     options: Options,
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
     """The definition, in terms of `attention`."""
-    place = _place(positions, keys.shape[2], options)
-    q, k, v, gates = token_heads(projected, keys.shape[1], place.lengths, options)
-    keys = write_slots(keys, k.astype(keys.dtype), place.slots)
-    values = write_slots(values, v.astype(values.dtype), place.slots)
-    count = place.positions.shape[1]
-    y = attention(q, keys[:, :, :count], values[:, :, :count], place.mask)
-    return gated_result(y, gates, projected.dtype), keys, values, place.positions
+    slot = _next_slot(positions, keys.shape[2], options)
+    q, k, v, gates = token_heads(projected, keys.shape[1], slot.lengths, options)
+    keys = write_slots(keys, k.astype(keys.dtype), slot.slots)
+    values = write_slots(values, v.astype(values.dtype), slot.slots)
+    count = slot.positions.shape[1]
+    y = attention(q, keys[:, :, :count], values[:, :, :count], slot.mask)
+    return gated_result(y, gates, projected.dtype), keys, values, slot.positions
 
 
-def _place(positions: mx.array, room: int, options: Options) -> Place:
-    if options.place is not None:
-        return options.place()
-    return next_place(positions, room, options.window, options.sinks)
+def _next_slot(positions: mx.array, capacity: int, options: Options) -> NextSlot:
+    if options.slot is not None:
+        return options.slot()
+    return next_slot(positions, capacity, options.window, options.sinks)
 
 
 def token_heads(

@@ -43,7 +43,7 @@ class Tail(NamedTuple):
         return cls(free, free, mx.zeros((1,), mx.int32))
 
 
-class TailPlace(NamedTuple):
+class NextTailSlot(NamedTuple):
     """Where one more token goes, and what it sees.
 
     Attributes:
@@ -61,10 +61,10 @@ class TailPlace(NamedTuple):
     seen: mx.array
 
 
-def tail_place(
+def next_tail_slot(
     positions: mx.array, used: mx.array, window: int | None = None, sinks: int = 0
-) -> TailPlace:
-    """Finds the place of the next token.
+) -> NextTailSlot:
+    """Finds the slot of the next token.
 
     Args:
         positions: The position that each slot of the cache holds, int32 `(B, C)`, -1 for none.
@@ -78,7 +78,7 @@ def tail_place(
     if window is not None:
         is_near = positions > lengths[:, None] - window
         seen = mx.logical_and(seen, mx.logical_or(is_near, positions < sinks))
-    return TailPlace(lengths, starts, used, used + 1, seen)
+    return NextTailSlot(lengths, starts, used, used + 1, seen)
 
 
 def join_tail(
@@ -93,7 +93,7 @@ def join_tail(
     """The cache with the tokens of the tail in it, each in the slot that `attention_step` has for it.
 
     Args:
-        keys: `(B, G, C, K)`, with room for the tokens.
+        keys: `(B, G, C, K)`, with slots for the tokens.
         values: `(B, G, C, K)`.
         positions: The position that each slot holds, int32 `(B, C)`, -1 for none.
         tail: The tokens after them.
@@ -107,16 +107,18 @@ def join_tail(
     if not count:
         return keys, values, positions
     lengths = mx.max(positions, axis=1) + 1
-    places = lengths[:, None] + mx.arange(count)
-    slots = places
+    new_positions = lengths[:, None] + mx.arange(count)
+    slots = new_positions
     if window is not None:
-        slots = mx.where(places < sinks, places, sinks + (places - sinks) % window)
+        slots = mx.where(
+            new_positions < sinks, new_positions, sinks + (new_positions - sinks) % window
+        )
     index = lengths if window is None and lengths.size == 1 else slots
     keys, values = (
         write_slots(cache, new[:, :, :count], index)
         for cache, new in ((keys, tail.keys), (values, tail.values))
     )
-    return keys, values, mx.put_along_axis(positions, slots, places, axis=1)
+    return keys, values, mx.put_along_axis(positions, slots, new_positions, axis=1)
 
 
 def attention_tail(
@@ -129,15 +131,15 @@ def attention_tail(
 ) -> tuple[mx.array, Tail]:
     r"""Attention of one token to those in a cache and in a tail, and to itself.
 
-    The formula is that of `attention_step`, where the tokens of the tail follow those of the cache.
+    The formula is `attention_step`'s, where the tokens of the tail follow those of the cache.
 
     Args:
         projected: As for `attention_step`, `(B, 1, (H + 2G) K)` or `(B, 1, (2H + 2G) K)`.
         keys: Rotated keys `(B, G, C, K)`. They are only read.
         values: `(B, G, C, K)`.
         positions: The position that each slot of the cache holds, int32 `(B, C)`, -1 for none.
-        tail: The tokens after them, with room for another; with a window, as many as it has at most.
-        options: The other arguments of `attention_step`; `place` gives what `tail_place` returns.
+        tail: The tokens after them, with a slot for another; with a window, as many as it has at most.
+        options: The other arguments of `attention_step`; `slot` gives what `next_tail_slot` returns.
 
     Returns:
         `y`, `(B, 1, H K)` in the dtype of `projected`, and the tail with the token.
@@ -167,7 +169,7 @@ def _check(
     options: Options,
 ) -> None:
     check_step(projected, keys, values, positions, options)
-    batch, groups, room, dims = keys.shape
+    batch, groups, capacity, dims = keys.shape
     most = tail.keys.shape[2] if options.window is None else options.window
     slots = tail.keys.shape[2]
     shape = (batch, groups, slots, dims)
@@ -177,9 +179,9 @@ def _check(
             f"with one slot at least and a window's at most, but got {tail.keys.shape} and "
             f"{tail.values.shape} for {keys.shape} and a window of {options.window}."
         )
-    if positions.shape[1] != room:
+    if positions.shape[1] != capacity:
         raise ValueError(
-            f"[attention_tail] 'positions' must have shape ({batch}, {room}) but got "
+            f"[attention_tail] 'positions' must have shape ({batch}, {capacity}) but got "
             f"{positions.shape}."
         )
 
@@ -193,26 +195,26 @@ def reference(
     options: Options,
 ) -> tuple[mx.array, ...]:
     """The definition, in terms of `attention`."""
-    place = _place(positions, tail, options)
-    q, k, v, gates = token_heads(projected, keys.shape[1], place.lengths, options)
-    tail_keys = write_slots(tail.keys, k.astype(keys.dtype), place.used)
-    tail_values = write_slots(tail.values, v.astype(values.dtype), place.used)
-    own = mx.arange(tail.keys.shape[2]) < place.after
+    slot = _next_tail_slot(positions, tail, options)
+    q, k, v, gates = token_heads(projected, keys.shape[1], slot.lengths, options)
+    tail_keys = write_slots(tail.keys, k.astype(keys.dtype), slot.used)
+    tail_values = write_slots(tail.values, v.astype(values.dtype), slot.used)
+    own = mx.arange(tail.keys.shape[2]) < slot.after
     own = mx.broadcast_to(own, (keys.shape[0], own.size))
-    mask = mx.concatenate([place.seen, own], axis=1)[:, None, None]
+    mask = mx.concatenate([slot.seen, own], axis=1)[:, None, None]
     y = attention(
         q,
         mx.concatenate([keys, tail_keys], axis=2),
         mx.concatenate([values, tail_values], axis=2),
         mask,
     )
-    return gated_result(y, gates, projected.dtype), tail_keys, tail_values, place.after
+    return gated_result(y, gates, projected.dtype), tail_keys, tail_values, slot.after
 
 
-def _place(positions: mx.array, tail: Tail, options: Options) -> TailPlace:
-    if options.place is not None:
-        return options.place()
-    return tail_place(positions, tail.used, options.window, options.sinks)
+def _next_tail_slot(positions: mx.array, tail: Tail, options: Options) -> NextTailSlot:
+    if options.slot is not None:
+        return options.slot()
+    return next_tail_slot(positions, tail.used, options.window, options.sinks)
 
 
 def _metal(
@@ -225,13 +227,13 @@ def _metal(
     parts: int | None = None,
 ) -> tuple[mx.array, ...]:
     """One launch, or two where the slots of a head are read in several parts."""
-    place = _place(positions, tail, options)
+    slot = _next_tail_slot(positions, tail, options)
     if parts is None:
         parts = parts_of(keys.shape[0] * options.num_heads, keys.shape[2], cores())
     rotation = None
     if options.wavelengths is not None:
         given = options.angles
-        rotation = given() if given else Rotation.of(place.lengths, 1, options.wavelengths)
+        rotation = given() if given else Rotation.of(slot.lengths, 1, options.wavelengths)
     angles = () if rotation is None else (rotation.cosines, rotation.sines)
     norms = [norm for norm in (options.query_norm, options.key_norm) if norm is not None]
 
@@ -240,7 +242,7 @@ def _metal(
             projected,
             arrays[:2],
             arrays[2:4],
-            (place.starts, place.seen if options.window is not None else place.starts, place.used),
+            (slot.starts, slot.seen if options.window is not None else slot.starts, slot.used),
             angles,
             arrays[4:],
             num_heads=options.num_heads,
@@ -252,16 +254,16 @@ def _metal(
         )
 
     def definition(projected: mx.array, *arrays: mx.array) -> Any:
-        given = options._replace(place=lambda: place)
+        given = options._replace(slot=lambda: slot)
         if len(arrays) > 4:
             given = given._replace(query_norm=arrays[4], key_norm=arrays[5])
-        held = Tail(arrays[2], arrays[3], tail.used)
-        y, *new, _ = reference(projected, arrays[0], arrays[1], positions, held, given)
+        stored = Tail(arrays[2], arrays[3], tail.used)
+        y, *new, _ = reference(projected, arrays[0], arrays[1], positions, stored, given)
         return [*new, y]
 
     arrays = projected, keys, values, tail.keys, tail.values, *norms
     *new, y = with_reference_gradient(run, definition)(*arrays)
-    return y, *new, place.after
+    return y, *new, slot.after
 
 
 def fits(dims: int) -> bool:
@@ -324,7 +326,7 @@ def _step_to_check(
     is_windowed: bool,
 ) -> tuple[Any, ...]:
     # a key head of two query heads, more slots than SIMD groups, and free ones after them
-    batch, room, used, slots = 2, 40, 36, 20
+    batch, capacity, used, slots = 2, 40, 36, 20
     width = (6 if is_gated else 4) * dims
 
     def numbers(*shape: int) -> mx.array:
@@ -332,23 +334,26 @@ def _step_to_check(
         return ((count * 37 % 101) / 50.0 - 1.0).reshape(batch, *shape)
 
     token = (numbers(1, width) * 1.1).astype(projected)
-    cache, tail = (numbers(each, dims)[:, None].astype(keys) for each in (room, slots))
-    places = mx.where(mx.arange(room) < used, mx.arange(room), -1)
-    positions = mx.broadcast_to(places, (batch, room))
+    cache, tail = (numbers(each, dims)[:, None].astype(keys) for each in (capacity, slots))
+    in_use = mx.where(mx.arange(capacity) < used, mx.arange(capacity), -1)
+    positions = mx.broadcast_to(in_use, (batch, capacity))
     scale = None if norm is None else (mx.arange(dims) % 3 + 1.0).astype(norm)
     waves = mx.arange(pairs) + 2.0 if pairs else None
-    window = room if is_windowed else None
+    window = capacity if is_windowed else None
     options = Options(2, waves, is_interleaved, scale, scale, window=window, is_gated=is_gated)
-    held = Tail(tail, tail[:, :, ::-1], mx.array([17], mx.int32))
-    return token, cache, 0.5 * cache, positions, held, options
+    rest = Tail(tail, tail[:, :, ::-1], mx.array([17], mx.int32))
+    return token, cache, 0.5 * cache, positions, rest, options
 
 
 def _examples() -> Iterator[Example]:
     options = Options(num_heads=2, wavelengths=mx.ones((32,)))
     for dtype in FLOATS:
-        for room in (2, 512):
-            cache = mx.zeros((1, 1, room, 64), dtype)
-            projected, positions = mx.zeros((1, 1, 4 * 64), dtype), mx.zeros((1, room), mx.int32)
+        for capacity in (2, 512):
+            cache = mx.zeros((1, 1, capacity, 64), dtype)
+            projected, positions = (
+                mx.zeros((1, 1, 4 * 64), dtype),
+                mx.zeros((1, capacity), mx.int32),
+            )
             yield Example((projected, cache, cache, positions, Tail.empty(cache, 2), options))
 
 

@@ -22,9 +22,9 @@ def keep_freed_memory() -> bool:
     or goes. That takes a quarter of the time in which MLX prepares to decode a token.
 
     The blocks lie side by side then, so that the kernel can hold them in pages of 2 MB, for which it is
-    asked. A processor looks up the place of each page that it reads, and decoding reads all weights for
-    every token. With pages of 4 KB, a token of a 2B model takes a tenth longer. This holds for what is
-    allocated after the call.
+    asked. A processor looks up the address of each page that it reads, and decoding reads all weights
+    for every token. With pages of 4 KB, a token of a 2B model takes a tenth longer. This holds for what
+    is allocated after the call.
 
     With these settings the process holds its peak memory to the end, so they are for a program that does
     one long job.

@@ -1,4 +1,4 @@
-"""Spatial mixers: modules that mix the places of a map. One file per mixer."""
+"""Spatial mixers: modules that mix the positions of a map. One file per mixer."""
 
 from .additive_attention import AdditiveAttention as AdditiveAttention
 from .convolutional_modulation import ConvolutionalModulation as ConvolutionalModulation

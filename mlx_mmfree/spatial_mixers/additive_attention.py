@@ -28,8 +28,8 @@ class AdditiveAttention(SpatialMixer):
 
     Args:
         dims: Dims `D`.
-        num_heads: How many times as wide queries and keys are; there is one weight for a place all the
-            same.
+        num_heads: How many times as wide queries and keys are; there is one weight for a position
+            all the same.
         weights: "norm", or "ones" for :math:`\alpha = 1`.
         linear: Makes a projection, called as `linear(input_dims, output_dims, bias=...)`; or a mapping
             from the names of the projections to what makes each.

@@ -11,7 +11,7 @@ from ..ops import activate
 
 
 class ConvolutionalModulation(SpatialMixer):
-    r"""The weights of a place come from a large window, without a softmax.
+    r"""The weights of a position come from a large window, without a softmax.
 
     .. math::
         y = W_o\,\big(\mathrm{dwconv}_{k \times k}(\mathrm{gelu}(W_g x)) \odot W_v x\big)

@@ -1,4 +1,4 @@
-"""Attention between channels instead of places (XCiT, El-Nouby et al., arXiv 2106.09681)."""
+"""Attention between channels instead of positions (XCiT, El-Nouby et al., arXiv 2106.09681)."""
 
 from typing import ClassVar
 
@@ -23,7 +23,7 @@ class CrossCovarianceAttention(SpatialMixer):
         y = W_o\,[v_h A_h^\top]_{h=1..H}, \quad
         \hat q_{tc} = q_{tc} / \max(\lVert q_{:c} \rVert_2, 10^{-12})
 
-    Places meet in the norms and in the products only: a model needs convolutions beside it.
+    Positions meet in the norms and in the products only: a model needs convolutions beside it.
 
     Source: XCiT (El-Nouby et al., arXiv 2106.09681).
 
@@ -48,7 +48,7 @@ class CrossCovarianceAttention(SpatialMixer):
         (1, 5, 4, 32)
     """
 
-    equation: ClassVar[str] = "y = v softmax(t q^T k)^T, q and k of length 1 over the places"
+    equation: ClassVar[str] = "y = v softmax(t q^T k)^T, q and k of length 1 over the positions"
     complexity: ClassVar[str] = "T D^2 / H"
     paper: ClassVar[str] = "arXiv 2106.09681"
 
@@ -86,7 +86,7 @@ class CrossCovarianceAttention(SpatialMixer):
 
 
 def _unit(x: mx.array) -> mx.array:
-    """Channels `(B, H, T, K)` of length 1 over the places."""
+    """Channels `(B, H, T, K)` of length 1 over the positions."""
     squares = long_sum(x.square(), axis=-2)[:, :, None]
     # the larger of two squares, since the root of 0 has no gradient
     return x / mx.sqrt(mx.maximum(squares, _EPS**2))

@@ -52,9 +52,9 @@ class MultiScaleAttention(SpatialMixer):
         {\mathrm{relu}(q_p) \cdot \sum_r \mathrm{relu}(k_r) + \epsilon}, \quad
         y = \mathrm{norm}(W_o\,[o^{(0)} \,|\, o^{(s)}]_s)
 
-    For each scale `s`, queries, keys and values are convolved in windows of `s` x `s` places and mapped
-    within each head, and make as many heads again. Published models have the scale 5 alone, although the
-    paper draws 3 and 5. Computed in float32.
+    For each scale `s`, queries, keys and values are convolved in windows of `s` x `s` positions and
+    mapped within each head, and make as many heads again. Published models have the scale 5 alone,
+    although the paper draws 3 and 5. Computed in float32.
 
     Source: Cai et al., arXiv 2205.14756.
 

@@ -1,4 +1,4 @@
-"""The mean around each place, the mixer of PoolFormer (Yu et al., arXiv 2111.11418)."""
+"""The mean around each position, the mixer of PoolFormer (Yu et al., arXiv 2111.11418)."""
 
 from typing import ClassVar
 
@@ -11,12 +11,12 @@ from ..layers.mixer import Linears, SpatialMixer
 
 
 class SpatialPooling(SpatialMixer):
-    r"""The mean of a window less the place itself, since a block adds that again.
+    r"""The mean of a window less the position itself, since a block adds that again.
 
     .. math::
         y_p = \frac{1}{|N(p)|} \sum_{r \in N(p)} x_r - x_p
 
-    with the places :math:`N(p)` of the window that lie within the map.
+    with the positions :math:`N(p)` of the window that lie within the map.
 
     Source: Yu et al., arXiv 2111.11418.
 
@@ -30,7 +30,7 @@ class SpatialPooling(SpatialMixer):
 
     Raises:
         TypeError: A size is not an integer.
-        ValueError: A size or an input does not fit. The window has no place in its middle.
+        ValueError: A size or an input does not fit. The window has no position in its middle.
 
     Example:
         >>> SpatialPooling(32)(mx.zeros((1, 5, 4, 32))).shape
@@ -67,6 +67,6 @@ class SpatialPooling(SpatialMixer):
 
     def _counts(self, size: int) -> np.ndarray:
         """How many neighbours along an axis lie within the map."""
-        place, reach = np.arange(size), self._window // 2
-        low, high = np.maximum(place - reach, 0), np.minimum(place + reach, size - 1)
+        position, reach = np.arange(size), self._window // 2
+        low, high = np.maximum(position - reach, 0), np.minimum(position + reach, size - 1)
         return (high - low + 1).astype(np.float32)

@@ -56,7 +56,7 @@ class MapWindows(NamedTuple):
         parts = x.reshape(-1, rows, self.sides[0], columns, self.sides[1], x.shape[-1])
         return parts.swapaxes(2, 3).reshape(-1, self.sides[0] * self.sides[1], x.shape[-1])
 
-    def joined(self, windows: mx.array) -> mx.array:
+    def merged(self, windows: mx.array) -> mx.array:
         """The map of windows, the way back of `cut`."""
         (rows, columns), (high, wide) = self.counts, self.sides
         parts = windows.reshape(-1, rows, columns, high, wide, windows.shape[-1])
@@ -66,7 +66,7 @@ class MapWindows(NamedTuple):
         return self._shifted(x[:, : self.height, : self.width], 1)
 
     def same_region(self) -> mx.array | None:
-        """Which places of each window lay side by side before the shift, booleans `(N, h w, h w)`.
+        """Which positions of each window lay side by side before the shift, booleans `(N, h w, h w)`.
 
         `None`: all of each window did.
         """
@@ -96,35 +96,35 @@ class MapWindows(NamedTuple):
 
 
 def _region(size: int, side: int, shift: int) -> np.ndarray:
-    """A number for each place along an axis, the same for those that stay neighbours."""
-    place = np.arange(size)
+    """A number for each position along an axis, the same for those that stay neighbours."""
+    position = np.arange(size)
     if not shift:
-        return np.zeros_like(place)
-    return (place >= size - side).astype(np.int64) + (place >= size - shift)
+        return np.zeros_like(position)
+    return (position >= size - side).astype(np.int64) + (position >= size - shift)
 
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
 class WindowAttention(SpatialMixer):
-    r"""Softmax attention between the places of a window, with a learned term for each offset.
+    r"""Softmax attention between the positions of a window, with a learned term for each offset.
 
     .. math::
         y_p = W_o\,\Big[\sum_{r \in N(p)} \mathrm{softmax}_r\big(q_{p,h}^\top k_{r,h} / \sqrt K
         + B_{p-r,h}\big)\,v_{r,h}\Big]_{h=1..H}
 
     Windows tile the map (W-MSA); with a shift of half a window in every second block, neighbours of
-    one block lie in the same window in the next (SW-MSA). The shift is cyclic: places that come from
+    one block lie in the same window in the next (SW-MSA). The shift is cyclic: positions that come from
     opposite edges share a window, but do not see each other. Along an axis that is not longer than a
     window there is one, which is not shifted. Where windows do not fit, the map is padded with zeros,
-    which are seen like any other place.
+    which are seen like any other position.
 
     Source: Liu et al., arXiv 2103.14030.
 
     Args:
         dims: Dims `D`.
         window: Side `M` of a window; or rows and columns, where maps are never larger along one axis.
-        shift: By how many places windows are moved, less than `M`; 0: they are not.
+        shift: By how many positions windows are moved, less than `M`; 0: they are not.
         pads_first: A map is padded and then shifted, as in the original code and in transformers. timm
             shifts first, which differs where windows do not fit.
         num_heads: Heads `H`, of `K` dims.
@@ -188,10 +188,10 @@ class WindowAttention(SpatialMixer):
         windows = MapWindows.of(x.shape[1], x.shape[2], self._window, self._shift, self._pads_first)
         seen = windows.same_region()
         y = self.run(windows.cut(x), bias=self.position_bias(windows.sides), seen=seen)
-        return windows.joined(y)
+        return windows.merged(y)
 
     def position_bias(self, sides: tuple[int, int]) -> mx.array:
-        """The term of all pairs of places of a window, `(H, h w, h w)`."""
+        """The term of all pairs of positions of a window, `(H, h w, h w)`."""
         rows, columns = (axis.reshape(-1) for axis in np.indices(sides))
         down = rows[:, None] - rows + self._window[0] - 1
         right = columns[:, None] - columns + self._window[1] - 1
@@ -201,7 +201,7 @@ class WindowAttention(SpatialMixer):
     def mix(
         self, q: mx.array, k: mx.array, v: mx.array, *, bias: mx.array, seen: mx.array | None
     ) -> mx.array:
-        """Attention in windows `(B N, h w, D)`, of which places see what `(N, h w, h w)` says."""
+        """Attention in windows `(B N, h w, D)`, of which positions see what `(N, h w, h w)` says."""
         q, k, v = (split_heads(part, self.num_heads) for part in (q, k, v))
         mask = None
         if seen is not None:

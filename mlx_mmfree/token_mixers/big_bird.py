@@ -186,8 +186,8 @@ class BigBird(TokenMixer):
         ends = (np.zeros_like(own), np.full_like(own, count - 1))
         fixed = np.stack([ends[0], own - 1, own, own + 1, ends[1]], axis=-1)
         # beside an end, the neighbour is the end that is seen anyway
-        counts_once = np.ones((count - 2, 5 + self._num_random), bool)
-        counts_once[0, 1] = counts_once[-1, 3] = False
+        counts = np.ones((count - 2, 5 + self._num_random), bool)
+        counts[0, 1] = counts[-1, 3] = False
         drawn = self.random_blocks(count)[self._own_heads]
         blocks = np.concatenate([np.broadcast_to(fixed, (heads, *fixed.shape)), drawn], axis=-1)
 
@@ -198,7 +198,7 @@ class BigBird(TokenMixer):
             return rows[:, index].reshape(batch * heads * (count - 2), 1, -1, x.shape[-1])
 
         in_heads = mx.broadcast_to(seen[:, None, :, None], (batch, heads, length, 1))
-        is_counted = mx.repeat(mx.array(counts_once), size, axis=1)
+        is_counted = mx.repeat(mx.array(counts), size, axis=1)
         mask = near(in_heads).reshape(batch * heads, count - 2, -1)
         mask = mx.logical_and(mask, is_counted).reshape(-1, 1, 1, is_counted.shape[-1])
         queries = q[:, :, size:-size].reshape(-1, 1, size, q.shape[-1])

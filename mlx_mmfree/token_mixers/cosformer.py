@@ -127,12 +127,12 @@ class CosFormer(TokenMixer):
         self._check_length("x", q)
         memory, none = context.memory, mx.zeros((q.shape[0],), mx.int32)
         before = state.position if isinstance(state, CosFormerState) else none
-        places, position = count_on(before, q.shape[1], context)
-        key_places = places
+        positions, position = count_on(before, q.shape[1], context)
+        key_positions = positions
         if memory is not None:
             self._check_length("memory", memory)
-            key_places, _ = count_on(none, memory.shape[1], Context(context.memory_valid))
-        q, k = self._features(q, places), self._features(k, key_places)
+            key_positions, _ = count_on(none, memory.shape[1], Context(context.memory_valid))
+        q, k = self._features(q, positions), self._features(k, key_positions)
         v = with_ones(split_heads(v, self.num_heads).astype(mx.float32))
         if isinstance(state, CosFormerState) and memory is None:
             o, sums = gated_linear_attention(
@@ -147,7 +147,9 @@ class CosFormer(TokenMixer):
                 state._replace(position=position) if isinstance(state, CosFormerState) else state
             )
         o = o[..., :-1] / mx.maximum(o[..., -1:], self._eps)
-        return merge_heads(mx.where((places < self.max_length)[:, None, :, None], o, mx.nan)), state
+        return merge_heads(
+            mx.where((positions < self.max_length)[:, None, :, None], o, mx.nan)
+        ), state
 
     def mixing_weights(
         self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
@@ -158,10 +160,10 @@ class CosFormer(TokenMixer):
         weights = weights_of_kernel(q, k, is_causal=self.is_causal and memory is None)
         return weights / mx.maximum(weights.sum(axis=-1, keepdims=True), self._eps)
 
-    def _features(self, x: mx.array, places: mx.array) -> mx.array:
+    def _features(self, x: mx.array, positions: mx.array) -> mx.array:
         """Rectified projections times sine and cosine of their positions, `(B, H, L, 2K)`."""
         heads = split_heads(relu(x.astype(mx.float32)), self.num_heads)
-        angles = (places * (math.pi / 2 / self.max_length))[:, None, :, None]
+        angles = (positions * (math.pi / 2 / self.max_length))[:, None, :, None]
         return mx.concatenate([heads * mx.sin(angles), heads * mx.cos(angles)], axis=-1)
 
     def _check_length(self, name: str, x: mx.array) -> None:

@@ -65,9 +65,9 @@ class FNet(TokenMixer):
             return mx.fft.fft2(x.astype(mx.float32), axes=(1, 2)).real.astype(x.dtype), ()
         shown = mx.where(valid[..., None], x.astype(mx.float32), 0.0)
         over_dims = mx.fft.fft(shown, axis=2)
-        place = mx.maximum(mx.cumsum(valid.astype(mx.int64), axis=1) - 1, 0)
-        count = mx.maximum(place[:, -1:] + 1, 1)[..., None]
-        angles = _angles(place, count)
+        position = mx.maximum(mx.cumsum(valid.astype(mx.int64), axis=1) - 1, 0)
+        count = mx.maximum(position[:, -1:] + 1, 1)[..., None]
+        angles = _angles(position, count)
         y = mx.cos(angles) @ over_dims.real + mx.sin(angles) @ over_dims.imag
         return mx.where(valid[..., None], y, 0.0).astype(x.dtype), ()
 
@@ -80,8 +80,8 @@ class FNet(TokenMixer):
         return mx.broadcast_to(both, (batch, *both.shape[1:]))
 
 
-def _angles(place: mx.array, count: mx.array) -> mx.array:
-    """The angles between places `(B, L)` of sequences of so many tokens, float32 `(B, L, L)`."""
+def _angles(position: mx.array, count: mx.array) -> mx.array:
+    """The angles between positions `(B, L)` of sequences of so many tokens, float32 `(B, L, L)`."""
     # integers, since the angle of a large product would be rounded
-    turns = (place[:, :, None] * place[:, None]) % count
+    turns = (position[:, :, None] * position[:, None]) % count
     return turns.astype(mx.float32) * (2 * math.pi / count.astype(mx.float32))

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from ..layers.arguments import check_optional_sizes, check_sizes
+from ..layers.cached_tokens import CachedTokens, KeyValueMixer, TokenPositions, read_with_positions
 from ..layers.dense import Linear
-from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, factory_of
 from ..layers.norms import LayerNorm
 from ..ops import activate
@@ -23,7 +23,7 @@ class GMLP(KeyValueMixer):
     shorter one takes the top left corner. If it is causal, what lies above the diagonal is not seen.
     `A` is an optional small attention of one head (aMLP). It holds its own expansion of the channels,
     as the block of the paper does: a model of this mixer alone leaves the channel mixer out or small.
-    Padding stands nowhere: places are counted over real tokens.
+    Padding has no position: positions are counted over real tokens.
 
     Source: Liu et al., arXiv 2105.08050.
 
@@ -104,22 +104,24 @@ class GMLP(KeyValueMixer):
         self.make_output(half, dims, linear, bias=True)
 
     @property
-    def held_dims(self) -> tuple[int, int, int]:
+    def cached_dims(self) -> tuple[int, int, int]:
         width = self._attention_dims or 0
         return 1, width, self._half + width
 
-    def mix(self, u: mx.array, v: mx.array, *others: Any) -> tuple[mx.array, HeldTokens]:
+    def mix(self, u: mx.array, v: mx.array, *others: Any) -> tuple[mx.array, CachedTokens]:
         *small, state, context = others
         u, values = activate(u, "gelu"), self.gate_norm(activate(v, "gelu"))
         keys = values[..., :0]
         if small:
             _, keys, own = small
             values = mx.concatenate([values, own], axis=-1)
-        keys, values, places, after = read_placed(keys[:, None], values[:, None], state, context)
+        keys, values, positions, after = read_with_positions(
+            keys[:, None], values[:, None], state, context
+        )
         gates, attended = mx.split(values[:, 0].astype(mx.float32), [self._half], axis=-1)
-        s = self._along(gates, places)
+        s = self._along(gates, positions)
         if small:
-            y = self._shares(small[0], keys[:, 0], places)[:, 0] @ attended
+            y = self._shares(small[0], keys[:, 0], positions)[:, 0] @ attended
             s = s + self.attention_proj(y.astype(u.dtype)).astype(mx.float32)
         return u.astype(mx.float32) * s, after
 
@@ -128,31 +130,31 @@ class GMLP(KeyValueMixer):
         self.check_tokens(x)
         batch, length, _ = x.shape
         seen = mx.tril(mx.ones((length, length), mx.bool_)) if self.is_causal else None
-        places = Places(length, None, None, seen)
-        along = self._spatial(places)
+        positions = TokenPositions(length, None, None, seen)
+        along = self._spatial(positions)
         weights = mx.broadcast_to(along, (batch, *along.shape[1:]))
         if self._attention_dims is None:
             return weights
-        small = self._shares(self.query_proj(x), self.key_proj(x), places)
+        small = self._shares(self.query_proj(x), self.key_proj(x), positions)
         return mx.concatenate([weights, small], axis=1)
 
-    def _along(self, gates: mx.array, places: Places) -> mx.array:
+    def _along(self, gates: mx.array, positions: TokenPositions) -> mx.array:
         """The product along the sequence, float32 `(B, L, F / 2)`, of gates `(B, N, F / 2)`."""
         heads = mx.unflatten(gates, -1, (self.num_heads, -1)).swapaxes(1, 2)
         # a bias is a table of one column
-        bias = places.rows_of(self.spatial_bias[..., None].astype(mx.float32))
-        return mx.flatten((self._spatial(places) @ heads + bias).swapaxes(1, 2), 2)
+        bias = positions.rows_of(self.spatial_bias[..., None].astype(mx.float32))
+        return mx.flatten((self._spatial(positions) @ heads + bias).swapaxes(1, 2), 2)
 
-    def _spatial(self, places: Places) -> mx.array:
+    def _spatial(self, positions: TokenPositions) -> mx.array:
         """The matrices along the sequence, float32 `(B or 1, H, L, N)`."""
-        weights = places.weights(self.spatial_weight.astype(mx.float32))
-        return weights if places.seen is None else mx.where(places.seen, weights, 0.0)
+        weights = positions.weights(self.spatial_weight.astype(mx.float32))
+        return weights if positions.seen is None else mx.where(positions.seen, weights, 0.0)
 
-    def _shares(self, queries: mx.array, keys: mx.array, places: Places) -> mx.array:
+    def _shares(self, queries: mx.array, keys: mx.array, positions: TokenPositions) -> mx.array:
         """The weights of the small attention of one head, float32 `(B, 1, L, N)`."""
         scale = queries.shape[-1] ** -0.5
         scores = (queries.astype(mx.float32) * scale) @ keys.astype(mx.float32).swapaxes(1, 2)
         scores = scores[:, None]
-        if places.seen is not None:
-            scores = mx.where(places.seen, scores, -mx.inf)
+        if positions.seen is not None:
+            scores = mx.where(positions.seen, scores, -mx.inf)
         return mx.softmax(scores, axis=-1)

@@ -42,7 +42,7 @@ class GQA(SelfAttention):
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         norms: The norms inside.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
-        cache: Which tokens are seen, and how their keys and values are kept.
+        cache: Which tokens are seen, and how their keys and values are stored.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -155,7 +155,7 @@ class LocalAttention(GQA):
         N(t) = \{j \le t : \lfloor j / S \rfloor \ge \lfloor t / S \rfloor - n\}
 
     or, if it is not causal, :math:`N(t) = \{j : |\lfloor j / S \rfloor - \lfloor t / S \rfloor| \le n\}`
-    with blocks of `S` tokens and `n` neighbours. How far a token sees depends on its place in its
+    with blocks of `S` tokens and `n` neighbours. How far a token sees depends on its position in its
     block: in causal attention from `n S + 1` to `(n + 1) S` tokens, itself included. The package
     local-attention has a mode of exact windows; that is `SlidingWindowAttention` with a window of
     `S + 1`. A sequence need not consist of whole blocks; beyond its ends there is nothing to be seen.
@@ -235,7 +235,7 @@ class LocalAttention(GQA):
 
 
 class AttentionSink(GQA):
-    r"""Causal attention with a place for weight that no token deserves.
+    r"""Causal attention with a sink for weight that no token deserves.
 
     .. math::
         y_t = W_o\,\Big[\sum_{j \in N(t)} \frac{e^{a_{t,j,h}}}{e^{s_h} + \sum_{i \in N(t)} e^{a_{t,i,h}}}

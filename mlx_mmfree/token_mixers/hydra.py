@@ -115,8 +115,8 @@ class Hydra(TokenMixer):
             products = mx.where(valid[..., None], products, 0.0)
         if isinstance(state, HydraState):
             # a row of gates that all positions share, so that no kernel on a CPU needs a copy of it
-            kept = mx.ones((1, 1, self._channels)) if starts is None else 1.0 - starts[..., None]
-            sums, last = linear_scan(mx.broadcast_to(kept, products.shape), products, state.sums)
+            decay = mx.ones((1, 1, self._channels)) if starts is None else 1.0 - starts[..., None]
+            sums, last = linear_scan(mx.broadcast_to(decay, products.shape), products, state.sums)
             state = HydraState(last)
         else:
             check_no_starts("Hydra", starts)

@@ -44,7 +44,7 @@ class Longformer(TokenMixer):
         bias: Whether the projections have a bias.
 
     Shape:
-        `x` and `y`: `(B, L, D)`; `is_global`: booleans `(B, L)`. How many it marks is read from it, so
+        `x` and `y`: `(B, L, D)`; `is_global`: booleans `(B, L)`. How many are true is read from it, so
         that a compiled call leaves it out.
 
     State:
@@ -145,20 +145,20 @@ class Longformer(TokenMixer):
             if counts is not None:
                 is_global = mx.logical_and(is_global, token < counts[:, None])
         else:
-            marks = cast("list[int]", is_global.sum(axis=1).tolist())
-            count = max(marks, default=0)
+            numbers = cast("list[int]", is_global.sum(axis=1).tolist())
+            count = max(numbers, default=0)
         # the global tokens of each row, and after them some others where a row has fewer
-        places = mx.argsort(mx.where(is_global, token - length, token), axis=1)[:, :count]
-        marked = mx.take_along_axis(is_global, places, axis=1)
-        y = self._local(x, counts, is_global, places, marked, values)
+        positions = mx.argsort(mx.where(is_global, token - length, token), axis=1)[:, :count]
+        marked = mx.take_along_axis(is_global, positions, axis=1)
+        y = self._local(x, counts, is_global, positions, marked, values)
         if count:
-            places = places[:, None, :, None]
+            positions = positions[:, None, :, None]
             own = mx.where(
                 marked[:, None, :, None],
-                self._global(x, counts, places[:, 0, :, 0], values),
-                mx.take_along_axis(y, places, axis=2),
+                self._global(x, counts, positions[:, 0, :, 0], values),
+                mx.take_along_axis(y, positions, axis=2),
             )
-            y = mx.put_along_axis(y, mx.broadcast_to(places, own.shape), own, axis=2)
+            y = mx.put_along_axis(y, mx.broadcast_to(positions, own.shape), own, axis=2)
         return y
 
     def _local(
@@ -166,7 +166,7 @@ class Longformer(TokenMixer):
         x: mx.array,
         counts: mx.array | None,
         is_global: mx.array,
-        places: mx.array,
+        positions: mx.array,
         marked: mx.array,
         values: mx.array | None,
     ) -> mx.array:
@@ -180,29 +180,29 @@ class Longformer(TokenMixer):
         seen = blocks.every_row(near_mask(blocks, counts, None, self._window, 1), batch)
         others = blocks.near(mx.logical_not(is_global)[:, None, :, None]).swapaxes(2, 3)
         seen = mx.logical_and(seen, others)
-        if places.shape[1]:
+        if positions.shape[1]:
             # every block sees the global tokens after its own
-            shape = (*seen.shape[:3], places.shape[1])
+            shape = (*seen.shape[:3], positions.shape[1])
             of_all = mx.broadcast_to(blocks.for_each(marked[:, None, None]), shape)
             seen = mx.concatenate([seen, of_all], axis=-1)
         keys, values = (
             mx.concatenate([blocks.near(part), blocks.for_each(chosen)], axis=2)
             for part in (keys, values)
-            for chosen in (mx.take_along_axis(part, places[:, None, :, None], axis=2),)
+            for chosen in (mx.take_along_axis(part, positions[:, None, :, None], axis=2),)
         )
-        return blocks.joined(attention(blocks.own(queries), keys, values, seen))
+        return blocks.merged(attention(blocks.own(queries), keys, values, seen))
 
     def _global(
-        self, x: mx.array, counts: mx.array | None, places: mx.array, values: mx.array | None
+        self, x: mx.array, counts: mx.array | None, positions: mx.array, values: mx.array | None
     ) -> mx.array:
-        """The result of the tokens at some places, which see all, `(B, H, G, V)`."""
-        asking = mx.take_along_axis(x, places[..., None], axis=1)
+        """The result of the tokens at some positions, which see all, `(B, H, G, V)`."""
+        asking = mx.take_along_axis(x, positions[..., None], axis=1)
         queries, keys, own_values = (
             split_heads(self[f"global_{name}"](source), self.num_heads)
             for name, source in zip(_PROJECTIONS, (asking, x, x), strict=True)
         )
         seen = None
         if counts is not None:
-            # a row of padding alone sees its first place
+            # a row of padding alone sees its first position
             seen = mx.arange(x.shape[1]) < mx.maximum(counts, 1)[:, None, None, None]
         return attention(queries, keys, own_values if values is None else values, seen)

@@ -65,7 +65,7 @@ class MultiHeadAttention(SelfAttention):
         rope: Rotates queries and keys, made for `head_dim`; `None`: it does not.
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
-        cache: Which tokens of its own sequence are seen, and how their keys and values are kept.
+        cache: Which tokens of its own sequence are seen, and how their keys and values are stored.
 
     Shape:
         `x` and `y`: `(B, L, D)`; `memory`: `(B, M, S)`, or a pair of `(B, M, S_k)` and `(B, M, S_v)`;
@@ -251,15 +251,15 @@ class _MemoryKind(StateKind):
     def without_tail(self, state: State, count: int) -> State:
         return self._own.without_tail(state, count)
 
-    def joined(self, states: Sequence[State]) -> State:
+    def merged(self, states: Sequence[State]) -> State:
         if not any(isinstance(state, MemoryState) for state in states):
-            return self._own.joined(states)
+            return self._own.merged(states)
         if not all(isinstance(state, MemoryState) for state in states):
             raise ValueError(
-                "[MultiHeadAttention] states must all hold a 'memory', or none, to be joined."
+                "[MultiHeadAttention] states must all hold a 'memory', or none, to be merged."
             )
         most = max(state.keys.shape[2] for state in states)
-        return super().joined([_with_positions(state, most) for state in states])
+        return super().merged([_with_positions(state, most) for state in states])
 
     def selected(self, state: State, rows: mx.array, length: int) -> State:
         if isinstance(state, MemoryState):

@@ -82,7 +82,7 @@ def running_maximum(x: mx.array, before: mx.array, starts: mx.array | None) -> m
     x = mx.concatenate([before[..., None], x], axis=-1)
     if starts is None:
         return mx.cummax(x, axis=-1)[..., 1:]
-    # whether a position has met the beginning of its sample
+    # whether a position has met the start of its sample
     is_full = mx.pad(starts, [(0, 0), (1, 0)], constant_values=True)[:, None]
     reach, length = 1, x.shape[-1]
     while reach < length:
@@ -315,8 +315,8 @@ class Performer(TokenMixer):
         earlier = mx.concatenate([before[..., None], largest[..., :-1]], axis=-1)
         if context.valid is not None:
             # keys that do not count must not overflow either
-            place = context.valid[:, None, :, None]
-            projected = mx.where(place, projected, largest[..., None])
+            mask = context.valid[:, None, :, None]
+            projected = mx.where(mask, projected, largest[..., None])
         features = softmax_features(projected, half, largest[..., None], self._eps)
         return features, mx.exp(earlier - largest)[..., None], largest[..., -1]
 

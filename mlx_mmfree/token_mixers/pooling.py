@@ -94,8 +94,8 @@ class Pooling(TokenMixer):
         return self._first(batch_size, self._dims) if self.is_causal else ()
 
     def _first(self, batch_size: int, dims: int) -> PoolingState:
-        kept = 1 if self._window is None else self._window - 1
-        recent = mx.zeros((batch_size, kept, dims))
+        size = 1 if self._window is None else self._window - 1
+        recent = mx.zeros((batch_size, size, dims))
         return PoolingState(mx.zeros((batch_size,), mx.int32), recent)
 
     def mix(
@@ -119,56 +119,56 @@ class Pooling(TokenMixer):
         counts, starts = context.counts, context.starts
         length = x.shape[1]
         valid = None if counts is None else mx.arange(length) < counts[:, None]
-        place, count = count_on(before.read, length, Context(valid, starts=starts))
+        position, count = count_on(before.read, length, Context(valid, starts=starts))
         if self._window is None:
-            keep = mx.broadcast_to((place / (place + 1))[..., None], x.shape)
+            keep = mx.broadcast_to((position / (position + 1))[..., None], x.shape)
             if valid is not None:
                 keep = mx.where(valid[..., None], keep, 1.0)
             means, last = linear_scan(keep, x * (1.0 - keep), before.recent[:, 0])
             if not self.is_causal:
-                means = mx.take_along_axis(means, self._ends(place, counts)[..., None], axis=1)
+                means = mx.take_along_axis(means, self._ends(position, counts)[..., None], axis=1)
             return means, PoolingState(count, last[:, None])
         if self.is_causal:
-            return self._mean_of_last(x, before, place, count, counts)
+            return self._mean_of_last(x, before, position, count, counts)
         reach = self._window // 2
-        ends = self._ends(place, counts)
+        ends = self._ends(position, counts)
         around = mx.pad(x, [(0, 0), (reach, reach), (0, 0)])
         token = mx.arange(length)
         total = mx.zeros_like(x)
         for step in range(-reach, reach + 1):
-            is_in = mx.logical_and(place + step >= 0, token + step <= ends)
+            is_in = mx.logical_and(position + step >= 0, token + step <= ends)
             near = around[:, reach + step : reach + step + length]
             total = total + mx.where(is_in[..., None], near, 0.0)
-        number = mx.minimum(place, reach) + mx.minimum(ends - token, reach) + 1
+        number = mx.minimum(position, reach) + mx.minimum(ends - token, reach) + 1
         return total / mx.maximum(number, 1)[..., None], before
 
     def _mean_of_last(
         self,
         x: mx.array,
         before: PoolingState,
-        place: mx.array,
+        position: mx.array,
         count: mx.array,
         counts: mx.array | None,
     ) -> tuple[mx.array, PoolingState]:
-        length, kept = x.shape[1], before.recent.shape[1]
+        length, size = x.shape[1], before.recent.shape[1]
         rows = mx.concatenate([before.recent, x], axis=1)
         total = x
-        for step in range(1, kept + 1):
-            earlier = rows[:, kept - step : kept - step + length]
-            total = total + mx.where((place >= step)[..., None], earlier, 0.0)
-        mean = total / mx.minimum(place + 1, kept + 1)[..., None]
+        for step in range(1, size + 1):
+            earlier = rows[:, size - step : size - step + length]
+            total = total + mx.where((position >= step)[..., None], earlier, 0.0)
+        mean = total / mx.minimum(position + 1, size + 1)[..., None]
         ends = length if counts is None else counts[:, None, None]
-        chosen = mx.broadcast_to(mx.arange(kept)[:, None] + ends, (x.shape[0], kept, 1))
+        chosen = mx.broadcast_to(mx.arange(size)[:, None] + ends, (x.shape[0], size, 1))
         recent = mx.take_along_axis(rows, chosen, axis=1)
-        is_own = mx.arange(kept) >= kept - count[:, None]
+        is_own = mx.arange(size) >= size - count[:, None]
         return mean, PoolingState(count, mx.where(is_own[..., None], recent, 0.0))
 
-    def _ends(self, place: mx.array, counts: mx.array | None) -> mx.array:
+    def _ends(self, position: mx.array, counts: mx.array | None) -> mx.array:
         """The last token of each one's sample, `(B, L)`."""
-        length = place.shape[1]
+        length = position.shape[1]
         token = mx.arange(length)
         last = length - 1 if counts is None else mx.maximum(counts[:, None] - 1, 0)
-        # the next sample begins where the place is 0 again
-        begins = mx.where(place[:, 1:] == 0, token[:-1], length - 1)
+        # the next sample begins where the position is 0 again
+        begins = mx.where(position[:, 1:] == 0, token[:-1], length - 1)
         following = mx.pad(begins, [(0, 0), (0, 1)], constant_values=length - 1)
         return mx.minimum(mx.cummin(following, axis=1, reverse=True), last)

@@ -8,9 +8,9 @@ import mlx.core as mx
 
 from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.attention.key_values import KeyValueState, extend, read
+from ..layers.cached_tokens import CachedTokens, KeyValueMixer
 from ..layers.context import Context
 from ..layers.dense import Linear
-from ..layers.held_tokens import HeldTokens, KeyValueMixer
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import Group, Linears, Partition, own_share
 
@@ -74,8 +74,8 @@ class Sorted(NamedTuple):
     """Tokens sorted by bucket and position, in chunks.
 
     Attributes:
-        order: The token at each place of each round, `(B, H, R, N)`.
-        rank: The place of each token, `(B, H, R, N)`.
+        order: The token at each index of each round, `(B, H, R, N)`.
+        rank: The index of each token, `(B, H, R, N)`.
         near: The tokens of each chunk and of the one before it, `(B, H, R N / C, 2 C)`.
     """
 
@@ -157,23 +157,23 @@ def hashed_attention(
     tokens: Tokens,
     buckets: mx.array,
     rules: Rules,
-    places: mx.array | None = None,
+    asked: mx.array | None = None,
 ) -> mx.array:
     """Attention of tokens to those that fall near them in some round.
 
     Args:
-        queries: Of all tokens, float32 `(B, H, N, K)`, or of those at `places`.
+        queries: Of all tokens, float32 `(B, H, N, K)`, or of those at `asked`.
         tokens: Keys, values and positions, as `attend_chunks` takes them.
         buckets: `(B, H, R, N)`.
         rules: What is seen.
-        places: The tokens that ask, `(B, L)`; `None`: all.
+        asked: The tokens that ask, `(B, L)`; `None`: all.
 
     Returns:
         float32 `(B, H, L, V)`.
     """
     count = buckets.shape[-1]
     rules = rules._replace(chunk=min(rules.chunk, count))
-    has_ring = rules.has_ring and places is not None and places.shape[1] == 1
+    has_ring = rules.has_ring and asked is not None and asked.shape[1] == 1
     # a ring needs padding after the last token
     missing = rules.chunk - count % rules.chunk if has_ring else -count % rules.chunk
     if missing:
@@ -183,27 +183,27 @@ def hashed_attention(
         tokens = (mx.pad(keys, pad), mx.pad(values, pad), positions)
         buckets = mx.pad(buckets, [(0, 0), (0, 0), (0, 0), (0, missing)])
     found = sort_tokens(buckets, tokens[2], rules.chunk)
-    if places is None:
+    if asked is None:
         queries = mx.pad(queries, pad) if missing else queries
         parts = _attend_all(queries, tokens, found, rules)
     elif has_ring:
-        parts = _attend_near(queries, tokens, _ring(tokens[2], found, rules, places), rules, places)
+        parts = _attend_near(queries, tokens, _ring(tokens[2], found, rules, asked), rules, asked)
     else:
-        parts = _attend_some(queries, tokens, found, rules, places)
+        parts = _attend_some(queries, tokens, found, rules, asked)
     y, largest, total = parts
     weights = total * mx.exp(largest - largest.max(axis=2, keepdims=True))
     y = (y * (weights / weights.sum(axis=2, keepdims=True))).sum(axis=2)
-    return y[:, :, :count] if places is None else y
+    return y[:, :, :count] if asked is None else y
 
 
 def _attend_all(
     queries: mx.array, tokens: Tokens, found: Sorted, rules: Rules
 ) -> tuple[mx.array, ...]:
     """The result of `attend_chunks` for each round and token, `(B, H, R, N, ...)`."""
-    shape, place = found.order.shape, mx.flatten(found.order, 2)
-    sizes = (place.shape[2] // rules.chunk, rules.chunk)
-    sorted_queries = mx.take_along_axis(queries, place[..., None], axis=2)
-    own = mx.take_along_axis(tokens[2][:, None], place, axis=2)
+    shape, order = found.order.shape, mx.flatten(found.order, 2)
+    sizes = (order.shape[2] // rules.chunk, rules.chunk)
+    sorted_queries = mx.take_along_axis(queries, order[..., None], axis=2)
+    own = mx.take_along_axis(tokens[2][:, None], order, axis=2)
     parts = attend_chunks(
         mx.unflatten(sorted_queries, 2, sizes),
         mx.unflatten(own, 2, sizes),
@@ -216,22 +216,22 @@ def _attend_all(
 
 
 def _attend_some(
-    queries: mx.array, tokens: Tokens, found: Sorted, rules: Rules, places: mx.array
+    queries: mx.array, tokens: Tokens, found: Sorted, rules: Rules, asked: mx.array
 ) -> tuple[mx.array, ...]:
     """The result of `attend_chunks` for each round and asking token, each in a chunk of its own."""
     rounds, count = found.rank.shape[2:]
-    cell = mx.take_along_axis(found.rank, places[:, None, None], axis=3) // rules.chunk
+    cell = mx.take_along_axis(found.rank, asked[:, None, None], axis=3) // rules.chunk
     cell = cell + (mx.arange(rounds) * (count // rules.chunk))[:, None]
     near = mx.take_along_axis(found.near, mx.flatten(cell, 2)[..., None], axis=2)
-    return _attend_near(queries, tokens, near, rules, places)
+    return _attend_near(queries, tokens, near, rules, asked)
 
 
 def _attend_near(
-    queries: mx.array, tokens: Tokens, near: mx.array, rules: Rules, places: mx.array
+    queries: mx.array, tokens: Tokens, near: mx.array, rules: Rules, asked: mx.array
 ) -> tuple[mx.array, ...]:
     """The result of `attend_chunks` for each round and asking token with the tokens near it."""
-    rounds = near.shape[2] // places.shape[1]
-    own = mx.take_along_axis(tokens[2], places, axis=1)
+    rounds = near.shape[2] // asked.shape[1]
+    own = mx.take_along_axis(tokens[2], asked, axis=1)
     parts = attend_chunks(
         mx.concatenate([queries] * rounds, axis=2)[:, :, :, None],
         mx.concatenate([own] * rounds, axis=1)[:, None, :, None],
@@ -242,7 +242,7 @@ def _attend_near(
     return tuple(mx.unflatten(part[:, :, :, 0], 2, (rounds, -1)) for part in parts)
 
 
-def _ring(positions: mx.array, found: Sorted, rules: Rules, places: mx.array) -> mx.array:
+def _ring(positions: mx.array, found: Sorted, rules: Rules, asked: mx.array) -> mx.array:
     """The tokens that one token sees in each round in Transformers, `(B, H, R, 2 C)`.
 
     The real tokens of a round, sorted, form a ring, which the chunk of the token and the one before may
@@ -250,7 +250,7 @@ def _ring(positions: mx.array, found: Sorted, rules: Rules, places: mx.array) ->
     """
     count = (positions >= 0).sum(axis=-1)[:, None, None, None]
     chunk, token = rules.chunk, mx.arange(2 * rules.chunk)
-    rank = mx.take_along_axis(found.rank, places[:, None, None], axis=3).astype(mx.int32)
+    rank = mx.take_along_axis(found.rank, asked[:, None, None], axis=3).astype(mx.int32)
     first = (rank // chunk - 1) * chunk
     # padding is sorted after the tokens, and hidden
     every = mx.minimum(token, found.order.shape[3] - 1)
@@ -323,7 +323,7 @@ class Reformer(KeyValueMixer):
             of `usual_length` tokens. It does not follow from the texts of a call, so that a text is
             hashed alike alone and in a longer batch.
         usual_length: Tokens of a usual text; longer ones are read too. Models give their longest.
-        convention: `"trax"`, `"transformers"` or `"reformer_pytorch"`, as told above.
+        convention: `"trax"`, `"transformers"` or `"reformer_pytorch"`, as described above.
         num_heads: Heads `H`.
         head_dim: Dims `K` of a head. Default: `dims / num_heads`.
         seed: Of the rotations.
@@ -402,7 +402,7 @@ class Reformer(KeyValueMixer):
         self._own_heads = own_share(self.num_heads, group)
 
     @property
-    def held_dims(self) -> tuple[int, int, int]:
+    def cached_dims(self) -> tuple[int, int, int]:
         return self.num_heads, self.head_dim, self.head_dim
 
     def buckets(self, x: mx.array, rotations: mx.array | None = None) -> mx.array:
@@ -413,13 +413,13 @@ class Reformer(KeyValueMixer):
         self,
         queries: mx.array,
         values: mx.array,
-        state: HeldTokens,
+        state: CachedTokens,
         context: Context,
         *,
         rotations: mx.array | None = None,
-    ) -> tuple[mx.array, HeldTokens]:
+    ) -> tuple[mx.array, CachedTokens]:
         queries, values = (split_heads(part, self.num_heads) for part in (queries, values))
-        seen, places, after = queries, None, state
+        seen, asked, after = queries, None, state
         length, token = queries.shape[2], mx.arange(queries.shape[2])[None]
         counts = context.counts
         positions = token if counts is None else mx.where(token < counts[:, None], token, -1)
@@ -428,12 +428,12 @@ class Reformer(KeyValueMixer):
             seen, values, after = extend(state, queries, values, reading)
             positions = reading.positions
             if state.used:
-                # padding after the tokens has no slot, and any place does
-                places = mx.minimum(reading.places, seen.shape[2] - 1)
+                # padding after the tokens has no slot, and any index does
+                asked = mx.minimum(reading.token_positions, seen.shape[2] - 1)
         positions = mx.broadcast_to(positions, (seen.shape[0], seen.shape[2]))
         is_step = self._rules.has_ring and length == 1
         is_short = not is_step and 2 * length * self._rules.chunk > seen.shape[2]
-        is_whole = places is None or is_short
+        is_whole = asked is None or is_short
         exact = [part.astype(mx.float32) for part in (queries, seen, values)]
         asking, all_queries, values = exact
         y = hashed_attention(
@@ -441,10 +441,10 @@ class Reformer(KeyValueMixer):
             (self._keys(all_queries), values, positions),
             self._hashed(seen, rotations),
             self._rules,
-            None if is_whole else places,
+            None if is_whole else asked,
         )
-        if is_whole and places is not None:
-            index = mx.broadcast_to(places, (seen.shape[0], length))
+        if is_whole and asked is not None:
+            index = mx.broadcast_to(asked, (seen.shape[0], length))
             y = mx.take_along_axis(y, index[:, None, :, None], axis=2)
         return merge_heads(y), after
 

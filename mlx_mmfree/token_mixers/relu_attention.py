@@ -76,7 +76,7 @@ class ReLUAttention(SelfAttention):
         position_bias: Adds a term to the scores by the distance, made for `num_heads`.
         norm_eps: :math:`\epsilon` of the gated norms.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
-        cache: Which tokens are seen, and how their keys and values are kept.
+        cache: Which tokens are seen, and how their keys and values are stored.
 
     Shape:
         `x` and `y`: `(B, L, D)`.

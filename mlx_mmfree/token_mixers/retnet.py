@@ -130,8 +130,8 @@ class RetNet(TokenMixer):
         state: RetNetState,
         context: Context,
     ) -> tuple[mx.array, RetNetState]:
-        places, position = count_on(state.position, q.shape[1], context)
-        q, k, decay = self._heads(q, k, places)
+        positions, position = count_on(state.position, q.shape[1], context)
+        q, k, decay = self._heads(q, k, positions)
         v = split_heads(v, self.num_heads).astype(mx.float32)
         o, memory = gated_linear_attention(
             q, k, v, decay, state.memory, valid=context.valid, starts=context.starts
@@ -142,15 +142,15 @@ class RetNet(TokenMixer):
         return mx.flatten(y, 2), RetNetState(memory, position)
 
     def _heads(
-        self, q: mx.array, k: mx.array, places: mx.array
+        self, q: mx.array, k: mx.array, positions: mx.array
     ) -> tuple[mx.array, mx.array, mx.array]:
         """Rotated queries and keys `(B, H, L, K)`, and the decay `(B, H, L, 1)`, float32."""
         q, k = (split_heads(part, self.num_heads).astype(mx.float32) for part in (q, k))
-        q, k = (self.rope(part, offset=places) for part in (q * self._key_dim**-0.5, k))
+        q, k = (self.rope(part, offset=positions) for part in (q * self._key_dim**-0.5, k))
         return q, k, mx.broadcast_to(self["_decay"][:, None, None], (*q.shape[:3], 1))
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
         check_sequences("RetNet", x, self._dims)
         q, k, _, _ = self.apart(self.project(x))
-        places = mx.broadcast_to(mx.arange(x.shape[1]), x.shape[:2])
-        return weights_of_recurrence(*self._heads(q, k, places))
+        positions = mx.broadcast_to(mx.arange(x.shape[1]), x.shape[:2])
+        return weights_of_recurrence(*self._heads(q, k, positions))

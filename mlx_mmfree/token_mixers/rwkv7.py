@@ -132,9 +132,9 @@ class RWKV7(TokenMixer):
         if mixes_values:
             ranks["value_mix"] = value_rank or _rank(1.3 * dims**0.5)
         # as in the published code, channels look back to different degrees
-        place = mx.arange(dims) / dims
+        share = mx.arange(dims) / dims
         for name in _SHIFTS:
-            self[f"{name}_shift"] = (1.0 - place).reshape(1, 1, dims)
+            self[f"{name}_shift"] = (1.0 - share).reshape(1, 1, dims)
         for name in ("query", "key", "value"):
             self[f"{name}_proj"] = factory_of(linear, f"{name}_proj")(dims, dims, bias=bias)
         self.make_output(dims, dims, linear, bias=bias)

@@ -8,9 +8,9 @@ import mlx.core as mx
 from ..layers.arguments import check_sizes, dims_of_a_head
 from ..layers.attention.key_values import KeyValueKind, KeyValueState, extend, read
 from ..layers.attention.options import KeyValueCache
+from ..layers.cached_tokens import CachedTokens, KeyValueMixer
 from ..layers.context import Context
 from ..layers.dense import Linear
-from ..layers.held_tokens import HeldTokens, KeyValueMixer
 from ..layers.linear import merge_heads, one_hot_values, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Group, Linears, Partition, own_share
 from ..ops import linear_scan
@@ -42,7 +42,7 @@ def soft_sorting(
     uniform: mx.array | None = None,
     eps: float = 1e-6,
 ) -> mx.array:
-    r"""Which share of each block stands at each place, by Gumbel-Sinkhorn of products of means.
+    r"""Which share of each block stands at each index, by Gumbel-Sinkhorn of products of means.
 
     .. math::
         P &= \mathrm{Sinkhorn}\big((\log(s_{uv} + \epsilon) + g) / \tau\big), \\
@@ -101,10 +101,10 @@ def past_sorting(
     scores = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (count, 0)])
     column, found = mx.arange(scores.shape[-1]), []
     for _ in range(count):
-        place = mx.argmax(mx.stop_gradient(scores), axis=-1, keepdims=True).astype(mx.int32)
-        weight = mx.take_along_axis(mx.softmax(scores, axis=-1), place, axis=-1)
-        found.append((mx.maximum(place - count + 1, 0)[..., 0], weight[..., 0]))
-        scores = mx.where(column == place, -mx.inf, scores)
+        index = mx.argmax(mx.stop_gradient(scores), axis=-1, keepdims=True).astype(mx.int32)
+        weight = mx.take_along_axis(mx.softmax(scores, axis=-1), index, axis=-1)
+        found.append((mx.maximum(index - count + 1, 0)[..., 0], weight[..., 0]))
+        scores = mx.where(column == index, -mx.inf, scores)
     return found
 
 
@@ -145,7 +145,7 @@ def attend_past_blocks(
     offset: int,
     count: int,
     temperature: float,
-    places: mx.array | None = None,
+    asked: mx.array | None = None,
 ) -> mx.array:
     """Attention of each token to its block up to itself, and to blocks before that `past_sorting` finds.
 
@@ -156,16 +156,16 @@ def attend_past_blocks(
         offset: The first token of the first block. Those before it see only each other.
         count: Blocks that are found.
         temperature: That of the sorting.
-        places: The tokens whose results are asked for, `(B, A)`; `None`: all.
+        asked: The tokens whose results are asked for, `(B, A)`; `None`: all.
 
     Returns:
         float32 `(B, H, L, V)`, or `(B, H, A, V)`.
     """
-    if places is not None:
+    if asked is not None:
         return _attend_past_of(
             parts,
             empty,
-            places,
+            asked,
             block=block,
             offset=offset,
             count=count,
@@ -197,7 +197,7 @@ def attend_past_blocks(
 def _attend_past_of(
     parts: Sequence[mx.array],
     empty: Sequence[mx.array],
-    places: mx.array,
+    positions: mx.array,
     *,
     block: int,
     offset: int,
@@ -205,7 +205,7 @@ def _attend_past_of(
     temperature: float,
 ) -> mx.array:
     """`attend_past_blocks` of some tokens, each with the keys and values of its own blocks."""
-    asked = places[:, None, :, None]
+    asked = positions[:, None, :, None]
     queries = mx.take_along_axis(parts[0], asked, axis=2)[:, :, :, None]
     y, length = None, parts[0].shape[2]
     if offset:
@@ -217,9 +217,9 @@ def _attend_past_of(
     rest = [blocks_of(part[:, :, offset:], block) for part in parts]
     whole = [mx.flatten(part, 2, 3) for part in rest[:2]]
     found = past_sorting(*whole, block=block, count=count, temperature=temperature)
-    place = mx.maximum(places - offset, 0)
-    own = (place // block)[:, None]
-    number = mx.broadcast_to(own, (place.shape[0], queries.shape[1], place.shape[1]))
+    position = mx.maximum(positions - offset, 0)
+    own = (position // block)[:, None]
+    number = mx.broadcast_to(own, (position.shape[0], queries.shape[1], position.shape[1]))
     near = [
         (mx.take_along_axis(one, own, axis=2), mx.take_along_axis(weight, own, axis=2))
         for one, weight in found
@@ -230,7 +230,7 @@ def _attend_past_of(
         for part, null in zip(rest[1:], empty, strict=True)
     )
     column = mx.arange(keys.shape[3]) - count * block
-    seen = column <= (place % block)[:, None, :, None, None]
+    seen = column <= (position % block)[:, None, :, None, None]
     later = attend_blocks(queries, keys, values, seen)
     return later if y is None else mx.where(asked >= offset, later, y)
 
@@ -342,7 +342,7 @@ class Sinkhorn(KeyValueMixer):
         self._first_heads = len(range(own.start, min(self._first_heads, own.stop)))
 
     @property
-    def held_dims(self) -> tuple[int, int, int]:
+    def cached_dims(self) -> tuple[int, int, int]:
         return self.num_heads, 2 * self.head_dim, self.head_dim
 
     def mix(
@@ -350,11 +350,11 @@ class Sinkhorn(KeyValueMixer):
         q: mx.array,
         k: mx.array,
         v: mx.array,
-        state: HeldTokens,
+        state: CachedTokens,
         context: Context,
         *,
         uniform: mx.array | None = None,
-    ) -> tuple[mx.array, HeldTokens]:
+    ) -> tuple[mx.array, CachedTokens]:
         heads = [split_heads(part, self.num_heads) for part in (q, k, v)]
         if not isinstance(state, KeyValueState):
             return merge_heads(self._see_all(heads, context.counts, uniform)), state
@@ -402,9 +402,9 @@ class Sinkhorn(KeyValueMixer):
         sorted_keys, sorted_values = (
             mx.unflatten(shares @ mx.flatten(part, 3), 3, part.shape[3:]) for part in (keys, values)
         )
-        # a place of a block is there if any block has a token at it
-        places = mx.broadcast_to(mx.any(real, axis=2, keepdims=True), real.shape)
-        seen = mx.concatenate([places, real], axis=-1)[..., None, :]
+        # an index within a block counts if any block has a token there
+        has_tokens = mx.broadcast_to(mx.any(real, axis=2, keepdims=True), real.shape)
+        seen = mx.concatenate([has_tokens, real], axis=-1)[..., None, :]
         # padding alone sees itself, so that its gradient is a number
         seen = mx.logical_or(seen, mx.logical_not(mx.any(seen, axis=-1, keepdims=True)))
         keys = mx.concatenate([sorted_keys, keys], axis=3)
@@ -432,13 +432,13 @@ class Sinkhorn(KeyValueMixer):
         empty = [
             mx.split(part.astype(mx.float32), [first]) for part in (self.empty_keys, empty_values)
         ]
-        places = None
+        asked = None
         # few tokens look for their own blocks, many let all blocks be computed
         is_few = length * self._block <= keys.shape[2]
         if before.used:
-            # padding after the tokens has no slot, and any place does
-            places = mx.minimum(reading.places, keys.shape[2] - 1)
-            places = mx.broadcast_to(places, (keys.shape[0], length))
+            # padding after the tokens has no slot, and any index does
+            asked = mx.minimum(reading.token_positions, keys.shape[2] - 1)
+            asked = mx.broadcast_to(asked, (keys.shape[0], length))
         groups = [
             attend_past_blocks(
                 [part[n] for part in split],
@@ -447,12 +447,12 @@ class Sinkhorn(KeyValueMixer):
                 offset=offset,
                 count=self._num_blocks,
                 temperature=self._temperature,
-                places=places if is_few else None,
+                asked=asked if is_few else None,
             )
             for n, offset in enumerate((0, self._block - 1))
             if split[0][n].shape[1]
         ]
         y = mx.concatenate(groups, axis=1)
-        if places is not None and not is_few:
-            y = mx.take_along_axis(y, places[:, None, :, None], axis=2)
+        if asked is not None and not is_few:
+            y = mx.take_along_axis(y, asked[:, None, :, None], axis=2)
         return y, after

@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal, get_args
 import mlx.core as mx
 
 from ..layers.arguments import check_optional_sizes, check_sizes, dims_of_a_head
+from ..layers.cached_tokens import CachedTokens, KeyValueMixer, TokenPositions, read_with_positions
 from ..layers.context import Context
 from ..layers.dense import Linear
-from ..layers.held_tokens import HeldTokens, KeyValueMixer, Places, read_placed
 from ..layers.linear import merge_heads, split_heads
 from ..layers.mixer import QUERIES_KEYS_VALUES, Linears, Partition, factory_of
 from ..ops.activations import relu
@@ -18,7 +18,7 @@ Tiling = Literal["both_ways", "each", "whole"]
 
 
 class Synthesizer(KeyValueMixer):
-    r"""Softmax attention whose scores come from each token alone, or from its place.
+    r"""Softmax attention whose scores come from each token alone, or from its position.
 
     .. math::
         y = W_o\,[\mathrm{softmax}(S_h)\,V_h]_{h=1..H}
@@ -45,7 +45,7 @@ class Synthesizer(KeyValueMixer):
         score_scale: What those are multiplied by. Default: :math:`1 / \sqrt K`.
         score_dims: Width of the dense map between :math:`W_1` and :math:`W_2`, the number `a` of the
             factorized dense one, or the rank `k`. Default: `K`, about the root of `T`, or 8.
-        tiling: As told above.
+        tiling: As described above.
         num_heads: Heads `H`.
         head_dim: Dims `K` of a head. Default: `dims / num_heads`.
         value_head_dim: Dims `V` of a head's values. Default: `K`.
@@ -154,10 +154,10 @@ class Synthesizer(KeyValueMixer):
                 self.make_projections(self._dims, {name: [heads * count]}, linear, bias=True)
 
     @property
-    def held_dims(self) -> tuple[int, int, int]:
+    def cached_dims(self) -> tuple[int, int, int]:
         return self.num_heads, self._key_dims, self._value_dims
 
-    def mix(self, *given: Any) -> tuple[mx.array, HeldTokens]:
+    def mix(self, *given: Any) -> tuple[mx.array, CachedTokens]:
         *parts, state, context = given
         weights, values, after = self._weigh(parts, state, context)
         return merge_heads(weights @ values.astype(mx.float32)), after
@@ -169,8 +169,8 @@ class Synthesizer(KeyValueMixer):
         return mx.broadcast_to(weights, (x.shape[0], *weights.shape[1:]))
 
     def _weigh(
-        self, parts: list[mx.array], state: HeldTokens, context: Context
-    ) -> tuple[mx.array, mx.array, HeldTokens]:
+        self, parts: list[mx.array], state: CachedTokens, context: Context
+    ) -> tuple[mx.array, mx.array, CachedTokens]:
         """Weights `(B or 1, H, L, N)`, values `(B, H, N, V)` and the state."""
         heads = {
             name: split_heads(part, self.num_heads)
@@ -178,24 +178,24 @@ class Synthesizer(KeyValueMixer):
         }
         values, queries = heads["value_proj"], heads.get("query_proj")
         keys = heads.get("key_proj", values[..., :0])
-        keys, values, places, after = read_placed(keys, values, state, context)
-        scores = places.columns_of(self._rows(heads, places).astype(mx.float32))
+        keys, values, positions, after = read_with_positions(keys, values, state, context)
+        scores = positions.columns_of(self._rows(heads, positions).astype(mx.float32))
         if self._key_dims and queries is not None:
             q, k = queries.astype(mx.float32) * self._scale, keys.astype(mx.float32)
             scores = scores + q @ k.swapaxes(-1, -2)
-        if places.seen is not None:
-            scores = mx.where(places.seen, scores, -mx.inf)
+        if positions.seen is not None:
+            scores = mx.where(positions.seen, scores, -mx.inf)
         return mx.softmax(scores, axis=-1), values, after
 
-    def _rows(self, heads: dict[str, mx.array], places: Places) -> mx.array:
-        """The scores of each token for all places, `(B or 1, H, L, T)`."""
+    def _rows(self, heads: dict[str, mx.array], positions: TokenPositions) -> mx.array:
+        """The scores of each token for all positions, `(B or 1, H, L, T)`."""
         if "score_proj" in self:
             rows: mx.array = self.score_proj(relu(self.score_up_proj(heads["query_proj"])))
             return rows
         if "table" in self:
-            return places.rows_of(self.table)
+            return positions.rows_of(self.table)
         if "left_table" in self:
-            left = places.rows_of(self.left_table).astype(mx.float32)
+            left = positions.rows_of(self.left_table).astype(mx.float32)
             return left @ self.right_table.astype(mx.float32)
         column, (a, b) = mx.arange(self._max_length), self._factors
         first = column % a if self._tiling == "whole" else column // b

@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from ..layers.matrix import kept_names, matrices, parameters
+from ..layers.matrix import fixed_dtype_names, matrices, parameters
 from ..layers.norms import running_statistics
 from ..ops.device import on_cpu
 
@@ -92,7 +92,7 @@ def frozen_in_dtype(model: nn.Module, dtype: mx.Dtype) -> Iterator[None]:
 
 def _cast_names(model: nn.Module, dtype: mx.Dtype) -> list[str]:
     """The names of the parameters of other dtypes that a step casts to a dtype."""
-    kept = kept_names(model) | _ternary_masters(model) | set(running_statistics(model))
+    kept = fixed_dtype_names(model) | _ternary_masters(model) | set(running_statistics(model))
     return [
         name
         for name, array in parameters(model).items()

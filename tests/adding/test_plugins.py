@@ -255,9 +255,9 @@ def test_a_checkpoint_names_no_code(
     folder = run.parent / "run/model"
     mark = tmp_path / "ran"
     code = f"open({str(mark)!r}, 'w')\n"
-    for place in (folder, run.parent / "run", tmp_path):
-        (place / "evil.py").write_text(code)
-        (place / "mine.py").write_text(code + MIXER)
+    for path in (folder, run.parent / "run", tmp_path):
+        (path / "evil.py").write_text(code)
+        (path / "mine.py").write_text(code + MIXER)
     config = json.loads((folder / "config.json").read_text())
     for key in ("plugin", "plugins", "mlx_mmfree_plugins", "auto_map", "model_file"):
         for named in ("evil.py", ["evil.py"], "evil", {"AutoModel": "evil.Model"}):
@@ -294,9 +294,9 @@ def test_an_adapter_names_no_code(
         write_adapter(adapter, model, {})
     mark = tmp_path / "ran"
     code = f"open({str(mark)!r}, 'w')\n"
-    for place in (adapter, tmp_path / "model", tmp_path):
-        (place / "evil.py").write_text(code)
-        (place / "mine.py").write_text(code + MIXER)
+    for path in (adapter, tmp_path / "model", tmp_path):
+        (path / "evil.py").write_text(code)
+        (path / "mine.py").write_text(code + MIXER)
     mixer.write_text(code + MIXER)
     config = json.loads((adapter / "adapter_config.json").read_text())
     for key in ("plugin", "plugins", "mlx_mmfree_plugins", "auto_map", "model_file", "token_mixer"):
@@ -316,7 +316,7 @@ def test_an_adapter_names_no_code(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reported"),
     [
         (
             "x = 1\n\ny = gone\n",
@@ -333,13 +333,13 @@ def test_an_adapter_names_no_code(
     ],
 )
 def test_a_file_that_fails_is_one_sentence_with_the_line(
-    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "broken.py"
     file.write_text(text)
     assert main(["mixers", "--plugin", str(file)]) == 2
     shown = capsys.readouterr().err
-    assert said.format(file=file) in shown and shown.count("\n") == 1
+    assert reported.format(file=file) in shown and shown.count("\n") == 1
     assert "--plugin must run to its end but" in shown
     assert not plugins.LOADED
 

@@ -59,8 +59,8 @@ def test_it_is_written_and_read(model: Decoder, folder: Path, tmp_path: Path) ->
 
 
 def test_scales_take_the_dtype_that_is_asked_for_and_bits_stay(folder: Path) -> None:
-    held = matrices(load_model(folder, dtype=mx.float16))
-    layers = [matrix.layer for matrix in held.values() if "turned" in matrix.layer]
+    found = matrices(load_model(folder, dtype=mx.float16))
+    layers = [matrix.layer for matrix in found.values() if "turned" in matrix.layer]
     assert {str(layer.scales.dtype) for layer in layers} == {"mlx.core.float16"}
     assert {str(layer.weight.dtype) for layer in layers} == {"mlx.core.uint8"}
 
@@ -112,6 +112,6 @@ def test_hostile_descriptions_end_in_one_line(folder: Path, tmp_path: Path) -> N
     rng = random.Random(0)
     values = [-1, 0, 2**40, 1.5, "x", [], {}, True, 10**30, {"group_size": []}]
     for number in range(20):
-        said = json.loads(json.dumps(rng.choice(values)))
+        entry = json.loads(json.dumps(rng.choice(values)))
         with pytest.raises(MMFreeError):
-            load_model(changed(folder, tmp_path / str(number), sign_quantization=said))
+            load_model(changed(folder, tmp_path / str(number), sign_quantization=entry))

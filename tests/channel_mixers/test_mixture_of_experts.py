@@ -1,4 +1,4 @@
-"""The mixture of experts against its formula, in each format that its experts are held in."""
+"""The mixture of experts against its formula, in each format of its experts."""
 
 from functools import partial
 from typing import Any
@@ -152,11 +152,11 @@ def test_only_what_belongs_together_is_taken() -> None:
 
 
 def test_matrices_are_those_of_all_experts() -> None:
-    held = matrices(mixture())
-    assert {path: (each.output_dims, each.input_dims) for path, each in held.items()} == {
+    found = matrices(mixture())
+    assert {path: (each.output_dims, each.input_dims) for path, each in found.items()} == {
         "router": (EXPERTS, D),
         "gate_proj": (EXPERTS * HIDDEN, D),
         "up_proj": (EXPERTS * HIDDEN, D),
         "down_proj": (EXPERTS * D, HIDDEN),
     }
-    assert set(parameters(mixture())) == {f"{path}.weight" for path in held}
+    assert set(parameters(mixture())) == {f"{path}.weight" for path in found}

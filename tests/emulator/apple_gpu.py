@@ -116,7 +116,7 @@ class Code:
 
     Attributes:
         loops: In the order of the code, an outer one before those within it.
-        once: What lies in no loop.
+        outside: What lies in no loop.
         registers: Those of 32 bits that a thread takes.
         threads: How many a threadgroup can have with so many registers.
         stack, spills: What does not fit into registers.
@@ -124,7 +124,7 @@ class Code:
     """
 
     loops: list[Loop]
-    once: Loop
+    outside: Loop
     instructions: int
     bytes: int
     registers: float
@@ -137,7 +137,7 @@ class Code:
     @property
     def of_one_round(self) -> int:
         """The instructions of the whole kernel, if each loop takes one round."""
-        return self.once.instructions + sum(loop.instructions for loop in self.loops)
+        return self.outside.instructions + sum(loop.instructions for loop in self.loops)
 
     @property
     def hot(self) -> Loop:
@@ -272,26 +272,26 @@ def _read(printed: str) -> Code:
     code: list[tuple[int, str]] = []
     for line in printed.splitlines():
         if match := _LINE.match(line):
-            place = int(match[1], 16)
-            if code and place <= code[-1][0]:
+            address = int(match[1], 16)
+            if code and address <= code[-1][0]:
                 break  # what runs before all threads
-            code.append((place, match[2].strip()))
+            code.append((address, match[2].strip()))
     loops = []
-    for place, text in code:
+    for address, text in code:
         if (jump := re.match(r"jmp_any\s+-(\d+)", text)) is not None:
-            loops.append(Loop(place - int(jump[1]), place))
+            loops.append(Loop(address - int(jump[1]), address))
     loops.sort(key=lambda loop: (loop.start, -loop.stop))
-    once = Loop(0, code[-1][0])
+    outside = Loop(0, code[-1][0])
     operations: Counter[str] = Counter()
-    for place, text in code:
-        around = [loop for loop in loops if loop.start <= place <= loop.stop]
-        owner = min(around, key=lambda loop: loop.stop - loop.start, default=once)
+    for address, text in code:
+        around = [loop for loop in loops if loop.start <= address <= loop.stop]
+        owner = min(around, key=lambda loop: loop.stop - loop.start, default=outside)
         owner.instructions += 1
         owner.slots += _slots(text)
         operations[text.split()[0].partition(".")[0]] += 1
     return Code(
         loops,
-        once,
+        outside,
         int(found["instructions"]),
         int(found["bytes"]),
         int(found["halves"]) / 2,

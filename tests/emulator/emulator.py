@@ -170,7 +170,7 @@ class Emulator:
 
     def _compiled(self, name: str, text: str, parameters: list[_Parameter]) -> Path:
         source = _host_source(text, name, parameters)
-        library = self._place(source, ".so")
+        library = self._path(source, ".so")
         if library.exists():
             return library
         # several processes may compile the same kernel
@@ -185,7 +185,7 @@ class Emulator:
 
     def _machine(self) -> Path:
         """The machine's object file, which every kernel is linked to."""
-        compiled = self._place(MACHINE.read_text(), ".o")
+        compiled = self._path(MACHINE.read_text(), ".o")
         if not compiled.exists():
             with tempfile.TemporaryDirectory(dir=self._cache) as folder:
                 new = Path(folder) / "machine.o"
@@ -193,7 +193,7 @@ class Emulator:
                 new.rename(compiled)
         return compiled
 
-    def _place(self, source: str, suffix: str) -> Path:
+    def _path(self, source: str, suffix: str) -> Path:
         """Where what is compiled from a source lies; its name changes with all that goes into it."""
         parts = (HEADER.read_text(), MACHINE.read_text(), FLAGS, OBSERVED, source)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -213,13 +213,13 @@ class Emulator:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = np.frombuffer(memory, np.uint8)
         buffers = (_Buffer * len(arrays))()
-        places = []
+        copies = []
         offset = GAP
         for buffer, array, parameter in zip(buffers, arrays, names, strict=True):
-            place = whole[offset : offset + array.nbytes]
-            place[:] = array.reshape(-1).view(np.uint8)
-            places.append(place)
-            buffer.data, buffer.bytes = place.ctypes.data, array.nbytes
+            bytes_of_array = whole[offset : offset + array.nbytes]
+            bytes_of_array[:] = array.reshape(-1).view(np.uint8)
+            copies.append(bytes_of_array)
+            buffer.data, buffer.bytes = bytes_of_array.ctypes.data, array.nbytes
             buffer.name = parameter.name.encode()
             buffer.is_output = not parameter.type.startswith("const ")
             offset += -(-(array.nbytes + GAP) // 64) * 64
@@ -227,9 +227,9 @@ class Emulator:
         library.emulate(ctypes.byref(run))
         if run.error:
             raise KernelError(f"{kernel}: {run.error.decode()}")
-        for array, place, buffer in zip(arrays, places, buffers, strict=True):
+        for array, bytes_of_array, buffer in zip(arrays, copies, buffers, strict=True):
             if buffer.is_output:
-                array.reshape(-1).view(np.uint8)[:] = place
+                array.reshape(-1).view(np.uint8)[:] = bytes_of_array
         return Record(
             kernel,
             math.prod(groups),

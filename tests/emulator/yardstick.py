@@ -74,7 +74,7 @@ def rows() -> Iterator[Row]:
     for count, halves in ((1, 1), (4, 0)):
         code = _code(texts, f"ternary_matmul_decode__{count}_1_{halves}_float16_t_", 64)
         weights = 64 * count
-        whole = code.hot.instructions * (WIDTHS[0] // 512) + code.once.instructions
+        whole = code.hot.instructions * (WIDTHS[0] // 512) + code.outside.instructions
         per_weight = whole / (WIDTHS[0] / 32 * 4) / count
         yield Row(
             f"`ternary_matmul`, {count} row{'s' * (count > 1)}",
@@ -171,7 +171,7 @@ def _of_others() -> Iterator[Row]:
     )
     code = apple_gpu.machine_code(name, text, (32, 1, 1))
     whole = [
-        (code.hot.instructions * width // 128 + code.once.instructions) / (width / 32 * 4)
+        (code.hot.instructions * width // 128 + code.outside.instructions) / (width / 32 * 4)
         for width in WIDTHS
     ]
     loop = code.hot
@@ -212,8 +212,8 @@ def of_rotation() -> Iterator[Row]:
 
 def _of_numbers(name: str, code: Code, numbers: int, rounds: int) -> Row:
     """Of a kernel that computes some numbers a thread, all its loops in as many rounds."""
-    instructions = code.once.instructions + rounds * sum(a.instructions for a in code.loops)
-    slots = code.once.slots + rounds * sum(loop.slots for loop in code.loops)
+    instructions = code.outside.instructions + rounds * sum(a.instructions for a in code.loops)
+    slots = code.outside.slots + rounds * sum(loop.slots for loop in code.loops)
     return Row(name, code, instructions / numbers, slots / numbers)
 
 
@@ -350,8 +350,8 @@ def table(found: list[Row]) -> str:
     for row in found:
         whole = [f"{number:.2f}" for number in row.whole] + ["", ""]
         code = row.code
-        kept = f"{code.stack}, {code.spills}"
-        cells = [*whole[:2], f"{row.loop:.2f}", f"{row.slots:.2f}", f"{code.threads}", kept]
+        registers = f"{code.stack}, {code.spills}"
+        cells = [*whole[:2], f"{row.loop:.2f}", f"{row.slots:.2f}", f"{code.threads}", registers]
         lines.append(f"| {' | '.join([row.name, *cells, f'{code.bytes:,}'])} |")
     with launch.recording():
         groups = ", ".join(f"{threadgroups(n)} for {n} outputs" for n in (2048, 2560, 6912))

@@ -88,8 +88,8 @@ def test_a_bitnet(backend: str) -> None:
     assert meeting == BLOCKS * 2 * H * USED * K
     assert products(found, "dense", is_outside=True) == {(D, V): 1}
     # a slot of each buffer, and the positions, which plain operations compute once for all blocks
-    kept = BLOCKS * 2 * G * K * 4 + (BLOCKS if backend == "native" else 1) * USED * 4
-    assert found.traffic.state_written == kept
+    written = BLOCKS * 2 * G * K * 4 + (BLOCKS if backend == "native" else 1) * USED * 4
+    assert found.traffic.state_written == written
     if backend == "native":
         # codes and scales; norms before and within; rotation, scaling and attention; squared ReLU
         block = 3 * D + D + (H + 2 * G) * K + 2 * (H + G) * K + H * K + 2 * H * USED * K
@@ -130,8 +130,8 @@ def test_a_hybrid(backend: str) -> None:
     assert found.is_matmul_free is True and not found.unknown
     meeting = sum(a * b * n for (a, b), n in products(found, "activations").items())
     assert meeting == 2 * H * USED * K
-    kept = D * 4 + 4 * USED
-    assert kept < found.state_bytes
+    state_bytes = D * 4 + 4 * USED
+    assert state_bytes < found.state_bytes
     macs = (4 * D * D) + (D * (H + 2 * G) * K + D * D) + BLOCKS * 3 * D * F
     ternary = products(found, "ternary")
     assert sum(a * b * n for (a, b), n in ternary.items()) == macs

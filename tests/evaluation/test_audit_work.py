@@ -36,7 +36,9 @@ def cost(results: list[mx.array]) -> tuple[str, Cost]:
     """The name and the cost of the last operation that is no view."""
     graph = graph_of(results)
     node = [node for node in graph.nodes if node.name not in VIEWS][-1]
-    inputs, outputs = ([graph.arrays[n] for n in places] for places in (node.inputs, node.outputs))
+    inputs, outputs = (
+        [graph.arrays[n] for n in indices] for indices in (node.inputs, node.outputs)
+    )
     call = Call(node.name, inputs, outputs, node.given, node.options)
     found = cost_of_mlx(call) if node.given is None else cost_of_kernel(call)
     assert found is not None
@@ -60,8 +62,8 @@ def _delta_rule(**removal: tuple[mx.array, mx.array]) -> list[mx.array]:
 MAPS, WINDOWS = mx.ones((1, 4, 4, 8)), mx.ones((8, 3, 3, 1))
 mx.eval(MAPS, WINDOWS)
 
-# 2 heads with a state of 4 x 6: what is kept decays, k v is added, and q reads it
-KEPT = 2 * 4 * 6
+# 2 heads with a state of 4 x 6: the state decays, k v is added, and q reads it
+STATE = 2 * 4 * 6
 COUNTED: list[tuple[str, Callable[[], Any], dict[str, int]]] = [
     ("Sum", lambda: X.sum(-1), {"add": ROWS * (DIMS - 1)}),
     ("Sum", lambda: X.sum(), {"add": SIZE - 1}),
@@ -94,14 +96,14 @@ COUNTED: list[tuple[str, Callable[[], Any], dict[str, int]]] = [
             "other": ROWS * (2 + 4 * DIMS + 1 + 1),
         },
     ),
-    ("GatedLinearAttention", lambda: _gla(None), {"multiply": 2 * KEPT, "add": 2 * KEPT}),
-    ("GatedLinearAttention", lambda: _gla(HEADS), {"multiply": 3 * KEPT, "add": 2 * KEPT}),
+    ("GatedLinearAttention", lambda: _gla(None), {"multiply": 2 * STATE, "add": 2 * STATE}),
+    ("GatedLinearAttention", lambda: _gla(HEADS), {"multiply": 3 * STATE, "add": 2 * STATE}),
     # the state is read twice, decays, and takes what is new; and values less what was read
-    ("GatedDeltaRule", _delta_rule, {"multiply": 4 * KEPT, "add": 3 * KEPT + 2 * 6}),
+    ("GatedDeltaRule", _delta_rule, {"multiply": 4 * STATE, "add": 3 * STATE + 2 * 6}),
     (
         "GatedDeltaRule",
         lambda: _delta_rule(removal=(HEADS, HEADS)),
-        {"multiply": 5 * KEPT, "add": 4 * KEPT},
+        {"multiply": 5 * STATE, "add": 4 * STATE},
     ),
     (
         "LinearScan",

@@ -102,7 +102,7 @@ def test_the_slowest_binds() -> None:
         if kernel.product == "codes of 2 bits" and kernel.outputs == 8
     )
     rounds = {4096: 4, 12288: 12}
-    groups = {dims: eight.once + count * eight.rounds[1024] for dims, count in rounds.items()}
+    groups = {dims: eight.outside + count * eight.rounds[1024] for dims, count in rounds.items()}
     narrow = 36 * (2 * 4096 + 2 * 1024 + 2 * 12288) + 151936
     lanes = 32 / 8 * (narrow * groups[4096] + 36 * 4096 * groups[12288])
     assert m1.seconds["instructions"] == pytest.approx(lanes / (8 * 128 * 1.278e9), rel=1e-3)
@@ -118,7 +118,7 @@ def test_the_slowest_binds() -> None:
 
 def test_a_kernel_takes_whole_rounds_and_threadgroups() -> None:
     kernel = KernelSlots(
-        "x", outputs=4, simd_groups=2, once=100, each=0.5, rounds={512: 10, 4096: 7}
+        "x", outputs=4, simd_groups=2, outside=100, each=0.5, rounds={512: 10, 4096: 7}
     )
     assert kernel.of_a_simd_group(513) == 100 + 256.5 + 2 * 10 + 7
     # 9 outputs take two threadgroups

@@ -34,12 +34,12 @@ class Doubled(nn.Module):
 
 
 def linear_model() -> ImageClassifier:
-    """Sorts by the mean of all places, before which a block doubles them."""
+    """Sorts by the mean of all positions, before which a block doubles them."""
     mx.random.seed(0)
     return ImageClassifier(nn.Identity(), [Stage([Doubled(), Doubled()])], nn.Linear(4, 3))
 
 
-def test_maps_of_a_linear_model_are_its_weights_times_its_places() -> None:
+def test_maps_of_a_linear_model_are_its_weights_times_its_positions() -> None:
     model = linear_model()
     images = mx.random.normal((2, 5, 6, 4), key=mx.random.key(1))
     for classes in ([0, 0], [2, 1]):
@@ -68,13 +68,13 @@ def test_every_model_of_images_has_maps(name: str) -> None:
     maps = [class_maps(model, images, [number] * 3) for number in range(logits.shape[-1])]
     assert all(each.shape == maps[0].shape and each.shape[0] == 3 for each in maps)
     assert np.isfinite(maps).all() and np.min(maps) >= 0
-    # each image has a place that speaks for some class
+    # each image has a position that speaks for some class
     assert (np.max(maps, axis=(0, 2, 3)) == 1).all()
     assert mx.array_equal(model(images), logits)
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_selected_tokens_keep_their_places(depth: int) -> None:
+def test_selected_tokens_keep_their_positions(depth: int) -> None:
     architecture = find("vit")
     given = {
         **architecture.tiny,
@@ -110,7 +110,7 @@ def test_maps_of_an_image_do_not_depend_on_the_others() -> None:
 @pytest.mark.parametrize("name", ["vit", "swin", "edgenext"])
 def test_maps_are_those_of_torch(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    # of small images few places are left
+    # of small images few positions are left
     case = TINY[name]._replace(size=(130, 97)) if name == "edgenext" else TINY[name]
     theirs = timm_model(case)
     write_folder(tmp_path, case, theirs)
@@ -125,14 +125,16 @@ def test_maps_are_those_of_torch(name: str, tmp_path: Path) -> None:
     pixels = images(case.size)
     theirs(torch.tensor(pixels.transpose(0, 3, 1, 2)))[:, 1].sum().backward()
     [x] = entering
-    places, gradient = x.detach().numpy(), x.grad.numpy()
+    positions, gradient = x.detach().numpy(), x.grad.numpy()
     if name == "edgenext":
-        places, gradient = places.transpose(0, 2, 3, 1), gradient.transpose(0, 2, 3, 1)
+        positions, gradient = positions.transpose(0, 2, 3, 1), gradient.transpose(0, 2, 3, 1)
     got = class_maps(load_model(tmp_path), mx.array(pixels), [1] * len(pixels))
     if name == "vit":
-        # the class token is no place
-        places, gradient = (each[:, 1:].reshape(*got.shape, -1) for each in (places, gradient))
-    want = np.einsum("bhwd,bd->bhw", places, gradient.mean(axis=(1, 2)))
+        # the class token has no position
+        positions, gradient = (
+            each[:, 1:].reshape(*got.shape, -1) for each in (positions, gradient)
+        )
+    want = np.einsum("bhwd,bd->bhw", positions, gradient.mean(axis=(1, 2)))
     np.testing.assert_allclose(got, scaled(want), atol=GRADIENT_TOLERANCE)
 
 

@@ -259,9 +259,9 @@ def test_texts_longer_than_the_model_was_made_for(
     long = asked(tokenizer.decode(ids), {"max_gen_toks": 6})
     [text] = adapter.generate_until([long], disable_tqdm=True)
     assert text == generate(model, tokenizer, ids[-10:], max_tokens=6, is_answer=True)
-    assert "the beginning of 1 texts is left out" in capsys.readouterr().err
+    assert "the start of 1 texts is left out" in capsys.readouterr().err
     adapter.loglikelihood([asked("Once", " upon"), asked(long.args[0], " and")], disable_tqdm=True)
-    assert "the beginning of 1 texts is left out" in capsys.readouterr().err
+    assert "the start of 1 texts is left out" in capsys.readouterr().err
     adapter.loglikelihood_rolling([asked(long.args[0])], disable_tqdm=True)
     assert capsys.readouterr().err == ""
     for options in ({"max_gen_toks": 16}, {}):

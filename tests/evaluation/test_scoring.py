@@ -1,4 +1,4 @@
-"""Likelihoods of continuations, compared with those of one text at a time."""
+"""Likelihoods of continuations, compared with one text at a time."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_refusals(model: Decoder) -> None:
     assert score_continuations(model, []) == []
 
 
-def test_the_beginning_of_a_long_text_is_left_out() -> None:
+def test_the_start_of_a_long_text_is_left_out() -> None:
     mx.random.seed(1)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     model = llama.build(llama.Config(**SIZES, **heads, max_position_embeddings=8))
@@ -82,7 +82,9 @@ def test_the_beginning_of_a_long_text_is_left_out() -> None:
     for context, continuation in ((5, 4), (6, 4), (30, 4), (1, 8), (30, 8), (30, 1)):
         pair = ids[:context], ids[context : context + continuation]
         [score] = score_continuations(model, [pair])
-        kept = ids[max(0, context + continuation - 9) : context]
-        assert score.log_likelihood == pytest.approx(alone(model, kept, pair[1])[0], rel=1e-5)
+        context_ids = ids[max(0, context + continuation - 9) : context]
+        assert score.log_likelihood == pytest.approx(
+            alone(model, context_ids, pair[1])[0], rel=1e-5
+        )
     with pytest.raises(ValueError, match=r"continuations of at most 8 tokens, .* but one has 9"):
         score_continuations(model, [([1], ids[:9])])

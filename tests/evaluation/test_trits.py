@@ -27,10 +27,10 @@ def test_shares_are_those_of_the_rounded_weights(monkeypatch: pytest.MonkeyPatch
 
 def test_layers_are_in_order() -> None:
     model = pack_linears(tiny_model(num_hidden_layers=11))
-    numbers = [each.place[0] for each in count_trits(model)]
+    numbers = [each.layer for each in count_trits(model)]
     inside = [number for number in numbers if number is not None]
     assert inside == sorted(inside) and max(inside) == 10
-    assert {each.place[1] for each in count_trits(model) if each.place[0] is None} == {"head"}
+    assert {each.kind for each in count_trits(model) if each.layer is None} == {"head"}
 
 
 def test_a_dense_model_has_none() -> None:

@@ -24,8 +24,8 @@ from mlx_mmfree.evaluation.benchmark import (
     Record,
     bytes_in_use,
     head_macs,
-    held_arrays,
     metrics,
+    nested_arrays,
     read_weights,
     ternary_macs,
 )
@@ -197,15 +197,17 @@ def test_no_drawn_number_is_denormal(bits: int, dtype: mx.Dtype) -> None:
 def test_a_token_reads_all_of_a_tied_embedding_and_none_of_an_untied_one() -> None:
     untied, tied = random_model(HGRN), random_model(BITNET)
     for model, unread in ((untied, untied.embed.weight.nbytes), (tied, 0)):
-        everything = sum(array.nbytes for array in held_arrays(model))
+        everything = sum(array.nbytes for array in nested_arrays(model))
         assert sum(array.nbytes for array in read_weights(model)) == everything - unread
 
 
 def test_arrays_that_are_no_parameters_are_held() -> None:
     model = random_model(HGRN)
-    before = held_arrays(model)
+    before = nested_arrays(model)
     model.blocks[0].token_norm._arranged = (mx.ones((3,)), mx.zeros((2,)))
-    assert [array.size for array in held_arrays(model) if all(array is not b for b in before)] == [
+    assert [
+        array.size for array in nested_arrays(model) if all(array is not b for b in before)
+    ] == [
         3,
         2,
     ]

@@ -116,7 +116,7 @@ def test_full_tails_are_written_in_place(window: dict[str, int], batch: int) -> 
 def _attended_first(
     projected: mx.array, keys: mx.array, values: mx.array, positions: mx.array, options: Any
 ) -> tuple[mx.array, ...]:
-    place = options.place()
+    slot = options.slot()
     new = (*keys.shape[:2], 1, keys.shape[3])
     y, k, v = launch.launch(
         None,
@@ -124,23 +124,23 @@ def _attended_first(
         output_shapes=[(1, 1, HEADS * DIMS), new, new],
         output_dtypes=[projected.dtype, keys.dtype, values.dtype],
     )
-    keys, values = write_slots(keys, k, place.slots), write_slots(values, v, place.slots)
-    return y, keys, values, place.positions
+    keys, values = write_slots(keys, k, slot.slots), write_slots(values, v, slot.slots)
+    return y, keys, values, slot.positions
 
 
 def _written_first(
     projected: mx.array, keys: mx.array, values: mx.array, positions: mx.array, options: Any
 ) -> tuple[mx.array, ...]:
-    place = options.place()
-    _, k, v, _ = token_heads(projected, HEADS, place.lengths, options)
-    keys, values = write_slots(keys, k, place.slots), write_slots(values, v, place.slots)
+    slot = options.slot()
+    _, k, v, _ = token_heads(projected, HEADS, slot.lengths, options)
+    keys, values = write_slots(keys, k, slot.slots), write_slots(values, v, slot.slots)
     (y,) = launch.launch(
         None,
         inputs=[projected, keys, values],
         output_shapes=[(1, 1, HEADS * DIMS)],
         output_dtypes=[projected.dtype],
     )
-    return y, keys, values, place.positions
+    return y, keys, values, slot.positions
 
 
 @pytest.mark.usefixtures("slow")

@@ -85,7 +85,7 @@ def _formats(folder: Path) -> tuple[bool, ...]:
     try:
         if any(each.dtype in PACKED_DTYPES for each in open_checkpoint(folder).tensors.values()):
             return (True,)
-        held = matrices(model_of(folder, True, None)).values()
-        return (True, False) if any(matrix.is_packed for matrix in held) else (False,)
+        found = matrices(model_of(folder, True, None)).values()
+        return (True, False) if any(matrix.is_packed for matrix in found) else (False,)
     except CheckpointError:
         return (True,)

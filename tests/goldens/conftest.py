@@ -84,14 +84,14 @@ def mixer_files(request: pytest.FixtureRequest) -> list[Path]:
 
 def _parametrize(metafunc: pytest.Metafunc, fixture: str, cases: list[Case]) -> None:
     """Each case, in each of its formats if the test has the argument `packed`."""
-    marks = {case: pytest.mark.skip(case.reason) if case.reason else () for case in cases}
+    skips = {case: pytest.mark.skip(case.reason) if case.reason else () for case in cases}
     if "packed" not in metafunc.fixturenames:
-        values = [pytest.param(case, marks=marks[case], id=str(case)) for case in cases]
+        values = [pytest.param(case, marks=skips[case], id=str(case)) for case in cases]
         metafunc.parametrize(fixture, values)
         return
     values = [
         pytest.param(
-            case, packed, marks=marks[case], id=f"{case}-{'packed' if packed else 'float'}"
+            case, packed, marks=skips[case], id=f"{case}-{'packed' if packed else 'float'}"
         )
         for case in cases
         for packed in case.formats

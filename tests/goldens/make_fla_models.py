@@ -56,8 +56,8 @@ def load(checkout: Path) -> None:
 
     def attention(q: Any, k: Any, v: Any, window_size: tuple[int, int], **_: Any) -> Any:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        place = torch.arange(q.shape[2])
-        distance = place[:, None] - place
+        position = torch.arange(q.shape[2])
+        distance = position[:, None] - position
         seen = distance >= 0
         if window_size[0] >= 0:
             seen &= distance <= window_size[0]

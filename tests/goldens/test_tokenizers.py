@@ -59,8 +59,8 @@ def test_special_tokens_in_the_text(tokenizer: Tokenizer, reference: Golden) -> 
 def test_streamed_text(tokenizer: Tokenizer, reference: Golden) -> None:
     for item in reference["items"]:
         detokenizer = tokenizer.detokenizer()
-        pieces = [detokenizer.add(number) for number in item["ids"]]
-        assert "".join(pieces) + detokenizer.finalize() == item["decoded"]
+        parts = [detokenizer.add(number) for number in item["ids"]]
+        assert "".join(parts) + detokenizer.finalize() == item["decoded"]
 
 
 def test_chats(tokenizer: Tokenizer, reference: Golden) -> None:

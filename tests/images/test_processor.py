@@ -239,7 +239,7 @@ def test_the_published_formats_of_transformers() -> None:
     assert processor.crop_mode == "center"
 
 
-def _places(size: int) -> Image.Image:
+def _numbered(size: int) -> Image.Image:
     """A picture whose red and green tell the row and the column."""
     pixels = np.zeros((size, size, 3), np.uint8)
     pixels[..., 0], pixels[..., 1] = np.arange(size)[:, None], np.arange(size)
@@ -262,7 +262,7 @@ def test_the_middle_is_cut_out_as_transformers_does(
         # what is scaled to the size of the picture stays as it is
         "crop_pct": crop / (size + 0.5),
     }
-    view = ImageProcessor.from_config(config).view(_places(size))
+    view = ImageProcessor.from_config(config).view(_numbered(size))
     assert view.getpixel((0, 0))[:2] == (first, first)
 
 

@@ -1,4 +1,4 @@
-"""The norm by batch statistics against float64, alone and joined with what stands before it."""
+"""The norm by batch statistics against float64, alone and fused with what stands before it."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ LINEARS = {
 
 @pytest.mark.parametrize("made", LINEARS.values(), ids=LINEARS)
 @pytest.mark.parametrize("rows", [3, 30])
-def test_it_is_joined_with_a_linear(made: Callable[[], nn.Module], rows: int) -> None:
+def test_it_is_fused_with_a_linear(made: Callable[[], nn.Module], rows: int) -> None:
     linear, norm, x = made(), drawn(8), mx.random.normal((rows, 6))
     want = normed(norm, linear(x))
     assert relative_error(norm.of_linear(linear, x), want) < TOLERANCE[mx.float32]
@@ -61,21 +61,19 @@ CONVOLUTIONS = {
 @pytest.mark.parametrize("made", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [(13, 10), (2, 2)])
-def test_it_is_joined_with_a_convolution(
+def test_it_is_fused_with_a_convolution(
     made: Callable[..., nn.Module], bias: bool, size: tuple[int, int]
 ) -> None:
     norm = drawn(8)
-    joined, alone = made(bias=bias, norm=norm).eval(), made(bias=bias).eval()
-    joined.load_weights(
-        [(name, mx.random.normal(x.shape)) for name, x in _own(joined)], strict=False
-    )
-    alone.load_weights(_own(joined))
+    fused, alone = made(bias=bias, norm=norm).eval(), made(bias=bias).eval()
+    fused.load_weights([(name, mx.random.normal(x.shape)) for name, x in _own(fused)], strict=False)
+    alone.load_weights(_own(fused))
     x = mx.random.normal((2, *size, 8))
-    assert relative_error(joined(x), normed(norm, alone(x))) < TOLERANCE[mx.float32]
-    joined.train()
+    assert relative_error(fused(x), normed(norm, alone(x))) < TOLERANCE[mx.float32]
+    fused.train()
     alone_normed = BatchNorm(8, eps=1e-3)
     alone_normed.load_weights([(name, norm[name]) for name in ("weight", "bias")], strict=False)
-    assert relative_error(joined(x), alone_normed(alone(x))) < TOLERANCE[mx.float32]
+    assert relative_error(fused(x), alone_normed(alone(x))) < TOLERANCE[mx.float32]
 
 
 def _own(layer: nn.Module) -> list[tuple[str, mx.array]]:

@@ -27,7 +27,7 @@ def test_the_norm_of_a_map_adds_up_long_sums() -> None:
     assert relative_error(half, want) < TOLERANCE[mx.bfloat16]
 
 
-def test_projections_of_places_may_be_ternary() -> None:
+def test_projections_of_positions_may_be_ternary() -> None:
     mixer = FeedForward(8, linear=pointwise(BitLinear))
     assert isinstance(mixer.up_proj.linear, BitLinear)
     x = mx.random.normal((2, 5, 4, 8))

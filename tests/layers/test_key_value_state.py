@@ -15,7 +15,7 @@ from mlx_mmfree.layers.attention.key_values import (
 )
 from mlx_mmfree.layers.attention.options import KeyValueCache
 from mlx_mmfree.layers.quantization import BITS, Quantization, QuantizedArray
-from mlx_mmfree.ops.attention_step import next_place
+from mlx_mmfree.ops.attention_step import next_slot
 
 HEADS, DIMS = 2, 64
 KIND = KeyValueKind(HEADS, DIMS, KeyValueCache(), takes_steps=True)
@@ -194,7 +194,7 @@ def test_impossible_storage(options: dict[str, Any], message: str) -> None:
 
 def test_a_token_without_a_free_slot_takes_the_last() -> None:
     full = mx.arange(5)[None]
-    assert next_place(full, 5).slots.tolist() == [4]
-    assert next_place(full[:, :4], 5).slots.tolist() == [4]
+    assert next_slot(full, 5).slots.tolist() == [4]
+    assert next_slot(full[:, :4], 5).slots.tolist() == [4]
     rows = mx.array([[0, 1, 2, 3, 4], [0, 1, -1, -1, -1]])
-    assert next_place(rows, 5).slots.tolist() == [[4], [2]]
+    assert next_slot(rows, 5).slots.tolist() == [[4], [2]]

@@ -44,8 +44,8 @@ def test_windows_and_their_gradient_are_those_of_numpy(
 ) -> None:
     # a map whose rows lie apart in memory
     x = mx.random.normal((2, size[1], size[0], 3)).swapaxes(1, 2)
-    places = np.lib.stride_tricks.sliding_window_view(np.array(x), (side, side), axis=(1, 2))
-    want = np.moveaxis(places[:, ::stride, ::stride], 3, -1)
+    windows = np.lib.stride_tricks.sliding_window_view(np.array(x), (side, side), axis=(1, 2))
+    want = np.moveaxis(windows[:, ::stride, ::stride], 3, -1)
     got = gather_windows(x, side, stride)
     assert np.array_equal(np.array(got), want.reshape(got.shape))
     weights = np.random.default_rng(0).normal(size=want.shape).astype(np.float32)
@@ -66,7 +66,7 @@ def test_a_convolution_may_be_ternary() -> None:
 
 
 def test_a_map_smaller_than_a_window_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[Convolution\] 'x' must be at least 4 places high"):
+    with pytest.raises(ValueError, match=r"\[Convolution\] 'x' must be at least 4 positions high"):
         Convolution(3, 8, 4, stride=4)(mx.zeros((1, 3, 9, 3)))
     with pytest.raises(ValueError, match=r"\[DepthwiseConvolution\] 'kernel_size' must be odd"):
         DepthwiseConvolution(8, 4)

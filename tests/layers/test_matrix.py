@@ -194,7 +194,7 @@ LAYERS: dict[
     ),
     "nn.QuantizedLinear": (
         lambda: nn.QuantizedLinear(64, 8, group_size=32, bits=4),
-        {"is_packed": True, "holds_codes": True, "group_size": 32, "kept": ("weight",)},
+        {"is_packed": True, "holds_codes": True, "group_size": 32, "fixed_dtypes": ("weight",)},
         _dequantized,
     ),
     "nn.QuantizedEmbedding": (
@@ -203,7 +203,7 @@ LAYERS: dict[
             "is_packed": True,
             "holds_codes": True,
             "group_size": 32,
-            "kept": ("weight",),
+            "fixed_dtypes": ("weight",),
             "is_embedding": True,
         },
         _dequantized,
@@ -220,12 +220,21 @@ LAYERS: dict[
     ),
     "PackedBitLinear": (
         lambda: BitLinear(64, 8).to_packed(),
-        {"is_packed": True, "holds_trits": True, "is_ternary": True, "kept": ("weight", "scale")},
+        {
+            "is_packed": True,
+            "holds_trits": True,
+            "is_ternary": True,
+            "fixed_dtypes": ("weight", "scale"),
+        },
         lambda layer: unpack_ternary(layer.weight, 64) * layer.scale,
     ),
     "PackedLinear": (
         _packed_linear,
-        {"is_packed": True, "holds_trits": True, "kept": ("weight", "scale", "input_scale")},
+        {
+            "is_packed": True,
+            "holds_trits": True,
+            "fixed_dtypes": ("weight", "scale", "input_scale"),
+        },
         _written_out,
     ),
 }
@@ -240,15 +249,15 @@ SILENT = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer_answers(name: str) -> None:
-    make, said, written_out = LAYERS[name]
+    make, declared, written_out = LAYERS[name]
     layer = make()
     matrix = matrix_of(layer)
     assert matrix is not None
     assert matrix.layer is layer
     assert (matrix.output_dims, matrix.input_dims) == (8, 64)
-    wanted = SILENT | {"kept": ()} | said
+    wanted = SILENT | {"fixed_dtypes": ()} | declared
     assert {key: getattr(matrix, key) for key in wanted} == wanted
-    assert set(matrix.kept) <= layer.keys()
+    assert set(matrix.fixed_dtypes) <= layer.keys()
     x = mx.random.normal((3, 64))
     want = np.array(x, np.float64) @ np.array(written_out(layer), np.float64).T
     assert relative_error(matrix.multiply(x), mx.array(want, mx.float32)) <= TOLERANCE[mx.float32]

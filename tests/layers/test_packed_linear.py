@@ -79,8 +79,8 @@ def test_groups_of_floats(group: int, dtype: mx.Dtype, bias: bool) -> None:
     assert isinstance(packed, nn.QuantizedLinear)
     assert (packed.group_size, packed.bits, packed.scales.dtype) == (group, 2, dtype)
     assert ("bias" in packed) == bias
-    held = packed.weight, packed.scales, packed.biases
-    matrix = mx.dequantize(*held, packed.group_size, packed.bits)
+    arrays = packed.weight, packed.scales, packed.biases
+    matrix = mx.dequantize(*arrays, packed.group_size, packed.bits)
     assert mx.array_equal(matrix + 0, linear.weight + 0)
     linear.weight[-1, -1] = 2 * linear.weight[-1, -2] + 0.125
     assert pack_ternary_values(linear) is None

@@ -15,8 +15,8 @@ from tests.tolerances import TOLERANCE, relative_error
 
 def test_sines_at_users_sizes() -> None:
     """Positions up to 8,192 in 512 dims, against float64."""
-    places, i = np.arange(8192)[:, None], np.arange(256)
-    angles = places * 10000.0 ** (-2 * i / 512)
+    positions, i = np.arange(8192)[:, None], np.arange(256)
+    angles = positions * 10000.0 ** (-2 * i / 512)
     want = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(8192, 512)
     got = SinusoidalPositions(512)(mx.arange(8192))
     # an angle of 8,192 has a spacing of 1e-3 in float32

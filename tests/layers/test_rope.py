@@ -128,13 +128,13 @@ def test_yarn_scaling_keeps_pairs_that_turn_often_and_stretches_the_others() -> 
     stretch = np.asarray(yarn / plain, np.float64)
     # within 32768 tokens, 32 turns lie at pair 23.6 and one turn at 39.7
     assert np.all(stretch[:24] == 1) and np.all(stretch[40:] == 4)
-    kept = 1 - (np.arange(24, 40) - 23) / (40 - 23)
-    np.testing.assert_allclose(stretch[24:40], 1 / (kept + (1 - kept) / 4), rtol=1e-6)
+    unchanged = 1 - (np.arange(24, 40) - 23) / (40 - 23)
+    np.testing.assert_allclose(stretch[24:40], 1 / (unchanged + (1 - unchanged) / 4), rtol=1e-6)
     exact = yarn_wavelengths(plain, base=1e6, factor=4.0, trained_length=32768, is_rounded=False)
     middle = np.asarray(exact / plain, np.float64)[24:40]
     low, high = (64 * math.log(32768 / (turns * 2 * math.pi)) / math.log(1e6) for turns in (32, 1))
-    kept = np.clip(1 - (np.arange(24, 40) - low) / (high - low), 0, 1)
-    np.testing.assert_allclose(middle, 1 / (kept + (1 - kept) / 4), rtol=1e-5)
+    unchanged = np.clip(1 - (np.arange(24, 40) - low) / (high - low), 0, 1)
+    np.testing.assert_allclose(middle, 1 / (unchanged + (1 - unchanged) / 4), rtol=1e-5)
 
 
 def test_yarn_attention_factor() -> None:

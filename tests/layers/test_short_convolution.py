@@ -64,14 +64,14 @@ def test_padding_is_passed_over(kernel_size: int, length: int, has_starts: bool)
     y, state = convolution(mx.array(x), mx.array(carried), context)
     for row in range(rows):
         last = mx.array(carried[row : row + 1])
-        for place in range(length):
-            if not valid[row, place]:
-                assert not y[row, place].any().item()
+        for position in range(length):
+            if not valid[row, position]:
+                assert not y[row, position].any().item()
                 continue
-            if has_starts and starts[row, place]:
+            if has_starts and starts[row, position]:
                 last = mx.zeros_like(last)
-            part, last = convolution(mx.array(x[row : row + 1, place : place + 1]), last)
-            assert mx.array_equal(y[row, place], part[0, 0])
+            part, last = convolution(mx.array(x[row : row + 1, position : position + 1]), last)
+            assert mx.array_equal(y[row, position], part[0, 0])
         assert mx.array_equal(state[row], last[0])
 
 

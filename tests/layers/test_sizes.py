@@ -137,11 +137,11 @@ def test_bits_are_those_of_mlx(value: float) -> None:
 
 
 def test_sinks_need_a_window() -> None:
-    for make, place in (
+    for make, caller in (
         (lambda: AttentionSink(8, window=None, sinks=4), "AttentionSink"),
         (lambda: KeyValueCache(sinks=4), "KeyValueCache"),
     ):
         with pytest.raises(
-            ValueError, match=rf"^\[{place}\] 'sinks' must be 0.* 'window',.*got 4\.$"
+            ValueError, match=rf"^\[{caller}\] 'sinks' must be 0.* 'window',.*got 4\.$"
         ):
             make()

@@ -34,9 +34,11 @@ def defined(weight: np.ndarray, scheme: TernaryScheme) -> np.ndarray:
         for start in range(0, dims, width):
             part = weight[n : n + height, start : start + width]
             mean = np.abs(part).mean()
-            kept = np.abs(part) > scheme.threshold * mean
-            scale = mean if scheme.keeps_mean else np.abs(part)[kept].mean()
-            found[n : n + height, start : start + width] = kept * np.sign(part) * np.float16(scale)
+            is_nonzero = np.abs(part) > scheme.threshold * mean
+            scale = mean if scheme.keeps_mean else np.abs(part)[is_nonzero].mean()
+            found[n : n + height, start : start + width] = (
+                is_nonzero * np.sign(part) * np.float16(scale)
+            )
     return found
 
 
@@ -58,14 +60,14 @@ def test_against_the_definition(scheme: TernaryScheme) -> None:
         scheme.group_size,
         mx.float16,
     )
-    held = mx.dequantize(
+    unpacked = mx.dequantize(
         packed.weight,
         packed.scales.astype(mx.float32),
         packed.biases.astype(mx.float32),
         scheme.group_size,
         2,
     )
-    assert mx.array_equal(held, layer.ternary_weight())
+    assert mx.array_equal(unpacked, layer.ternary_weight())
 
 
 def test_the_gradient_is_that_of_the_ternary_matrix() -> None:

@@ -43,8 +43,8 @@ def model() -> Decoder:
 
 @pytest.mark.parametrize("layer", [MLGRU(64), GQA(64), SwiGLU(64), BitLinear(64, 8)], ids=str)
 def test_arrays_of_other_libraries(layer: Any) -> None:
-    place = type(layer).__name__
-    with pytest.raises(TypeError, match=rf"\[{place}\] 'x' .* numpy.ndarray\. .*: mx\.array\(x\)"):
+    caller = type(layer).__name__
+    with pytest.raises(TypeError, match=rf"\[{caller}\] 'x' .* numpy.ndarray\. .*: mx\.array\(x\)"):
         layer(np.ones((1, 1, 64), np.float32))
     with pytest.raises(TypeError, match=r"got .*Foreign\. Convert it: mx\.array\(x\.numpy\(\)\)"):
         layer(Foreign())

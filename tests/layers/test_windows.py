@@ -1,4 +1,4 @@
-"""Windows: a long call is read in pieces or blocks, which changes nothing but the cost."""
+"""Windows: a long call is read in chunks or blocks, which changes nothing but the cost."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def _x() -> mx.array:
     return mx.random.normal((3, LENGTH, DIMS), key=mx.random.key(1))
 
 
-def _places() -> dict[str, dict[str, mx.array]]:
+def _layouts() -> dict[str, dict[str, mx.array]]:
     rng = np.random.default_rng(0)
     valid = mx.array(rng.random((3, LENGTH)) < [[0.5], [0.9], [2.0]])
     starts = mx.array(rng.random((3, LENGTH)) < 0.1)
@@ -35,7 +35,7 @@ def _places() -> dict[str, dict[str, mx.array]]:
     }
 
 
-PLACES = _places()
+LAYOUTS = _layouts()
 CACHES = {
     "window": KeyValueCache(5),
     "sinks": KeyValueCache(4, sinks=2),
@@ -52,12 +52,12 @@ def _mixer(cache: KeyValueCache, **options: Any) -> GQA:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("positions", [{"rope": RoPE(DIMS)}, {"position_bias": ALiBi(1)}, {}])
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_long_call_is_read_in_pieces(
-    cache: str, places: str, positions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_long_call_is_read_in_chunks(
+    cache: str, layout: str, positions: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mixer, x, given = _mixer(CACHES[cache], **positions), _x(), PLACES[places]
+    mixer, x, given = _mixer(CACHES[cache], **positions), _x(), LAYOUTS[layout]
     before = mixer(x[:, :7])[1]
     weights = mx.cos(mx.arange(x.size)).reshape(x.shape)
 
@@ -76,50 +76,50 @@ def test_a_long_call_is_read_in_pieces(
         return (y * weights).sum()
 
     want, want_gradient = run(), mx.grad(loss)(x)
-    pieces = []
+    chunks = []
     monkeypatch.setattr(attention, "CHUNK", 4)
     attend = attention.ServedAttention.attend_before
 
     def noted(self: attention.ServedAttention, projected: mx.array, *rest: Any) -> Any:
-        pieces.append(projected.shape[1])
+        chunks.append(projected.shape[1])
         return attend(self, projected, *rest)
 
     monkeypatch.setattr(attention.ServedAttention, "attend_before", noted)
     for got, one in zip(run(), want, strict=True):
         assert relative_error(got, one) <= FLOAT32
     if cache != "everything" or "position_bias" in positions:
-        assert max(pieces) < 10
+        assert max(chunks) < 10
     if CACHES[cache].quantization is None:
         assert relative_error(mx.grad(loss)(x), want_gradient) <= GRADIENT_TOLERANCE
 
 
 @pytest.mark.parametrize("size", [2, 7, 100])
-@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cache", ["window", "steps"])
 def test_a_window_on_both_sides_is_seen_in_blocks(
-    cache: str, places: str, size: int, monkeypatch: pytest.MonkeyPatch
+    cache: str, layout: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sequence_blocks, "SMALLEST", size)
     window, step = CACHES[cache].window, CACHES[cache].step
-    mixer, x, given = _mixer(CACHES[cache], is_causal=False), _x(), PLACES[places]
+    mixer, x, given = _mixer(CACHES[cache], is_causal=False), _x(), LAYOUTS[layout]
     y, state = mixer(x, **given)
     assert state == ()
     q, k, v = (np.array(mixer[f"{name}_proj"](x)) for name in ("query", "key", "value"))
     starts, valid = (np.array(given.get(name, [])) for name in ("starts", "valid"))
     for row in range(3):
-        kept = np.flatnonzero(valid[row]) if valid.size else np.arange(LENGTH)
-        begins = np.zeros(len(kept), int)
+        real = np.flatnonzero(valid[row]) if valid.size else np.arange(LENGTH)
+        begins = np.zeros(len(real), int)
         if starts.size:
-            begins = np.maximum.accumulate(np.where(starts[row, kept], np.arange(len(kept)), 0))
-        place = np.arange(len(kept)) - begins
-        block = place // step
+            begins = np.maximum.accumulate(np.where(starts[row, real], np.arange(len(real)), 0))
+        position = np.arange(len(real)) - begins
+        block = position // step
         low, high = (block + 1) * step - window, block * step + window
-        seen = (place >= low[:, None]) & (place < high[:, None]) & (begins == begins[:, None])
-        scores = q[row, kept].astype(np.float64) @ k[row, kept].T / np.sqrt(DIMS)
+        seen = (position >= low[:, None]) & (position < high[:, None]) & (begins == begins[:, None])
+        scores = q[row, real].astype(np.float64) @ k[row, real].T / np.sqrt(DIMS)
         weights = np.exp(np.where(seen, scores, -np.inf))
         weights /= weights.sum(axis=1, keepdims=True)
-        want = weights @ v[row, kept] @ np.array(mixer.output_proj.weight).T
-        assert relative_error(y[row, mx.array(kept)], mx.array(want)) <= FLOAT32
+        want = weights @ v[row, real] @ np.array(mixer.output_proj.weight).T
+        assert relative_error(y[row, mx.array(real)], mx.array(want)) <= FLOAT32
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

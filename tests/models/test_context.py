@@ -18,7 +18,7 @@ from tests.backends import change_backend
 TOKENS = mx.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
 VALID = mx.array([[False, False, True, True, True], [True] * 5])
 STARTS = mx.array([[True, False, True, False, False], [True, False, False, False, True]])
-# places, orders, slots and masks are made of these
+# positions, orders, slots and masks are made of these
 SHARED = {
     *("Arange", "ArgSort", "CumMax", "CumSum", "Max", "Minimum", "Remainder", "Cos", "Sin"),
     *("Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "LogicalNot"),

@@ -84,14 +84,14 @@ def test_sessions_go_on_from_what_was_read(loaded: Any, tmp_path: Path) -> None:
 def test_chat(folder: Path, loaded: Any, monkeypatch: Any, capsys: Any) -> None:
     model, tokenizer = loaded
     chat = Chat(model, tokenizer, max_tokens=4)
-    said = ["".join(each.text for each in chat.answer(text)) for text in ("Hello", "again")]
+    answers = ["".join(each.text for each in chat.answer(text)) for text in ("Hello", "again")]
     prompt = tokenizer.apply_chat_template(chat.messages[:1])
-    assert said[0] == generate(model, tokenizer, prompt, max_tokens=4)
+    assert answers[0] == generate(model, tokenizer, prompt, max_tokens=4)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello\nagain\n")))
     flags = ["--dtype", "float32", "--temp", "0", "--max-tokens", "4"]
     assert main(["chat", "--model", str(folder), *flags]) == 0
     shown = capsys.readouterr().out
-    assert all(text in shown for text in said)
+    assert all(text in shown for text in answers)
 
 
 def test_perplexity(folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -130,14 +130,14 @@ def test_an_adapter_is_trained_and_used(folder: Path, tmp_path: Path, capsys: An
     (tmp_path / "data").mkdir()
     lines = [{"prompt": f"Number {n}?", "completion": "The cat."} for n in range(4)]
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    place = ["--model", str(folder), "--adapter-path", str(tmp_path / "adapter")]
+    flags_of_model = ["--model", str(folder), "--adapter-path", str(tmp_path / "adapter")]
     flags = ["--train", "--steps", "2", "--batch-size", "2", "--learning-rate", "1e-2"]
-    assert main(["lora", *place, "--data", str(tmp_path / "data"), *flags]) == 0
+    assert main(["lora", *flags_of_model, "--data", str(tmp_path / "data"), *flags]) == 0
     model = load_model(folder)
     before = logits(model)
     learned = logits(attach(model, read_adapter(tmp_path / "adapter")))
     assert relative_error(learned, before) > 1e-3
-    assert main(["fuse", *place, "--output", str(tmp_path / "fused")]) == 0
+    assert main(["fuse", *flags_of_model, "--output", str(tmp_path / "fused")]) == 0
     fused, _ = load(tmp_path / "fused")
     assert relative_error(logits(fused), learned) <= TOLERANCE[mx.float16]
     capsys.readouterr()

@@ -108,9 +108,9 @@ def test_tokens_can_be_taken_back() -> None:
     hidden, after = model.hidden(TOKENS[:1, 1:4], state, by_position=True)
     want, _ = model.hidden(TOKENS[:1, 1:4], state)
     _assert_close(hidden, want)
-    for kept in (1, 2):
-        states = tuple(each.states[kept - 1] for each in after)
-        _, shorter = model(TOKENS[:1, 1 : 1 + kept], state)
+    for count in (1, 2):
+        states = tuple(each.states[count - 1] for each in after)
+        _, shorter = model(TOKENS[:1, 1 : 1 + count], state)
         _assert_close(states, shorter)
 
 

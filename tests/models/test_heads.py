@@ -60,8 +60,8 @@ def test_a_target_is_read_whole_in_chunks_and_token_by_token() -> None:
 def test_a_target_sees_its_source_as_a_whole_and_no_padding_of_it() -> None:
     model = _translator()
     want, _ = model(SOURCE, TOKENS)
-    for place in range(3):
-        changed = mx.where(mx.arange(3) == place, 8, SOURCE)
+    for index in range(3):
+        changed = mx.where(mx.arange(3) == index, 8, SOURCE)
         assert mx.abs(model(changed, TOKENS)[0] - want).max(axis=(1, 2)).min().item() > 1e-4
     padded = mx.concatenate([mx.zeros((2, 2), SOURCE.dtype), SOURCE], axis=1)
     got, _ = model(padded, TOKENS, source_valid=mx.broadcast_to(mx.arange(5) >= 2, (2, 5)))
@@ -93,8 +93,8 @@ def test_a_text_is_classified_whatever_pads_it(pooling: Any) -> None:
     assert relative_error(want, head(pooled)) <= TOLERANCE[mx.float32]
     for before, after in ((2, 0), (0, 3), (1, 1)):
         padded = mx.pad(TOKENS, [(0, 0), (before, after)])
-        place = mx.arange(padded.shape[1])
-        valid = mx.logical_and(place >= before, place < before + 5)
+        position = mx.arange(padded.shape[1])
+        valid = mx.logical_and(position >= before, position < before + 5)
         got = model(padded, mx.broadcast_to(valid, padded.shape))
         assert relative_error(got, want) <= TOLERANCE[mx.float32]
 
@@ -111,7 +111,7 @@ class _Patches(nn.Module):
 
 
 class _Pairs(nn.Module):
-    """The mean of each two places."""
+    """The mean of each two positions."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return (x[:, ::2] + x[:, 1::2]) / 2

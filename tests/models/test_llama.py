@@ -400,8 +400,8 @@ def test_each_linear_is_made_once_and_of_its_own_kind(monkeypatch: pytest.Monkey
     excluded = ["lm_head", "model.layers.1.self_attn", "mlp.up_proj"]
     described = BITNET | {"modules_to_not_convert": excluded}
     model = build_seeded(quantization_config=described)
-    held = [m for m in model.modules() if isinstance(m, nn.Linear | BitLinear)]
-    assert len(made) == len(held) == 2 * 7 + 1
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear | BitLinear)]
+    assert len(made) == len(linears) == 2 * 7 + 1
     dense = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
     attention = ("query_proj", "key_proj", "value_proj", "output_proj")
     assert dense == {

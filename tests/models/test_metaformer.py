@@ -199,7 +199,7 @@ def test_states_by_position_of_reversible_blocks() -> None:
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "masked_lm", "classifier"])
-def test_gradients_of_reversible_models_are_those_of_kept_activations(task: str) -> None:
+def test_gradients_of_reversible_models_are_those_of_stored_activations(task: str) -> None:
     mixer = {"name": "multi_head_attention", "num_heads": 4}
     model = build(token_mixer=mixer, task=task, block="reversible", initializer_range=0.3)
     read = model.text_hidden if task == "causal_lm" else model.hidden

@@ -60,16 +60,16 @@ def feed_forward(x: np.ndarray, weights: dict[str, np.ndarray]) -> np.ndarray:
 
 def expected(model: Decoder) -> mx.array:
     """The equations of the papers, in which nothing is folded into another constant."""
-    held = {name: np.array(array, np.float64) for name, array in parameters(model).items()}
-    h = held["embed.weight"][np.array(TOKENS[0])] * CONSTANTS["scale_emb"]
+    arrays = {name: np.array(array, np.float64) for name, array in parameters(model).items()}
+    h = arrays["embed.weight"][np.array(TOKENS[0])] * CONSTANTS["scale_emb"]
     share = CONSTANTS["scale_depth"] / np.sqrt(LAYERS)
     for layer in range(LAYERS):
         mark = f"blocks.{layer}."
-        own = {name.removeprefix(mark): x for name, x in held.items() if name.startswith(mark)}
+        own = {name.removeprefix(mark): x for name, x in arrays.items() if name.startswith(mark)}
         h = h + share * attention(normed(h, own["token_norm.weight"]), own)
         h = h + share * feed_forward(normed(h, own["channel_norm.weight"]), own)
-    h = normed(h, held["norm.weight"]) * CONSTANTS["dim_model_base"] / DIMS
-    return mx.array(h @ held["head.weight"].T)[None]
+    h = normed(h, arrays["norm.weight"]) * CONSTANTS["dim_model_base"] / DIMS
+    return mx.array(h @ arrays["head.weight"].T)[None]
 
 
 def test_equals_the_equations() -> None:

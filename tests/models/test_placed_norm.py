@@ -1,4 +1,4 @@
-"""The norm with a gain for each place."""
+"""The norm with a gain for each position."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,6 +19,6 @@ def test_equal_gains_make_the_plain_norm() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 8), (1, 0, 8), (8,)])
-def test_what_has_no_place_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="must be a sequence of 1 to 5 places"):
+def test_what_has_no_position_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="must be a sequence of 1 to 5 positions"):
         PlacedRMSNorm(8, max_length=5)(mx.ones(shape))

@@ -58,7 +58,7 @@ ENWIK8 = CRIME | {
     "num_hashes": 4,
     "vocab_size": 258,
 }
-"""`google/reformer-enwik8`, from the same place."""
+"""`google/reformer-enwik8`, from the same file."""
 
 
 def config_of(**keys: Any) -> Any:

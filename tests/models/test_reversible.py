@@ -1,4 +1,4 @@
-"""Reversible blocks: gradients of kept activations, at a memory that the depth does not change."""
+"""Reversible blocks: gradients of stored activations, at a memory that the depth does not change."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,8 +35,8 @@ def _sequence(depth: int) -> ReversibleSequence:
     )
 
 
-def _kept(model: ReversibleSequence, x: mx.array, context: Context | None = None) -> mx.array:
-    """The same with activations that are kept."""
+def _stored(model: ReversibleSequence, x: mx.array, context: Context | None = None) -> mx.array:
+    """The same with activations that are stored."""
     for block in model.blocks:
         x, _ = block(x, None, context)
     return x
@@ -50,14 +50,14 @@ def _gradients(model: ReversibleSequence, x: mx.array, run: Any) -> dict[str, mx
     return dict(tree_flatten(mx.grad(loss)({"model": model.trainable_parameters(), "x": x})))
 
 
-def test_gradients_are_those_of_kept_activations() -> None:
+def test_gradients_are_those_of_stored_activations() -> None:
     model, x = _sequence(4), mx.random.normal((2, 20, 2 * DIMS), key=mx.random.key(1))
     valid = mx.arange(20) >= mx.array([[0], [3]])
     for context in (Context(), Context(valid)):
-        kept = partial(_kept, model, context=context)
-        assert relative_error(model(x, context), kept(x)) <= TOLERANCE[mx.float32]
+        stored = partial(_stored, model, context=context)
+        assert relative_error(model(x, context), stored(x)) <= TOLERANCE[mx.float32]
         got = _gradients(model, x, partial(model, context=context))
-        want = _gradients(model, x, kept)
+        want = _gradients(model, x, stored)
         assert got.keys() == want.keys()
         for name in want:
             assert relative_error(got[name], want[name]) <= GRADIENT_TOLERANCE, name
@@ -93,4 +93,4 @@ def test_memory_does_not_grow_with_the_depth() -> None:
     run = ReversibleSequence.__call__
     assert _peak(16, run) <= 1.1 * _peak(4, run)
     # what it is compared with does grow
-    assert _peak(16, _kept) >= 2 * _peak(4, _kept)
+    assert _peak(16, _stored) >= 2 * _peak(4, _stored)

@@ -77,8 +77,8 @@ def test_yarn_where_keys_are_missing() -> None:
     ("section", "message"),
     [
         ({"rope_type": "proportional"}, "must be one of .*rotates a part of each head"),
-        ({"rope_type": "axial"}, "must be one of .*by places in pictures"),
-        ({"type": "mrope"}, "must be one of .*by places in pictures and films"),
+        ({"rope_type": "axial"}, "must be one of .*by positions in pictures"),
+        ({"type": "mrope"}, "must be one of .*by positions in pictures and films"),
         ({"rope_type": "default", "mrope_section": [1, 2]}, "'mrope_section' must be None"),
         ({"rope_type": "su"}, "must be one of default, linear, dynamic, llama3, yarn, longrope"),
         ({"rope_type": ["yarn"]}, "must be one of"),
@@ -264,10 +264,10 @@ def test_scalings_equal_transformers(kind: str, options: dict[str, Any], at: int
     )
     tokens = mx.random.randint(0, 64, (1, 6), key=mx.random.key(0))
     with torch.no_grad():
-        places = torch.arange(at, at + 6)[None]
-        want = theirs(torch.tensor(tokens.tolist()), position_ids=places).logits
+        positions = torch.arange(at, at + 6)[None]
+        want = theirs(torch.tensor(tokens.tolist()), position_ids=positions).logits
         x = torch.randn(1, 4, 6, 128)
-        cos, sin = theirs.model.rotary_emb(x, places)
+        cos, sin = theirs.model.rotary_emb(x, positions)
         rotated, _ = apply_rotary_pos_emb(x, x, cos, sin)
     rope = model.blocks[0].token_mixer.rope
     got = rope(mx.array(x.numpy()), at) * math.sqrt(rope.query_scale)

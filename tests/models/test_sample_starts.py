@@ -68,7 +68,7 @@ LENGTHS = [[4, 1, 9, 6], [20], [11, 5]]
 TOKENS = mx.random.randint(0, 64, (3, 20), key=mx.random.key(1))
 
 
-def _places() -> list[tuple[int, int, int]]:
+def _samples() -> list[tuple[int, int, int]]:
     """Row, begin and end of each sample."""
     return [
         (row, sum(lengths[:n]), sum(lengths[: n + 1]))
@@ -79,7 +79,7 @@ def _places() -> list[tuple[int, int, int]]:
 
 def _masks() -> tuple[mx.array, mx.array]:
     starts, valid = mx.zeros((3, 20), mx.bool_), mx.zeros((3, 20), mx.bool_)
-    for row, begin, end in _places():
+    for row, begin, end in _samples():
         starts[row, begin] = True
         valid[row, begin:end] = True
     return valid, starts
@@ -90,14 +90,14 @@ def _loss(logits: mx.array, tokens: mx.array) -> mx.array:
 
 
 def _alone(model: Decoder) -> mx.array:
-    tokens = [TOKENS[row : row + 1, begin:end] for row, begin, end in _places()]
+    tokens = [TOKENS[row : row + 1, begin:end] for row, begin, end in _samples()]
     return sum(_loss(model(sample)[0], sample) for sample in tokens)
 
 
 def _packed(model: Decoder) -> mx.array:
     valid, starts = _masks()
     logits, _ = model(TOKENS, None, valid, starts=starts)
-    parts = [(logits[r : r + 1, a:b], TOKENS[r : r + 1, a:b]) for r, a, b in _places()]
+    parts = [(logits[r : r + 1, a:b], TOKENS[r : r + 1, a:b]) for r, a, b in _samples()]
     return sum(_loss(*part) for part in parts)
 
 
@@ -107,7 +107,7 @@ def test_packed_samples_equal_each_alone(name: str) -> None:
     model = MODELS[name]()
     valid, starts = _masks()
     logits, state = model(TOKENS, None, valid, starts=starts)
-    for row, begin, end in _places():
+    for row, begin, end in _samples():
         want, last = model(TOKENS[row : row + 1, begin:end])
         assert relative_error(logits[row : row + 1, begin:end], want) <= FLOAT32
         if end == 20:

@@ -111,8 +111,8 @@ def _embedded(model: EncoderDecoder, tokens: np.ndarray) -> Any:
     import torch
 
     rows = _tensor(model.embed.weight)[torch.tensor(tokens)] * DIMS**0.5
-    place = np.arange(tokens.shape[1])[:, None] / 10000 ** (np.arange(0, DIMS, 2) / DIMS)
-    codes = np.stack([np.sin(place), np.cos(place)], axis=-1).reshape(tokens.shape[1], DIMS)
+    angles = np.arange(tokens.shape[1])[:, None] / 10000 ** (np.arange(0, DIMS, 2) / DIMS)
+    codes = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(tokens.shape[1], DIMS)
     return rows + torch.tensor(codes)
 
 

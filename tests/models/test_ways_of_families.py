@@ -71,11 +71,11 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("ways") / family
-    save_model(place, FAMILIES[family][0](), GOLDENS / "tokenizer_bpe")
-    file = place / "tokenizer_config.json"
+    path = tmp_path_factory.mktemp("ways") / family
+    save_model(path, FAMILIES[family][0](), GOLDENS / "tokenizer_bpe")
+    file = path / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
-    return place
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -181,10 +181,10 @@ def test_upload_has_a_card(family: str, folder: Path) -> None:
 
 @pytest.mark.sample(2)
 def test_verify_finds_a_damaged_tensor(family: str, folder: Path, tmp_path: Path) -> None:
-    source, place = open_checkpoint(folder), tmp_path / "m"
-    report = convert(source, place)
+    source, target = open_checkpoint(folder), tmp_path / "m"
+    report = convert(source, target)
     assert report.is_lossless and report.logits_difference == 0
-    weights = place / "model.safetensors"
+    weights = target / "model.safetensors"
     tensors = mx.load(str(weights))
     name = next(n for n in sorted(tensors) if n.endswith("down_proj.weight"))
     assert ("switch_mlp" in name) == (family == "maple")
@@ -194,7 +194,7 @@ def test_verify_finds_a_damaged_tensor(family: str, folder: Path, tmp_path: Path
     weights.unlink()
     mx.save_safetensors(str(weights), tensors | {name: words.reshape(tensors[name].shape)})
     with pytest.raises(CheckpointError, match=r"\[verify\] tensor .*down_proj"):
-        verify(ParameterReader(source), ParameterReader(open_checkpoint(place)), FloatFormats())
+        verify(ParameterReader(source), ParameterReader(open_checkpoint(target)), FloatFormats())
 
 
 @pytest.mark.exhaustive
@@ -202,9 +202,9 @@ def test_lora(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     lines = "\n".join(json.dumps({"text": f"Number {n}. The cat."}) for n in range(4))
     for name in ("train", "valid"):
         (tmp_path / f"{name}.jsonl").write_text(lines)
-    place = ["--model", str(folder), "--adapter-path", str(tmp_path / "a")]
+    model_flags = ["--model", str(folder), "--adapter-path", str(tmp_path / "a")]
     flags = ["--steps", "4", "--batch-size", "2", "--learning-rate", "1e-3"]
-    assert main(["lora", "--train", "--data", str(tmp_path), *place, *flags]) == 0
+    assert main(["lora", "--train", "--data", str(tmp_path), *model_flags, *flags]) == 0
     model = load_model(folder)
     before, packed = logits(model), weights_in_codes(model)
     ids = mx.array([Tokenizer.from_folder(folder).encode("Number 1. The cat.")])
@@ -213,16 +213,16 @@ def test_lora(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     want = logits(attached)
     assert relative_error(want, before) > 1e-3
     assert loss(attached, ids) < nats
-    assert main(["fuse", *place, "--output", str(tmp_path / "fused")]) == 0
+    assert main(["fuse", *model_flags, "--output", str(tmp_path / "fused")]) == 0
     fused = load_model(tmp_path / "fused")
     assert relative_error(logits(fused), want) <= TOLERANCE[mx.float16]
-    kept = weights_in_codes(fused)
-    assert kept.keys() == packed.keys() and len(kept) >= 14
-    assert all(mx.array_equal(kept[path], codes) for path, codes in packed.items())
+    in_codes = weights_in_codes(fused)
+    assert in_codes.keys() == packed.keys() and len(in_codes) >= 14
+    assert all(mx.array_equal(in_codes[path], codes) for path, codes in packed.items())
     capsys.readouterr()
     asked = ["--prompt", "Number", "--max-tokens", "4", "--json", "--temp", "0"]
     texts = []
-    for each in (place, ["--model", str(tmp_path / "fused")]):
+    for each in (model_flags, ["--model", str(tmp_path / "fused")]):
         assert main(["generate", *each, *asked]) == 0
         texts.append(json.loads(capsys.readouterr().out)["text"])
     assert texts[0] and texts[0] == texts[1]
@@ -247,8 +247,8 @@ def test_gguf_both_ways(family: str, folder: Path, tmp_path: Path) -> None:
     assert report.is_lossless
     convert(open_checkpoint(tmp_path / "g"), tmp_path / "back")
     want = logits(load_model(folder, dtype=mx.float32))
-    for place in ("g", "back"):
-        model, tokenizer = load(tmp_path / place, dtype=mx.float32)
+    for name in ("g", "back"):
+        model, tokenizer = load(tmp_path / name, dtype=mx.float32)
         assert relative_error(logits(model), want) <= TOLERANCE[mx.float32]
         assert tokenizer.encode(PROMPTS[0])
 

@@ -50,7 +50,7 @@ FAULTS = {
         '"MB": 2**20',
         ("cli/test_flags.py",),
     ),
-    "doctor: a forced backend is said to run what it cannot": Fault(
+    "doctor: a forced backend is reported to run what it cannot": Fault(
         "cli/doctor.py",
         "return forced if forced in names else None",
         "return forced",
@@ -62,19 +62,19 @@ FAULTS = {
         "below=len(tokens) + 1)",
         ("generation/sessions/test_sessions.py",),
     ),
-    "sessions: the shortest beginning is taken": Fault(
+    "sessions: the shortest prefix is taken": Fault(
         "generation/sessions.py",
         "for key in reversed(self._store.prefixes(self._identity, text, below=len(tokens))):",
         "for key in self._store.prefixes(self._identity, text, below=len(tokens)):",
         ("generation/sessions/test_sessions.py",),
     ),
-    "sessions: a state is not cut to a beginning": Fault(
+    "sessions: a state is not cut to a prefix": Fault(
         "generation/sessions.py",
         "unpack(self._model, packed, holder.length - key.length)",
         "unpack(self._model, packed)",
         ("generation/sessions/test_sessions.py",),
     ),
-    "sessions: a beginning that cannot be had is given up": Fault(
+    "sessions: a prefix that cannot be had is given up": Fault(
         "generation/sessions.py",
         "            if states.can_rewind(self._model, each.length, key.length - each.length)\n",
         "            if key\n",
@@ -170,7 +170,7 @@ FAULTS = {
         "    return keys, sampler.at(logits, chances)",
         ("generation/scheduling/test_scheduler.py",),
     ),
-    "scheduling: rows change places when others leave": Fault(
+    "scheduling: rows change their order when others leave": Fault(
         "generation/scheduling/writing.py",
         "back = mx.argsort(mx.array(order))\n            self._tokens",
         "back = mx.array(order)\n            self._tokens",

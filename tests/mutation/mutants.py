@@ -1,6 +1,6 @@
 """Makes mutants of the package: copies of a file with one small mistake of the kind that slips in.
 
-A mistake changes one place of the source text. Which mutants are taken depends on a hash of what each of
+A mistake changes one spot of the source text. Which mutants are taken depends on a hash of what each of
 them changes: where code changes, mutants of it come and go, and all others stay.
 """
 
@@ -81,7 +81,7 @@ class Mutant:
 
 
 def chosen(package: Path, count: int, seed: int) -> list[Mutant]:
-    """As many mutants of each part, and within it of each kind, as there are places for.
+    """Mutants of each part, and within it of each kind, as many as fit.
 
     Args:
         package: The folder of the package.

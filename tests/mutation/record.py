@@ -17,8 +17,8 @@ from tests.mutation.coverage_map import FOLDER, LINES, MARKERS, SECONDS
 from tests.mutation.mutants import PARTS
 
 # what else there is starts processes, and runs the same lines
-_PLACES = (*(folder for part in PARTS.values() for folder in part), "goldens", "native")
-_PLACES += ("test_docstrings.py", "test_public_api.py")
+_PATHS = (*(folder for part in PARTS.values() for folder in part), "goldens", "native")
+_PATHS += ("test_docstrings.py", "test_public_api.py")
 
 
 class Recorder:
@@ -60,8 +60,8 @@ def main() -> int:
     coverage = Coverage(data_file=str(LINES), source_pkgs=["mlx_mmfree"], config_file=False)
     coverage.start()
     recorder = Recorder(coverage)
-    places = [f"tests/{name}" for name in _PLACES]
-    arguments = ["-n", "0", "-q", "-m", MARKERS, "-p", "no:cacheprovider", *places]
+    paths = [f"tests/{name}" for name in _PATHS]
+    arguments = ["-n", "0", "-q", "-m", MARKERS, "-p", "no:cacheprovider", *paths]
     pytest.main(arguments, plugins=[recorder])
     coverage.stop()
     coverage.save()

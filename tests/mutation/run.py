@@ -43,7 +43,7 @@ Task = tuple[Mutant, dict[str, list[str]]]
 
 
 @dataclass
-class Place:
+class Slot:
     """A copy of the checkout that one mutant at a time has.
 
     Attributes:
@@ -149,38 +149,38 @@ def _report(mutants: Sequence[Mutant], found: dict[str, str], failed: Sequence[s
 def finders(tasks: Iterable[Task], copies: Sequence[Path]) -> Iterator[tuple[Mutant, str, float]]:
     """Each mutant, what finds it, or nothing, and the processor time; one at a time in each copy."""
     free = [*copies]
-    running: dict[int, Place] = {}
+    running: dict[int, Slot] = {}
     waiting = iter(tasks)
     while True:
         while free and (task := next(waiting, None)) is not None:
-            place = Place(free.pop(), task[0], time.monotonic())
-            running[_start(place, task[1])] = place
+            slot = Slot(free.pop(), task[0], time.monotonic())
+            running[_start(slot, task[1])] = slot
         if not running:
             return
         process, status, seconds = _ended(running)
-        place = running.pop(process)
-        shutil.copy2(CHECKOUT / "mlx_mmfree" / place.mutant.file, place.file)
-        free.append(place.folder)
-        finder = place.finder.read_text() if place.finder.exists() else ""
+        slot = running.pop(process)
+        shutil.copy2(CHECKOUT / "mlx_mmfree" / slot.mutant.file, slot.file)
+        free.append(slot.folder)
+        finder = slot.finder.read_text() if slot.finder.exists() else ""
         if not finder and os.WIFSIGNALED(status):
             # as at the limits of time and memory
             finder = f"signal {os.WTERMSIG(status)}"
         elif not finder and status:
-            raise RuntimeError(f"The tests of {place.mutant.name} did not end as they should.")
-        yield place.mutant, finder, seconds
+            raise RuntimeError(f"The tests of {slot.mutant.name} did not end as they should.")
+        yield slot.mutant, finder, seconds
 
 
-def _start(place: Place, tests: dict[str, list[str]]) -> int:
+def _start(slot: Slot, tests: dict[str, list[str]]) -> int:
     """The process that runs the tests of some files with a mutant, until one fails."""
-    place.finder.unlink(missing_ok=True)
-    place.file.write_text(place.mutant.source, encoding="utf-8")
+    slot.finder.unlink(missing_ok=True)
+    slot.file.write_text(slot.mutant.source, encoding="utf-8")
     if process := os.fork():
         return process
     status = 1
     try:
         os.setsid()
         resource.setrlimit(resource.RLIMIT_CPU, (_CPU_LIMIT_S, _CPU_LIMIT_S))
-        status = _run(place.folder, tests, place.finder)
+        status = _run(slot.folder, tests, slot.finder)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -210,7 +210,7 @@ def _run(copy: Path, tests: dict[str, list[str]], finder: Path) -> int:
     return 0
 
 
-def _ended(running: dict[int, Place]) -> tuple[int, int, float]:
+def _ended(running: dict[int, Slot]) -> tuple[int, int, float]:
     """Waits for one process to end, or ends it: itself, its status and its processor time."""
     while True:
         process, status, usage = os.wait4(-1, os.WNOHANG)
@@ -219,8 +219,8 @@ def _ended(running: dict[int, Place]) -> tuple[int, int, float]:
             with suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
             return process, status, usage.ru_utime + usage.ru_stime
-        for process, place in running.items():
-            is_late = time.monotonic() - place.begin > _WALL_LIMIT_S
+        for process, slot in running.items():
+            is_late = time.monotonic() - slot.begin > _WALL_LIMIT_S
             if is_late or _resident_bytes(process) > _MEMORY_LIMIT:
                 with suppress(ProcessLookupError):
                     os.killpg(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Mutants are small mistakes, each in one place, and most of them stay when code changes."""
+"""Mutants are small mistakes, each in one spot, and most of them stay when code changes."""
 
 import ast
 from pathlib import Path

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlx_mmfree import native
 from mlx_mmfree.ops import attention_step, use_backend
-from mlx_mmfree.ops.attention_step import held_positions, slots_after
+from mlx_mmfree.ops.attention_step import slot_positions, slots_after
 from tests.tolerances import TOLERANCE, relative_error
 
 if reason := native.unavailable():
@@ -33,7 +33,7 @@ def arguments(
     """Rows that have read these numbers of tokens, with some space left."""
     batch, heads = len(lengths), groups * shared
     used = slots_after(0, max(lengths), window, sinks)
-    positions = held_positions(mx.array(lengths), used, window, sinks).astype(mx.int32)
+    positions = slot_positions(mx.array(lengths), used, window, sinks).astype(mx.int32)
     shape = (batch, groups, used + 3, dims)
     buffers = [mx.random.normal(shape).astype(stored or dtype) for _ in range(2)]
     projected = mx.random.normal((batch, 1, (heads + 2 * groups) * dims)).astype(dtype)

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_mmfree import native, ops
-from mlx_mmfree.ops.attention_step import held_positions, new_slots, slots_after
+from mlx_mmfree.ops.attention_step import new_slots, slot_positions, slots_after
 from mlx_mmfree.ops.backend.dispatch import operations
 
 if reason := native.unavailable():
@@ -248,7 +248,7 @@ def test_slots_are_those_of_the_definition(window: int | None, sinks: int) -> No
     capacity = used + 1
     projected = mx.ones((30, 1, 3))
     buffers = [mx.zeros((30, 1, capacity, 1)) for _ in range(2)]
-    positions = held_positions(lengths, used, window, sinks).astype(mx.int32)
+    positions = slot_positions(lengths, used, window, sinks).astype(mx.int32)
     options = {"num_heads": 1, "window": window, "sinks": sinks}
     with ops.use_backend("native"):
         _, keys, values, after = ops.attention_step(projected, *buffers, positions, **options)
@@ -256,7 +256,7 @@ def test_slots_are_those_of_the_definition(window: int | None, sinks: int) -> No
     for written in (keys, values):
         assert mx.array_equal(written[:, 0, :, 0], slots.astype(mx.float32))
     count = slots_after(used, 1, window, sinks)
-    assert mx.array_equal(after, held_positions(lengths + 1, count, window, sinks))
+    assert mx.array_equal(after, slot_positions(lengths + 1, count, window, sinks))
 
 
 def test_an_axis_without_slices_is_not_mapped() -> None:

@@ -11,7 +11,7 @@ from mlx_mmfree.errors import BackendError
 from mlx_mmfree.ops import attention_step, use_backend
 from mlx_mmfree.ops import attention_tail as ops_attention_tail
 from mlx_mmfree.ops.attention import metal_step
-from mlx_mmfree.ops.attention_step import Options, held_positions, slots_after
+from mlx_mmfree.ops.attention_step import Options, slot_positions, slots_after
 from mlx_mmfree.ops.attention_tail import Tail, attention_tail, join_tail
 from tests.emulator.emulator import Emulator
 from tests.ops.planting import BARRIER, SIMD_BARRIER, Fault, assert_seen
@@ -44,7 +44,7 @@ def arguments(
     texts = mx.random.normal((2, batch, groups, max(lengths) + 1, dims)).astype(stored or dtype)
     ends = mx.array(lengths) - count
     used = slots_after(0, max(lengths) - count, window, sinks)
-    held = held_positions(ends, used, window, sinks).astype(mx.int32)
+    held = slot_positions(ends, used, window, sinks).astype(mx.int32)
     width = (heads_in_all * (1 + is_gated) + 2 * groups) * dims
     given: Given = {
         "projected": mx.random.normal((batch, 1, width)).astype(dtype),
@@ -111,7 +111,7 @@ def joined_and_attended(given: Given) -> list[mx.array]:
     positions = mx.pad(given["positions"], [(0, 0), (0, missing)], constant_values=-1)
     count = given["tail"].used.item()
     cache = join_tail(keys, values, positions, given["tail"], count, window, sinks)
-    held = held_positions(mx.array(lengths), used, window, sinks)
+    held = slot_positions(mx.array(lengths), used, window, sinks)
     assert mx.array_equal(cache[2][:, :used], held)
     left_out = ("texts", "lengths", "tail", "positions", "keys", "values", "projected")
     options = {name: each for name, each in given.items() if name not in left_out}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlx_mmfree.channel_mixers import SwiGLU
-from mlx_mmfree.layers.joined import join_projections
+from mlx_mmfree.layers.merged import merge_projections
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.models import Block
 from mlx_mmfree.models.parts.fused import FusedBlock, fuse_operations
@@ -231,7 +231,7 @@ def test_a_block_leaves_its_sum_to_the_rotation(
         mx.eval(want)
     fuse_operations(block)
     if backend == "metal":
-        join_projections(block)
+        merge_projections(block)
     assert type(block) is FusedBlock
     with use_backend("reference") if backend == "reference" else nullcontext():
         assert relative_error(block(x)[0], want) <= TOLERANCE[mx.float32]

@@ -16,7 +16,7 @@ from mlx.utils import tree_unflatten
 
 from mlx_mmfree.generation.reader import fixed_state, with_tails
 from mlx_mmfree.layers import pack_linears
-from mlx_mmfree.layers.joined import join_projections
+from mlx_mmfree.layers.merged import merge_projections
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.layers.states import TAIL_SLOTS
 from mlx_mmfree.models import Decoder, find
@@ -94,7 +94,7 @@ def _model(name: str, layers: int) -> Decoder:
             if "bias" in module:
                 module.bias = module.bias.astype(mx.float32)
     mx.eval(model.parameters())
-    return join_projections(model)
+    return merge_projections(model)
 
 
 def _rotate(model: Decoder) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlx_mmfree.platform.confinement.loop import ask_back
 
-_kept: list[Any] = []
+_stored: list[Any] = []
 
 
 def handle(request: tuple[str, Any]) -> dict[str, Any]:
@@ -14,22 +14,22 @@ def handle(request: tuple[str, Any]) -> dict[str, Any]:
     name, value = request
     if name == "repeat":
         return {"value": value}
-    if name == "keep":
-        _kept.append(value)
-    if name in ("keep", "kept"):
-        return {"value": _kept}
+    if name == "store":
+        _stored.append(value)
+    if name in ("store", "stored"):
+        return {"value": _stored}
     if name == "ask":
         return {"value": [ask_back(value), ask_back(value + 1)]}
     if name == "fill":
-        _kept.append(b"x" * value)
+        _stored.append(b"x" * value)
         return {}
     if name == "modules":
         return {"value": sorted(sys.modules)}
     if name == "allocate":
         return {"value": len(bytearray(value))}
     if name == "hold":
-        held = bytearray(b"x") * value
-        while held:
+        memory = bytearray(b"x") * value
+        while memory:
             pass
     if name == "compute":
         while True:

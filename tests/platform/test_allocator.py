@@ -71,7 +71,7 @@ print(size("Rss"))
 
 
 def test_freed_memory_is_kept_until_it_is_returned() -> None:
-    full, kept, returned = printed(
+    full, reused, returned = printed(
         """
 keep_freed_memory()
 large = array(256)
@@ -82,7 +82,7 @@ return_freed_memory()
 print(size("Rss"))
 """
     )
-    assert kept > full - 16 * 2**20
+    assert reused > full - 16 * 2**20
     assert returned < full - 200 * 2**20
 
 

@@ -135,20 +135,20 @@ def test_the_module_asks_back(confined: ConfinedProcess) -> None:
     assert confined.ask(("repeat", 1), CPU_SECONDS) == {"value": 1}
 
 
-def kept(asked: ConfinedProcess) -> list[int]:
-    values: list[int] = asked.ask(("kept", None), CPU_SECONDS)["value"]
+def stored(asked: ConfinedProcess) -> list[int]:
+    values: list[int] = asked.ask(("stored", None), CPU_SECONDS)["value"]
     return values
 
 
 def test_a_new_process_is_asked_first() -> None:
     values = iter(range(9))
     confined = ConfinedProcess(
-        confined_work.__name__, (), MEMORY_BYTES, lambda: ("keep", next(values))
+        confined_work.__name__, (), MEMORY_BYTES, lambda: ("store", next(values))
     )
-    assert kept(confined) == [0] and kept(confined.branch(2**20)) == [0]
+    assert stored(confined) == [0] and stored(confined.branch(2**20)) == [0]
     with pytest.raises(LimitError, match="status 7"):
         confined.ask(("exit", 7), CPU_SECONDS)
-    assert kept(confined) == [1]
+    assert stored(confined) == [1]
     confined.close()
     confined = ConfinedProcess(confined_work.__name__, (), MEMORY_BYTES, lambda: ("unknown", 0))
     with pytest.raises(LimitError, match="ValueError: unknown"):
@@ -156,12 +156,12 @@ def test_a_new_process_is_asked_first() -> None:
 
 
 def test_a_branch_goes_on_by_itself(confined: ConfinedProcess) -> None:
-    confined.ask(("keep", 1), CPU_SECONDS)
+    confined.ask(("store", 1), CPU_SECONDS)
     first, second = confined.branch(2**20), confined.branch(2**20)
-    first.ask(("keep", 2), CPU_SECONDS)
+    first.ask(("store", 2), CPU_SECONDS)
     third = first.branch(2**20)
-    third.ask(("keep", 3), CPU_SECONDS)
-    assert [kept(each) for each in (confined, first, second, third)] == [
+    third.ask(("store", 3), CPU_SECONDS)
+    assert [stored(each) for each in (confined, first, second, third)] == [
         [1],
         [1, 2],
         [1],
@@ -181,20 +181,20 @@ def test_a_branch_goes_on_by_itself(confined: ConfinedProcess) -> None:
         (("end", int(signal.SIGSEGV)), "its process was ended by SIGSEGV"),
         (("unknown", None), "ValueError: unknown"),
     ],
-    ids=["time", "memory", "memory that is kept", "exit", "signal", "error"],
+    ids=["time", "memory", "memory that is stored", "exit", "signal", "error"],
 )
 def test_a_branch_that_fails_ends_alone(
     confined: ConfinedProcess, request_: tuple[str, object], reason: str
 ) -> None:
-    confined.ask(("keep", 1), CPU_SECONDS)
+    confined.ask(("store", 1), CPU_SECONDS)
     branches = [confined.branch(16 * 2**20) for _ in range(2)]
     with pytest.raises(LimitError, match=reason) as failure:
         branches[0].ask(request_, 0.1)
     assert isinstance(failure.value, TimeLimitError) is (request_[0] == "compute")
-    for ask in (kept, lambda branch: branch.branch(2**20)):
+    for ask in (stored, lambda branch: branch.branch(2**20)):
         with pytest.raises(LimitError, match="its process has ended"):
             ask(branches[0])
-    assert kept(branches[1]) == kept(confined) == [1]
+    assert stored(branches[1]) == stored(confined) == [1]
 
 
 def test_memory_of_a_branch_is_watched(
@@ -228,7 +228,7 @@ def test_a_branch_is_interrupted(confined: ConfinedProcess) -> None:
 def test_branches_end_with_their_objects_and_leave_nothing(confined: ConfinedProcess) -> None:
     def used() -> Branch:
         branch = confined.branch(2**20)
-        kept(branch)
+        stored(branch)
         return branch
 
     numbers = [used().process_id for _ in range(3)]

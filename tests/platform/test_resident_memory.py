@@ -1,4 +1,4 @@
-"""Resident memory is told apart by its kind, and its peak is this program's own."""
+"""Resident memory is reported by its kind, and its peak is this program's own."""
 
 import mmap
 import subprocess
@@ -41,7 +41,7 @@ def test_a_new_program_does_not_start_with_our_peak() -> None:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="only Linux tells the kinds of memory apart")
-def test_mapped_files_and_own_memory_are_told_apart(tmp_path: Path) -> None:
+def test_mapped_files_and_own_memory_are_reported_apart(tmp_path: Path) -> None:
     np.ones(SIZE, np.uint8).tofile(tmp_path / "file")
     before = resident_memory()
     mapped = np.memmap(tmp_path / "file", np.uint8, "r")

@@ -92,7 +92,7 @@ def test_gradients_are_those_of_finite_differences(
     def loss(x: mx.array) -> mx.array:
         return (each(x) * w).sum()
 
-    # one place alone, so that few rectified numbers change their sign
+    # one position alone, so that few rectified numbers change their sign
     toward = mx.zeros_like(x)
     toward[0, 2, 3] = mx.random.normal((DIMS,))
     gradient = mx.grad(loss)(x)
@@ -133,7 +133,7 @@ def test_what_is_no_map_is_refused(mixer: type[SpatialMixer], options: dict[str,
         each(mx.zeros((5, 4, DIMS)))
     with pytest.raises(ValueError, match=rf"\[{name}\] 'x' must have {DIMS} values"):
         each(mx.zeros((1, 5, 4, DIMS + 1)))
-    with pytest.raises(ValueError, match=rf"\[{name}\] 'x' must have at least one place"):
+    with pytest.raises(ValueError, match=rf"\[{name}\] 'x' must have at least one position"):
         each(mx.zeros((1, 0, 4, DIMS)))
     with pytest.raises(TypeError, match=rf"\[{name}\] 'x' must hold floats"):
         each(mx.zeros((1, 5, 4, DIMS), mx.int32))

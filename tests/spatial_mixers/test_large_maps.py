@@ -1,4 +1,4 @@
-"""Mixers of maps of 224 x 224 places against float64: sums over all places lose nothing."""
+"""Mixers of maps of 224 x 224 positions against float64: sums over all positions lose nothing."""
 
 from collections.abc import Callable
 
@@ -93,7 +93,7 @@ def test_a_large_map(name: str) -> None:
     mx.random.seed(0)
     make, reference = CASES[name]
     mixer = make().eval()
-    # a mean, so that sums grow with the places
+    # a mean, so that sums grow with the positions
     x = np.random.default_rng(0).normal(0.5, 1.0, (SIDE, SIDE, DIMS)).astype(np.float32)
     want = reference(mixer, x.astype(np.float64)).reshape(1, SIDE, SIDE, DIMS)
     got = mixer(mx.array(x[None]))

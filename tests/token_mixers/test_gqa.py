@@ -44,10 +44,10 @@ def test_rows_with_padding_anywhere_equal_their_tokens_alone(
     y = mx.concatenate(parts, axis=1)
     after, _ = mixer(x[:, :3], state)
     for row, mask in enumerate(valid.tolist()):
-        kept = mx.array([n for n, is_real in enumerate(mask) if is_real], mx.int32)
-        tokens = mx.concatenate([x[row, kept], x[row, :3]])[None]
+        real = mx.array([n for n, is_real in enumerate(mask) if is_real], mx.int32)
+        tokens = mx.concatenate([x[row, real], x[row, :3]])[None]
         want, _ = mixer(tokens)
-        assert relative_error(y[row, kept], want[0, :-3]) <= FLOAT32
+        assert relative_error(y[row, real], want[0, :-3]) <= FLOAT32
         assert relative_error(after[row], want[0, -3:]) <= FLOAT32
     assert mx.isfinite(y).all().item()
 
@@ -255,9 +255,9 @@ def test_quantised_rows_with_padding_equal_their_tokens_alone(bits: int) -> None
         rest, state = mixer(x[:, 6:], state, valid[:, 6:])
         y, (after, _) = mx.concatenate([y, rest], axis=1), mixer(x[:, :3], state)
         for row, mask in enumerate(valid.tolist()):
-            kept = mx.array([n for n, is_real in enumerate(mask) if is_real], mx.int32)
-            want, _ = mixer(mx.concatenate([x[row, kept], x[row, :3]])[None])
-            assert relative_error(y[row, kept], want[0, :-3]) <= FLOAT32
+            real = mx.array([n for n, is_real in enumerate(mask) if is_real], mx.int32)
+            want, _ = mixer(mx.concatenate([x[row, real], x[row, :3]])[None])
+            assert relative_error(y[row, real], want[0, :-3]) <= FLOAT32
             assert relative_error(after[row], want[0, -3:]) <= FLOAT32
 
 

@@ -1,4 +1,4 @@
-"""Mixers whose cost is linear in the length build graphs that are, and decode for the same at any place.
+"""Mixers of linear cost build graphs of linear work, and decode for the same at any position.
 
 What is counted are the arrays that a graph computes and their bytes, so that no clock is asked.
 """
@@ -62,8 +62,8 @@ def _bytes(mixer: TokenMixer, length: int, is_trained: bool) -> int:
     mx.eval(x, mixer.parameters())
     y = mx.grad(lambda x: (mixer(x)[0] ** 2).sum())(x) if is_trained else mixer(x)[0]
     graph = graph_of([y], [x])
-    places = [place for node in graph.nodes if node.name not in VIEWS for place in node.outputs]
-    return sum(graph.arrays[place].nbytes for place in places)
+    indices = [index for node in graph.nodes if node.name not in VIEWS for index in node.outputs]
+    return sum(graph.arrays[index].nbytes for index in indices)
 
 
 @pytest.mark.sample(1, of="name")

@@ -26,8 +26,8 @@ def _dense(mixer: Longformer, x: mx.array, is_global: np.ndarray) -> mx.array:
         for side in ("", "global_")
         for name in (f"{side}query", f"{side}key", f"{side}value")
     }
-    place = np.arange(len(is_global))
-    near = np.abs(place[:, None] - place) < WINDOW
+    position = np.arange(len(is_global))
+    near = np.abs(position[:, None] - position) < WINDOW
     y = _softmax_attention(made["query"], made["key"], made["value"], near | is_global)
     everything = np.ones_like(near)
     of_all = _softmax_attention(
@@ -51,12 +51,12 @@ def test_equals_dense_attention(
     assert state == ()
     first, _ = mixer(x, None, mx.array(valid) if is_padded else None)
     for row in range(3):
-        kept = np.flatnonzero(valid[row])
-        own = mx.array(kept)
-        want = _dense(mixer, x[row, own], is_global[row, kept])
+        real = np.flatnonzero(valid[row])
+        own = mx.array(real)
+        want = _dense(mixer, x[row, own], is_global[row, real])
         assert relative_error(y[row, own], want) <= TOLERANCE[mx.float32]
         # without a mask the first token is global
-        want = _dense(mixer, x[row, own], np.arange(len(kept)) < 1)
+        want = _dense(mixer, x[row, own], np.arange(len(real)) < 1)
         assert relative_error(first[row, own], want) <= TOLERANCE[mx.float32]
     assert not mx.where(mx.array(valid)[..., None], 0.0, y).any().item()
 

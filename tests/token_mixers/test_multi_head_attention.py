@@ -1,4 +1,4 @@
-"""Attention to a second sequence: what is kept of it, padding, what is refused."""
+"""Attention to a second sequence: what is cached of it, padding, what is refused."""
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,7 +13,7 @@ from tests.tolerances import TOLERANCE, relative_error
 FLOAT32 = TOLERANCE[mx.float32]
 
 
-class _Once(nn.Linear):
+class _CalledOnce(nn.Linear):
     """A linear layer that computes one time."""
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -24,7 +24,7 @@ class _Once(nn.Linear):
 
 def test_a_memory_is_read_once() -> None:
     mx.random.seed(0)
-    linears = {"query_proj": nn.Linear, "key_proj": _Once, "value_proj": _Once}
+    linears = {"query_proj": nn.Linear, "key_proj": _CalledOnce, "value_proj": _CalledOnce}
     mixer = MultiHeadAttention(16, num_heads=2, linear=linears | {"output_proj": nn.Linear})
     x, memory = mx.random.normal((2, 6, 16)), mx.random.normal((2, 5, 16))
     want, first = mixer(x, memory=memory)

@@ -53,8 +53,8 @@ def test_twice_as_much_is_replaced_where_it_may_be_negative(most: float) -> None
     beta = most / (1.0 + np.exp(-(x @ p["beta_proj.weight"].T)))
     state, outputs = np.zeros((2, 8, 8)), []
     for t in range(LENGTH):
-        held = np.einsum("hkv,hk->hv", state, k[t])
-        state = state + beta[t, :, None, None] * np.einsum("hk,hv->hkv", k[t], v[t] - held)
+        old = np.einsum("hkv,hk->hv", state, k[t])
+        state = state + beta[t, :, None, None] * np.einsum("hk,hv->hkv", k[t], v[t] - old)
         outputs.append(np.einsum("hkv,hk->hv", state, q[t]) * 8**-0.5)
     o = normed(np.stack(outputs)) * p["output_norm.weight"]
     assert_is(mixer, x, o.reshape(LENGTH, -1) @ p["output_proj.weight"].T)

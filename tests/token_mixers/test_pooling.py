@@ -58,9 +58,9 @@ def test_samples_of_a_row_are_pooled_apart(window: int | None) -> None:
     starts = mx.array([[True, False, False, False, True, True, False, False, False]])
     valid = mx.arange(9)[None] != 6
     got, _ = mixer(x, None, valid, starts=starts)
-    kept = mx.array([0, 1, 2, 3, 4, 5, 7, 8])
-    want = mx.concatenate([mixer(part)[0] for part in mx.split(x[:, kept], [4, 5], axis=1)], axis=1)
-    assert relative_error(got[:, kept], want) <= TOLERANCE[mx.float32]
+    real = mx.array([0, 1, 2, 3, 4, 5, 7, 8])
+    want = mx.concatenate([mixer(part)[0] for part in mx.split(x[:, real], [4, 5], axis=1)], axis=1)
+    assert relative_error(got[:, real], want) <= TOLERANCE[mx.float32]
 
 
 def test_a_window_without_a_middle_is_refused() -> None:

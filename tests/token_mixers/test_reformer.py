@@ -38,10 +38,10 @@ def test_all_is_seen_within_a_chunk(x: mx.array, convention: Any, is_causal: boo
     eps = 1e-24 if convention == "reformer_pytorch" else 1e-6
     keys = q / np.sqrt(np.square(q).sum(axis=-1, keepdims=True) + 8 * eps)
     scores = q @ keys.swapaxes(-1, -2) * (8**-0.5 if convention == "reformer_pytorch" else 1)
-    place = np.arange(30)
-    scores = np.where(place == place[:, None], -1e4, scores)
+    position = np.arange(30)
+    scores = np.where(position == position[:, None], -1e4, scores)
     if is_causal:
-        scores = np.where(place > place[:, None], -np.inf, scores)
+        scores = np.where(position > position[:, None], -np.inf, scores)
     attended = np.exp(scores - scores.max(axis=-1, keepdims=True))
     attended /= attended.sum(axis=-1, keepdims=True)
     want = (attended @ v).swapaxes(1, 2).reshape(2, 30, 16) @ weights["output"].T
@@ -84,8 +84,8 @@ def test_padding_moves_neither_chunks_nor_buckets(
 ) -> None:
     mixer = Reformer(16, is_causal=is_causal, **SMALL)
     padded = mx.pad(x, [(0, 0), (before, after), (0, 0)], constant_values=9.0)
-    place = mx.arange(padded.shape[1])
-    valid = mx.broadcast_to((place >= before) & (place < before + 30), padded.shape[:2])
+    position = mx.arange(padded.shape[1])
+    valid = mx.broadcast_to((position >= before) & (position < before + 30), padded.shape[:2])
     y, state = mixer(padded, None, valid)
     assert relative_error(y[:, before : before + 30], mixer(x)[0]) <= TOLERANCE[mx.float32]
     if is_causal:

@@ -29,8 +29,8 @@ def _cases() -> dict[str, tuple[dict[str, Any], Arrays]]:
             arrays[f"parameters.{path}"] = array + 0.1
         if name.startswith("padded"):
             # one row with a whole part of padding before, and one with holes
-            place = mx.arange(LENGTH)
-            arrays["valid"] = mx.stack([place >= LENGTH // 2 + 1, place % 5 != 2])
+            position = mx.arange(LENGTH)
+            arrays["valid"] = mx.stack([position >= LENGTH // 2 + 1, position % 5 != 2])
         cases[name] = options, arrays
     return cases
 

@@ -17,8 +17,8 @@ def test_padding_does_not_move_blocks(length: int, before: int) -> None:
     mixer = Sinkhorn(16, is_causal=False, **SMALL)
     x = mx.random.normal((2, length, 16), key=mx.random.key(1))
     padded = mx.pad(x, [(0, 0), (before, 9), (0, 0)], constant_values=7.0)
-    place = mx.arange(padded.shape[1])
-    valid = mx.broadcast_to((place >= before) & (place < before + length), padded.shape[:2])
+    position = mx.arange(padded.shape[1])
+    valid = mx.broadcast_to((position >= before) & (position < before + length), padded.shape[:2])
     y, _ = mixer(padded, None, valid)
     assert relative_error(y[:, before : before + length], mixer(x)[0]) <= TOLERANCE[mx.float32]
 

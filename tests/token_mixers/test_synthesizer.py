@@ -58,9 +58,9 @@ def test_samples_of_a_row_are_seen_apart(kind: Any, is_causal: bool) -> None:
     starts = mx.array([[True, False, False, False, True, True, False, False, False]])
     valid = mx.arange(9)[None] != 6
     got, _ = mixer(x, None, valid, starts=starts)
-    kept = mx.array([0, 1, 2, 3, 4, 5, 7, 8])
-    want = mx.concatenate([mixer(part)[0] for part in mx.split(x[:, kept], [4, 5], axis=1)], axis=1)
-    assert relative_error(got[:, kept], want) <= TOLERANCE[mx.float32]
+    real = mx.array([0, 1, 2, 3, 4, 5, 7, 8])
+    want = mx.concatenate([mixer(part)[0] for part in mx.split(x[:, real], [4, 5], axis=1)], axis=1)
+    assert relative_error(got[:, real], want) <= TOLERANCE[mx.float32]
 
 
 def test_words_and_sizes_are_checked() -> None:
@@ -71,7 +71,7 @@ def test_words_and_sizes_are_checked() -> None:
 
 
 @pytest.mark.parametrize("kind", [Synthesizer, GMLP])
-def test_a_state_has_places_for_so_many(kind: Any) -> None:
+def test_a_state_has_slots_for_so_many(kind: Any) -> None:
     mixer = kind(8, max_length=4)
     state = mixer(mx.zeros((1, 3, 8)))[1]
     state = mixer(mx.zeros((1, 1, 8)), state)[1]

@@ -91,7 +91,7 @@ class Traffic:
     Attributes:
         weights_read: Of what the model holds.
         state_read, state_written: Of what it keeps of the text.
-        between_read, between_written: Of what one operation leaves to another.
+        between_read, between_written: Of what one operation passes to another.
     """
 
     weights_read: int = 0
@@ -221,7 +221,7 @@ def certify(model: Decoder, position: int = 16) -> Certificate:
         traffic = _traffic(recording, number, call, cost)
         found = products_of(recording, number, call, cost)
         total.add(cost.work, traffic)
-        if any(recording.depends[place] for place in recording.graph.nodes[number].outputs):
+        if any(recording.depends[index] for index in recording.graph.nodes[number].outputs):
             # what is made of weights alone is ready in a model that holds float16
             twin.add(*_of_twin(cost.work, traffic, found))
         products += found
@@ -236,7 +236,7 @@ def certify(model: Decoder, position: int = 16) -> Certificate:
         unknown,
         total.work,
         Traffic(**total.bytes),
-        sum(arrays[place].nbytes for place in recording.new_state),
+        sum(arrays[index].nbytes for index in recording.new_state),
         {
             "cpu_kernels": own,
             "cpu_mlx": operations.total() - own,
@@ -265,17 +265,17 @@ class _Sum:
 def _traffic(recording: Recording, number: int, call: Call, cost: Cost) -> Counter[str]:
     node = recording.graph.nodes[number]
     found: Counter[str] = Counter()
-    for n, place in enumerate(node.inputs):
-        origin = recording.origin(place)
+    for n, index in enumerate(node.inputs):
+        origin = recording.origin(index)
         role = "between"
         if origin in recording.state:
             role = "state"
         elif recording.is_weight(origin):
             role = "weights"
-        found[f"{role}_read"] += cost.read.get(n, recording.bytes_of(place))
-    for n, place in enumerate(node.outputs):
-        role = "state" if place in recording.state else "between"
-        found[f"{role}_written"] += cost.written.get(n, recording.graph.arrays[place].nbytes)
+        found[f"{role}_read"] += cost.read.get(n, recording.bytes_of(index))
+    for n, index in enumerate(node.outputs):
+        role = "state" if index in recording.state else "between"
+        found[f"{role}_written"] += cost.written.get(n, recording.graph.arrays[index].nbytes)
     return found
 
 
@@ -299,7 +299,7 @@ def _of_twin(
             continue
         work.subtract(each.work)
         work.update(product_work(each.macs, _HALF))
-        traffic["weights_read" if each.is_held else "between_read"] -= each.matrix_bytes
+        traffic["weights_read" if each.is_stored else "between_read"] -= each.matrix_bytes
         traffic["weights_read"] += each.inputs * each.outputs * _HALF // 8
     return work, traffic
 

@@ -9,7 +9,7 @@ from ...models import Decoder
 from ...ops.backend import choice, dispatch, launch
 from ...ops.backend.compilation import without_fusion
 from ...ops.backend.metal_functions import record_half_denormals
-from .metal_step import joined_projections
+from .metal_step import merged_projections
 from .record import record
 
 
@@ -43,7 +43,7 @@ def first_token_texts(model: Decoder, prompt_length: int) -> tuple[list[str], li
 
 @contextmanager
 def _on_metal(model: Decoder) -> Iterator[None]:
-    with dispatch.use_any_backend(), choice.use(choice.DEFAULT), joined_projections(model):
+    with dispatch.use_any_backend(), choice.use(choice.DEFAULT), merged_projections(model):
         dispatch.forget_candidates()
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a decoded token takes on Metal beside its arithmetic: launches, and copies of what is still held.
+"""Costs of a decoded token on Metal beside its arithmetic: launches, and copies of what is still held.
 
 MLX gathers launches in command buffers, and holds what they read until the GPU has finished with them. A
 buffer ends after so many launches, or inputs of so many elements, and about eleven may be unfinished.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from mlx.utils import tree_flatten, tree_unflatten
 
 from ...layers.attention.key_values import GROWTH_STEP, TailedKeyValueState
-from ...layers.joined import join_projections
+from ...layers.merged import merge_projections
 from ...layers.states import TAIL_SLOTS
 from ...models import Decoder
 from ...ops.backend import choice, dispatch, launch
@@ -100,7 +100,7 @@ class MetalStep:
 def metal_step(model: Decoder, position: int) -> MetalStep:
     """How a model decodes the token after so many others, one text alone.
 
-    It is counted in a graph that is built without Metal, of the projections that are joined there. The
+    It is counted in a graph that is built without Metal, of the projections that are merged there. The
     kernels are those that are chosen where none was timed. Numbers and views launch none, and nor does
     what MLX fuses with the operation that follows.
     """
@@ -108,7 +108,7 @@ def metal_step(model: Decoder, position: int) -> MetalStep:
         launch.recording(is_linked=True),
         dispatch.use_any_backend(),
         choice.use(choice.DEFAULT),
-        joined_projections(model),
+        merged_projections(model),
     ):
         dispatch.forget_candidates()
         try:
@@ -121,21 +121,21 @@ def metal_step(model: Decoder, position: int) -> MetalStep:
 
 
 @contextmanager
-def joined_projections(model: Decoder) -> Iterator[None]:
+def merged_projections(model: Decoder) -> Iterator[None]:
     """Joins projections inside the `with` block."""
     own = tree_flatten(model.parameters())
-    join_projections(model, is_lazy=True)
+    merge_projections(model, is_lazy=True)
     try:
         yield
     finally:
-        # no view of joined arrays is left, so that they are not used any more
+        # no view of merged arrays is left, so that they are not used any more
         model.update(cast(Any, tree_unflatten(cast(Any, own))))
 
 
 def _launches(recording: Recording, number: int) -> bool:
     """Returns whether an operation launches a kernel of its own for each token."""
     node = recording.graph.nodes[number]
-    if node.name in _SILENT or not any(recording.depends[place] for place in node.outputs):
+    if node.name in _SILENT or not any(recording.depends[index] for index in node.outputs):
         return False
     readers = [recording.graph.nodes[n] for n in recording.readers(node.outputs[0])]
     return not (node.name in ELEMENTWISE and len(readers) == 1 and readers[0].name in ELEMENTWISE)
@@ -144,9 +144,9 @@ def _launches(recording: Recording, number: int) -> bool:
 def _operation(recording: Recording, number: int) -> MetalOperation:
     node, arrays = recording.graph.nodes[number], recording.graph.arrays
     elements = of_state = writes_into = 0
-    for place in node.inputs:
-        origin = recording.origin(place)
-        size = min(arrays[place].size, arrays[origin].size)
+    for index in node.inputs:
+        origin = recording.origin(index)
+        size = min(arrays[index].size, arrays[origin].size)
         elements += size
         of_state += size if origin in recording.state else 0
     if node.name in _WRITES and recording.origin(node.inputs[0]) in recording.state:

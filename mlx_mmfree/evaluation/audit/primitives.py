@@ -64,7 +64,7 @@ def cost_of_mlx(call: Call) -> Cost | None:
     if name in _OPERATIONS:
         return Cost(_of_kind(call, _OPERATIONS[name], call.outputs[0].size))
     if name in _SUMS:
-        return Cost(_of_kind(call, _SUMS[name], _joined(call)))
+        return Cost(_of_kind(call, _SUMS[name], _additions(call)))
     found = _OTHERS.get(name)
     return None if found is None else found(call)
 
@@ -84,7 +84,7 @@ def _of_kind(call: Call, kind: str, count: int) -> Work:
     return work(**{kind if floats else "integer": count}, bits=bits)
 
 
-def _joined(call: Call) -> int:
+def _additions(call: Call) -> int:
     size, result = call.inputs[0].size, call.outputs[0].size
     rows = size // max(call.inputs[0].shape[-1], 1)
     return size - (rows if size == result else result)

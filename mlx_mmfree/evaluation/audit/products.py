@@ -27,13 +27,13 @@ class MatrixProduct(NamedTuple):
         path: The layer that the matrix belongs to; of activations, the operation.
         operation: What MLX calls the operation that computes it.
         kind: Whether the matrix is ternary, has other weights, or is made of activations.
-        storage: How the matrix is held.
+        storage: How the matrix is stored.
         inputs, outputs: The matrix maps so many numbers to so many.
         times: How many such products there are, with rows of several as one each.
         is_outside: It stands before the first block or after the last.
         work: What it takes.
         matrix_bytes: Bytes of the matrix; 0 for activations.
-        is_held: The matrix is read as the model holds it, and not made for each token.
+        is_stored: The matrix is read as the model stores it, and not made for each token.
     """
 
     path: str
@@ -46,7 +46,7 @@ class MatrixProduct(NamedTuple):
     is_outside: bool
     work: Work
     matrix_bytes: int
-    is_held: bool
+    is_stored: bool
 
     @property
     def macs(self) -> int:
@@ -57,15 +57,15 @@ class MatrixProduct(NamedTuple):
 def products_of(recording: Recording, number: int, call: Call, cost: Cost) -> list[MatrixProduct]:
     """The products in one operation of a recorded token."""
     node = recording.graph.nodes[number]
-    if not any(recording.depends[place] for place in node.outputs):
+    if not any(recording.depends[index] for index in node.outputs):
         return []
     if call.name in ("Multiply", "Divide"):
         return list(_spread(recording, number, call, cost))
     found = []
     for product in cost.products:
-        places = [node.inputs[n] for n in product.operands]
-        held = (_held(recording, place) for place in places)
-        matrix = next((place for place in held if place is not None), None)
+        operands = [node.inputs[n] for n in product.operands]
+        found_weights = (_weights(recording, index) for index in operands)
+        matrix = next((index for index in found_weights if index is not None), None)
         kind: Kind = "activations"
         storage, path = "activations", f"activations ({call.name})"
         if matrix is not None:
@@ -90,14 +90,14 @@ def products_of(recording: Recording, number: int, call: Call, cost: Cost) -> li
     return found
 
 
-def _held(recording: Recording, place: int) -> int | None:
+def _weights(recording: Recording, index: int) -> int | None:
     """The weights that meet activations, or codes of which the token chooses; `None`: activations."""
-    if not recording.depends[place]:
-        return place
-    node = recording.maker(place)
+    if not recording.depends[index]:
+        return index
+    node = recording.maker(index)
     while node is not None and node.name in _UNCHANGED:
-        place = node.inputs[0]
-        node = recording.maker(place)
+        index = node.inputs[0]
+        node = recording.maker(index)
     if node is None or node.name != "Gather" or recording.depends[node.inputs[0]]:
         return None
     source = node.inputs[0]
@@ -107,12 +107,12 @@ def _held(recording: Recording, place: int) -> int | None:
 
 def _spread(recording: Recording, number: int, call: Call, cost: Cost) -> Iterator[MatrixProduct]:
     """A product that is written as a multiplication: activations are repeated to meet a matrix."""
-    places = recording.graph.nodes[number].inputs
-    for matrix, other in (places, places[::-1]):
+    operands = recording.graph.nodes[number].inputs
+    for matrix, other in (operands, operands[::-1]):
         if recording.depends[matrix] or not recording.depends[other]:
             continue
         shape = call.outputs[0].shape
-        own, met = (_axes(recording, place, len(shape)) for place in (matrix, other))
+        own, met = (_axes(recording, index, len(shape)) for index in (matrix, other))
         inputs, outputs = (prod(shape[axis] for axis in axes) for axes in (own & met, own - met))
         if inputs > 1 and outputs > 1:
             _, storage = _matrix(recording, matrix, False, inputs)
@@ -131,31 +131,31 @@ def _spread(recording: Recording, number: int, call: Call, cost: Cost) -> Iterat
             )
 
 
-def _axes(recording: Recording, place: int, count: int) -> set[int]:
+def _axes(recording: Recording, index: int, count: int) -> set[int]:
     """The axes along which an array differs, of so many that its broadcast shape has."""
-    node = recording.maker(place)
+    node = recording.maker(index)
     while node is not None and node.name in ("Broadcast", "AsType"):
-        place = node.inputs[0]
-        node = recording.maker(place)
-    shape = recording.graph.arrays[place].shape
+        index = node.inputs[0]
+        node = recording.maker(index)
+    shape = recording.graph.arrays[index].shape
     return {count - len(shape) + axis for axis, size in enumerate(shape) if size > 1}
 
 
-def _matrix(recording: Recording, place: int, is_declared: bool, inputs: int) -> tuple[bool, str]:
-    """Returns whether a matrix of weights is ternary, and how it is held."""
-    array = recording.graph.arrays[place]
-    makers = {node.name for node in recording.makers(place)}
+def _matrix(recording: Recording, index: int, is_declared: bool, inputs: int) -> tuple[bool, str]:
+    """Returns whether a matrix of weights is ternary, and how it is stored."""
+    array = recording.graph.arrays[index]
+    makers = {node.name for node in recording.makers(index)}
     is_raw = makers <= _UNCHANGED
     if is_declared:
         return True, "packed trits" if is_raw else "floats, packed for each token"
     if not mx.issubdtype(array.dtype, mx.floating):
         bits = array.nbytes * 8 // (inputs * prod(array.shape[:-1]))
         return False, f"codes of {bits} bit{'s' if bits > 1 else ''}"
-    roots = [recording.graph.arrays[root] for root in recording.roots[place]]
+    roots = [recording.graph.arrays[root] for root in recording.roots[index]]
     widest = max(roots, key=lambda root: root.nbytes, default=array)
     format = str(widest.dtype).rpartition(".")[2]
     # floats that a layer holds are multiplied as they are, whatever their values
-    if is_raw and any(root in recording.names for root in recording.roots[place]):
+    if is_raw and any(root in recording.names for root in recording.roots[index]):
         return False, format
     if not _has_trits(array):
         return False, format if is_raw else f"{format}, computed for each token"

@@ -22,17 +22,17 @@ class Recording:
     """The graph of one decoded token. Nothing is computed.
 
     Args:
-        graph: The graph; its leaves are the token, the old state and the weights.
-        names: The name of each weight by its place among the arrays.
-        old_state: The places of the old state.
-        token: The place of the token.
-        new_state: The places of the new state.
-        hidden: The place of what the head gets.
+        graph: The graph; its inputs are the token, the old state and the weights.
+        names: The name of each weight by its index among the arrays.
+        old_state: The indices of the old state.
+        token: The index of the token.
+        new_state: The indices of the new state.
+        hidden: The index of the head's input.
         state_tree: The old state.
 
     Attributes:
         state_tree: As the argument.
-        new_state: The places of the new state.
+        new_state: The indices of the new state.
         state: The arrays of the old and the new state, of which others are views.
         depends: Of each array, whether it depends on the token or the state.
         roots: Of each array, the weights that it is made of.
@@ -57,22 +57,22 @@ class Recording:
         old = set(old_state)
         changing = {token, *old}
         count = len(graph.arrays)
-        self.depends = [place in changing for place in range(count)]
+        self.depends = [index in changing for index in range(count)]
         self.following = [
-            place in old or names.get(place, "").startswith("blocks.") for place in range(count)
+            index in old or names.get(index, "").startswith("blocks.") for index in range(count)
         ]
         self.roots: list[frozenset[int]] = [
-            frozenset() if self.depends[place] or place in self._maker else frozenset([place])
-            for place in range(count)
+            frozenset() if self.depends[index] or index in self._maker else frozenset([index])
+            for index in range(count)
         ]
         for node in graph.nodes:
-            depends = any(self.depends[place] for place in node.inputs)
-            following = any(self.following[place] for place in node.inputs)
-            roots = frozenset().union(*(self.roots[place] for place in node.inputs))
-            for place in node.outputs:
-                self.depends[place], self.following[place] = depends, following
+            depends = any(self.depends[index] for index in node.inputs)
+            following = any(self.following[index] for index in node.inputs)
+            roots = frozenset().union(*(self.roots[index] for index in node.inputs))
+            for index in node.outputs:
+                self.depends[index], self.following[index] = depends, following
                 # of what depends on the token, the weights are not asked for
-                self.roots[place] = frozenset() if depends else roots
+                self.roots[index] = frozenset() if depends else roots
         self._before_head = self._ancestors([hidden, *new_state])
 
     def _ancestors(self, arrays: list[int]) -> set[int]:
@@ -90,7 +90,7 @@ class Recording:
     def call(self, number: int) -> Call:
         """An operation with its arrays."""
         node, arrays = self.graph.nodes[number], self.graph.arrays
-        inputs, outputs = ([arrays[n] for n in places] for places in (node.inputs, node.outputs))
+        inputs, outputs = ([arrays[n] for n in indices] for indices in (node.inputs, node.outputs))
         return Call(node.name, inputs, outputs, node.given, node.options)
 
     def origin(self, array: int) -> int:
@@ -106,10 +106,10 @@ class Recording:
 
     def bytes_of(self, array: int) -> int:
         """The bytes that are read of an array: of one that was repeated, those that there are."""
-        return min(self.graph.arrays[place].nbytes for place in (array, self.origin(array)))
+        return min(self.graph.arrays[index].nbytes for index in (array, self.origin(array)))
 
     def is_weight(self, array: int) -> bool:
-        """Returns whether an array is held by the model, and not made for the token."""
+        """Returns whether an array is stored by the model, and not made for the token."""
         return array not in self._maker and not self.depends[array]
 
     def maker(self, array: int) -> GraphNode | None:
@@ -122,8 +122,8 @@ class Recording:
         if not self._readers:
             for number, node in enumerate(self.graph.nodes):
                 if node.name not in VIEWS - {"Depends"}:
-                    for place in {self.origin(place) for place in node.inputs}:
-                        self._readers.setdefault(place, []).append(number)
+                    for index in {self.origin(index) for index in node.inputs}:
+                        self._readers.setdefault(index, []).append(number)
         return self._readers.get(array, [])
 
     def makers(self, array: int) -> list[GraphNode]:
@@ -134,7 +134,7 @@ class Recording:
         """Returns whether an operation stands before the first block or after the last.
 
         Args:
-            number: Its place among the operations.
+            number: Its index among the operations.
             array: What it applies to the activations, whose name may tell that it is of a block.
         """
         if array is not None:
@@ -145,8 +145,8 @@ class Recording:
                 return False
         if number not in self._before_head:
             return True
-        inputs = [place for place in self.graph.nodes[number].inputs if place != array]
-        return not any(self.following[place] for place in inputs)
+        inputs = [index for index in self.graph.nodes[number].inputs if index != array]
+        return not any(self.following[index] for index in inputs)
 
     def name_of(self, array: int) -> str:
         """The weight that an array is made of, without the name of the parameter."""
@@ -187,10 +187,10 @@ def record(model: Decoder, position: int, *, has_tails: bool = False) -> Recordi
     }
     old = [array for _, array in _arrays(state)]
     new = [array for _, array in _arrays(new_state)]
-    leaves = [token, *old, *named.values()]
-    graph = graph_of([logits, hidden, *new, *leaves], leaves)
-    _, last, *places = graph.results
-    after, before = places[: len(new)], places[len(new) :]
+    inputs = [token, *old, *named.values()]
+    graph = graph_of([logits, hidden, *new, *inputs], inputs)
+    _, last, *states = graph.results
+    after, before = states[: len(new)], states[len(new) :]
     names = dict(zip(before[1 + len(old) :], named, strict=True))
     return Recording(graph, names, before[0], before[1 : 1 + len(old)], after, last, state)
 

@@ -42,7 +42,7 @@ def verdict(certificate: Certificate) -> str:
         )
     elif certificate.unknown:
         names = ", ".join(certificate.unknown)
-        text = f"Whether it is MatMul-free is not known: nobody has said what {names} computes."
+        text = f"Whether it is MatMul-free is not known: no cost is declared for {names}."
     else:
         text = "MatMul-free: no product with a float matrix is left in the blocks."
     inside = [each for each in certificate.products if not each.is_outside]
@@ -92,7 +92,7 @@ def counts(certificate: Certificate) -> Rows:
 
 def products(certificate: Certificate) -> Rows:
     """The products, those that are alike in one row, under a heading."""
-    head = ("product", "kind", "held as", "inputs", "outputs", "count", "where")
+    head = ("product", "kind", "stored as", "inputs", "outputs", "count", "where")
     rows = [
         (
             each.path,
@@ -154,7 +154,7 @@ _BYTES = {
     "between_written": "written between operations",
 }
 _PRODUCTS = {"ternary": "ternary", "dense": "dense", "activations": "of activations alone"}
-_PLACES = ("in blocks", "outside")
+_SIDES = ("in blocks", "outside")
 _PARTS = {"arithmetic": "arithmetic", "memory": "weights and state", "cache": "between operations"}
 
 
@@ -176,10 +176,10 @@ def draw_certificate(certificate: Certificate, title: str, image: Path) -> None:
         for each in (certificate.energy, certificate.twin_energy)
     ]
     _stack(joules, _PARTS, energies, "energy, estimated (ISSCC 2014)", "J")
-    pairs = [dict.fromkeys(_PRODUCTS, 0) for _ in _PLACES]
+    pairs = [dict.fromkeys(_PRODUCTS, 0) for _ in _SIDES]
     for each in certificate.products:
         pairs[each.is_outside][each.kind] += each.macs
-    _stack(products, _PRODUCTS, pairs, "pairs of numbers in products", bars=_PLACES)
+    _stack(products, _PRODUCTS, pairs, "pairs of numbers in products", bars=_SIDES)
     figure.suptitle(title, parse_math=False)
     save_picture(figure, image)
 
@@ -201,8 +201,8 @@ def _stack(
         axes.bar(bars, heights, bottom=bottom, color=colour, label=label)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     format = EngFormatter(unit, places=2)
-    for place, total in enumerate(bottom):
-        axes.text(place, total, format(total), ha="center", va="bottom", fontsize=8)
+    for index, total in enumerate(bottom):
+        axes.text(index, total, format(total), ha="center", va="bottom", fontsize=8)
     axes.yaxis.set_major_formatter(EngFormatter(unit))
     axes.set(title=title, ylim=(0, 1.15 * max(*bottom, 1e-12)))
     axes.title.set_fontsize(10)

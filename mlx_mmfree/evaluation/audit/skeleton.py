@@ -12,7 +12,7 @@ from ...errors import CheckpointError, UsageError
 from ...files.reading import read_json_object
 from ...hub.checkpoint.weight_format import code_format
 from ...layers import pack_linears
-from ...layers.matrix import kept_names, matrices, parameters
+from ...layers.matrix import fixed_dtype_names, matrices, parameters
 from ...models import architectures, find
 from ...models.parts.fields import dtype_name
 from ...ops.device import FLOATS
@@ -32,11 +32,11 @@ def full_name(name: str) -> str:
     return found[0] if len(found) == 1 and not Path(name).exists() else name
 
 
-def read_config(place: str, name: str) -> dict[str, Any]:
+def read_config(caller: str, name: str) -> dict[str, Any]:
     """The configuration of this name, or in this file.
 
     Args:
-        place: The command in messages.
+        caller: The command that messages name.
         name: A name of `presets()`, as `full_name` completes it, or a `config.json`, or its folder.
 
     Raises:
@@ -47,8 +47,8 @@ def read_config(place: str, name: str) -> dict[str, Any]:
     path = Path(name)
     if not path.exists():
         raise UsageError(
-            f"[{place}] 'config' must be one of {', '.join(sorted(presets()))} or a config.json but got "
-            f"{name!r}.{did_you_mean(name, presets())}"
+            f"[{caller}] 'config' must be one of {', '.join(sorted(presets()))} or a config.json but "
+            f"got {name!r}.{did_you_mean(name, presets())}"
         )
     return read_json_object(path / "config.json" if path.is_dir() else path)
 
@@ -68,9 +68,9 @@ def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
     dtype = config_dtype(config) if dtype is None else dtype
     model = pack_linears(architecture.build(architecture.config.from_hub(config)))
     _take_codes(model, config)
-    modules, kept = dict(model.named_modules()), kept_names(model)
+    modules, fixed = dict(model.named_modules()), fixed_dtype_names(model)
     for name, array in parameters(model).items():
-        if array.dtype in FLOATS and name not in kept:
+        if array.dtype in FLOATS and name not in fixed:
             path, _, key = name.rpartition(".")
             setattr(modules[path], key, array.astype(dtype))
     return model
@@ -79,12 +79,12 @@ def skeleton(config: Mapping[str, Any], dtype: mx.Dtype | None = None) -> Any:
 def _take_codes(model: Any, config: Mapping[str, Any]) -> None:
     """Gives matrices of floats codes, if a configuration describes them."""
     format, codes = code_format()
-    if (said := config.get(format.section)) is None:
+    if (entry := config.get(format.section)) is None:
         return
     if format.check is not None:
-        format.check(said)
+        format.check(entry)
     coded = [
-        (path, matrix.in_codes(*codes.sizes(path, said)))
+        (path, matrix.in_codes(*codes.sizes(path, entry)))
         for path, matrix in matrices(model).items()
         if matrix.is_plain
     ]

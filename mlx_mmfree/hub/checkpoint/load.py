@@ -21,8 +21,8 @@ from ...errors import CheckpointError, UnsupportedModelError
 from ...files import checkpoint_files
 from ...files.reading import read_json_object
 from ...images import ImageProcessor
-from ...layers.joined import join_projections
-from ...layers.matrix import converted, kept_names, matrices, parameters
+from ...layers.matrix import converted, fixed_dtype_names, matrices, parameters
+from ...layers.merged import merge_projections
 from ...layers.states import TAIL_SLOTS
 from ...models.parts.encoders import SearchFiles
 from ...ops import unpack_ternary
@@ -114,7 +114,7 @@ class OpenedModel:
         self._skeleton = cached or build_skeleton(checkpoint, packed=packed)
         self.model: models.Decoder = self._skeleton.model
         self._arrays = parameters(self.model)
-        self._fixed_dtype = kept_names(self.model)
+        self._fixed_dtype = fixed_dtype_names(self.model)
         keeps_floats = dtype is None and checkpoint.dtype is not None
         self._exact = exact_floats(self._skeleton) if keeps_floats else set[str]()
         if self._fixed_dtype and not packed and not rebuild_masters:
@@ -225,7 +225,7 @@ class OpenedModel:
         mx.eval(model.parameters())
         model.eval()
         if not on_cpu():
-            join_projections(model)
+            merge_projections(model)
         return self.model
 
     def _search_files(self) -> SearchFiles:

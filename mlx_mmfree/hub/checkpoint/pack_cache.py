@@ -21,7 +21,7 @@ from ...files.checkpoint_files import CONFIG_FILE
 from ...files.reading import parse_json, read_json_object
 from ...files.tensors import checksum, read_header, tensor_bytes
 from ...files.writing import new_file
-from ...layers.matrix import kept_names
+from ...layers.matrix import fixed_dtype_names
 from ...models import Decoder
 from ...ops.ternary import ROUNDING_VERSION
 from ...platform.cache_folder import ENVIRONMENT_VARIABLE, cache_folder
@@ -192,7 +192,7 @@ class PackCache:
     def store(self, model: Decoder) -> None:
         """Writes the packed format unless the cache is off or the disk is full."""
         file = self._file
-        if file is None or not kept_names(model):
+        if file is None or not fixed_dtype_names(model):
             return
         tensors = disk_tensors(model)
         nbytes = sum(array.nbytes for array in tensors.values())

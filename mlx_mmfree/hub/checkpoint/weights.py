@@ -20,7 +20,7 @@ from ...layers import packable
 from ...layers.matrix import (
     Matrix,
     StoredLayout,
-    kept_names,
+    fixed_dtype_names,
     matrices,
     matrix_of,
     parameters,
@@ -252,7 +252,7 @@ def match(
     Raises:
         CheckpointError: A tensor is missing, is not expected, or has another shape or dtype.
     """
-    expected, unchanged = parameters(model), kept_names(model)
+    expected, unchanged = parameters(model), fixed_dtype_names(model)
     in_memory = {name: names.to_memory(name) for name in checkpoint.tensors}
     entries: dict[str, TensorEntry] = {}
     seconds: list[tuple[str, bool, TensorEntry]] = []
@@ -483,7 +483,7 @@ def check_packed(
     packed = {path: matrix for path, matrix in packed_in.items() if matrix.holds_trits}
     inputs = {f"{path}.weight": matrix.input_dims for path, matrix in packed.items()}
     scales = {
-        f"{path}.{key}" for path, matrix in packed.items() for key in matrix.kept
+        f"{path}.{key}" for path, matrix in packed.items() for key in matrix.fixed_dtypes
     } - inputs.keys()
     broken = {
         name: "hold ternary codes"

@@ -14,7 +14,7 @@ from ...files.checkpoint_files import CONFIG_FILE
 from ...files.reading import read_json_object, real_path, write_json
 from ...files.writing import new_folder, writing
 from ...layers.lora import adapted_layers, remove_adapters
-from ...layers.matrix import kept_names, matrices, parameters
+from ...layers.matrix import fixed_dtype_names, matrices, parameters
 from ...models import Decoder
 from ...models.parts.architecture import weight_names
 from ...ops.device import FLOATS
@@ -184,7 +184,7 @@ def save_peft_adapter(
 
 def _first_dtype(model: Decoder) -> mx.Dtype:
     """The dtype of the first floats of a model, which are its embedding if it has one."""
-    fixed = kept_names(model)
+    fixed = fixed_dtype_names(model)
     arrays = (array for name, array in parameters(model).items() if name not in fixed)
     return next(array.dtype for array in arrays if array.dtype in FLOATS)
 

@@ -9,7 +9,7 @@ from mlx.utils import tree_map
 
 from ...ops import attention_tail
 from ...ops.attention import Mask
-from ...ops.attention_step import held_positions, new_slots, slots_after, write_slots
+from ...ops.attention_step import new_slots, slot_positions, slots_after, write_slots
 from ..context import sample_begins
 from ..mixer import StateKind
 from ..quantization import Quantization, QuantizedArray
@@ -75,7 +75,7 @@ class KeyValueState(NamedTuple):
         return self._replace(keys=keys, values=values)
 
     @classmethod
-    def joined(cls, states: Sequence["KeyValueState"]) -> "KeyValueState":
+    def merged(cls, states: Sequence["KeyValueState"]) -> "KeyValueState":
         """The rows of several states of the same sizes, one after the other."""
         return cls(*tree_map(lambda *arrays: mx.concatenate(list(arrays)), *states))
 
@@ -138,7 +138,7 @@ class Reading(NamedTuple):
 
     Attributes:
         offset: Positions within samples: of the first token, a number or `(B,)`, or of each, `(B, L)`.
-        places: The position of each token in its row, `(1, L)` or `(B, L)`.
+        token_positions: The position of each token in its row, `(1, L)` or `(B, L)`.
         begins: Where in its row the sample of each token begins, `(B, L)`; `None`: at 0.
         slots: Where the tokens of the call go, as `new_slots` gives it; `None` if slots are filled anew.
         source: What each slot is filled with then, `(B, C)`: the number of a token, first the tokens in
@@ -149,7 +149,7 @@ class Reading(NamedTuple):
     """
 
     offset: int | mx.array
-    places: mx.array
+    token_positions: mx.array
     begins: mx.array | None
     slots: mx.array | None
     source: mx.array | None
@@ -182,7 +182,7 @@ def read(
     batch, used = positions.shape
     start: int | mx.array = mx.max(positions, axis=1) + 1 if used else 0
     column = start[:, None] if isinstance(start, mx.array) else start
-    places = column + mx.arange(length)[None]
+    token_positions = column + mx.arange(length)[None]
     begins = None if starts is None else sample_begins(starts, start)
     end = mx.broadcast_to(start + (length if counts is None else counts), (batch,))
     end = end.astype(mx.int32)
@@ -191,18 +191,20 @@ def read(
     seen = slots = source = None
     if begins is not None or (is_full and (length > 1 or counts is not None)):
         begin = 0 if begins is None else begins[:, -1:]
-        held = held_positions(end if begins is None else end - begins[:, -1], count, window, sinks)
-        place = held + begin
-        source = mx.where(place >= column, used + place - column, mx.arange(count))
+        stored = slot_positions(
+            end if begins is None else end - begins[:, -1], count, window, sinks
+        )
+        in_row = stored + begin
+        source = mx.where(in_row >= column, used + in_row - column, mx.arange(count))
         if used:
-            own = mx.where(places < end[:, None], places, -1)
+            own = mx.where(token_positions < end[:, None], token_positions, -1)
             seen = mx.concatenate([positions, own], axis=1)
     else:
         slots = new_slots(start, length, window, sinks)
-        held = held_positions(end, count, window, sinks)
-        seen = held if used else None
-    offset = start if begins is None else places - begins
-    reading = Reading(offset, places, begins, slots, source, held, seen, None)
+        stored = slot_positions(end, count, window, sinks)
+        seen = stored if used else None
+    offset = start if begins is None else token_positions - begins
+    reading = Reading(offset, token_positions, begins, slots, source, stored, seen, None)
     is_short = window is None or length <= sinks + window
     if seen is None and is_short and begins is None:
         return reading._replace(mask="causal") if length > 1 else reading
@@ -212,10 +214,10 @@ def read(
 
 def _mask(reading: Reading, window: int | None, sinks: int, step: int) -> mx.array:
     """Which keys each query of a call sees, `(B, 1, L, N)`."""
-    places, begins, seen = reading.places, reading.begins, reading.seen
+    token_positions, begins, seen = reading.token_positions, reading.begins, reading.seen
     # without a state before, the keys are the call's own
-    seen = mx.arange(places.shape[1])[None] if seen is None else seen
-    query, key = places[..., None], seen[:, None]
+    seen = mx.arange(token_positions.shape[1])[None] if seen is None else seen
+    query, key = token_positions[..., None], seen[:, None]
     begin = 0 if begins is None else begins[..., None]
     mask = mx.logical_and(key >= begin, key <= query)
     if window is not None:
@@ -232,9 +234,9 @@ def _without_empty_rows(mask: mx.array) -> mx.array:
     return mx.logical_or(mask, mx.logical_not(mx.any(mask, axis=-1, keepdims=True)))
 
 
-def first_seen(place: mx.array, window: int, step: int) -> mx.array:
+def first_seen(position: mx.array, window: int, step: int) -> mx.array:
     """The first position that a window shows to one, if it moves on by `step` tokens at a time."""
-    return (place // step + 1) * step - window
+    return (position // step + 1) * step - window
 
 
 def read_whole(
@@ -261,7 +263,7 @@ def read_whole(
     return token - begins, (sample[:, :, None] == sample[:, None])[:, None]
 
 
-def sink_places(
+def sink_positions(
     reading: Reading, batch: int, count: int, sinks: int, farthest: int
 ) -> tuple[mx.array, mx.array]:
     """Where queries stand for the sinks, and which keys are sinks.
@@ -277,14 +279,14 @@ def sink_places(
     Returns:
         Positions `(B, L)` and booleans `(B, 1, N, 1)`.
     """
-    query, length = reading.places, reading.places.shape[1]
+    query, length = reading.token_positions, reading.token_positions.shape[1]
     key = mx.arange(length)[None] if reading.seen is None else reading.seen
     if reading.begins is not None:
         query = query - reading.begins
         # the tokens before the call belong to a text that began at 0
         key = key - mx.pad(reading.begins, [(0, 0), (count - length, 0)])
-    places = mx.broadcast_to(mx.minimum(query, farthest), (batch, length))
-    return places, (key < sinks)[:, None, :, None]
+    positions = mx.broadcast_to(mx.minimum(query, farthest), (batch, length))
+    return positions, (key < sinks)[:, None, :, None]
 
 
 def extend(
@@ -320,21 +322,21 @@ def extend(
             lambda old, own: mx.concatenate([old[:, :, :used], own], axis=2), state[:2], new
         )
         source = reading.source[:, None, :, None]
-        kept = tree_map(lambda buffer: mx.take_along_axis(buffer, source, axis=2), attended)
+        stored = tree_map(lambda buffer: mx.take_along_axis(buffer, source, axis=2), attended)
     elif used == 0:
         # the first tokens take the first slots
-        kept = _grown(new, length, count, window, sinks)
+        stored = _grown(new, length, count, window, sinks)
     else:
         state = state.with_capacity(length, window, sinks)
         slots = cast(mx.array, reading.slots)
-        kept = tree_map(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
+        stored = tree_map(lambda buffer, own: write_slots(buffer, own, slots), state[:2], new)
         if used:
-            attended = tree_map(lambda buffer: buffer[:, :, :count], kept)
+            attended = tree_map(lambda buffer: buffer[:, :, :count], stored)
     keys, values = (
         buffer.decode(size) if isinstance(buffer, QuantizedArray) else buffer
         for buffer, size in zip(attended, dims, strict=True)
     )
-    return keys, values, KeyValueState(kept[0], kept[1], reading.positions)
+    return keys, values, KeyValueState(stored[0], stored[1], reading.positions)
 
 
 def _quantized_alike(x: mx.array, buffer: QuantizedArray) -> QuantizedArray:
@@ -396,7 +398,7 @@ class SequenceBlocks:
     def _cut(self, x: mx.array) -> mx.array:
         return mx.unflatten(x, 2, (self.count, self.size))
 
-    def joined(self, y: mx.array) -> mx.array:
+    def merged(self, y: mx.array) -> mx.array:
         """`(B n, H, S, V)` as the sequence `(B, H, L, V)`."""
         blocks = mx.unflatten(y, 0, (-1, self.count)).swapaxes(1, 2)
         return mx.flatten(blocks, 2, 3)[:, :, : self.length]
@@ -442,15 +444,15 @@ def near_mask(
     if counts is not None:
         begin = mx.where(token < counts[:, None], begin, -1)
     begin = mx.broadcast_to(begin, (begin.shape[0], blocks.length))
-    place = mx.broadcast_to(token - begin, begin.shape)
+    position = mx.broadcast_to(token - begin, begin.shape)
 
     def column(x: mx.array) -> mx.array:
         return x[:, None, :, None]
 
     near_begin = blocks.near(column(begin), -1).swapaxes(2, 3)
     is_same = blocks.own(column(begin), -1) == near_begin
-    # filled up, places go on from the padding beside them
-    query = blocks.own(column(place))
+    # filled up, positions go on from the padding beside them
+    query = blocks.own(column(position))
     key = query + blocks.relative
     low = first_seen(query, window, step)
     high = query // step * step + window
@@ -468,7 +470,7 @@ class KeyValueKind(StateKind):
     Attributes:
         num_heads: Key and value heads `G`.
         head_dim: Dims `K` of a key; 0 where there are only values.
-        cache: Which tokens are seen, and how their keys and values are kept.
+        cache: Which tokens are seen, and how their keys and values are stored.
         takes_steps: Whether `attention_step` computes what this layer does with a single token.
         value_dims: Dims of a value. Default: `head_dim`.
         is_exact: A token sees the same whether it is read with later ones or alone.
@@ -486,7 +488,7 @@ class KeyValueKind(StateKind):
         return repr(self.cache)
 
     def quantized(self, state: KeyValueState) -> KeyValueState:
-        """The state with keys and values in few bits, if that is how they are to be kept."""
+        """The state with keys and values in few bits, if that is how they are to be stored."""
         quantization = self.cache.quantization
         return state if quantization is None else state.quantized(quantization)
 
@@ -497,7 +499,7 @@ class KeyValueKind(StateKind):
         shape = batch_size, self.num_heads, slots
         keys, values = (mx.zeros((*shape, dims), dtype) for dims in (self.head_dim, value_dims))
         ends = mx.full((batch_size,), length, mx.int32)
-        state = KeyValueState(keys, values, held_positions(ends, slots, window, sinks))
+        state = KeyValueState(keys, values, slot_positions(ends, slots, window, sinks))
         if self.cache.quantization is None:
             return state
         return self.quantized(state) if self._quantizes(length) else state
@@ -533,7 +535,7 @@ class KeyValueKind(StateKind):
         positions = state.positions
         last = mx.max(positions, axis=1, keepdims=True) - count
         if isinstance(state, TailedKeyValueState):
-            # those of the tail first
+            # first what the tail holds
             tail, last = state.tail, last + state.tail.used
             state = state._replace(tail=tail._replace(used=mx.maximum(tail.used - count, 0)))
         positions = mx.where(positions > last, -1, positions)
@@ -592,15 +594,15 @@ class KeyValueKind(StateKind):
         window, sinks = self.cache.window, self.cache.sinks
         return FixedKeyValueState(*attention_tail.join_tail(*state, count, window, sinks))
 
-    def joined(self, states: Sequence[KeyValueState]) -> KeyValueState:
-        """Like `StateKind.joined`; where one is quantised, the others become so."""
+    def merged(self, states: Sequence[KeyValueState]) -> KeyValueState:
+        """Like `StateKind.merged`; where one is quantised, the others become so."""
         if any(state.is_quantized for state in states):
             states = [self.quantized(state) for state in states]
         used, capacity = (
             max(state.used for state in states),
             max(state.capacity for state in states),
         )
-        return KeyValueState.joined([state.widened(used, capacity) for state in states])
+        return KeyValueState.merged([state.widened(used, capacity) for state in states])
 
     def selected(self, state: KeyValueState, rows: mx.array, length: int) -> KeyValueState:
         slots = slots_after(0, length, self.cache.window, self.cache.sinks)

@@ -48,7 +48,7 @@ class SelfAttention(ServedAttention):
         position_bias: Adds to the scores, made for `num_heads`.
         norms: The norms inside.
         is_causal: Each token sees the ones before it and itself; otherwise all of the sequence.
-        cache: Which tokens are seen, and how their keys and values are kept.
+        cache: Which tokens are seen, and how their keys and values are stored.
 
     Shape:
         `x` and `y`: `(B, L, D)`.
@@ -189,15 +189,15 @@ class SelfAttention(ServedAttention):
         return self.head_dim if self.is_causal else None
 
     def score_count(self, batch_size: int, queries: int, length: int, context_length: int) -> int:
-        kept = max(0, context_length - length)
+        cached = max(0, context_length - length)
         if self._cache.capacity is not None:
-            kept = min(kept, self._cache.capacity)
+            cached = min(cached, self._cache.capacity)
         if not self.has_plain_weights or "position_bias" in self:
             # no kernel keeps them out of memory
             queries = length
         # keys and values in float32 beside them
         a_key = self.num_heads * queries + 2 * self.num_kv_heads * self.head_dim
-        return batch_size * a_key * (kept + length)
+        return batch_size * a_key * (cached + length)
 
     @property
     def state_kind(self) -> StateKind:
@@ -262,7 +262,7 @@ class SelfAttention(ServedAttention):
         return mx.concatenate(parts, axis=-1)[..., :length]
 
 
-def _check_parts(place: str, rope: Any, position_bias: Any, norms: Any, cache: Any) -> None:
+def _check_parts(caller: str, rope: Any, position_bias: Any, norms: Any, cache: Any) -> None:
     """Refuses values of other types, such as `rope=True`.
 
     Raises:
@@ -280,23 +280,23 @@ def _check_parts(place: str, rope: Any, position_bias: Any, norms: Any, cache: A
         ("cache", cache, isinstance(cache, KeyValueCache), "KeyValueCache(window=128)"),
     ):
         if not is_sound:
-            raise TypeError(f"[{place}] '{name}' must be as {such_as} but got {part!r:.80}.")
+            raise TypeError(f"[{caller}] '{name}' must be as {such_as} but got {part!r:.80}.")
 
 
 def _check_heads(
-    place: str, dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None
+    caller: str, dims: int, num_heads: int, num_kv_heads: int, head_dim: int | None
 ) -> None:
     """Refuses heads that a model of these dims cannot have, with `ValueError`."""
-    check_sizes(place, dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    check_sizes(caller, dims=dims, num_heads=num_heads, num_kv_heads=num_kv_heads)
     if head_dim is not None:
-        check_sizes(place, head_dim=head_dim)
+        check_sizes(caller, head_dim=head_dim)
     elif dims % num_heads:
         raise ValueError(
-            f"[{place}] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
+            f"[{caller}] 'num_heads' must divide 'dims' unless 'head_dim' is given but got {num_heads} "
             f"for {dims} dims."
         )
     if num_heads % num_kv_heads:
         raise ValueError(
-            f"[{place}] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for "
+            f"[{caller}] 'num_kv_heads' must divide 'num_heads' but got {num_kv_heads} for "
             f"{num_heads}."
         )

@@ -95,7 +95,7 @@ class KeyValueCache:
 
     def limited(
         self,
-        place: str,
+        caller: str,
         max_size: int | None,
         quantization: Quantization | None,
         quantization_start: int,
@@ -105,7 +105,7 @@ class KeyValueCache:
         The first 4 stay as sinks, the last ones in the window.
 
         Args:
-            place: The mixer that holds it, for errors.
+            caller: The mixer it belongs to, for errors.
             max_size: The most tokens; `None`: as many as now.
             quantization: As the attribute.
             quantization_start: As the attribute.
@@ -116,10 +116,10 @@ class KeyValueCache:
         """
         cache = self
         if max_size is not None:
-            check_sizes(place, max_size=max_size)
+            check_sizes(caller, max_size=max_size)
             if not SINKS < max_size < 2**31:
                 raise ValueError(
-                    f"[{place}] 'max_size' must be larger than {SINKS}, the first tokens that always "
+                    f"[{caller}] 'max_size' must be larger than {SINKS}, the first tokens that always "
                     f"stay, and below 2**31 but got {max_size}."
                 )
             if self.capacity is None or self.capacity > max_size:

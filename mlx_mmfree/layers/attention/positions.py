@@ -71,8 +71,8 @@ def llama3_wavelengths(
         trained_length: The longest text of training.
     """
     waves_per_text = trained_length / (2.0 * math.pi * wavelengths)
-    kept = (waves_per_text - low_freq_factor) / (high_freq_factor - low_freq_factor)
-    return _blended(wavelengths, factor, kept)
+    weight = (waves_per_text - low_freq_factor) / (high_freq_factor - low_freq_factor)
+    return _blended(wavelengths, factor, weight)
 
 
 def yarn_wavelengths(
@@ -123,11 +123,14 @@ def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1.0 else 1.0 + 0.1 * weight * math.log(factor)
 
 
-def _blended(wavelengths: mx.array, factor: float, kept: mx.array) -> mx.array:
-    """A mean of stretched and kept frequencies; the ends stay exact, since positions multiply errors."""
+def _blended(wavelengths: mx.array, factor: float, weight: mx.array) -> mx.array:
+    """A mean of stretched and, by `weight`, unchanged frequencies.
+
+    The ends stay exact, since positions multiply errors.
+    """
     stretched = factor * wavelengths
-    mean = 1.0 / ((1.0 - kept) / stretched + kept / wavelengths)
-    return mx.where(kept >= 1.0, wavelengths, mx.where(kept <= 0.0, stretched, mean))
+    mean = 1.0 / ((1.0 - weight) / stretched + weight / wavelengths)
+    return mx.where(weight >= 1.0, wavelengths, mx.where(weight <= 0.0, stretched, mean))
 
 
 class RoPE(nn.Module):
@@ -327,11 +330,11 @@ class PositionBias(nn.Module):
         check_sizes(type(self).__name__, num_heads=num_heads)
         self._num_heads = num_heads
 
-    def check_fits(self, place: str, num_heads: int) -> None:
+    def check_fits(self, caller: str, num_heads: int) -> None:
         """Refuses attention of another number of heads, with `ValueError`."""
         if num_heads != self._num_heads:
             raise ValueError(
-                f"[{place}] 'position_bias' must be made for {num_heads} heads but got one for "
+                f"[{caller}] 'position_bias' must be made for {num_heads} heads but got one for "
                 f"{self._num_heads}."
             )
 
@@ -502,9 +505,9 @@ class SinusoidalPositions(nn.Module):
         self._fine = mx.array((turns - coarse).astype(np.float32))
 
     def __call__(self, positions: mx.array) -> mx.array:
-        places = positions[..., None].astype(mx.float32)
-        turns = places * self._coarse
-        angles = 2 * math.pi * (turns - mx.floor(turns) + places * self._fine)
+        columns = positions[..., None].astype(mx.float32)
+        turns = columns * self._coarse
+        angles = 2 * math.pi * (turns - mx.floor(turns) + columns * self._fine)
         parts = [mx.sin(angles), mx.cos(angles)]
         if self._layout == "concatenated":
             return mx.concatenate(parts, axis=-1)
@@ -537,10 +540,10 @@ class LearnedPositions(nn.Module):
         self.rows = nn.Embedding(max_length + offset, dims)
 
     def __call__(self, positions: mx.array) -> mx.array:
-        places = positions + self._offset
+        rows = positions + self._offset
         count = self.rows.weight.shape[0]
-        codes = embed_tokens(self.rows, mx.minimum(places, count - 1))
-        return mx.where((places < count)[..., None], codes, mx.array(mx.nan, codes.dtype))
+        codes = embed_tokens(self.rows, mx.minimum(rows, count - 1))
+        return mx.where((rows < count)[..., None], codes, mx.array(mx.nan, codes.dtype))
 
 
 class AxialPositions(nn.Module):
@@ -622,8 +625,8 @@ class AddedPositions(TokenMixer):
     def mix(
         self, x: mx.array, state: AddedPositionsState, context: Context
     ) -> tuple[mx.array, AddedPositionsState]:
-        places, read = count_on(state.read, x.shape[1], context)
-        return self.code(places).astype(x.dtype), AddedPositionsState(read)
+        in_sample, read = count_on(state.read, x.shape[1], context)
+        return self.code(in_sample).astype(x.dtype), AddedPositionsState(read)
 
     def added(
         self, x: mx.array, state: AddedPositionsState | None, context: Context

@@ -46,8 +46,8 @@ def see(
     offset, mask = key_values.read_whole(length, counts, starts)
     token = mx.arange(length)
     if cache.window is not None:
-        place = token[None] if starts is None else offset
-        step = cast(mx.array, place) // cache.step
+        start = token[None] if starts is None else offset
+        step = cast(mx.array, start) // cache.step
         reach = cache.window // cache.step - 1
         is_near = mx.abs(step[:, None] - step[..., None]) <= reach
         mask = (
@@ -61,14 +61,14 @@ def see(
 
 def relative_positions(reading: key_values.Reading, cache: KeyValueCache) -> mx.array:
     """The position of each key less the query's, `(B, L, N)`."""
-    query, key = reading.places, reading.seen
+    query, key = reading.token_positions, reading.seen
     if key is None:
         key = mx.arange(query.shape[1])[None]
     relative = key[:, None] - query[..., None]
     if not cache.sinks:
         return relative
     batch, count = reading.positions.shape[0], key.shape[1]
-    near, is_sink = key_values.sink_places(reading, batch, count, cache.sinks, cache.farthest)
+    near, is_sink = key_values.sink_positions(reading, batch, count, cache.sinks, cache.farthest)
     if reading.begins is not None:
         near = near + reading.begins
     return mx.where(is_sink[:, 0].swapaxes(1, 2), key[:, None] - near[..., None], relative)

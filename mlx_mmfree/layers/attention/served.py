@@ -13,8 +13,8 @@ import mlx.core as mx
 
 from ...ops import Rotation
 from ...ops.attention import Mask
-from ...ops.attention_step import Options, next_place, operation, without_gates
-from ...ops.attention_tail import Tail, tail_place
+from ...ops.attention_step import Options, next_slot, operation, without_gates
+from ...ops.attention_tail import Tail, next_tail_slot
 from ...ops.attention_tail import operation as tail_operation
 from ...ops.rotated_heads import operation as rotate_operation
 from ...ops.splitting import split_many
@@ -200,17 +200,17 @@ class ServedAttention(TokenMixer):
             queries, others = mx.split(projected, [dims], axis=-1)
             queries = rope.scaled(mx.unflatten(queries, -1, (self.num_heads, -1)))
             projected = mx.concatenate([mx.flatten(queries, -2), others], axis=-1)
-        # layers share the place of the token and its rotation, where a backend asks for them
+        # layers share the slot of the token and its rotation, where a backend asks for them
         capacity, used = keys.shape[2], positions.shape[1]
         which: tuple[Any, ...] = (used, capacity, window, sinks)
-        found: Callable[[], Any] = partial(next_place, positions, capacity, window, sinks)
+        found: Callable[[], Any] = partial(next_slot, positions, capacity, window, sinks)
         if tail is not None:
             which = ("tail", *which)
-            found = partial(tail_place, positions, tail.used, window, sinks)
-        place = partial(context.memoised, ("place", *which), found)
+            found = partial(next_tail_slot, positions, tail.used, window, sinks)
+        slot = partial(context.memoised, ("slot", *which), found)
         angles = None
         if waves is not None:
-            turned = partial(_angles, place, waves)
+            turned = partial(_angles, slot, waves)
             angles = partial(context.memoised, ("step", id(rope), *which), turned)
         # the operation itself, because each decoded token comes here in each layer
         options = Options(
@@ -222,7 +222,7 @@ class ServedAttention(TokenMixer):
             eps,
             window,
             sinks,
-            place,
+            slot,
             angles,
             self._is_gated,
         )
@@ -286,7 +286,7 @@ class ServedAttention(TokenMixer):
             blocks.every_row(near, batch),
             self.bias_of(lambda: blocks.relative, which, context),
         )
-        return blocks.joined(y)
+        return blocks.merged(y)
 
     def _split(self, projected: mx.array) -> tuple[tuple[mx.array, ...], mx.array]:
         """Queries and keys, and values, of projected tokens `(B, L, (H + 2G) K)`.
@@ -376,7 +376,7 @@ class ServedAttention(TokenMixer):
         farthest = self._cache.farthest
         at, is_sink = context.memoised(
             ("sinks", *which),
-            lambda: key_values.sink_places(reading, batch, count, sinks, farthest),
+            lambda: key_values.sink_positions(reading, batch, count, sinks, farthest),
         )
         (near,) = self._rotated((plain,), at, ("sinks", *which), context)
         zero = mx.zeros((), keys.dtype)
@@ -387,6 +387,6 @@ class ServedAttention(TokenMixer):
         return queries, mx.concatenate([others, of_sinks], axis=-1)
 
 
-def _angles(place: Callable[[], Any], wavelengths: mx.array) -> Rotation:
+def _angles(slot: Callable[[], Any], wavelengths: mx.array) -> Rotation:
     """The rotation of one token."""
-    return Rotation.of(place().lengths, 1, wavelengths)
+    return Rotation.of(slot().lengths, 1, wavelengths)

@@ -36,7 +36,7 @@ class TernaryScheme:
     Attributes:
         scales: What shares a scale: a group of 64 inputs of a row, a row, or the matrix.
         threshold: :math:`\tau`.
-        keeps_mean: The scale is the mean magnitude of all weights, not of those that are kept.
+        keeps_mean: The scale is the mean magnitude of all weights, not of those that are not zero.
         group_size: Inputs of a group, and of what the codes of the packed format share.
         block: Inputs that are rotated together, a power of two; 0 rotates none.
     """
@@ -52,12 +52,12 @@ class TernaryScheme:
         rows = weight.shape[0]
         sizes = mx.abs(weight.astype(mx.float32)).reshape(rows, -1, self.group_size)
         means = self._shared(sizes)
-        is_kept = (sizes > self.threshold * means).astype(mx.float32)
+        is_nonzero = (sizes > self.threshold * means).astype(mx.float32)
         scales = means
         if not self.keeps_mean:
-            scales = self._shared(sizes * is_kept) / mx.maximum(self._shared(is_kept), 1e-6)
+            scales = self._shared(sizes * is_nonzero) / mx.maximum(self._shared(is_nonzero), 1e-6)
         scales = mx.clip(scales, 2.0**-14, 65504.0).astype(mx.float16)
-        trits = is_kept.reshape(weight.shape) * mx.sign(weight.astype(mx.float32))
+        trits = is_nonzero.reshape(weight.shape) * mx.sign(weight.astype(mx.float32))
         return trits, mx.broadcast_to(scales, (*sizes.shape[:2], 1))[..., 0]
 
     def _shared(self, sizes: mx.array) -> mx.array:

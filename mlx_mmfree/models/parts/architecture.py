@@ -59,7 +59,7 @@ class LeftOut(str):
 class Stacked(str):
     """In `weight_names`, for one of several matrices that are one in memory, row after row.
 
-    The last number of its name on disk, which has no place here, counts them from 0.
+    The last number of its name on disk, which is left out here, counts them from 0.
     """
 
 
@@ -90,7 +90,7 @@ class GGUFFormat:
         write: From a description, the values of `own_keys`.
         names: Further names of tensors, with `{}` for a layer number, and their names on the Hub.
         heads: From the Hub's name of a tensor and the configuration, the axis of the tensor along which
-            heads lie in the file in another order, and the place in the file of each number along it;
+            heads lie in the file in another order, and the index in the file of each number along it;
             `None`: all lie as on the Hub.
         layouts: From a model, how parameters lie in a file, by their names in memory, where that is not
             as on the Hub; the `layouts` of the architecture tell that from a file.
@@ -161,8 +161,8 @@ class Architecture:
         config: Describes a model.
         build: Makes a model of a description, with fresh weights, in its training variant.
         weight_names: Hub name to ours, `{}` a layer number; an entry that names a module covers all its
-            tensors; `None` marks a tensor that is stored but never used, `LeftOut` a part of the file,
-            `Copy` and `OlderName` a second name of a tensor.
+            tensors; `None` stands for a tensor that is stored but never used, `LeftOut` a part of the
+            file, `Copy` and `OlderName` a second name of a tensor.
         newer_name: From the Hub name of a tensor and all names of its file, what the tensor is called in
             `weight_names`, for files whose names stood for others once.
         layouts: From a model, the shapes of the tensors of a file by their names, and the program that
@@ -232,7 +232,7 @@ class Architecture:
 
     @property
     def repositories(self) -> dict[str, Published]:
-        """Those of `published`, each by its own name."""
+        """The architectures of `published`, each by its own name."""
         return {each: known for name, known in self.published.items() for each in _listed(name)}
 
     def __post_init__(self) -> None:
@@ -393,7 +393,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def draw_weights(model: Model, standard_deviation: float) -> Model:
     """Draws the weights of embeddings and linears from a normal distribution; returns the model.
 
-    It is the last step of `build`, and so the one place where a model's operations are fused.
+    It is the last step of `build`, and the only one in which a model's operations are fused.
     """
     modules = dict(model.named_modules())
     for path, matrix in matrices(model).items():
@@ -460,16 +460,16 @@ class WeightNames:
         return None if entry is None else self._left_out[entry]
 
     def to_memory(self, disk_name: str) -> str | None:
-        """The name in memory; `None` if the table lacks the tensor or marks it unused or a copy."""
+        """The name in memory; `None` if the table lacks the tensor or has it as unused or a copy."""
         return _translate(disk_name, self._to_memory, _SCALE_ON_DISK, _SCALE_IN_MEMORY)[1]
 
     def stack_of(self, disk_name: str) -> tuple[str, int] | None:
-        """The name on disk of what a tensor is stacked in, and its place there; `None` for others."""
+        """The name on disk of what a tensor is stacked in, and its index there; `None` for others."""
         _, name = _translate(disk_name, self.stacked)
         return None if name is None else (self.to_disk(name), int(_NUMBER.findall(disk_name)[-1]))
 
     def in_stack(self, disk_name: str) -> str | None:
-        """The names of what is stacked in a tensor, with `{}` for their places; `None` for others."""
+        """The names of what is stacked in a tensor, with `{}` for their numbers; `None` for others."""
         patterns = {str(ours): hub for hub, ours in self.stacked.items()}
         return _translate(self.to_memory(disk_name) or "", patterns)[1]
 
@@ -527,14 +527,14 @@ def _layer_patterns(to_disk: tuple[tuple[str, str], ...]) -> list[re.Pattern[str
 
 @lru_cache(maxsize=4096)
 def _templates(name: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The name with places for some of its numbers, from all of them to none, and those numbers."""
+    """The name with `{}` for some of its numbers, from all of them to none, and those numbers."""
     numbers = _NUMBER.findall(name)
     between = _NUMBER.split(name)
     found = []
-    for are_places in product((True, False), repeat=len(numbers)):
-        parts = ["{}" if p else n for p, n in zip(are_places, numbers, strict=True)]
+    for are_free in product((True, False), repeat=len(numbers)):
+        parts = ["{}" if p else n for p, n in zip(are_free, numbers, strict=True)]
         text = "".join(sum(zip(between, [*parts, ""], strict=True), ()))
-        found.append((text, tuple(compress(numbers, are_places))))
+        found.append((text, tuple(compress(numbers, are_free))))
     return tuple(found)
 
 
@@ -566,7 +566,7 @@ def weight_names(config: Config) -> WeightNames:
 
 
 def layer_numbers(model: nn.Module, names: WeightNames) -> dict[Layer, int]:
-    """The place of each layer of a model, counted from the first."""
-    places = (names.in_layer(names.to_disk(name)) for name in parameters(model))
-    layers = sorted({place[0] for place in places if place is not None})
+    """The index of each layer of a model, counted from the first."""
+    found = (names.in_layer(names.to_disk(name)) for name in parameters(model))
+    layers = sorted({each[0] for each in found if each is not None})
     return {layer: number for number, layer in enumerate(layers)}

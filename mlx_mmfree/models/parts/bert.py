@@ -100,8 +100,8 @@ class Front(nn.Module):
             self.projection = Linear(dims, dims)
 
     def __call__(self, x: mx.array, context: Context) -> mx.array:
-        places, _ = count_on(mx.zeros((x.shape[0],), mx.int32), x.shape[1], context)
-        x = self.norm(x * self._scale + self.positions(places) + self.segments.weight[0])
+        positions, _ = count_on(mx.zeros((x.shape[0],), mx.int32), x.shape[1], context)
+        x = self.norm(x * self._scale + self.positions(positions) + self.segments.weight[0])
         return self.projection(x) if "projection" in self else x
 
 

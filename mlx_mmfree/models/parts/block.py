@@ -162,15 +162,15 @@ class Block(nn.Module):
         hides = "memory" in self._names and name != "memory"
         return context.with_memory(None) if hides else context
 
-    def norm_at(self, name: str, place: str) -> nn.Module | None:
+    def norm_at(self, name: str, when: str) -> nn.Module | None:
         """The norm "before" or "after" a mixer, or on its "branch"; `None`: there is none."""
-        if place == "branch":
+        if when == "branch":
             return cast(nn.Module | None, self.get(f"{name}_output_norm"))
-        is_there = (place == "after") == (self._order == "post")
+        is_there = (when == "after") == (self._order == "post")
         return self.get(f"{name}_norm") if is_there else None
 
-    def normed(self, name: str, place: str, x: mx.array) -> mx.array:
-        norm = self.norm_at(name, place)
+    def normed(self, name: str, when: str, x: mx.array) -> mx.array:
+        norm = self.norm_at(name, when)
         return x if norm is None else cast(mx.array, norm(x))
 
     @property

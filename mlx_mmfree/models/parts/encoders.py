@@ -137,11 +137,11 @@ class SequenceClassifier(TokenModel):
         if self._pooling == "mean":
             numbers = (x * real[..., None]).swapaxes(1, 2)
             return (long_sum(numbers, axis=-1) / long_sum(real, axis=-1)[:, None]).astype(x.dtype)
-        place = mx.arange(length)
+        index = mx.arange(length)
         if self._pooling == "first":
             chosen = mx.argmax(real, axis=1)
         else:
-            chosen = mx.argmax(real * (place + 1), axis=1)
+            chosen = mx.argmax(real * (index + 1), axis=1)
         return mx.take_along_axis(x, chosen[:, None, None], axis=1).squeeze(1)
 
 

@@ -71,18 +71,18 @@ def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value
 
 
-def agreed(places: Mapping[str, Any]) -> Any:
+def agreed(values: Mapping[str, Any]) -> Any:
     """The value of keys that mean one thing, by their names as text; `None` if none is given.
 
     Raises:
         CheckpointError: Two of them have different values, of which programs take one or the other.
     """
-    given = {place: value for place, value in places.items() if value is not None}
-    for place, value in given.items():
+    given = {key: value for key, value in values.items() if value is not None}
+    for key, value in given.items():
         first = next(iter(given))
         if value != given[first]:
             raise CheckpointError(
-                f"[config.json] {first} and {place} must be equal, since they mean the same, but got "
+                f"[config.json] {first} and {key} must be equal, since they mean the same, but got "
                 f"{given[first]!r:.60} and {value!r:.60}. Correct the one that is wrong, or remove it."
             )
     return next(iter(given.values()), None)

@@ -32,7 +32,7 @@ _MOST_PIXELS = 2**13
 
 @dataclass(frozen=True)
 class ImageConfig(HubConfig):
-    """The common part of all image models.
+    """Base class of image models.
 
     A `config.json` names a variant under `architecture`; `model_args` has what differs from it, as the
     keyword arguments of `timm.create_model`, which reads the same file.
@@ -228,7 +228,7 @@ class ImageBlock(nn.Module):
     Args:
         dims: Dims `D`.
         mixer: A spatial mixer, of maps; or a bidirectional token mixer, of sequences.
-        channel_mixer: Mixes within a place; `None`: there is no second branch, as where the mixer has
+        channel_mixer: Mixes within a position; `None`: there is no second branch, as where the mixer has
             an expansion of the channels of its own.
         norm: Makes a norm, called as `norm(dims)`.
         layer_scale: What the factors :math:`\gamma` are at first; `None`: there are none.
@@ -285,10 +285,10 @@ class Stage(nn.Module):
 
     Args:
         blocks: The blocks, first to last. Each maps an array to one of the same shape, as `ImageBlock`
-            does, or the first to one of fewer places and other dims. A family whose blocks differ writes
-            its own in its file.
+            does, or the first to one of fewer positions and other dims. A family whose blocks differ
+            writes its own in its file.
         norm: What stands between the last block and the next stage or the pooling: a norm, or any
-            other module that maps places to places; `None`: nothing.
+            other module that maps positions to positions; `None`: nothing.
 
     Shape:
         `x` and `y`: maps `(B, H, W, D)`, or sequences `(B, N, D)`.
@@ -326,9 +326,9 @@ def drop_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
 def staged(
     last: float, depths: Sequence[int], block: Callable[[int, int, float], nn.Module]
 ) -> list[Stage]:
-    """The stages of a model, whose blocks `block` makes of the stage, the place in it and the rate."""
+    """The stages of a model, whose blocks `block` makes of the stage, the index in it and the rate."""
     return [
-        Stage([block(stage, place, rate) for place, rate in enumerate(rates)])
+        Stage([block(stage, index, rate) for index, rate in enumerate(rates)])
         for stage, rates in enumerate(drop_rates(last, depths))
     ]
 
@@ -358,10 +358,10 @@ class ImageClassifier(nn.Module):
         stages: Map them to such of the same dims.
         head: Maps `(B, D)` to `(B, K)`, a logit for each class. A norm after the pooling is part of it.
             Where `config` has no classes, it gives features in place of logits.
-        merges: One between each stage and the next, which changes dims and places; `None` where they
+        merges: One between each stage and the next, which changes dims and positions; `None` where they
             stay.
         neck: What stands between the last stage and the pooling, such as a norm; `None`: nothing.
-        pool: The vector of an image is the mean of all places, or the first of a sequence, as where a
+        pool: The vector of an image is the mean of all positions, or the first of a sequence, as where a
             class token stands there.
         config: The architecture's configuration, kept as the attribute `config`.
 
@@ -493,5 +493,5 @@ class ImageClassifier(nn.Module):
         """The vector of each image, `(B, D)`."""
         if self._pool == "first":
             return x[:, 0]
-        places = x.reshape(x.shape[0], -1, x.shape[-1])
-        return (long_sum(places, axis=-2) / places.shape[1]).astype(x.dtype)
+        positions = x.reshape(x.shape[0], -1, x.shape[-1])
+        return (long_sum(positions, axis=-2) / positions.shape[1]).astype(x.dtype)

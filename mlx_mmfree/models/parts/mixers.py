@@ -142,7 +142,7 @@ class MixerPositions:
         return "rope" if self.kind == "rope" else "position_bias" if self.is_bias else None
 
     def refusal(self, mixer: str) -> UnsupportedModelError:
-        """The error for a mixer that has no place for it."""
+        """The error for a mixer that does not take it."""
         return UnsupportedModelError(
             f"[config.json] 'positions' must not be {self.kind} for {mixer}, which has no scores to add "
             "it to. mmfree mixers describes those that have."
@@ -259,7 +259,7 @@ class MixerChoice:
         }
 
     def takes(self, positions: "MixerPositions") -> bool:
-        """Returns whether the mixer has a place for them."""
+        """Returns whether the mixer takes them."""
         mixer = find_token_mixer(self.name)
         return positions.argument in inspect.signature(mixer.__init__).parameters
 

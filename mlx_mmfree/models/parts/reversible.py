@@ -96,10 +96,10 @@ def one_stream(x: mx.array) -> mx.array:
 class ReversibleSequence(nn.Module):
     """Reversible blocks over whole sequences, whose backward pass undoes them one by one.
 
-    Of all activations only the last ones are kept: the memory of training does not grow with the number
-    of blocks but for their parameters and gradients. The backward pass computes each mixer once more.
-    What it undoes is rounded anew in each block, so that its gradients differ a little from the
-    gradients with kept activations; streams in 16 bits are not exact enough. Mixers must give the same
+    Of all activations only the last ones are stored: the memory of training does not grow with the
+    number of blocks but for their parameters and gradients. The backward pass computes each mixer once
+    more. What it undoes is rounded anew in each block, so that its gradients differ a little from the
+    gradients with stored activations; streams in 16 bits are not exact enough. Mixers must give the same
     twice: dropout does not.
 
     Args:

@@ -18,8 +18,8 @@ _ORIGINAL_LENGTH = "original_max_position_embeddings"
 _FIXED = {"alpha": None, "partial_rotary_factor": 1.0, "mrope_section": None}
 _REFUSED = {
     "proportional": "It rotates a part of each head.",
-    "axial": "It rotates by places in pictures.",
-    "mrope": "It rotates by places in pictures and films.",
+    "axial": "It rotates by positions in pictures.",
+    "mrope": "It rotates by positions in pictures and films.",
 }
 
 

@@ -32,7 +32,7 @@ class Stack(nn.Module):
 
     Args:
         blocks: The blocks, first to last; or reversible ones, whose two streams begin alike and are
-            averaged after the last, unless a subclass has another `joined`.
+            averaged after the last, unless a subclass has another `merged`.
         norm: The norm after the last.
         positions: Adds positions before the first block; `None`: nothing does.
 
@@ -142,7 +142,7 @@ class Stack(nn.Module):
             else:
                 x, new = run(block, x, old, context, **arguments)
             new_state += (new,) if is_flat or len(block.carriers) == 1 else new
-        x = self.joined(x) if is_reversible else x
+        x = self.merged(x) if is_reversible else x
         return self.norm(x), (*new_state, *added)
 
     def transform(self, x: mx.array, context: Context | None = None) -> mx.array:
@@ -156,10 +156,10 @@ class Stack(nn.Module):
             return self.run(x, None, context)[0]
         x, _, _ = self._placed(x, None, context)
         blocks = cast("list[ReversibleBlock]", self.blocks)
-        x = self.joined(ReversibleSequence(blocks)(two_streams(x), context))
+        x = self.merged(ReversibleSequence(blocks)(two_streams(x), context))
         return self.norm(x)
 
-    def joined(self, x: mx.array) -> mx.array:
+    def merged(self, x: mx.array) -> mx.array:
         """The input of the norm from both streams after reversible blocks, `(B, L, 2 D)`."""
         return one_stream(x)
 

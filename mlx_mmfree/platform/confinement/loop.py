@@ -167,8 +167,8 @@ def _limit(memory_bytes: int) -> bool:
     sizes = Path("/proc/self/statm")
     if not sizes.exists():
         return False
-    held = int(sizes.read_text().split()[0]) * resource.getpagesize()
-    limit = min(held + memory_bytes, sys.maxsize)
+    used = int(sizes.read_text().split()[0]) * resource.getpagesize()
+    limit = min(used + memory_bytes, sys.maxsize)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,4 +1,4 @@
-"""What reads hostile input in a process of its own, and within which limits.
+"""Readers of hostile input in a process of their own, and their limits.
 
 The table of `.github/SECURITY.md` says the same as text, beside what this program reads itself.
 """
@@ -14,7 +14,7 @@ MB = 2**20
 
 @dataclass(frozen=True)
 class Reader:
-    """What reads one kind of input.
+    """A reader of one kind of input.
 
     Attributes:
         module: As for `ConfinedProcess`.
@@ -44,7 +44,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Branch:
-    """What a fork of a process may take for a request.
+    """Limits of a fork of a process for a request.
 
     Attributes:
         memory_bytes: The memory beyond what it begins with.

@@ -28,7 +28,7 @@ from .frames import receive, send
 # A limit of time on the clock, for a process that is stopped or swaps and so uses no processor time.
 PATIENCE_S = 120.0
 _POLL_S = 0.2
-_KEPT_VARIABLES = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "TZ")
+_PASSED_VARIABLES = ("DYLD_LIBRARY_PATH", "LD_LIBRARY_PATH", "TZ")
 _MAX_ANSWER_BYTES = 2**30
 _SHARE_OF_REQUEST = 4
 _LOOP = f"{__package__}.loop"
@@ -82,7 +82,7 @@ class ConfinedProcess:
         self._module = module
         self._packages = packages
         self._memory_bytes = memory_bytes
-        self._held_bytes = 0
+        self._base_bytes = 0
         self._first = first
         self._lock = Lock()
         self._running: _Running | _Forked | None = None
@@ -142,9 +142,9 @@ class ConfinedProcess:
             except BaseException:
                 ours.close()
                 raise
-        held = _resident_bytes(self.process_id) if self.watches_memory else 0
+        base = _resident_bytes(self.process_id) if self.watches_memory else 0
         forked = _Forked(process_id, ours, self._left, self._end_of)
-        return Branch(self._module, forked, memory_bytes, held)
+        return Branch(self._module, forked, memory_bytes, base)
 
     def _end_of(self, process_id: int) -> int | None:
         """Ends a branch, and says with which status it ended if that is known."""
@@ -261,7 +261,7 @@ class ConfinedProcess:
         return answer
 
     def _grew_too_much(self) -> bool:
-        return _resident_bytes(self.process_id) > self._held_bytes + self._memory_bytes
+        return _resident_bytes(self.process_id) > self._base_bytes + self._memory_bytes
 
     def _why_it_failed(self, answer: dict[str, Any]) -> str:
         if answer["failure"] == "MemoryError":
@@ -293,9 +293,9 @@ class ConfinedProcess:
 class Branch(ConfinedProcess):
     """The result of `ConfinedProcess.branch`. It is not started again once it has ended."""
 
-    def __init__(self, module: str, forked: "_Forked", memory_bytes: int, held_bytes: int) -> None:
+    def __init__(self, module: str, forked: "_Forked", memory_bytes: int, base_bytes: int) -> None:
         super().__init__(module, (), memory_bytes)
-        self._held_bytes = held_bytes
+        self._base_bytes = base_bytes
         self._running = self._forked = forked
 
     def interrupt(self) -> None:
@@ -321,7 +321,9 @@ class _Running:
                     [sys.executable, "-I", "-S", "-B", "-c", _START, start_values],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+                    env={
+                        name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ
+                    },
                     start_new_session=True,
                 )
             except OSError as error:
@@ -382,7 +384,7 @@ class _Forked:
         self.process_id = process_id
         self.connection = connection
         self._end_of = end_of
-        self._finish = weakref.finalize(self, _leave, process_id, connection, left)
+        self._finish = weakref.finalize(self, _close, process_id, connection, left)
 
     def has_ended(self) -> bool:
         """The same as for `_Running`; a request finds out."""
@@ -399,7 +401,7 @@ class _Forked:
         self.connection.close()
 
 
-def _leave(process_id: int, connection: socket.socket, left: deque[int]) -> None:
+def _close(process_id: int, connection: socket.socket, left: deque[int]) -> None:
     connection.close()
     left.append(process_id)
 

@@ -26,7 +26,7 @@ from ...hub.checkpoint.load import OpenedModel
 from ...hub.checkpoint.save import check_apart
 from ...hub.publish.model_card import ModelCard, table
 from ...hub.remote.source import find_source
-from ...layers.matrix import kept_names, matrices
+from ...layers.matrix import fixed_dtype_names, matrices
 from ...layers.ternary.groups import make_ternary
 from ...models import Decoder, architecture_of
 from ...models.parts.mixers import MixerChoice
@@ -633,7 +633,7 @@ class Distillation:
         Frozen weights are the teacher's, so that nothing is lost, unless they were unpacked.
         """
         stored = {entry.dtype for entry in self._opened.checkpoint.tensors.values()}
-        is_lossless = stored == {dtype} and not kept_names(self.teacher)
+        is_lossless = stored == {dtype} and not fixed_dtype_names(self.teacher)
         return frozen_in_dtype(student, dtype) if is_lossless else nullcontext()
 
     def _loss(self, name: StageName, student: Decoder, teacher: Decoder) -> Loss:

@@ -105,7 +105,7 @@ def unfreeze_layers(
     for name, hub_name in chosen.items():
         path, _, key = name.rpartition(".")
         matrix = matrix_of(modules[path])
-        if matrix is not None and matrix.kept:
+        if matrix is not None and matrix.fixed_dtypes:
             raise TrainingError(
                 f"[lora] '{hub_name}' must have float weights for full fine-tuning but is packed. Use a "
                 "checkpoint with float master weights, or train an adapter."

@@ -57,7 +57,7 @@ class SignLinear(Matrix, nn.Module):
         return self._group_size
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def fixed_dtypes(self) -> tuple[str, ...]:
         return ("weight", "turned")
 
     @property
@@ -79,25 +79,27 @@ class SignLinear(Matrix, nn.Module):
         return self.multiply(x).astype(x.dtype)
 
 
-def _check(said: Any) -> None:
-    if not isinstance(said, Mapping) or said.get("group_size") not in (16, 32):
+def _check(entry: Any) -> None:
+    if not isinstance(entry, Mapping) or entry.get("group_size") not in (16, 32):
         raise UnsupportedModelError(
-            f"[config.json] {SECTION!r} must have a 'group_size' of 16 or 32 but got {said!r:.80}."
+            f"[config.json] {SECTION!r} must have a 'group_size' of 16 or 32 but got {entry!r:.80}."
         )
 
 
 def _open(places: Mapping[str, UnreadMatrix]) -> dict[str, StoredMatrix]:
     return {
         path: StoredMatrix(
-            SignLinear(matrix.input_dims, matrix.output_dims, int(said["group_size"]))
+            SignLinear(matrix.input_dims, matrix.output_dims, int(entry["group_size"]))
         )
-        for path, (matrix, _, tensors, said) in places.items()
+        for path, (matrix, _, tensors, entry) in found.items()
         if matrix.is_plain and not matrix.is_embedding and "turned" in tensors
     }
 
 
-def _describe(held: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
-    sizes = [matrix.group_size for matrix in held.values() if isinstance(matrix, SignLinear)]
+def _describe(matrices_by_path: Mapping[str, Matrix], config: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = [
+        matrix.group_size for matrix in matrices_by_path.values() if isinstance(matrix, SignLinear)
+    ]
     return {SECTION: {"group_size": sizes[0]}} if sizes else {}
 
 

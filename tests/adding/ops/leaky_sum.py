@@ -24,8 +24,8 @@ def reference(x: mx.array, decay: float) -> mx.array:
 
 def chunked(x: mx.array, decay: float) -> mx.array:
     """One product with the powers of the decay."""
-    places = mx.arange(x.shape[1])
-    distance = places[:, None] - places
+    positions = mx.arange(x.shape[1])
+    distance = positions[:, None] - positions
     weights = mx.where(distance >= 0, mx.power(decay, mx.maximum(distance, 0)), 0.0)
     return weights @ x.astype(mx.float32)
 

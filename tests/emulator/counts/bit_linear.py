@@ -39,7 +39,7 @@ class BitLinear:
         slabs = [min(self.slab, dims // 16 - start) for start in range(0, dims // 16, self.slab)]
         # a SIMD group that has no inputs left ends the loop
         shared = sum(loop.instructions for loop in (*statistics, filling)) * dims / FILLED_INPUTS
-        done = self.code.once.instructions + slab.instructions * len(slabs) + shared
+        done = self.code.outside.instructions + slab.instructions * len(slabs) + shared
         return done + products.instructions * sum(-(-size // 32) for size in slabs)
 
     def whole(self, dims: int) -> float:

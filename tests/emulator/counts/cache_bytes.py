@@ -62,7 +62,7 @@ def moved(shape: str, tokens: int, limit: int) -> Moved:
     step, sums = _step_of(shape, tokens)
     capacity = -(-(tokens + 1) // GROWTH_STEP) * GROWTH_STEP
     row = sum(step.caches) // capacity
-    # an update of keys and one of values, each of which finds its place first
+    # an update of keys and one of values, each of which finds its slot first
     waiting = [
         each._replace(launches=each.launches + 4) if each.of_state >= capacity else each
         for each in step.operations

@@ -60,7 +60,7 @@ class Count:
     def whole(self, dims: int) -> float:
         """Instructions of the whole kernel for each weight and row of so many inputs."""
         rounds = -(-dims // (self.inputs * launch.SIMD_GROUP))
-        done = self.code.hot.instructions * rounds + self.code.once.instructions
+        done = self.code.hot.instructions * rounds + self.code.outside.instructions
         return done / (self.codes / self.inputs * dims / launch.SIMD_GROUP)
 
 

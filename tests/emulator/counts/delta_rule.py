@@ -49,7 +49,7 @@ def _on_the_busiest(threadgroups: int, cores: int, instructions: float) -> float
 def in_one_launch(length: int, cores: int) -> float:
     """Instructions of the busiest core where the state stays in registers."""
     code = _codes(1)["head"]
-    rounds = code.once.instructions + length * sum(loop.instructions for loop in code.loops)
+    rounds = code.outside.instructions + length * sum(loop.instructions for loop in code.loops)
     return _on_the_busiest(HEADS, cores, _SIMD_GROUPS * rounds)
 
 
@@ -73,7 +73,9 @@ def _between(code: Code, size: int) -> float:
     earlier, later, above, down, spans, *products, writes = (a.instructions for a in code.loops)
     first, first_inner, second, second_inner = products
     # two SIMD groups have a position each; others begin with the products of the gates above
-    total: float = code.once.instructions * _SIMD_GROUPS + (earlier + later) * 96 + above * 2 * 96
+    total: float = (
+        code.outside.instructions * _SIMD_GROUPS + (earlier + later) * 96 + above * 2 * 96
+    )
     total += down * 2 * size
     for bits in range(2, (size - 1).bit_length()):
         span = 1 << bits
@@ -89,7 +91,7 @@ def _lead(code: Code, size: int, chunks: int) -> float:
     chunk, steps, reads, sums, writes = (loop.instructions for loop in code.loops)
     rounds = ceil(size * _SIMD_GROUPS / 32)
     each = chunk + (steps + sums) * rounds + (reads + writes) * size
-    return _SIMD_GROUPS * (code.once.instructions + chunks * each)
+    return _SIMD_GROUPS * (code.outside.instructions + chunks * each)
 
 
 def lengths() -> str:

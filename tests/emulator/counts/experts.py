@@ -62,9 +62,9 @@ def instructions(inputs: int, rows: int, are_codes: bool) -> float:
     both, pairs = _codes(inputs, are_codes)
     keep, pair, products, last = (loop.instructions for loop in both.loops)
     rounds = ceil(inputs / 16 / 32)
-    total = pairs.once.instructions + keep * rounds + rows // 2 * (pair + products * rounds)
+    total = pairs.outside.instructions + keep * rounds + rows // 2 * (pair + products * rounds)
     if rows % 2:
-        total += last * rounds + both.once.instructions - pairs.once.instructions
+        total += last * rounds + both.outside.instructions - pairs.outside.instructions
     return total
 
 

@@ -1,6 +1,6 @@
 """Kernels with instructions for matrices, which Mesa's compiler does not know: counted in their texts.
 
-Clang unrolls the loops of a text for arm64 as it is told to. Of each kernel the innermost loop with
+Clang unrolls the loops of a text for arm64 as the text asks. Of each kernel the innermost loop with
 products is shown: its products of 8 x 8 matrices, its loads of them, and its barriers.
 """
 

@@ -28,12 +28,12 @@ def counted() -> Iterator[KernelSlots]:
         name, text = next(each for each in texts.items() if part in each[0])
         code = apple_gpu.machine_code(name, text, (64, 1, 1))
         slots = sum(loop.slots for loop in code.loops[:loops])
-        yield KernelSlots(product, outputs, 2, code.once.slots, 0, {512: slots})
+        yield KernelSlots(product, outputs, 2, code.outside.slots, 0, {512: slots})
     for bits in codes.metal.BITS:
         for outputs in (4, 8):
             code = codes.own(bits, 1, outputs).code
             product = f"codes of {bits} bit{'s' * (bits > 1)}"
-            yield KernelSlots(product, outputs, 2, code.once.slots, 0, {1024: code.hot.slots})
+            yield KernelSlots(product, outputs, 2, code.outside.slots, 0, {1024: code.hot.slots})
 
 
 def of_bit_linear(outputs: int) -> KernelSlots:
@@ -42,7 +42,7 @@ def of_bit_linear(outputs: int) -> KernelSlots:
     *statistics, slab, filling, products = counted.code.loops
     each = sum(loop.slots for loop in (*statistics, filling)) / bit_linear.FILLED_INPUTS
     rounds = {16 * counted.slab: slab.slots, 512: products.slots}
-    return KernelSlots("BitLinear", outputs, SIMD_GROUPS, counted.code.once.slots, each, rounds)
+    return KernelSlots("BitLinear", outputs, SIMD_GROUPS, counted.code.outside.slots, each, rounds)
 
 
 def as_json(kernels: list[KernelSlots]) -> str:

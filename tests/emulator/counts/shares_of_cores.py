@@ -42,8 +42,8 @@ def report() -> str:
         for parts in (1, 2)
     )
     lines = [
-        f"A SIMD group of {SIMD_GROUPS} takes {whole.once.instructions} instructions beside its keys, "
-        f"{part.once.instructions} where a head is read in parts, and for a key of 128 dims "
+        f"A SIMD group of {SIMD_GROUPS} takes {whole.outside.instructions} instructions beside its "
+        f"keys, {part.outside.instructions} where a head is read in parts, and for a key of 128 dims "
         f"{whole.loops[1].instructions} and {part.loops[1].instructions}. Keys of the busiest core, of "
         "the mean:\n",
         "| heads, keys | " + " | ".join(f"{cores} cores" for cores in CORES) + " |",

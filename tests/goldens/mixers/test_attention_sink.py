@@ -48,8 +48,8 @@ def test_streaming_attention_sinks(file: GoldenFile, cut: int) -> None:
         for buffer in (state.keys, state.values)
     )
     assert_close(values, file.out["v_cache_last"])
-    places = mx.take_along_axis(state.positions, order, axis=1)
-    assert_close(keys, rope(file.out["k_cache_last"], offset=places))
+    positions = mx.take_along_axis(state.positions, order, axis=1)
+    assert_close(keys, rope(file.out["k_cache_last"], offset=positions))
 
 
 @golden("attention_sink__learned_logit")

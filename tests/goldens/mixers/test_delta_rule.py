@@ -469,8 +469,8 @@ def test_padding_of_layers(file: GoldenFile) -> None:
     elif "y_masked" not in file.out:
         pytest.skip("biases of the third party leak from padding, so that the file holds no result")
     else:
-        place = valid[..., None]
-        assert_close(mx.where(place, y, 0.0), mx.where(place, file.out["y_masked"], 0.0))
+        mask = valid[..., None]
+        assert_close(mx.where(mask, y, 0.0), mx.where(mask, file.out["y_masked"], 0.0))
 
 
 @golden(*OTHERS)

@@ -10,10 +10,10 @@ from tests.goldens.mixers.files import GoldenFile, assert_close, fill, golden
 NAMES = ("query_proj", "key_proj", "value_proj")
 
 
-def fill_joined(mixer: nn.Module, file: GoldenFile, joined: str, output: str) -> None:
+def fill_merged(mixer: nn.Module, file: GoldenFile, merged: str, output: str) -> None:
     """Weights of a file that has queries, keys and values in one matrix."""
     for kind in ("weight", "bias"):
-        parts = mx.split(file.weights[f"{joined}.{kind}"], 3)
+        parts = mx.split(file.weights[f"{merged}.{kind}"], 3)
         for name, part in zip(NAMES, parts, strict=True):
             mixer[name][kind] = part
     fill(mixer, file.weights, {"output_proj": output})
@@ -53,7 +53,7 @@ def test_cosformer(file: GoldenFile, cut: int) -> None:
 @golden("hydra__attention")
 def test_hydra(file: GoldenFile) -> None:
     mixer = Hydra(file.hyper["d_model"], bias=True, is_causal=False)
-    fill_joined(mixer, file, "qkv", "out")
+    fill_merged(mixer, file, "qkv", "out")
     x, dropped = file.inputs["x"], file.inputs["mask"]
     assert_close(mixer(x)[0], file.out["y"])
     assert_close(mixer(x, None, ~dropped)[0], file.out["y_masked"])
@@ -63,7 +63,7 @@ def test_hydra(file: GoldenFile) -> None:
 def test_sima(file: GoldenFile) -> None:
     hyper = file.hyper
     mixer = SimA(hyper["dim"], num_heads=hyper["heads"], bias=True)
-    fill_joined(mixer, file, "qkv", "proj")
+    fill_merged(mixer, file, "qkv", "proj")
     assert_close(mixer(file.inputs["x"])[0], file.out["y"])
 
 
@@ -73,5 +73,5 @@ def test_class_attention(file: GoldenFile) -> None:
     mixer = SimA(
         hyper["dim"], num_heads=hyper["heads"], class_only=True, eps=hyper["eps"], bias=True
     )
-    fill_joined(mixer, file, "qkv", "proj")
+    fill_merged(mixer, file, "qkv", "proj")
     assert_close(mixer(file.inputs["x"])[0], file.out["y"])

@@ -32,8 +32,8 @@ def test_separate_keys_and_values(file: GoldenFile) -> None:
     assert_close(mixer(x, memory=memory)[0], file.out["short_context"])
     # padding stands after the tokens, wherever it was
     padded = mx.pad(memory, [(0, 0), (1, 1), (0, 0)], constant_values=3.0)
-    place = mx.arange(padded.shape[1])
-    valid = mx.logical_and(place >= 1, place < padded.shape[1] - 1)
+    position = mx.arange(padded.shape[1])
+    valid = mx.logical_and(position >= 1, position < padded.shape[1] - 1)
     valid = mx.broadcast_to(valid, padded.shape[:2])
     y, _ = mixer(x, memory=padded, memory_valid=valid)
     assert_close(y, file.out["short_context"])

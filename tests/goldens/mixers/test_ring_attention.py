@@ -50,10 +50,10 @@ def test_steps(file: GoldenFile) -> None:
         for step in range(size):
             for rank in range(size):
                 source = (rank - step) % size
-                place = mx.arange(length)
+                position = mx.arange(length)
                 seen = mx.array(True)
                 if name == "causal":
-                    seen = source * length + place <= (rank * length + place)[:, None]
+                    seen = source * length + position <= (rank * length + position)[:, None]
                 found[rank] = found[rank].with_keys(q[rank], k[source], v[source], seen)
             for letter, field in (("m", "largest"), ("l", "total"), ("o", "values")):
                 parts = [getattr(each, field) for each in found]

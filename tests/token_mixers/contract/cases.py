@@ -157,7 +157,7 @@ def beside(mixer: TokenMixer) -> dict[str, mx.array]:
 
 
 def rounds_keys(case: Case) -> bool:
-    """Returns whether keys and values are kept in few bits, which has no gradient."""
+    """Returns whether keys and values are stored in few bits, which has no gradient."""
     return getattr(case.options.get("cache"), "quantization", None) is not None
 
 

@@ -43,13 +43,13 @@ def test_tokens_can_be_taken_back(case: Case) -> None:
     want, _ = mixer(part, before, context=Context(**given))
     assert_equal(y, want)
     rest = x[:, read + more :]
-    for kept in range(1, more + 1):
+    for count in range(1, more + 1):
         if isinstance(after, StatesByPosition):
-            state = after.states[kept - 1]
+            state = after.states[count - 1]
         else:
             assert kind.can_rewind(before, more)
-            state = kind.rewound(after, more - kept)
-        _, want = mixer(part[:, :kept], before, context=Context(**given))
+            state = kind.rewound(after, more - count)
+        _, want = mixer(part[:, :count], before, context=Context(**given))
         assert_equal(mixer(rest, state, **given)[0], mixer(rest, want, **given)[0])
 
 

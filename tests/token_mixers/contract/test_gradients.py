@@ -95,7 +95,7 @@ def test_gradients_are_those_of_differences(case: Case) -> None:
         assert min(errors) <= 1, (path, errors)
 
 
-# keys that are kept in few bits have no gradient
+# keys that are stored in few bits have no gradient
 @by_case([case for case in ALL if not rounds_keys(case.values[0])])
 def test_a_row_of_padding_alone_adds_nothing(case: Case) -> None:
     """A batch is filled up with such rows. Their results are finite and count for nothing."""

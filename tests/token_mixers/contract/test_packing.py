@@ -27,7 +27,7 @@ POSITIONS = 16
 
 
 @cache
-def _marks(is_carried: bool) -> tuple[mx.array, mx.array]:
+def _starts_and_valid(is_carried: bool) -> tuple[mx.array, mx.array]:
     """Where samples start, and what is no padding. A carried state goes on with the first sample."""
     starts, valid = np.zeros((3, POSITIONS), bool), np.zeros((3, POSITIONS), bool)
     for row, lengths in enumerate(SAMPLES):
@@ -58,7 +58,7 @@ def _alone(mixer: TokenMixer, x: mx.array, before: object) -> tuple[mx.array, li
 def test_packed_samples_equal_each_alone(case: Case, is_carried: bool) -> None:
     mixer, x = case.mixer, mx.random.normal((3, POSITIONS, DIMS), key=mx.random.key(8))
     before = mixer(sequence(5))[1] if is_carried else mixer.init_state(3, x.dtype)
-    starts, valid = _marks(is_carried)
+    starts, valid = _starts_and_valid(is_carried)
     shown = valid[..., None]
     weights = mx.where(shown, mx.cos(mx.arange(x.size)).reshape(x.shape), 0.0)
 

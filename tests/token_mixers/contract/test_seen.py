@@ -28,7 +28,7 @@ def test_output_depends_on_the_past_only(case: Case) -> None:
     if getattr(mixer, "is_exact", True):
         assert mx.array_equal(got, want)
     else:
-        # later tokens change the places of earlier ones in products, which then round otherwise
+        # later tokens change where earlier ones stand in products, which then round otherwise
         assert_equal(got, want)
 
 
@@ -37,14 +37,14 @@ PADDING = [[0, 1, 2, 3], [0, 5, 6, 16], [13, 14, 15, 16]]
 
 
 def padded(x: mx.array, before: int = 0) -> tuple[mx.array, mx.array, mx.array]:
-    """Rows with padding, which positions are none, and the place of each token, `(3, LENGTH, 1)`."""
+    """Rows with padding, which positions are none, and the position of each token, `(3, LENGTH, 1)`."""
     valid = np.ones((3, LENGTH + 4), bool)
-    for row, places in zip(valid, PADDING[before:] + PADDING[:before], strict=True):
-        row[places] = False
+    for row, positions in zip(valid, PADDING[before:] + PADDING[:before], strict=True):
+        row[positions] = False
     rows = np.full((*valid.shape, DIMS), 9.0, np.float32)
     rows[valid] = np.array(x).reshape(-1, DIMS)
-    places = np.stack([np.flatnonzero(row) for row in valid])[..., None]
-    return mx.array(rows), mx.array(valid), mx.array(places)
+    positions = np.stack([np.flatnonzero(row) for row in valid])[..., None]
+    return mx.array(rows), mx.array(valid), mx.array(positions)
 
 
 @pytest.mark.parametrize("is_carried", [False, True], ids=["fresh", "carried"])
@@ -54,9 +54,9 @@ def test_padding_changes_nothing(case: Case, is_carried: bool) -> None:
     before = mixer(sequence(5, seed=4))[1] if is_carried else None
     want, want_state = mixer(x, before)
     for turn in range(3):
-        rows, valid, places = padded(x, turn)
+        rows, valid, positions = padded(x, turn)
         y, state = mixer(rows, before, valid)
-        assert_equal(mx.take_along_axis(y, places, axis=1), want)
+        assert_equal(mx.take_along_axis(y, positions, axis=1), want)
         if mixer.recurrent:
             assert_equal(state, want_state)
         continue_equally(mixer, x, state, want_state)
@@ -84,10 +84,10 @@ def test_every_position_sees_the_whole_sequence(case: Case) -> None:
 @by_case(WHOLE)
 def test_padding_around_a_sequence_changes_nothing(case: Case) -> None:
     mixer, x, total = case.mixer, sequence(), LENGTH + 4
-    want, place = mixer(x)[0], mx.arange(total)
+    want, position = mixer(x)[0], mx.arange(total)
     for before in (0, 2, 4):
         padded = mx.pad(x, [(0, 0), (before, 4 - before), (0, 0)], constant_values=9.0)
-        valid = mx.broadcast_to((place >= before) & (place < before + LENGTH), (3, total))
+        valid = mx.broadcast_to((position >= before) & (position < before + LENGTH), (3, total))
         y, _ = mixer(padded, None, valid)
         assert_equal(y[:, before : before + LENGTH], want)
 

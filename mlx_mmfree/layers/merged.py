@@ -1,4 +1,4 @@
-"""Matrices of linears that share an input, joined where each product would be a launch of its own."""
+"""Matrices of linears that share an input, merged where each product would be a launch of its own."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -14,14 +14,14 @@ from .matrix import matrix_of
 _ARRAYS = ("weight", "scales", "biases", "bias")
 
 
-class JoinedLinears:
+class MergedLinears:
     """Linears of one format, whose rows lie one after the other in one array, of which theirs are views.
 
     It computes as long as the linears hold these views: not once one of them was given other weights.
 
     Args:
         linears: Linears of one `format`, whose arrays become views.
-        is_lazy: Whether the joined arrays are left to be computed.
+        is_lazy: Whether the merged arrays are left to be computed.
 
     Attributes:
         whole: One linear that gives the results of all, side by side.
@@ -38,12 +38,12 @@ class JoinedLinears:
             cuts.append(cuts[-1] + linear["weight"].shape[0])
         for name in _ARRAYS:
             if name in first:
-                joined = mx.concatenate([linear[name] for linear in linears])
-                parts = mx.split(joined, cuts[1:-1])
+                merged = mx.concatenate([linear[name] for linear in linears])
+                parts = mx.split(merged, cuts[1:-1])
                 if not is_lazy:
                     # the arrays of a pair of layers at a time are in memory twice
-                    mx.eval(joined, parts)
-                self.whole[name] = joined
+                    mx.eval(merged, parts)
+                self.whole[name] = merged
                 for linear, part in zip(linears, parts, strict=True):
                     linear[name] = part
         self._views = [[linear.get(name) for name in _ARRAYS] for linear in linears]
@@ -57,15 +57,15 @@ class JoinedLinears:
         )
 
 
-def join_projections(model: nn.Module, *, is_lazy: bool = False) -> nn.Module:
-    """Joins the projections of each mixer's input, on Metal, in place.
+def merge_projections(model: nn.Module, *, is_lazy: bool = False) -> nn.Module:
+    """Merges the projections of each mixer's input, on Metal, in place.
 
     A product of one row takes about as long as its launch in a small layer. Results are the same, and no
     array is in memory twice.
 
     Args:
         model: Its linears become views.
-        is_lazy: Whether the joined arrays are left to be computed, where nobody asks for their values.
+        is_lazy: Whether the merged arrays are left to be computed, where nobody asks for their values.
 
     Returns:
         The model.
@@ -78,25 +78,25 @@ def join_projections(model: nn.Module, *, is_lazy: bool = False) -> nn.Module:
             alike = list(group)
             if format is not None and len(alike) > 1 and _rotate_alike(alike):
                 # an ordinary attribute, since items of a module are parameters
-                object.__setattr__(alike[0], "joined", JoinedLinears(alike, is_lazy=is_lazy))
+                object.__setattr__(alike[0], "merged", MergedLinears(alike, is_lazy=is_lazy))
     return model
 
 
-def joined_parts(linears: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, int]]:
+def merged_parts(linears: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, int]]:
     """Linears that give the results of these, side by side, and of how many each."""
-    place = 0
-    while place < len(linears):
-        first = linears[place]
-        joined: JoinedLinears | None = vars(first).get("joined")
-        if joined is None:
+    index = 0
+    while index < len(linears):
+        first = linears[index]
+        merged: MergedLinears | None = vars(first).get("merged")
+        if merged is None:
             yield first, 1
-            place += 1
-        elif joined.holds(linears[place : place + joined.count]):
-            yield joined.whole, joined.count
-            place += joined.count
+            index += 1
+        elif merged.holds(linears[index : index + merged.count]):
+            yield merged.whole, merged.count
+            index += merged.count
         else:
             # other weights are trained or were given, and the old ones need no memory
-            del first.joined
+            del first.merged
 
 
 def _alike(linear: nn.Module) -> tuple[Any, ...] | None:

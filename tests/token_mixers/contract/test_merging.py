@@ -1,4 +1,4 @@
-"""Texts that are joined go on as each would alone, for every mixer found in the package."""
+"""Texts whose states are merged go on as each would alone, for every mixer found in the package."""
 
 import mlx.core as mx
 
@@ -17,7 +17,7 @@ from tests.token_mixers.contract.cases import (
 DENSE = [case for case in CAUSAL if case.values[0].linear == "dense"]
 
 READ = [LENGTH - 4, 3, 0]
-"""How many tokens each row has read when it is joined."""
+"""How many tokens each row has read when it is merged."""
 
 
 def alone(mixer: TokenMixer, x: mx.array, row: int, count: int) -> State:
@@ -36,20 +36,20 @@ def steps(mixer: TokenMixer, x: mx.array, state: State, count: int) -> tuple[mx.
 
 
 @by_case(DENSE)
-def test_joined_rows_go_on_as_alone(case: Case) -> None:
+def test_merged_rows_go_on_as_alone(case: Case) -> None:
     mixer, x, more = case.mixer, sequence(), 3
     kind = mixer.state_kind
     states = [alone(mixer, x, row, count) for row, count in enumerate(READ)]
     tails = [x[row : row + 1, count : count + more] for row, count in enumerate(READ)]
-    joined = kind.joined(states)
-    y, after = steps(mixer, mx.concatenate(tails), joined, more)
+    merged = kind.merged(states)
+    y, after = steps(mixer, mx.concatenate(tails), merged, more)
     want = [steps(mixer, tail, state, more) for tail, state in zip(tails, states, strict=True)]
     assert_equal(y, mx.concatenate([one for one, _ in want]))
     # rows that stay, in another order and one of them twice, and one that comes
     chosen, newcomer = [1, 2, 1], 2
     longest = max(READ[row] for row in chosen) + more
-    kept = kind.selected(after, mx.array(chosen), longest)
-    again = kind.joined([states[newcomer], kept])
+    rest = kind.selected(after, mx.array(chosen), longest)
+    again = kind.merged([states[newcomer], rest])
     x = sequence(seed=8)[:1, :2]
     y, _ = steps(mixer, mx.repeat(x, 4, axis=0), again, 2)
     befores = [states[newcomer], *(want[row][1] for row in chosen)]
@@ -57,17 +57,17 @@ def test_joined_rows_go_on_as_alone(case: Case) -> None:
 
 
 @by_case(DENSE)
-def test_joined_rows_read_several_tokens(case: Case) -> None:
+def test_merged_rows_read_several_tokens(case: Case) -> None:
     mixer, x = case.mixer, sequence()
     states = [alone(mixer, x, row, count) for row, count in enumerate(READ)]
     tails = [x[row : row + 1, count : count + 4] for row, count in enumerate(READ)]
-    y, _ = mixer(mx.concatenate(tails), mixer.state_kind.joined(states))
+    y, _ = mixer(mx.concatenate(tails), mixer.state_kind.merged(states))
     want = [mixer(tail, state)[0] for tail, state in zip(tails, states, strict=True)]
     assert_equal(y, mx.concatenate(want))
 
 
 @by_case([case for case in DENSE if case.values[0].kind.cross])
-def test_second_sequences_of_other_lengths_are_joined(case: Case) -> None:
+def test_second_sequences_of_other_lengths_are_merged(case: Case) -> None:
     mixer, x = case.mixer, sequence()
     memory = beside(mixer)["memory"]
     states = [
@@ -75,6 +75,6 @@ def test_second_sequences_of_other_lengths_are_joined(case: Case) -> None:
         mixer(x[1:2, :2], None, None, memory=memory[1:2, :3])[1],
     ]
     tail = x[:2, 2:3]
-    y, _ = mixer(tail, mixer.state_kind.joined(states))
+    y, _ = mixer(tail, mixer.state_kind.merged(states))
     want = [mixer(tail[n : n + 1], state)[0] for n, state in enumerate(states)]
     assert_equal(y, mx.concatenate(want))

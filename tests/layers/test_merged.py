@@ -1,4 +1,4 @@
-"""Projections of one input, joined as they are on Metal."""
+"""Projections of one input, merged as they are on Metal."""
 
 from copy import deepcopy
 
@@ -9,8 +9,8 @@ import pytest
 from mlx_mmfree.channel_mixers import SwiGLU
 from mlx_mmfree.layers.fusing import columns
 from mlx_mmfree.layers.fusing import inputs as products
-from mlx_mmfree.layers.joined import JoinedLinears, join_projections, joined_parts
 from mlx_mmfree.layers.matrix import parameters
+from mlx_mmfree.layers.merged import MergedLinears, merge_projections, merged_parts
 from mlx_mmfree.layers.rotated import RotatedLinear
 from mlx_mmfree.ops.backend import dispatch
 from mlx_mmfree.token_mixers import GQA, GatedDeltaNet
@@ -44,8 +44,8 @@ def test_results_stand_side_by_side(kind: str) -> None:
     given, x = linears(kind), mx.random.normal((2, 3, 64))
     want = products(x, given)
     own = [parameters(linear) for linear in given]
-    joined = JoinedLinears(given)
-    object.__setattr__(given[0], "joined", joined)
+    merged = MergedLinears(given)
+    object.__setattr__(given[0], "merged", merged)
     (got,) = products(x, given)
     assert relative_error(got, mx.concatenate(want, axis=-1)) <= TOLERANCE[mx.float32]
     for linear, arrays in zip(given, own, strict=True):
@@ -54,14 +54,14 @@ def test_results_stand_side_by_side(kind: str) -> None:
 
 def test_other_weights_are_computed_with() -> None:
     given, x = linears("floats"), mx.random.normal((1, 64))
-    object.__setattr__(given[0], "joined", JoinedLinears(given))
+    object.__setattr__(given[0], "merged", MergedLinears(given))
     given[1].weight = 2 * given[1].weight
     want = [x @ linear.weight.T for linear in given]
     for got, expected in zip(products(x, given), want, strict=True):
         assert relative_error(got, expected) <= TOLERANCE[mx.float32]
     # the old weights are not kept
-    assert "joined" not in vars(given[0])
-    assert [count for _, count in joined_parts(given)] == [1, 1, 1]
+    assert "merged" not in vars(given[0])
+    assert [count for _, count in merged_parts(given)] == [1, 1, 1]
 
 
 def test_the_memory_is_that_of_the_linears(joins: None) -> None:
@@ -69,7 +69,7 @@ def test_the_memory_is_that_of_the_linears(joins: None) -> None:
     mx.eval(model.parameters())
     mx.clear_cache()
     before = mx.get_active_memory()
-    join_projections(model)
+    merge_projections(model)
     assert mx.get_active_memory() <= before + 4096
 
 
@@ -89,9 +89,9 @@ def test_mixers_compute_the_same(is_quantized: bool, monkeypatch: pytest.MonkeyP
         plain = deepcopy(mixer)
         with monkeypatch.context() as patch:
             patch.setattr(dispatch, "metal_unavailable", lambda: None)
-            join_projections(mixer)
+            merge_projections(mixer)
         first = mixer[next(iter(mixer.projections))]
-        assert vars(first)["joined"].count == len(mixer.projections)
+        assert vars(first)["merged"].count == len(mixer.projections)
         got, want = (m(x) for m in (mixer, plain))
         pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (got, want)), strict=True)
         g, w = next(pairs)
@@ -102,16 +102,16 @@ def test_mixers_compute_the_same(is_quantized: bool, monkeypatch: pytest.MonkeyP
 def test_unlike_linears_stay_apart() -> None:
     model = SwiGLU(64, hidden_dims=96)
     model.gate_proj = nn.Linear(64, 96, bias=True)
-    assert "joined" not in vars(join_projections(model).gate_proj)
+    assert "merged" not in vars(merge_projections(model).gate_proj)
     model = SwiGLU(64, hidden_dims=96)
     model.gate_proj, model.up_proj, _ = linears("rotated")
     model.up_proj.signs = -model.up_proj.signs
-    assert "joined" not in vars(join_projections(model).gate_proj)
+    assert "merged" not in vars(merge_projections(model).gate_proj)
 
 
-def test_nothing_is_joined_on_a_cpu() -> None:
-    model = join_projections(SwiGLU(64, hidden_dims=96))
-    assert "joined" not in vars(model.gate_proj)
+def test_nothing_is_merged_on_a_cpu() -> None:
+    model = merge_projections(SwiGLU(64, hidden_dims=96))
+    assert "merged" not in vars(model.gate_proj)
 
 
 def test_columns_of_arrays_side_by_side() -> None:

@@ -1,4 +1,4 @@
-"""Mixers that read whole rows, and hold keys and values of the tokens before if they are causal."""
+"""Mixers that read whole rows, and cache keys and values of the tokens before if they are causal."""
 
 from typing import ClassVar, NamedTuple
 
@@ -10,14 +10,14 @@ from .attention.options import KeyValueCache
 from .context import Context
 from .mixer import StateKind, TokenMixer
 
-HeldTokens = KeyValueState | tuple[()]
+CachedTokens = KeyValueState | tuple[()]
 
 
 class KeyValueMixer(TokenMixer):
-    """A mixer that sees the tokens before only by the keys and values that it holds of them.
+    """A mixer that sees the tokens before only by the keys and values that it caches of them.
 
     A mixer of this family sets `_dims`, `is_causal` and, if it is bound to a length, `_max_length`. It
-    says what it holds in `held_dims`.
+    gives their sizes in `cached_dims`.
 
     Attributes:
         is_exact: As `KeyValueKind` has it.
@@ -30,7 +30,7 @@ class KeyValueMixer(TokenMixer):
     _max_length: int
 
     @property
-    def held_dims(self) -> tuple[int, int, int]:
+    def cached_dims(self) -> tuple[int, int, int]:
         """Heads, dims of a key, which may be 0, and dims of a value."""
         raise NotImplementedError
 
@@ -38,7 +38,7 @@ class KeyValueMixer(TokenMixer):
     def state_kind(self) -> StateKind:
         if not self.is_causal:
             return super().state_kind
-        heads, key_dims, value_dims = self.held_dims
+        heads, key_dims, value_dims = self.cached_dims
         cache = KeyValueCache()
         return KeyValueKind(
             heads,
@@ -49,14 +49,14 @@ class KeyValueMixer(TokenMixer):
             is_exact=self.is_exact,
         )
 
-    def init_state(self, batch_size: int, dtype: mx.Dtype) -> HeldTokens:
+    def init_state(self, batch_size: int, dtype: mx.Dtype) -> CachedTokens:
         return self.state_kind.blank(batch_size, 0, dtype) if self.is_causal else ()
 
-    def checked_state(self, x: mx.array, state: HeldTokens | None) -> HeldTokens:
+    def checked_state(self, x: mx.array, state: CachedTokens | None) -> CachedTokens:
         self.check_tokens(x, () if state is None else state)
         return self.init_state(x.shape[0], x.dtype) if state is None else state
 
-    def check_tokens(self, x: mx.array, before: HeldTokens = ()) -> None:
+    def check_tokens(self, x: mx.array, before: CachedTokens = ()) -> None:
         """Refuses what it cannot read after the tokens before, with `TypeError` or `ValueError`."""
         name = type(self).__name__
         check_sequences(name, x, self._dims)
@@ -68,14 +68,14 @@ class KeyValueMixer(TokenMixer):
             )
 
 
-class Places(NamedTuple):
+class TokenPositions(NamedTuple):
     """Where the tokens of a call, and those that they see, stand in their samples.
 
     Attributes:
         length: Number of tokens `L` of the call.
-        rows: The place of each, `(B, L)` or `(1, L)`; `None`: from 0 on.
-        columns: The place of each token that is seen, from the view of each, `(B, L, N)` or `(B, 1, N)`;
-            `None`: from 0 on.
+        rows: The position of each, `(B, L)` or `(1, L)`; `None`: from 0 on.
+        columns: The position of each token that is seen, from the view of each, `(B, L, N)` or
+            `(B, 1, N)`; `None`: from 0 on.
         seen: What each sees, booleans that fit `(B, 1, L, N)`; `None`: all.
     """
 
@@ -85,7 +85,7 @@ class Places(NamedTuple):
     seen: mx.array | None
 
     def weights(self, table: mx.array) -> mx.array:
-        """The weights of a table for all pairs of places, `(H, M, M)`, as `(B or 1, H, L, N)`."""
+        """The weights of a table for all pairs of positions, `(H, M, M)`, as `(B or 1, H, L, N)`."""
         return self.columns_of(self.rows_of(table))
 
     def rows_of(self, table: mx.array) -> mx.array:
@@ -106,10 +106,10 @@ class Places(NamedTuple):
         return mx.take_along_axis(rows, columns, axis=-1)
 
 
-def read_placed(
-    keys: mx.array, values: mx.array, state: HeldTokens, context: Context
-) -> tuple[mx.array, mx.array, Places, HeldTokens]:
-    """Adds the tokens of a call to a state's tokens, and says where all stand.
+def read_with_positions(
+    keys: mx.array, values: mx.array, state: CachedTokens, context: Context
+) -> tuple[mx.array, mx.array, TokenPositions, CachedTokens]:
+    """Adds the tokens of a call to a state's tokens, and returns the positions of all.
 
     Args:
         keys: `(B, G, L, K)`.
@@ -118,14 +118,15 @@ def read_placed(
         context: The call, whose padding stands after its tokens.
 
     Returns:
-        The keys and values that are seen, `(B, G, N, K)` and `(B, G, N, V)`, the places and the state.
+        The keys and values that are seen, `(B, G, N, K)` and `(B, G, N, V)`, the positions and the
+        state.
     """
     length, counts, starts = values.shape[2], context.counts, context.starts
     if not isinstance(state, KeyValueState):
-        places = context.memoised(
-            ("places of all", length), lambda: _places_of_all(length, counts, starts)
+        positions = context.memoised(
+            ("positions of all", length), lambda: _positions_of_all(length, counts, starts)
         )
-        return keys, values, places, state
+        return keys, values, positions, state
     which, before = (state.used, length, None, 0, 1), state.positions
     reading = context.memoised(("reading", *which), lambda: read(before, length, counts, starts))
     keys, values, after = extend(state, keys, values, reading)
@@ -133,20 +134,22 @@ def read_placed(
     if reading.seen is None and reading.begins is None:
         token = mx.arange(length)
         mask = token <= token[:, None] if isinstance(seen, str) else seen
-        return keys, values, Places(length, None, None, mask), after
-    rows = reading.places
+        return keys, values, TokenPositions(length, None, None, mask), after
+    rows = reading.token_positions
     columns = (mx.arange(length)[None] if reading.seen is None else reading.seen)[:, None]
     if reading.begins is not None:
         rows = rows - reading.begins
         columns = columns - reading.begins[..., None]
     assert not isinstance(seen, str)
-    return keys, values, Places(length, rows, columns, seen), after
+    return keys, values, TokenPositions(length, rows, columns, seen), after
 
 
-def _places_of_all(length: int, counts: mx.array | None, starts: mx.array | None) -> Places:
+def _positions_of_all(
+    length: int, counts: mx.array | None, starts: mx.array | None
+) -> TokenPositions:
     offset, mask = read_whole(length, counts, starts)
     assert not isinstance(mask, str)
     if not isinstance(offset, mx.array):
-        return Places(length, None, None, mask)
+        return TokenPositions(length, None, None, mask)
     begins = mx.arange(length) - offset
-    return Places(length, offset, mx.arange(length) - begins[..., None], mask)
+    return TokenPositions(length, offset, mx.arange(length) - begins[..., None], mask)

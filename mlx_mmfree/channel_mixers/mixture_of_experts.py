@@ -125,7 +125,7 @@ class MixtureOfExperts(ChannelMixer):
         return (y * weights[..., None]).sum(axis=-2).astype(x.dtype)
 
     def _sorted(self, x: mx.array, chosen: mx.array) -> mx.array:
-        """What the chosen experts give, for rows that are sorted by them, `(..., k, D)`."""
+        """The results of the chosen experts, for rows that are sorted by them, `(..., k, D)`."""
         order = mx.argsort(chosen.flatten())
         indices = chosen.flatten()[order]
         experts = mx.arange(self.num_experts + 1, dtype=indices.dtype)
@@ -135,7 +135,7 @@ class MixtureOfExperts(ChannelMixer):
         return y.reshape(*chosen.shape, self._dims)
 
     def _experts(self, rows: mx.array, chosen: mx.array, starts: mx.array | None) -> mx.array:
-        """What each row's expert gives, float32."""
+        """The result of each row's expert, float32."""
         count = self.num_experts
         gate = gathered_product(self.gate_proj, rows, chosen, count, starts)
         up = gathered_product(self.up_proj, rows, chosen, count, starts)

@@ -52,7 +52,7 @@ class Context:
         """The result of `make`; later calls with the same key get the same.
 
         Blocks share positions, slots and masks in this way. All of them have read the same tokens,
-        so that a key needs to say only how they are kept, such as the size of a window.
+        so that a key needs only how they are stored, such as the size of a window.
         """
         if key not in self._made:
             self._made[key] = make()
@@ -110,7 +110,7 @@ class Context:
         return mx.take_along_axis(mx.where(valid, x, mx.zeros((), x.dtype)), order, axis=1)
 
     def padding_moved_back(self, y: mx.array) -> mx.array:
-        """What `padding_moved` moved, in the order of the call, zero where padded."""
+        """Undoes `padding_moved`: an array in the order of the call, zero where padded."""
         if self.valid is None:
             return y
         _, back, *_ = self._padding_last(self.valid)

@@ -127,7 +127,7 @@ class DeltaRuleMixer(TokenMixer):
         return DeltaRuleState(inputs, mx.zeros(shape))
 
     def taps(self) -> mx.array:
-        """Those of the convolutions of queries, keys and values, `(C, 1, T)`."""
+        """The taps of the convolutions of queries, keys and values, `(C, 1, T)`."""
         taps = [self[f"{name}_conv"]["weight"] for name in self._inner]
         return taps[0] if len(taps) == 1 else mx.concatenate(taps)
 
@@ -141,8 +141,12 @@ class DeltaRuleMixer(TokenMixer):
         return convolved_heads(both, self._sizes), last
 
     steps: Callable[..., tuple[mx.array, mx.array | None]]
-    """What each position writes and keeps, by the arguments of `mix` after values: beta, float32
-    `(B, H, L, 1)`, and the gates of the state, float32 `(B, H, L, K)` or `(B, H, L, 1)`, or `None`."""
+    """The write strength and the gates of each position, of the arguments of `mix` after values.
+
+    Returns:
+        Beta, float32 `(B, H, L, 1)`, and the gates of the state, float32 `(B, H, L, K)` or
+        `(B, H, L, 1)`, or `None`.
+    """
 
     def beta(self, b: mx.array) -> mx.array:
         """Beta of its projection's result, `(B, L, H)`."""
@@ -157,7 +161,7 @@ class DeltaRuleMixer(TokenMixer):
         state: DeltaRuleState,
         context: Context,
     ) -> tuple[mx.array, DeltaRuleState]:
-        """What each position reads of the state, float32 `(B, L, H, V)`, and the state after them."""
+        """The result of each position, read of the state, float32 `(B, L, H, V)`, and the new state."""
         (q, k, v), last = self.convolved(q, k, v, state, context)
         o, memory = gated_delta_rule(
             q, k, v, *steps, state.memory, valid=context.valid, starts=context.starts

@@ -67,7 +67,7 @@ def plain_definitions() -> Iterator[None]:
 
 
 class Around(NamedTuple):
-    """What lies around the last linear of a branch: gate and norm before it, and what is added."""
+    """Operations around the last linear of a branch: gate and norm before it, and a sum after it."""
 
     dtype: mx.Dtype
     gate: Activation | None = None
@@ -337,7 +337,7 @@ def output(parts: Parts, linear: nn.Module, around: Around) -> mx.array:
 def finished(
     mixer: Any, parts: Parts, dtype: mx.Dtype, residual: mx.array | None = None
 ) -> mx.array:
-    """What the output of a `Mixer` makes of the result of its `mix`, plus `residual`.
+    """The output of a `Mixer` for the result of its `mix`, plus `residual`.
 
     Args:
         mixer: The mixer.

@@ -88,7 +88,7 @@ class PackedLayer(Matrix, Float32Scales):
 
 
 class _TernaryLinear(Matrix, nn.Module):
-    """The common part of the ternary linears: norm, activation quantisation, scales and bias."""
+    """Base class of the ternary linears: norm, activation quantisation, scales and bias."""
 
     is_ternary = True
     # ordinary attributes, which take less time than the properties that they are elsewhere
@@ -573,8 +573,8 @@ def gathered_product(
         x: `(..., D)`.
         indices: The linear :math:`i_r` of each row, integers `(...)`.
         count: How many there are.
-        starts: Where rows `(rows, D)` are sorted by their linears: where those of each begin, and their
-            number, integers `(count + 1,)`. A GPU then reads each matrix once.
+        starts: Where rows `(rows, D)` are sorted by their linears: where the rows of each begin, and
+            their number, integers `(count + 1,)`. A GPU then reads each matrix once.
 
     Returns:
         float32 `(..., N)`.

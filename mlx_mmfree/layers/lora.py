@@ -20,7 +20,7 @@ ADAPTER_PARAMETERS = ("lora_a", "lora_b", "m")
 
 
 class AdaptedLayer(nn.Module):
-    """The common part of linears and embeddings with an adapter.
+    """Base class of linears and embeddings with an adapter.
 
     Args: as `LoRALinear`.
     """
@@ -106,7 +106,7 @@ class LoRALinear(AdaptedLayer):
     def gathered(
         self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
     ) -> mx.array:
-        """As in `Matrix`: all parts share `A`, and each has its own columns of `B`."""
+        """Like `Matrix.gathered`: all parts share `A`, and each has its own columns of `B`."""
         low = self.dropout(x.astype(mx.float32)) @ self.lora_a
         own = mx.unflatten(self.lora_b.T, 0, (count, -1)).swapaxes(1, 2)
         is_sorted = starts is not None
@@ -239,7 +239,7 @@ _KINDS: dict[tuple[AdapterKind, bool], type[AdaptedLayer]] = {
 
 
 def can_adapt(module: nn.Module) -> bool:
-    """Whether an adapter can be put on the module."""
+    """Returns whether the module can have an adapter."""
     matrix = matrix_of(module)
     return matrix is not None and not matrix.is_shared
 

@@ -66,12 +66,12 @@ class Matrix:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the layer holds the matrix in few bits, whatever the format."""
+        """Returns whether the layer holds the matrix in few bits, whatever the format."""
         return not (self.holds_floats or self.is_shared)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the layer is a matrix of floats and perhaps a bias, nothing else.
+        """Returns whether the layer is a matrix of floats and perhaps a bias, nothing else.
 
         Another format of the same matrix may then take its place.
         """
@@ -79,7 +79,7 @@ class Matrix:
 
     @property
     def is_divisible(self) -> bool:
-        """Whether processes can hold equal parts of it, as `sharded_linear` makes them."""
+        """Returns whether processes can hold equal parts of it, as `sharded_linear` makes them."""
         return False
 
     @property
@@ -88,8 +88,7 @@ class Matrix:
         return 1
 
     def alike(self) -> tuple[Any, ...] | None:
-        """What other layers must have in common with this one, so that their rows may lie in one array
-        and be one layer; `None`: they may not."""
+        """A key that layers share whose rows may lie in one array and be one layer; `None`: none may."""
         return None
 
     def in_codes(self, group_size: int, bits: int) -> nn.Module:
@@ -113,7 +112,7 @@ class Matrix:
         return parts["weight"]
 
     def is_made_of(self, array: mx.array) -> bool:
-        """Whether an array of its shape is the matrix, or became it when it took the layer's format."""
+        """Returns whether an array of its shape is the matrix, or became it in the layer's format."""
         return are_same(self.layer.weight, array)
 
     def multiply(self, x: mx.array) -> mx.array:
@@ -123,13 +122,14 @@ class Matrix:
     def gathered(
         self, x: mx.array, indices: mx.array, count: int, starts: mx.array | None = None
     ) -> mx.array:
-        """As `multiply`, of each row of `x` with one of `count` equal parts of the rows of `W`.
+        """Multiplies each row of `x` with one of `count` equal parts of the rows of `W`, like
+        `multiply`.
 
         Args:
             x: `(..., D)`.
             indices: The part of each row, integers `(...)`.
             count: E. The layer has no bias.
-            starts: Where rows `(rows, D)` are sorted by parts: where those of each begin, and their
+            starts: Where rows `(rows, D)` are sorted by parts: where the rows of each begin, and their
                 number, integers `(E + 1,)`.
 
         Returns:
@@ -154,7 +154,7 @@ class _OfMLX(Matrix):
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether a call of the layer does what MLX's does, and nothing else."""
+        """Returns whether a call of the layer does what MLX's does, and nothing else."""
         kind = type(self._layer)
         return getattr(kind, "is_ordinary", kind.__call__ in _CALLS)
 
@@ -311,7 +311,7 @@ def matrices(model: nn.Module) -> dict[str, Matrix]:
 
 
 def are_same(a: mx.array, b: mx.array) -> bool:
-    """Whether two arrays are equal in the coarser of their dtypes."""
+    """Returns whether two arrays are equal in the coarser of their dtypes."""
     dtype = min(a.dtype, b.dtype, key=lambda dtype: dtype.size)
     return a.shape == b.shape and bool(mx.array_equal(a.astype(dtype), b.astype(dtype)))
 
@@ -436,7 +436,7 @@ class StoredLayout(NamedTuple):
 
 
 def stored_layouts(model: nn.Module) -> dict[str, StoredLayout]:
-    """Those of all layers of a model, by the names of the parameters in memory."""
+    """The stored layouts of all layers of a model, by the names of the parameters in memory."""
     return {
         f"{path}.{name}" if path else name: layout
         for path, module in model.named_modules()

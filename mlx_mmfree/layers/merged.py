@@ -100,7 +100,7 @@ def merged_parts(linears: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, int]
 
 
 def _alike(linear: nn.Module) -> tuple[Any, ...] | None:
-    """What linears have in common whose rows may lie in one array; `None`: others."""
+    """A key that linears share whose rows may lie in one array; `None`: others."""
     matrix = matrix_of(linear)
     return None if matrix is None else matrix.alike()
 

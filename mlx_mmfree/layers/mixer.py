@@ -68,7 +68,7 @@ def part_of(array: mx.array, group: Group, sections: int = 1, axis: int = 0) -> 
 
 
 class Mixer(nn.Module):
-    r"""What mixers of all kinds have in common: equations between two layers of projections.
+    r"""Base class of mixers: equations between two layers of projections.
 
     .. math::
         y = W_o\,\mathrm{mix}(W_1 x, \ldots, W_n x)
@@ -169,13 +169,13 @@ class Mixer(nn.Module):
         return inputs(x, linears, dtype=None if self.keeps_float32 else x.dtype)
 
     def results(self, x: mx.array, projections: Mapping[str, Widths]) -> list[mx.array]:
-        """What linears of it give, named as `projections` are; for those that read something else."""
+        """The results of its linears of these names, for those that read something else than `x`."""
         linears = [self[name] for name in projections]
         parts = inputs(x, linears, dtype=None if self.keeps_float32 else x.dtype)
         return widths_of(parts, [width for own in projections.values() for width in own])
 
     def finish(self, y: mx.array, dtype: mx.Dtype) -> mx.array:
-        """What the output makes of the result of `mix`, in the dtype of the input."""
+        """The output for the result of `mix`, in the dtype of the input."""
         return finished(self, (y,), dtype)
 
     def apart(self, parts: Parts) -> list[mx.array]:
@@ -281,7 +281,7 @@ class TokenMixer(Mixer):
         and projection. Recurrences give the weights of their unrolled form.
 
         Args:
-            x: A sequence from its beginning, without padding, `(B, L, D)`.
+            x: A sequence from its first token on, without padding, `(B, L, D)`.
             arguments: Those of `__call__` that decide what is seen, such as `memory` or a lower bound.
 
         Returns:
@@ -386,7 +386,7 @@ class TokenMixer(Mixer):
         )
 
     def prepare(self, x: mx.array, state: State, context: Context) -> tuple[mx.array, State]:
-        """What is done to the input before it is projected, where the mixer `prepares` it."""
+        """Changes the input before it is projected, where the mixer `prepares` it."""
         return x, state
 
     def project_both(self, x: mx.array, memory: mx.array) -> Parts:
@@ -400,7 +400,7 @@ class TokenMixer(Mixer):
     def between(
         self, parts: Parts, state: State, context: Context, **arguments: Any
     ) -> tuple[Parts, State]:
-        """What the output reads, of the results of the projections, and the state."""
+        """The input of the output projection, computed from the projections' results, and the state."""
         mix: Any = partial(self._mixed, **arguments) if arguments else self._mixed
         if context.by_position and not self.state_kind.can_rewind(state, parts[0].shape[1]):
             y, state = one_by_one(mix, parts, state, context)
@@ -508,7 +508,7 @@ class ChannelMixer(Mixer):
         return super().is_cut(x, state, context)
 
     def between(self, parts: Parts, state: State, context: Context | None) -> tuple[Parts, State]:
-        """What the output reads, or what the `gate` makes it of, and the state."""
+        """The input of the output projection, or what the `gate` makes it of, and the state."""
         if self.gate is not None and fuses():
             return parts, state
         return (self.mix(*self.apart(parts)),), state

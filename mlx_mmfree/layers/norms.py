@@ -192,7 +192,7 @@ class BatchNorm(nn.Module):
         self.freeze(keys=list(_STATISTICS), recurse=False)
 
     def unfreeze(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """As of any module, but statistics are never trained."""
+        """Like `nn.Module.unfreeze`, but statistics are never trained."""
         super().unfreeze(*args, **kwargs)
         self.freeze(keys=list(_STATISTICS), recurse=False)
         return self

@@ -55,7 +55,8 @@ def gated_recurrence(
 
 
 def weights_of_gates(gate: mx.array, free: mx.array) -> mx.array:
-    r"""Those of the recurrence :math:`h_t = f_t \odot h_{t-1} + g_t \odot v_t`, unrolled from zero.
+    r"""Mixing weights of the recurrence :math:`h_t = f_t \odot h_{t-1} + g_t \odot v_t`, unrolled from
+    zero.
 
     .. math::
         A_{t,s} = g_s \odot \prod_{r=s+1}^{t} f_r, \quad s \le t
@@ -116,7 +117,7 @@ def weights_of_kernel(q: mx.array, k: mx.array, *, is_causal: bool) -> mx.array:
 
 
 def weights_of_recurrence(q: mx.array, k: mx.array, f: mx.array | None) -> mx.array:
-    r"""Those of `ops.gated_linear_attention`, unrolled from a state of zeros.
+    r"""Mixing weights of `ops.gated_linear_attention`, unrolled from a state of zeros.
 
     .. math::
         A_{t,s} = q_t\,\Big(\prod_{r=s+1}^{t} \mathrm{diag}(f_r)\Big)\,k_s^\top, \quad s \le t

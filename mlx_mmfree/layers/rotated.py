@@ -57,7 +57,7 @@ class RotatedLinear(Fusable, Matrix, nn.Module):
         self.freeze()
 
     def unfreeze(self, *args: object, **kwargs: object) -> nn.Module:
-        """As of any layer in codes, nothing of it is trained."""
+        """Trains nothing, as for any layer in codes."""
         return self
 
     @property

@@ -61,7 +61,7 @@ class StatesByPosition(NamedTuple):
 
 
 class StoredStates:
-    """How states are kept and put together: what batches, prompt caches and the estimate of memory ask.
+    """How states are stored and merged: what batches, prompt caches and the estimate of memory ask.
 
     The defaults serve plain arrays whose sizes stay, as a recurrence carries them.
     """
@@ -86,7 +86,7 @@ class StoredStates:
         return None
 
     def is_of_batch(self, state: State, length: int) -> bool:
-        """Whether a row of `length` tokens would have another state if it had been read alone."""
+        """Returns whether a row of `length` tokens would have another state if it had been read alone."""
         return False
 
     def counted(self, state: State) -> tuple[mx.array, ...]:
@@ -130,7 +130,7 @@ class DecodedStates:
     takes_steps: bool = False
 
     def can_rewind(self, state: State, count: int) -> bool:
-        """Whether `rewound` gives back what the state is now once up to `count` tokens are added."""
+        """Returns whether `rewound` restores the present state after up to `count` more tokens."""
         return False
 
     def rewound(self, state: State, count: int) -> State:
@@ -139,7 +139,7 @@ class DecodedStates:
 
     @property
     def is_renewed(self) -> bool:
-        """True if each token makes the whole state anew, so that the one before may be held as it is."""
+        """True if each token makes the whole state anew, so that the one before may be stored as it is."""
         return self._is_fixed
 
     def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:
@@ -160,7 +160,7 @@ class DecodedStates:
         return state
 
     def unpacked(self, state: Any, array: Callable[..., mx.array], after: int) -> State:
-        """The state of which another format is held, which has the shapes of its arrays.
+        """The state of which another format is stored, which has the shapes of its arrays.
 
         Args:
             state: Something with a `shape` in the place of each array.

@@ -74,7 +74,7 @@ def build(config: Config) -> Decoder:
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
-    """As `Architecture.mlx_lm`: mlx-lm knows MiniCPM with a head of its own and heads of usual width."""
+    """Like `Architecture.mlx_lm`: mlx-lm knows MiniCPM with a head of its own and heads of usual width."""
     is_usual = config.num_attention_heads * config.head_dim == config.hidden_size
     is_known = is_usual and not config.tie_word_embeddings and not config.attention_bias
     return not is_known or transformer.needs_mlx_lm_file(config, ternary_dims)
@@ -84,7 +84,7 @@ _GGUF_KEYS = ("embedding_scale", "residual_scale", "logit_scale")
 
 
 def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
-    """As `GGUFFormat.read`: GGUF has the factor of a branch, and what the head's input is divided by."""
+    """Like `GGUFFormat.read`: GGUF has the factor of a branch and the divisor of the head's input."""
     own = {key: number(given, key, low=1e-6, high=1e6) for key in _GGUF_KEYS}
     return {
         "scale_emb": own["embedding_scale"],

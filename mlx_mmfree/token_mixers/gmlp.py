@@ -126,7 +126,7 @@ class GMLP(KeyValueMixer):
         return u.astype(mx.float32) * s, after
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
-        """Those of the heads along the sequence and, last, of the small attention if there is one."""
+        """Mixing weights of the heads along the sequence and, last, of the small attention, if any."""
         self.check_tokens(x)
         batch, length, _ = x.shape
         seen = mx.tril(mx.ones((length, length), mx.bool_)) if self.is_causal else None

@@ -152,6 +152,6 @@ class GRU(TokenMixer):
         return update * hidden + (1.0 - update) * candidate, update
 
     def _of_state(self, gates: Sequence[str], hidden: mx.array) -> list[mx.array]:
-        """What the projections of the state before add to gates, float32 `(B, E)` each."""
+        """The projections of the state before that gates add, float32 `(B, E)` each."""
         named = {f"hidden_{name}": [self._hidden_dims] for name in gates}
         return [part.astype(mx.float32) for part in self.results(hidden, named)]

@@ -136,7 +136,7 @@ class Linformer(TokenMixer):
     def mixing_weights(
         self, x: mx.array, *, memory: mx.array | None = None, **arguments: Any
     ) -> mx.array:
-        """Those of the projected keys, `(B, H, L, k)`, which stand at no position."""
+        """Mixing weights of the projected keys, `(B, H, L, k)`, which stand at no position."""
         check_sequences("Linformer", x, self._dims)
         q, *others = self.apart(self.project_both(x, x if memory is None else memory))
         k, _ = self._along_length(*others, counts=None)

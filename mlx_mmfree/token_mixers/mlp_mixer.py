@@ -105,8 +105,8 @@ class MLPMixer(TokenMixer):
             )
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
-        r"""Those that :math:`\mathrm{gelu}(z) = z\,\Phi(z)` leaves: for each channel a product of
-        matrices, :math:`W_2\,\mathrm{diag}(\Phi(z))\,W_1`, `(B, D, L, L)`.
+        r"""Mixing weights that :math:`\mathrm{gelu}(z) = z\,\Phi(z)` leaves: for each channel a product
+        of matrices, :math:`W_2\,\mathrm{diag}(\Phi(z))\,W_1`, `(B, D, L, L)`.
         """
         self._check(x)
         up, down = (matrix_of(self[name]) for name in ("up_length_proj", "down_length_proj"))

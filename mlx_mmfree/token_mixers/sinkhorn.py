@@ -362,7 +362,7 @@ class Sinkhorn(KeyValueMixer):
         return merge_heads(y), state
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
-        """Those of tokens; what empty blocks add to a causal mixer's result is left out."""
+        """Mixing weights of tokens, without what empty blocks add to a causal mixer's result."""
         self.check_tokens(x)
         queries, keys, _ = (
             split_heads(part, self.num_heads).astype(mx.float32)

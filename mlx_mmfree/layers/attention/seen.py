@@ -1,4 +1,4 @@
-"""What the tokens of a call see of a state and of each other, as the definition of attention asks."""
+"""The keys that tokens of a call see, in a state and in the call, for the definition of attention."""
 
 from typing import NamedTuple, cast
 
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 def see(
     state: key_values.KeyValueState | tuple[()], length: int, context: Context, cache: KeyValueCache
 ) -> Seen:
-    """What `length` tokens of a call see.
+    """The keys that `length` tokens of a call see.
 
     Args:
         state: The tokens before; `()`: each token sees those on both sides.

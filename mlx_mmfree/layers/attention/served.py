@@ -1,4 +1,4 @@
-"""What serves attention: steps of one token, chunks of long calls, and what layers of a call share.
+"""Attention by steps of one token and chunks of long calls, and values that layers of a call share.
 
 `ServedAttention.attend` computes what `SelfAttention.mix` defines, for queries, keys and values that lie
 side by side as their projections give them.

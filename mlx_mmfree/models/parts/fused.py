@@ -26,7 +26,7 @@ from .reversible import ReversibleBlock
 
 
 class Fused(Block):
-    """What fused blocks have in common: `branch` and `add` of a block, in few operations."""
+    """Base class of fused blocks: `branch` and `add` of a block, in few operations."""
 
     def add(
         self,
@@ -52,7 +52,7 @@ class Fused(Block):
         residual: mx.array | None = None,
         **arguments: Any,
     ) -> tuple[mx.array, State]:
-        """As of a block, plus `residual`."""
+        """The branch of a block, plus `residual`."""
         # each decoded token comes here twice for each block
         mixer: Mixer = self[f"{name}_mixer"]
         context = self.seen_by(name, context) if "memory_mixer" in self else context

@@ -49,7 +49,7 @@ def resized(x: mx.array, size: tuple[int, int]) -> mx.array:
 
 @lru_cache(maxsize=16)
 def _weights(old: int, new: int) -> np.ndarray:
-    """Those of an axis, float32 `(new, old)`."""
+    """Weights of an axis, float32 `(new, old)`."""
     scale = old / new
     centers = scale * (np.arange(new)[:, None] + 0.5)
     weights = _kernel((np.arange(old) + 0.5 - centers) / max(scale, 1.0))

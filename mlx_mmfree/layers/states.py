@@ -86,7 +86,7 @@ class StoredStates:
         return None
 
     def is_of_batch(self, state: State, length: int) -> bool:
-        """Returns whether a row of `length` tokens would have another state if it had been read alone."""
+        """Returns whether a row of `length` tokens would have another state if read alone."""
         return False
 
     def counted(self, state: State) -> tuple[mx.array, ...]:
@@ -139,7 +139,7 @@ class DecodedStates:
 
     @property
     def is_renewed(self) -> bool:
-        """True if each token makes the whole state anew, so that the one before may be stored as it is."""
+        """True if each token makes the whole state anew, so that the one before may stay as it is."""
         return self._is_fixed
 
     def fixed(self, state: State, count: int = 1) -> tuple[State, int | None] | None:

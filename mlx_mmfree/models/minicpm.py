@@ -74,7 +74,7 @@ def build(config: Config) -> Decoder:
 
 
 def _needs_mlx_lm_file(config: Config, ternary_dims: Sequence[int]) -> bool:
-    """Like `Architecture.mlx_lm`: mlx-lm knows MiniCPM with a head of its own and heads of usual width."""
+    """Like `Architecture.mlx_lm`: mlx-lm knows MiniCPM with its own head and heads of usual width."""
     is_usual = config.num_attention_heads * config.head_dim == config.hidden_size
     is_known = is_usual and not config.tie_word_embeddings and not config.attention_bias
     return not is_known or transformer.needs_mlx_lm_file(config, ternary_dims)

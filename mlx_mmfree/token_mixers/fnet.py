@@ -72,7 +72,7 @@ class FNet(TokenMixer):
         return mx.where(valid[..., None], y, 0.0).astype(x.dtype), ()
 
     def mixing_weights(self, x: mx.array, **arguments: Any) -> mx.array:
-        """Mixing weights of the real and the imaginary part of the transform over dims, `(B, 2, L, L)`."""
+        """Mixing weights of the real and imaginary parts of the transform over dims, `(B, 2, L, L)`."""
         check_sequences("FNet", x, self._dims)
         batch, length, _ = x.shape
         angles = _angles(mx.arange(length, dtype=mx.int64)[None], mx.array(length))

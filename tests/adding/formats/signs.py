@@ -86,7 +86,7 @@ def _check(entry: Any) -> None:
         )
 
 
-def _open(places: Mapping[str, UnreadMatrix]) -> dict[str, StoredMatrix]:
+def _open(found: Mapping[str, UnreadMatrix]) -> dict[str, StoredMatrix]:
     return {
         path: StoredMatrix(
             SignLinear(matrix.input_dims, matrix.output_dims, int(entry["group_size"]))

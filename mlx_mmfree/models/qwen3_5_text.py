@@ -351,7 +351,7 @@ def _read_gguf(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] | None:
-    """Like `GGUFFormat.heads`: of the heads of values that share a key head, all first ones come first."""
+    """Like `GGUFFormat.heads`: of heads of values with one key head, all first ones come first."""
     layer, _, end = name.partition(".linear_attn.")
     keys, values = (config.get(f"linear_num_{kind}_heads", 1) for kind in ("key", "value"))
     if not end or not layer or keys == values:
@@ -371,7 +371,7 @@ def _gguf_heads(name: str, config: Mapping[str, Any]) -> tuple[int, np.ndarray] 
 
 
 def _write_gguf(config: Config) -> dict[str, Any]:
-    """Like `GGUFFormat.write`. Of texts, all sections of the positions are equal, whatever their sizes."""
+    """Like `GGUFFormat.write`. Of texts, all sections of the positions are equal."""
     third, half = -(-config.rotary_dims // 6), config.rotary_dims // 2
     hub = config.to_hub()
     return {

@@ -3,17 +3,13 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import TrainingError
-from ..platform.allocator import keep_freed_memory
 from ..training.calibrate.settings import CalibrateSettings
-from ..training.distil.settings import read_settings
-from ..training.precision import precision_note
-from .parts import flags, loading, source_card, terminal
+from .parts import loading, source_card, terminal
 from .parts.command import command
+from .parts.derived_model import add_run_flags, prepared, settings_of
 from .parts.parser import CommandParser
 
 if TYPE_CHECKING:
@@ -37,18 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Repeat the command to go on after a stop, which loses one window at most. `mmfree "
         "ternarize` trains the whole model, in many times the memory, and may go on from the result.",
     )
-    parser.add_argument(
-        "-c", "--config", type=Path, help="YAML file with the settings, whose keys are the flags"
-    )
-    parser.add_argument("--model", help="folder or Hub repository of the dense model")
-    parser.add_argument(
-        "--output", metavar="DIR", help="folder of the run and of the ternary model"
-    )
-    parser.add_argument("--data", nargs="+", help="text or token files to learn from")
-    parser.add_argument("--valid", nargs="+", help="a held-out text or token file")
-    flags.add_settings_flags(parser, CalibrateSettings, _OTHERS)
-    flags.add_plugin_flag(parser)
-    loading.add_dry_run_flag(parser)
+    add_run_flags(parser, CalibrateSettings, _OTHERS)
     return parser
 
 
@@ -56,27 +41,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
-    names = {CalibrateSettings.key(field.name) for field in fields(CalibrateSettings)}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    settings = read_settings(args.config, given, CalibrateSettings)
-    _run(arguments, settings, dry_run=args.dry_run)
+    _run(arguments, settings_of(args, CalibrateSettings), dry_run=args.dry_run)
     return 0
 
 
 def _run(arguments: Sequence[str], settings: CalibrateSettings, *, dry_run: bool) -> None:
     from ..training.calibrate.calibration import Calibration
 
-    keep_freed_memory()
-    if note := precision_note(settings.dtype):
-        print(note)
-    calibration = Calibration(settings, only_plans=dry_run)
-    try:
-        calibration.check_files()
-    except TrainingError as error:
-        # the plan follows from the shapes, so that it needs no texts
-        if not dry_run:
-            raise
-        print(f"note: {error}", file=sys.stderr)
+    calibration = prepared(Calibration, settings, only_plans=dry_run)
     print(*plan_shown(calibration.plan), sep="\n")
     if warning := calibration.plan.memory.warning():
         print("warning:", warning, file=sys.stderr)

@@ -3,15 +3,11 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TrainingError
-from ..platform.allocator import keep_freed_memory
-from ..training.distil.settings import MEASURED, DistilSettings, read_settings
-from ..training.precision import precision_note
-from .parts import flags, loading, source_card, terminal
+from ..training.distil.settings import MEASURED, DistilSettings
+from .parts import derived_model, flags, loading, source_card, terminal
 from .parts.command import command
 from .parts.parser import CommandParser
 
@@ -29,17 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=f"{__doc__} A flag wins over the YAML file.",
         epilog="Repeat the command to resume a run that was stopped.",
     )
-    parser.add_argument(
-        "-c", "--config", type=Path, help="YAML file with the settings, whose keys are the flags"
-    )
-    parser.add_argument(
-        "--model", help="folder or Hub repository of the model that teaches, a transformer"
-    )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="folder of the run and of the student",
-    )
+    derived_model.add_run_flags(parser, DistilSettings)
     parser.add_argument(
         "--to",
         nargs="+",
@@ -49,19 +35,11 @@ def build_parser() -> argparse.ArgumentParser:
         "`same` keeps attention; options stand in a JSON object beside 'name'",
     )
     parser.add_argument(
-        "--ternary", action="store_true", default=None, help="make the student's linears ternary"
-    )
-    parser.add_argument(
         "--keep-layers",
         type=_layers,
         metavar="LIST",
         help="layers that keep their attention, from 0, such as 0,4-6",
     )
-    parser.add_argument("--data", nargs="+", help="text or token files to learn from")
-    parser.add_argument("--valid", nargs="+", help="held-out text or token files")
-    flags.add_settings_flags(parser, DistilSettings)
-    flags.add_plugin_flag(parser)
-    loading.add_dry_run_flag(parser)
     return parser
 
 
@@ -69,9 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = build_parser().parse_args(arguments)
-    names = {field.name for field in fields(DistilSettings)}
-    given = {name: value for name, value in vars(args).items() if name in names}
-    settings = read_settings(args.config, given, DistilSettings)
+    settings = derived_model.settings_of(args, DistilSettings)
     if settings.ternary and settings.to == ("same",):
         name = f"mmfree ternarize --scales {settings.scales}"
         print(f"note: `{name}` is made for this, with other defaults.", file=sys.stderr)
@@ -94,17 +70,7 @@ def run(
     from ..training.reports import StepReports
     from ..training.results import kept_models
 
-    keep_freed_memory()
-    if note := precision_note(settings.dtype):
-        print(note)
-    distillation = Distillation(settings, only_plans=dry_run)
-    try:
-        distillation.check_files()
-    except TrainingError as error:
-        # the plan follows from the shapes, so that it needs no texts
-        if not dry_run:
-            raise
-        print(f"note: {error}", file=sys.stderr)
+    distillation = derived_model.prepared(Distillation, settings, only_plans=dry_run)
     plans = distillation.plans()
     stage, plan = max(plans.items(), key=lambda item: item[1].total)
     if len(plans) > 1:

@@ -15,7 +15,7 @@ from .backend.dispatch import FLOATS, Backend, Example, Operation
 from .backend.gradient import with_reference_gradient
 from .backend.metal_functions import keeps_half_denormals
 from .dense_matmul import AffineFormat
-from .gather_ternary_matmul import check_starts
+from .gather_ternary_matmul import check_gathered
 
 
 def gather_affine_matmul(
@@ -59,11 +59,9 @@ def gather_affine_matmul(
         >>> gather_affine_matmul(mx.ones((1, 64)), codes, format, mx.array([1])).tolist()
         [[64.0, 64.0, 64.0]]
     """
-    if weight.dtype != mx.uint32 or weight.ndim != 3:
-        raise ValueError(
-            "[gather_affine_matmul] 'weight' must be uint32 matrices (E, N, W) but got "
-            f"{weight.dtype} with shape {weight.shape}."
-        )
+    check_gathered(
+        "gather_affine_matmul", x, weight, lambda dims: dims * format.bits / 32, indices, starts
+    )
     scales, biases, group_size, bits = format
     groups = (*weight.shape[:2], weight.shape[2] * 32 // bits // group_size)
     if scales.shape != groups or biases.shape != groups:
@@ -71,93 +69,68 @@ def gather_affine_matmul(
             f"[gather_affine_matmul] 'format' must have scales and biases of shape {groups} but got "
             f"{scales.shape} and {biases.shape}."
         )
-    if x.ndim < 1 or weight.shape[2] * 32 != x.shape[-1] * bits:
-        raise ValueError(
-            "[gather_affine_matmul] 'weight' must have the words of the inputs of 'x' in a row but has "
-            f"{weight.shape[2]} for shape {x.shape}."
-        )
-    if indices.shape != x.shape[:-1] or not mx.issubdtype(indices.dtype, mx.integer):
-        raise ValueError(
-            "[gather_affine_matmul] 'indices' must have an integer for each row of 'x' but got "
-            f"{indices.dtype} with shape {indices.shape} for shape {x.shape}."
-        )
-    check_starts("gather_affine_matmul", x, weight.shape[0], starts)
     if x.size == 0 or weight.size == 0:
         return mx.zeros((*x.shape[:-1], weight.shape[1]))
-    named = indices.astype(mx.uint32)
-    y: mx.array = _operation(x, weight, scales, biases, named, starts, group_size, bits)
+    y: mx.array = _operation(x, weight, format, indices.astype(mx.uint32), starts)
     return y
 
 
 def reference(
     x: mx.array,
     weight: mx.array,
-    scales: mx.array,
-    biases: mx.array,
+    format: AffineFormat,
     indices: mx.array,
-    starts: mx.array | None,
-    group_size: int,
-    bits: int,
+    starts: mx.array | None = None,
 ) -> mx.array:
     """The definition: the matrix of each row as float32, and one product."""
-    scales, biases = (part[indices].astype(mx.float32) for part in (scales, biases))
-    matrices = mx.dequantize(weight[indices], scales, biases, group_size, bits)
+    scales, biases = (part[indices].astype(mx.float32) for part in format[:2])
+    matrices = mx.dequantize(weight[indices], scales, biases, format.group_size, format.bits)
     return (x.astype(mx.float32)[..., None, :] @ matrices.swapaxes(-1, -2))[..., 0, :]
 
 
 def chunked(
     x: mx.array,
     weight: mx.array,
-    scales: mx.array,
-    biases: mx.array,
+    format: AffineFormat,
     indices: mx.array,
-    starts: mx.array | None,
-    group_size: int,
-    bits: int,
+    starts: mx.array | None = None,
 ) -> mx.array:
     """MLX's product in float32."""
-    rows, is_few = x.astype(mx.float32)[..., None, :], indices.size < weight.shape[0]
+    is_few = indices.size < weight.shape[0]
     # the scales of all matrices would be most of what few rows read
-    parts = (part[indices] if is_few else part for part in (weight, scales, biases))
-    weight, scales, biases = parts
-    scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-    if is_few:
-        y = mx.quantized_matmul(rows, weight, scales, biases, group_size=group_size, bits=bits)
-    else:
-        y = mx.gather_qmm(
-            rows,
-            weight,
-            scales,
-            biases,
-            rhs_indices=indices,
-            group_size=group_size,
-            bits=bits,
-        )
-    return y[..., 0, :]
+    scales, biases = ((part[indices] if is_few else part).astype(mx.float32) for part in format[:2])
+    format = format._replace(scales=scales, biases=biases)
+    if not is_few:
+        return _product(x, weight, format, indices)
+    rows = x.astype(mx.float32)[..., None, :]
+    return mx.quantized_matmul(
+        rows, weight[indices], scales, biases, group_size=format.group_size, bits=format.bits
+    )[..., 0, :]
 
 
-def _of_mlx(
+def _product(
     x: mx.array,
     weight: mx.array,
-    scales: mx.array,
-    biases: mx.array,
+    format: AffineFormat,
     indices: mx.array,
-    starts: mx.array | None,
-    group_size: int,
-    bits: int,
+    *,
+    transpose: bool = True,
+    is_sorted: bool = False,
 ) -> mx.array:
     """MLX's product in the dtype of the scales, of which it copies none."""
+    scales, biases, group_size, bits = format
     y = mx.gather_qmm(
         x.astype(scales.dtype)[..., None, :],
         weight,
         scales,
         biases,
         rhs_indices=indices,
+        transpose=transpose,
         group_size=group_size,
         bits=bits,
-        sorted_indices=starts is not None,
+        sorted_indices=is_sorted,
     )
-    return y[..., 0, :].astype(mx.float32)
+    return y[..., 0, :]
 
 
 def _suits(x: mx.array, weight: mx.array, starts: mx.array | None, bits: int) -> bool:
@@ -167,26 +140,23 @@ def _suits(x: mx.array, weight: mx.array, starts: mx.array | None, bits: int) ->
 def unsupported(
     x: mx.array,
     weight: mx.array,
-    scales: mx.array,
-    biases: mx.array,
+    format: AffineFormat,
     indices: mx.array,
-    starts: mx.array | None,
-    group_size: int,
-    bits: int,
+    starts: mx.array | None = None,
 ) -> str | None:
     if x.dtype not in FLOATS:
         return f"it takes float32, float16 or bfloat16 activations, not {x.dtype}"
-    if not _suits(x, weight, starts, bits):
+    if not _suits(x, weight, starts, format.bits):
         return None
-    dtypes = {"x": x.dtype, "scales": scales.dtype}
+    dtypes = {"x": x.dtype, "scales": format.scales.dtype}
     return self_check.kernel_fault(
         "gather_affine_matmul",
-        _with_gradient(group_size, bits),
-        _definition(group_size, bits),
-        lambda: _check_inputs(x, weight, group_size, starts is not None, **dtypes),
+        _with_gradient(format.group_size, format.bits),
+        _definition(format.group_size, format.bits),
+        lambda: _check_inputs(x, weight, format.group_size, starts is not None, **dtypes),
         **metal_gathered.variant(x, weight, starts),
         are_halves=keeps_half_denormals(),
-        group_size=group_size,
+        group_size=format.group_size,
         **dtypes,
     )
 
@@ -224,15 +194,12 @@ def _in_one_launch(
 
 
 def _definition(group_size: int, bits: int) -> Any:
+    """`reference` of arrays alone, in the order of `_in_one_launch`."""
+
     def definition(
-        x: mx.array,
-        weight: mx.array,
-        scales: mx.array,
-        biases: mx.array,
-        indices: mx.array,
-        starts: mx.array | None = None,
+        x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *others: mx.array
     ) -> mx.array:
-        return reference(x, weight, scales, biases, indices, starts, group_size, bits)
+        return reference(x, weight, AffineFormat(scales, biases, group_size, bits), *others)
 
     return definition
 
@@ -242,17 +209,9 @@ def _with_gradient(group_size: int, bits: int) -> Any:
         inputs: Sequence[mx.array], cotangents: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> tuple[mx.array | None, ...]:
         x, weight, scales, biases, indices, *_ = inputs
-        d_x = mx.gather_qmm(
-            cotangents[0].astype(scales.dtype)[..., None, :],
-            weight,
-            scales,
-            biases,
-            rhs_indices=indices,
-            transpose=False,
-            group_size=group_size,
-            bits=bits,
-        )
-        return d_x[..., 0, :].astype(x.dtype), *(mx.zeros_like(part) for part in inputs[1:])
+        format = AffineFormat(scales, biases, group_size, bits)
+        d_x = _product(cotangents[0], weight, format, indices, transpose=False)
+        return d_x.astype(x.dtype), *(mx.zeros_like(part) for part in inputs[1:])
 
     return with_reference_gradient(_in_one_launch, _definition(group_size, bits), backward)
 
@@ -260,17 +219,16 @@ def _with_gradient(group_size: int, bits: int) -> Any:
 def metal(
     x: mx.array,
     weight: mx.array,
-    scales: mx.array,
-    biases: mx.array,
+    format: AffineFormat,
     indices: mx.array,
-    starts: mx.array | None,
-    group_size: int,
-    bits: int,
+    starts: mx.array | None = None,
 ) -> mx.array:
+    scales, biases, group_size, bits = format
     if not _suits(x, weight, starts, bits):
-        return _of_mlx(x, weight, scales, biases, indices, starts, group_size, bits)
+        y = _product(x, weight, format, indices, is_sorted=starts is not None)
+        return y.astype(mx.float32)
     given = [x, weight, scales, biases, indices, *([] if starts is None else [starts])]
-    y: mx.array = _with_gradient(group_size, bits)(*given)
+    y = _with_gradient(group_size, bits)(*given)
     return y
 
 
@@ -280,7 +238,8 @@ def _examples() -> Iterator[Example]:
         scales = mx.zeros((2, outputs, 128 // group_size), dtype)
         x, indices = mx.zeros((2, 128), dtype), mx.zeros((2,), mx.uint32)
         for starts in (None, mx.array([0, 2, 2])):
-            yield Example((x, codes, scales, scales, indices, starts, group_size, 2))
+            format = AffineFormat(scales, scales, group_size, 2)
+            yield Example((x, codes, format, indices, starts))
 
 
 _operation = Operation(

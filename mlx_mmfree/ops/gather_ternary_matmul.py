@@ -5,7 +5,7 @@ On Metal, a kernel reads each matrix that is named once where rows are sorted by
 words are affine 2-bit matrices with scale 1 and bias -1.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import mlx.core as mx
@@ -55,40 +55,52 @@ def gather_ternary_matmul(
         >>> gather_ternary_matmul(mx.array([[5.0, 7.0], [5.0, 7.0]]), weight, mx.array([0, 1])).tolist()
         [[5.0, 7.0], [-5.0, -7.0]]
     """
-    if weight.dtype != mx.uint32 or weight.ndim != 3:
-        raise ValueError(
-            "[gather_ternary_matmul] 'weight' must be uint32 matrices (E, N, W) but got "
-            f"{weight.dtype} with shape {weight.shape}."
-        )
-    if x.ndim < 1 or weight.shape[2] != packed_width(x.shape[-1]):
-        raise ValueError(
-            "[gather_ternary_matmul] 'weight' must have the words of the inputs of 'x' in a row but has "
-            f"{weight.shape[2]} for shape {x.shape}."
-        )
-    if indices.shape != x.shape[:-1] or not mx.issubdtype(indices.dtype, mx.integer):
-        raise ValueError(
-            "[gather_ternary_matmul] 'indices' must have an integer for each row of 'x' but got "
-            f"{indices.dtype} with shape {indices.shape} for shape {x.shape}."
-        )
-    check_starts("gather_ternary_matmul", x, weight.shape[0], starts)
+    check_gathered("gather_ternary_matmul", x, weight, packed_width, indices, starts)
     if x.size == 0 or weight.size == 0:
         return mx.zeros((*x.shape[:-1], weight.shape[1]))
     result: mx.array = _operation(x, weight, indices.astype(mx.uint32), starts)
     return result
 
 
-def check_starts(place: str, x: mx.array, count: int, starts: mx.array | None) -> None:
-    """Checks what says where the rows of each matrix begin.
+def check_gathered(
+    caller: str,
+    x: mx.array,
+    weight: mx.array,
+    width_of: Callable[[int], float],
+    indices: mx.array,
+    starts: mx.array | None,
+) -> None:
+    """Checks rows, the matrices that they may name, and where the rows of each matrix begin.
+
+    Args:
+        caller: The function, for messages.
+        x, weight, indices, starts: Its arguments.
+        width_of: The words of a row of a matrix for a number of inputs.
 
     Raises:
-        ValueError: Its shape or dtype does not fit, or rows have several axes.
+        ValueError: A shape or dtype does not fit, or rows that are sorted have several axes.
     """
+    if weight.dtype != mx.uint32 or weight.ndim != 3:
+        raise ValueError(
+            f"[{caller}] 'weight' must be uint32 matrices (E, N, W) but got {weight.dtype} with shape "
+            f"{weight.shape}."
+        )
+    if x.ndim < 1 or weight.shape[2] != width_of(x.shape[-1]):
+        raise ValueError(
+            f"[{caller}] 'weight' must have the words of the inputs of 'x' in a row but has "
+            f"{weight.shape[2]} for shape {x.shape}."
+        )
+    if indices.shape != x.shape[:-1] or not mx.issubdtype(indices.dtype, mx.integer):
+        raise ValueError(
+            f"[{caller}] 'indices' must have an integer for each row of 'x' but got {indices.dtype} "
+            f"with shape {indices.shape} for shape {x.shape}."
+        )
     if starts is None:
         return
-    is_whole = mx.issubdtype(starts.dtype, mx.integer)
+    count, is_whole = weight.shape[0], mx.issubdtype(starts.dtype, mx.integer)
     if starts.shape != (count + 1,) or not is_whole or x.ndim != 2:
         raise ValueError(
-            f"[{place}] 'starts' must be {count + 1} integers for rows (rows, D) but got "
+            f"[{caller}] 'starts' must be {count + 1} integers for rows (rows, D) but got "
             f"{starts.dtype} with shape {starts.shape} for shape {x.shape}."
         )
 

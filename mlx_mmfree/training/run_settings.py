@@ -330,8 +330,8 @@ def names_in(name: str, value: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusSettings(RunSettings):
-    """The settings of a run that learns from texts or token files."""
+class PluginSettings(RunSettings):
+    """The settings of a run whose YAML file may name plug-ins."""
 
     plugins: tuple[str, ...] = setting(
         "Python files, relative to this one, or modules with mixers or architectures of your own.",
@@ -340,6 +340,12 @@ class CorpusSettings(RunSettings):
         has_flag=False,
         counts=False,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSettings(PluginSettings):
+    """The settings of a run that learns from texts or token files."""
+
     accumulation_steps: int = setting("Number of forward passes in an optimizer step.", 1, POSITIVE)
     sequence_length: int = setting("Number of tokens of a sequence.", 256, POSITIVE)
     valid_tokens: int = setting(

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from ...files.plugins import load_plugin
 from ...files.reading import parse_json
@@ -192,12 +192,8 @@ def add_report_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--project-name", help="name of the project at Weights & Biases")
 
 
-_LISTS: dict[str, tuple[str, type]] = {
-    "keys": ("KEY", str),
-    "reward_functions": ("NAME", str),
-    "reward_weights": ("WEIGHT", float),
-}
-"""Settings with several values, with what messages call one of these."""
+_LISTED = {"keys": "KEY", "reward_functions": "NAME", "reward_weights": "WEIGHT"}
+"""Names for one value of settings with several."""
 
 
 def add_settings_flags(
@@ -205,12 +201,14 @@ def add_settings_flags(
 ) -> None:
     """Adds a flag for each field of a settings class that is one, with its words as the help text.
 
+    Those without which there is no run come first.
+
     Args:
         parser: Gets the flags. A flag that is not given has the value `None`.
         settings: The class.
         without: Names of fields that get none.
     """
-    for field in settings.declared():
+    for field in sorted(settings.declared(), key=lambda each: each.default is not MISSING):
         if not field.metadata["has_flag"] or field.name in without:
             continue
         rule = field.metadata["rule"]
@@ -220,8 +218,8 @@ def add_settings_flags(
             action = argparse.BooleanOptionalAction if is_on else "store_true"
             options |= {"action": action, "default": None}
             options["help"] += " (on)" if is_on else ""
-        elif field.name in _LISTS:
-            metavar, kind = _LISTS[field.name]
+        elif kinds := [k for k in (field.type, *get_args(field.type)) if get_origin(k) is tuple]:
+            metavar, kind = _LISTED.get(field.name), get_args(kinds[0])[0]
             options |= {"nargs": "+", "metavar": metavar, "type": kind}
         elif field.name == "clear_cache_threshold":
             options |= {"type": size_bytes, "metavar": "SIZE"}
@@ -231,7 +229,7 @@ def add_settings_flags(
             options |= {"type": _VALUES.get(field.type, field.type)}
             if rule is not None and rule.choices:
                 options |= {"choices": rule.choices}
-        if field.type is not bool and field.default not in (None, MISSING):
+        if field.type is not bool and field.default not in (None, MISSING, ()):
             options["help"] += f" ({field.default})"
         key = settings.key(field.name)
         names = (*field.metadata["also"], key)

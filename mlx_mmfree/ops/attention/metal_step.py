@@ -340,16 +340,13 @@ def one_token(
         ("SIMD_GROUPS", SIMD_GROUPS),
     ]
     shapes, dtypes = [each.shape for each in tail], [each.dtype for each in tail]
-    result: dict[str, Any] = {
-        "output_shapes": [(batch, 1, num_heads * dims)],
-        "output_dtypes": [projected.dtype],
-    }
+    result = batch, 1, num_heads * dims
     if parts == 1:
         return launch.launch(
             _of_whole,
             **call,
             template=template,
-            output_shapes=[*shapes, *result["output_shapes"]],
+            output_shapes=[*shapes, result],
             output_dtypes=[*dtypes, projected.dtype],
         )
     sums = batch, num_heads, parts
@@ -366,6 +363,7 @@ def one_token(
         template=[("T", projected.dtype), ("DIMS", dims), ("GATED", is_gated)],
         grid=(dims * num_heads, batch, 1),
         threadgroup=(dims, 1, 1),
-        **result,
+        output_shapes=[result],
+        output_dtypes=[projected.dtype],
     )
     return [*written, *joined]

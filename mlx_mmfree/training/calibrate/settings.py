@@ -4,52 +4,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..corpus.mixture import Stage
-from ..distil.settings import texts_of
-from ..precision import COMPUTE_DTYPES
-from ..run_settings import NOT_NEGATIVE, POSITIVE, Rule, RunSettings, names_in, setting
+from ..distil.settings import DerivedModelSettings
+from ..run_settings import NOT_NEGATIVE, POSITIVE, Rule, setting
 from ..settings import Settings
 from .modulation import Start
 
 _BITS = Rule("4, 6 or 8", lambda value: value in (4, 6, 8))
-_SOME = Rule("at least one name", bool)
 STARTS: tuple[Start, ...] = ("kept", "mean")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateSettings(RunSettings):
+class CalibrateSettings(DerivedModelSettings):
     """One run from a dense model to the same one with ternary linears, window by window."""
 
     command: ClassVar[str] = "calibrate"
 
-    model: str = setting(
-        "Folder or Hub repository of the dense model.", has_flag=False, holds="model"
-    )
-    output: str = setting(
-        "Folder of the run and of the ternary model.", has_flag=False, counts=False, holds="path"
-    )
-    data: tuple[str, ...] = setting(
-        "Texts or token files to learn from.",
-        rule=_SOME,
-        reader=texts_of,
-        has_flag=False,
-        holds="path",
-    )
-    valid: tuple[str, ...] = setting(
-        "A held-out text or token file. Default: samples of `data` that are not learned from.",
-        (),
-        reader=texts_of,
-        has_flag=False,
-        holds="path",
-    )
-    plugins: tuple[str, ...] = setting(
-        "Python files, relative to this one, or modules with mixers or architectures of your own.",
-        (),
-        reader=names_in,
-        has_flag=False,
-        counts=False,
-    )
     samples: int = setting("Number of sequences to learn from.", 512, POSITIVE)
-    valid_samples: int = setting("Number of held-out sequences.", 16, POSITIVE)
+    valid_samples: int = setting(
+        "Number of held-out sequences, of `valid` or else of `data`.", 16, POSITIVE
+    )
     sequence_length: int = setting(
         "Number of tokens of a sequence.", 2048, POSITIVE, called="length"
     )
@@ -90,11 +63,6 @@ class CalibrateSettings(RunSettings):
         "falls to 0.",
         1.5e-2,
         POSITIVE,
-    )
-    dtype: str = setting(
-        "Float type to compute in, where the device is fast at it. What is learned is float32.",
-        "float32",
-        Rule.one_of(*COMPUTE_DTYPES),
     )
 
     def __post_init__(self) -> None:

@@ -10,8 +10,10 @@ from ...errors import TrainingError
 from ...layers.ternary.groups import Scales, TernaryScheme
 from ...ops.hadamard import MAX_BLOCK
 from ..corpus.mixture import Stage as Mixture
+from ..precision import COMPUTE_DTYPES
 from ..run_settings import (
     CorpusSettings,
+    PluginSettings,
     Rule,
     RunSettings,
     TeacherSettings,
@@ -54,7 +56,7 @@ def _layers(name: str, value: Any) -> tuple[int, ...]:
     return _several(name, value, {int: "whole numbers"})
 
 
-def texts_of(name: str, value: Any) -> tuple[str, ...]:
+def _texts(name: str, value: Any) -> tuple[str, ...]:
     return _several(name, value, {str: "texts"})
 
 
@@ -72,21 +74,35 @@ Kind = TypeVar("Kind", bound=RunSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilSettings(CorpusSettings, TeacherSettings):
+class DerivedModelSettings(PluginSettings):
+    """The settings of a run that makes a model of another one, which it learns from on texts."""
+
+    model: str = setting("Folder or Hub repository of the model to learn from.", holds="model")
+    output: str = setting(
+        "Folder of the run and of the model that it makes.", counts=False, holds="path"
+    )
+    data: tuple[str, ...] = setting(
+        "Texts or token files to learn from.", rule=_SOME, reader=_texts, holds="path"
+    )
+    valid: tuple[str, ...] = setting(
+        "Held-out texts or token files, of which the first one picks the best weights.",
+        (),
+        reader=_texts,
+        holds="path",
+    )
+    dtype: str = setting(
+        "Float type to compute in, where the device is fast at it. What is learned is float32.",
+        "float32",
+        Rule.one_of(*COMPUTE_DTYPES),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilSettings(CorpusSettings, TeacherSettings, DerivedModelSettings):
     """One run from a teacher to its student."""
 
     command: ClassVar[str] = "distil"
 
-    model: str = setting(
-        "Folder or Hub repository of the teacher, a transformer of the Llama family.",
-        has_flag=False,
-        holds="model",
-    )
-    output: str = setting(
-        "Folder of the run, for the stages, the student and the metrics.",
-        has_flag=False,
-        holds="path",
-    )
     init_from: str | None = setting(
         "Folder or Hub repository of a model of the same shape whose weights the student begins with, "
         "such as one of `mmfree calibrate`. Default: those of the teacher.",
@@ -100,7 +116,7 @@ class DistilSettings(CorpusSettings, TeacherSettings):
         reader=_mixers,
         has_flag=False,
     )
-    ternary: bool = setting("Whether the student's linears are ternary.", False, has_flag=False)
+    ternary: bool = setting("Make the student's linears ternary.", False)
     scales: str = setting(
         "What shares a scale in ternary linears: group (64 inputs), row or tensor, with float "
         "activations and nothing added to the model, where all layers keep their attention; bitnet has "
@@ -142,20 +158,6 @@ class DistilSettings(CorpusSettings, TeacherSettings):
     )
     random_mixers: bool = setting(
         "New mixers begin with random weights alone, not as the attention where they can.", False
-    )
-    data: tuple[str, ...] = setting(
-        "Texts or token files to learn from.",
-        rule=_SOME,
-        reader=texts_of,
-        has_flag=False,
-        holds="path",
-    )
-    valid: tuple[str, ...] = setting(
-        "Held-out texts or token files. The first one picks the best weights of each stage.",
-        (),
-        reader=texts_of,
-        has_flag=False,
-        holds="path",
     )
     mixers_steps: int = setting(
         "Steps of the first stage, in which each new mixer learns to give what attention gives, "
